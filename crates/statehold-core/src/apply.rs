@@ -1,0 +1,340 @@
+//! Folding records into state. Total: what was decided always applies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::hold::{Decision, Hold, HoldKind, HoldStatus, Vote};
+use crate::ids::{HoldId, ItemId, RequestId, TaskId};
+use crate::item::{CallMark, Item};
+use crate::principal::Principal;
+use crate::record::{Event, Record};
+use crate::request::{CallState, Lease, LiveRequest, OpenCall, RequestStatus};
+use crate::session::SessionState;
+use crate::task::{ParentLink, Task, TaskStatus};
+
+/// Folds one record into the state.
+pub fn apply(state: &mut SessionState, record: &Record) {
+    let content = &record.content;
+    for event in &content.events {
+        apply_event(state, event, content.seq, content.principal);
+    }
+    state.session = content.session;
+    state.revision = content.seq;
+    state.last_at = content.at;
+    state.head = record.hash;
+}
+
+/// Folds one event of record `seq`, sent by `principal`.
+#[expect(clippy::too_many_lines, reason = "one arm per event, nothing else")]
+pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, principal: Principal) {
+    match event {
+        Event::SessionCreated { owner, .. } => state.owner = Some(owner.clone()),
+        Event::SessionClosed => state.closed = true,
+        Event::SessionForked { session, .. } => {
+            state.session = *session;
+            state.closed = false;
+        }
+        Event::TaskOpened {
+            task,
+            number,
+            agent,
+            parent,
+            close_on,
+        } => {
+            state.tasks_opened = *number;
+            let opened = Task {
+                id: *task,
+                number: *number,
+                agent: agent.clone(),
+                parent: *parent,
+                status: TaskStatus::Idle,
+                live: None,
+                last_outcome: None,
+                close_on: *close_on,
+                opened_at: seq,
+            };
+            Arc::make_mut(&mut state.tasks).insert(*task, opened);
+        }
+        Event::TaskStatusChanged { task, status } => {
+            if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(task) {
+                task.status = *status;
+            }
+        }
+        Event::TaskClosed { task, .. } => {
+            Arc::make_mut(&mut state.tasks).remove(task);
+        }
+        Event::TaskRenamed { from, to } => rename_task(state, *from, *to),
+        Event::RequestStarted {
+            request,
+            number,
+            task,
+            parent,
+        } => {
+            start_request(state, *request, *number, *task, *parent);
+        }
+        Event::RequestLeased {
+            request,
+            fence,
+            worker,
+            ttl_ms,
+            until,
+        } => {
+            with_request(state, *request, |live| {
+                live.fence = *fence;
+                live.status = RequestStatus::Running;
+                live.last_worker = Some(*worker);
+                live.lease = Some(Lease {
+                    worker: *worker,
+                    ttl_ms: *ttl_ms,
+                    until: *until,
+                });
+                start_released(live);
+            });
+        }
+        Event::LeaseLapsed { request } => {
+            with_request(state, *request, |live| {
+                set_status(live, RequestStatus::Queued);
+            });
+        }
+        Event::RequestStatusChanged { request, status } => {
+            with_request(state, *request, |live| set_status(live, *status));
+        }
+        Event::RequestEnded {
+            request, outcome, ..
+        } => {
+            let Some(ended) = Arc::make_mut(&mut state.requests).remove(request) else {
+                return;
+            };
+            if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(&ended.task) {
+                task.live = None;
+                task.last_outcome = Some(*outcome);
+            }
+            if let Some(parent) = ended.parent {
+                with_request(state, parent, |live| {
+                    live.children.remove(request);
+                });
+            }
+        }
+        Event::ItemsAppended { request, items, .. } => {
+            state.items_appended = items.last().map_or(state.items_appended, |item| item.seq);
+            with_request(state, *request, |live| {
+                for item in items {
+                    note_call(live, item);
+                }
+            });
+        }
+        Event::HoldOpened { .. } => open_hold(state, event),
+        Event::VoteRecorded {
+            hold,
+            key,
+            fingerprint,
+        } => {
+            let vote = Vote {
+                key: *key,
+                fingerprint: *fingerprint,
+                revision: seq,
+            };
+            if let Some(hold) = Arc::make_mut(&mut state.holds).get_mut(hold) {
+                hold.votes.insert(principal, vote);
+            }
+        }
+        Event::HoldDecided {
+            hold,
+            request,
+            decision,
+            to_worker,
+        } => {
+            close_hold(state, *hold, *request, decision, *to_worker);
+        }
+        Event::StatePut { key, .. } | Event::StateRestored { key, .. } => {
+            Arc::make_mut(&mut state.keys).insert(key.clone(), seq);
+        }
+        Event::StateDeleted { key, .. } => {
+            Arc::make_mut(&mut state.keys).remove(key);
+        }
+        // These say what the store keeps; no later decision of this session depends on them.
+        Event::Rewound { .. } | Event::SharedStatePut { .. } | Event::TaskStatePut { .. } => {}
+    }
+}
+
+fn with_request(state: &mut SessionState, id: RequestId, change: impl FnOnce(&mut LiveRequest)) {
+    if let Some(live) = Arc::make_mut(&mut state.requests).get_mut(&id) {
+        change(live);
+    }
+}
+
+/// A request that waits for a worker has no lease; one that runs on has started what was released.
+fn set_status(live: &mut LiveRequest, status: RequestStatus) {
+    live.status = status;
+    match status {
+        RequestStatus::Queued => live.lease = None,
+        RequestStatus::Running => start_released(live),
+        RequestStatus::Held | RequestStatus::Waiting => {}
+    }
+}
+
+fn start_released(live: &mut LiveRequest) {
+    for call in live.calls.values_mut() {
+        if matches!(call.state, CallState::Released | CallState::Started { .. }) {
+            call.state = CallState::Started { fence: live.fence };
+        }
+    }
+}
+
+fn start_request(
+    state: &mut SessionState,
+    request: RequestId,
+    number: u64,
+    task: TaskId,
+    parent: Option<RequestId>,
+) {
+    state.requests_started = number;
+    let mut depth = 0;
+    if let Some(parent) = parent {
+        with_request(state, parent, |live| {
+            live.children.insert(request);
+            depth = live.depth + 1;
+        });
+    }
+    let started = LiveRequest {
+        id: request,
+        number,
+        task,
+        parent,
+        depth,
+        status: RequestStatus::Queued,
+        fence: 0,
+        lease: None,
+        last_worker: None,
+        children: BTreeSet::new(),
+        holds: BTreeSet::new(),
+        holds_opened: 0,
+        calls: BTreeMap::new(),
+    };
+    Arc::make_mut(&mut state.requests).insert(request, started);
+    if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(&task) {
+        task.live = Some(request);
+    }
+}
+
+fn note_call(live: &mut LiveRequest, item: &Item) {
+    match item.call {
+        Some(CallMark::Call { idempotent, gated }) => {
+            let state = if gated {
+                CallState::Proposed
+            } else {
+                CallState::Started { fence: live.fence }
+            };
+            live.calls.insert(
+                item.id,
+                OpenCall {
+                    idempotent,
+                    gated,
+                    state,
+                    digest: None,
+                },
+            );
+        }
+        Some(CallMark::Result { call, .. }) => {
+            live.calls.remove::<ItemId>(&call);
+        }
+        None => {}
+    }
+}
+
+fn open_hold(state: &mut SessionState, event: &Event) {
+    let Event::HoldOpened {
+        hold,
+        number,
+        request,
+        kind,
+        opened_by,
+        body,
+        call,
+        digest,
+        allowed,
+        need,
+        decide_by,
+        deadline,
+        on_expiry,
+    } = event
+    else {
+        return;
+    };
+    let Some(task) = state.requests.get(request).map(|live| live.task) else {
+        return;
+    };
+    with_request(state, *request, |live| {
+        live.holds.insert(*hold);
+        live.holds_opened = *number;
+        if *kind == HoldKind::Reconcile
+            && let Some(call) = call.and_then(|call| live.calls.get_mut(&call))
+        {
+            call.state = CallState::Unknown { hold: *hold };
+        }
+    });
+    let opened = Hold {
+        id: *hold,
+        number: *number,
+        request: *request,
+        task,
+        kind: *kind,
+        body: *body,
+        call: *call,
+        digest: *digest,
+        allowed: allowed.iter().copied().collect(),
+        need: *need,
+        decide_by: decide_by.clone(),
+        opened_by: *opened_by,
+        deadline: *deadline,
+        on_expiry: *on_expiry,
+        votes: BTreeMap::new(),
+    };
+    Arc::make_mut(&mut state.holds).insert(*hold, opened);
+}
+
+fn close_hold(
+    state: &mut SessionState,
+    hold: HoldId,
+    request: RequestId,
+    decision: &Decision,
+    to_worker: bool,
+) {
+    let Some(decided) = Arc::make_mut(&mut state.holds).remove(&hold) else {
+        return;
+    };
+    with_request(state, request, |live| {
+        live.holds.remove(&hold);
+        let fence = live.fence;
+        let Some(call) = decided.call.and_then(|call| live.calls.get_mut(&call)) else {
+            return;
+        };
+        call.state = match decision.status {
+            HoldStatus::Approved | HoldStatus::Edited if to_worker => CallState::Started { fence },
+            HoldStatus::Approved | HoldStatus::Edited => CallState::Released,
+            HoldStatus::Answered if decided.kind == HoldKind::Reconcile => CallState::Confirmed,
+            HoldStatus::Answered => CallState::Answered,
+            HoldStatus::Rejected
+            | HoldStatus::Expired
+            | HoldStatus::Cancelled
+            | HoldStatus::Open => CallState::Refused,
+        };
+        call.digest = decision.released.or(call.digest);
+    });
+}
+
+fn rename_task(state: &mut SessionState, from: TaskId, to: TaskId) {
+    let tasks = Arc::make_mut(&mut state.tasks);
+    let Some(mut task) = tasks.remove(&from) else {
+        return;
+    };
+    task.id = to;
+    tasks.insert(to, task);
+    for task in tasks.values_mut() {
+        if let Some(ParentLink { task: parent, .. }) = &mut task.parent
+            && *parent == from
+        {
+            *parent = to;
+        }
+    }
+}

@@ -1,0 +1,551 @@
+//! Commands, what surrounds them, and the answers they get.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::digest::{BodyRef, Digest};
+use crate::hold::{Decision, DecisionKind, Hold, NewDecision, NewHold};
+use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
+use crate::item::{Attachment, NewItem};
+use crate::name::Name;
+use crate::principal::Actor;
+use crate::record::{CommandName, Record};
+use crate::request::{RequestOutcome, RequestStatus};
+use crate::scope::{MergePolicy, StateKey};
+use crate::session::Owner;
+use crate::task::CloseOn;
+use crate::time::Timestamp;
+
+/// What somebody wants to happen to one session.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// Begin a session.
+    CreateSession {
+        /// Whose it is.
+        owner: Owner,
+        /// The name the client gives it.
+        name: Option<BodyRef>,
+        /// The labels the client gives it.
+        labels: Option<BodyRef>,
+        /// Its first state.
+        state: StatePatch,
+    },
+    /// Take no more commands.
+    CloseSession {
+        /// Stop what still runs; otherwise live requests are a reason to refuse.
+        cancel_live: bool,
+    },
+    /// Invoke an agent. One call may carry a whole turn.
+    StartRequest(StartRequest),
+    /// Take a request that waits for a worker.
+    ClaimRequest {
+        /// The request.
+        request: RequestId,
+        /// How long the lease lasts without renewal.
+        ttl_ms: u64,
+    },
+    /// Give up on a worker whose lease ran out.
+    LapseLease {
+        /// The request.
+        request: RequestId,
+    },
+    /// Add to a task's history.
+    AppendItems {
+        /// The request that writes.
+        by: Fenced,
+        /// The items.
+        items: Vec<NewItem>,
+        /// Scoped state to write along.
+        state: StatePatch,
+        /// The agent's private state.
+        task_state: Option<BodyRef>,
+    },
+    /// Ask a person.
+    OpenHold {
+        /// The request that waits.
+        by: Fenced,
+        /// What is asked.
+        hold: NewHold,
+        /// Items to write along.
+        items: Vec<NewItem>,
+    },
+    /// Answer a hold.
+    DecideHold {
+        /// The hold.
+        hold: HoldId,
+        /// The decision.
+        decision: NewDecision,
+    },
+    /// Settle a hold whose deadline has passed.
+    ExpireHold {
+        /// The hold.
+        hold: HoldId,
+    },
+    /// End a request with its answer.
+    CompleteRequest {
+        /// The request.
+        by: Fenced,
+        /// The answer.
+        output: Output,
+        /// Items to write before it.
+        items: Vec<NewItem>,
+        /// Scoped state to write along.
+        state: StatePatch,
+        /// The agent's private state.
+        task_state: Option<BodyRef>,
+        /// Close the task too.
+        close_task: bool,
+        /// Stop child requests that still run; otherwise they are a reason to refuse.
+        cancel_children: bool,
+    },
+    /// End a request with an error.
+    FailRequest {
+        /// The request.
+        by: Fenced,
+        /// What went wrong.
+        error: BodyRef,
+        /// Stop child requests that still run; otherwise they are a reason to refuse.
+        cancel_children: bool,
+    },
+    /// Stop a request and everything it waits for. Its task stays open.
+    CancelRequest {
+        /// The request.
+        request: RequestId,
+    },
+    /// End a task that has nothing to do.
+    CloseTask {
+        /// The task.
+        task: TaskId,
+    },
+    /// Stop a task for good, with everything below it.
+    CancelTask {
+        /// The task.
+        task: TaskId,
+    },
+    /// Write scoped state.
+    PutState {
+        /// What to write.
+        patch: StatePatch,
+        /// The request that writes, if one does.
+        by: Option<Fenced>,
+    },
+    /// Begin a session as a copy of this one, decided on the state it had at that revision.
+    Fork {
+        /// The new session.
+        session: SessionId,
+    },
+    /// Go back to an earlier revision, by appending.
+    Rewind {
+        /// The revision.
+        to: u64,
+    },
+}
+
+/// A new invocation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StartRequest {
+    /// The agent. Must be the task's, if a task is named.
+    pub agent: Name,
+    /// The task to go on with. None takes the agent's idle task here, or opens one.
+    pub task: Option<TaskId>,
+    /// The request that asks, if an agent asks.
+    pub parent: Option<Fenced>,
+    /// What is asked.
+    pub input: BodyRef,
+    /// Files that go with it.
+    pub attachments: Vec<Attachment>,
+    /// When a newly opened task closes by itself.
+    pub close_on: CloseOn,
+    /// Claim it in the same breath, for so many milliseconds.
+    pub lease_ttl_ms: Option<u64>,
+    /// With a lease: items to write at once.
+    pub items: Vec<NewItem>,
+    /// With a lease: scoped state to write at once.
+    pub state: StatePatch,
+    /// With a lease: the answer, which makes this a whole turn.
+    pub output: Option<Output>,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Output {
+    /// What is answered.
+    pub body: BodyRef,
+    /// Files that go with it.
+    pub attachments: Vec<Attachment>,
+}
+
+/// A worker's proof that it may write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fenced {
+    /// The request.
+    pub request: RequestId,
+    /// The fence its lease was given under.
+    pub fence: u64,
+}
+
+/// Writes of scoped state.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct StatePatch {
+    /// Keys to write.
+    pub set: Vec<StateSet>,
+    /// Keys to remove.
+    pub delete: Vec<StateKey>,
+    /// Versions that must be met; 0 means the key must not exist.
+    pub if_versions: BTreeMap<StateKey, u64>,
+}
+
+/// One key to write.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StateSet {
+    /// The key.
+    pub key: StateKey,
+    /// The value.
+    pub value: BodyRef,
+    /// How it meets a value that is there; for `app:` and `user:` keys only.
+    pub merge: MergePolicy,
+}
+
+impl StatePatch {
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.set.is_empty() && self.delete.is_empty()
+    }
+}
+
+/// Everything a decision needs besides the state and the command.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// The wall clock.
+    pub now: Timestamp,
+    /// Who sends the command.
+    pub actor: Actor,
+    /// Makes the ids of this command unlike those of any other of this millisecond.
+    pub entropy: u64,
+    /// How far heartbeats extended leases. In memory only.
+    pub leases: BTreeMap<RequestId, Timestamp>,
+    /// The idempotency key of the call.
+    pub key: Option<CommandKey>,
+    /// What the store knows about that key.
+    pub known_key: Option<KnownKey>,
+    /// Finished things that the command names.
+    pub cold: Cold,
+}
+
+/// An idempotency key with what it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CommandKey {
+    /// Digest of tenant, principal and key.
+    pub key: Digest,
+    /// Digest of the call it came with.
+    pub fingerprint: Digest,
+}
+
+/// A call that was done before under the same key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KnownKey {
+    /// Digest of that call.
+    pub fingerprint: Digest,
+    /// The revision it committed.
+    pub revision: u64,
+}
+
+/// Finished things, loaded because the command names them.
+#[derive(Debug, Clone, Default)]
+pub struct Cold {
+    /// The hold it decides, if that is decided.
+    pub hold: Option<DecidedHold>,
+    /// The request it names, if that has ended.
+    pub request: Option<(RequestId, RequestOutcome)>,
+    /// The task it names, if that is final.
+    pub task: Option<TaskId>,
+    /// The past it goes back to.
+    pub past: Option<Past>,
+}
+
+/// A hold with its one decision.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DecidedHold {
+    /// The hold as it was, with its votes.
+    pub hold: Hold,
+    /// The decision that stands.
+    pub decision: Decision,
+    /// The revision that committed it.
+    pub revision: u64,
+}
+
+/// What a rewind needs to know about the revision it goes back to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Past {
+    /// The last item at that revision.
+    pub items_appended: u64,
+    /// The session keys at that revision, with the revision that wrote each value.
+    pub keys: BTreeMap<StateKey, u64>,
+}
+
+/// What becomes of a command that is not refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Commit this record.
+    Commit(Record),
+    /// Commit this record, then refuse: a deadline passed, and that comes first.
+    CommitThenRefuse(Record, Rejection),
+    /// It was done before, by the record of this revision; give the same answer.
+    AlreadyDone {
+        /// That revision.
+        revision: u64,
+    },
+}
+
+impl Outcome {
+    /// The record to commit, if there is one.
+    pub fn record(&self) -> Option<&Record> {
+        match self {
+            Self::Commit(record) | Self::CommitThenRefuse(record, _) => Some(record),
+            Self::AlreadyDone { .. } => None,
+        }
+    }
+}
+
+/// Why a command is not allowed now. Changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Rejection {
+    /// There is no such thing, or it belongs to somebody else.
+    #[error("there is no such object")]
+    NotFound,
+    /// The session exists already.
+    #[error("the session exists already")]
+    SessionExists,
+    /// The session takes no more commands.
+    #[error("the session is closed; start a new one, or fork it")]
+    SessionClosed,
+    /// The session still has live requests.
+    #[error("{live} requests are live; cancel them first, or close with `cancel_live`")]
+    RequestsLive {
+        /// How many.
+        live: usize,
+    },
+    /// The task has ended for good.
+    #[error("task {task} is final; leave out `task_id` to open a new one")]
+    TaskFinal {
+        /// The task.
+        task: TaskId,
+    },
+    /// The task has a live request.
+    #[error("task {task} is busy with {request}; wait for it, or leave out `task_id`")]
+    TaskBusy {
+        /// The task.
+        task: TaskId,
+        /// Its live request.
+        request: RequestId,
+    },
+    /// The task hangs elsewhere in the tree, or belongs to another agent.
+    #[error("task {task} does not belong to this agent under this parent")]
+    TaskElsewhere {
+        /// The task.
+        task: TaskId,
+    },
+    /// The request has ended.
+    #[error("request {request} has already {outcome:?}")]
+    RequestEnded {
+        /// The request.
+        request: RequestId,
+        /// How it ended.
+        outcome: RequestOutcome,
+    },
+    /// The request cannot be claimed now.
+    #[error("request {request} is {status:?} and cannot be claimed now")]
+    NotClaimable {
+        /// The request.
+        request: RequestId,
+        /// Its status.
+        status: RequestStatus,
+    },
+    /// The lease has not run out.
+    #[error("the lease of request {request} is live")]
+    LeaseLive {
+        /// The request.
+        request: RequestId,
+    },
+    /// Nobody holds the request.
+    #[error("request {request} waits for a worker; claim it first")]
+    NotLeased {
+        /// The request.
+        request: RequestId,
+    },
+    /// Somebody else holds the request now.
+    #[error("fence {shown} is stale, the current one is {current}; claim the request again")]
+    StaleFence {
+        /// The fence that was shown.
+        shown: u64,
+        /// The fence that counts.
+        current: u64,
+    },
+    /// The lease belongs to another principal.
+    #[error("the lease belongs to another principal")]
+    NotLeaseHolder,
+    /// Only the holder of a lease may do this.
+    #[error("items, state and output need a lease; add `lease`")]
+    LeaseNeeded,
+    /// Child requests are live.
+    #[error("{live} child requests are live; wait for them, or pass `cancel_children`")]
+    ChildrenLive {
+        /// How many.
+        live: usize,
+    },
+    /// Holds are open.
+    #[error("{open} holds are open; they must be decided first")]
+    HoldsOpen {
+        /// How many.
+        open: usize,
+    },
+    /// The hold id is taken.
+    #[error("hold {hold} exists already")]
+    HoldExists {
+        /// The hold.
+        hold: HoldId,
+    },
+    /// The hold has its decision.
+    #[error("hold {hold} was already decided: {:?}", decision.status)]
+    HoldDecided {
+        /// The hold.
+        hold: HoldId,
+        /// The decision that stands.
+        decision: Box<Decision>,
+    },
+    /// Nobody decided the hold in time.
+    #[error("hold {hold} has expired")]
+    HoldExpired {
+        /// The hold.
+        hold: HoldId,
+    },
+    /// The deadline is still to come, or there is none.
+    #[error("hold {hold} has not expired")]
+    NotExpired {
+        /// The hold.
+        hold: HoldId,
+    },
+    /// This actor may not decide this hold.
+    #[error("you may not decide this hold; its policy asks for somebody else")]
+    MayNotDecide,
+    /// This person has approved before.
+    #[error("you have already approved this hold; it waits for others")]
+    AlreadyVoted,
+    /// The hold does not offer this decision.
+    #[error("`{decision:?}` is not offered; choose one of {allowed:?}")]
+    DecisionNotOffered {
+        /// What was decided.
+        decision: DecisionKind,
+        /// What may be decided.
+        allowed: BTreeSet<DecisionKind>,
+    },
+    /// The decision was made on another action.
+    #[error("the digest is not that of the stored action; look again before you decide")]
+    DigestMismatch {
+        /// The digest of the stored action.
+        expected: Digest,
+    },
+    /// An answer or an edit without content.
+    #[error("`respond` needs the answer and `edit` needs the edited arguments")]
+    AnswerMissing,
+    /// An edit needs the digest of what it changes to.
+    #[error("an edit needs the edited action, and a hold that one person decides")]
+    EditImpossible,
+    /// A hold is malformed.
+    #[error("{0}")]
+    HoldMalformed(&'static str),
+    /// An item is malformed.
+    #[error("{0}")]
+    ItemMalformed(&'static str),
+    /// There is no such open tool call.
+    #[error("there is no open tool call {call:?} in this request")]
+    CallUnknown {
+        /// The call, if it was named by id.
+        call: Option<ItemId>,
+    },
+    /// The action was not approved.
+    #[error("tool call {call} was not approved, so it cannot have this result")]
+    CallNotReleased {
+        /// The call.
+        call: ItemId,
+    },
+    /// Another version is there.
+    #[error("`{key}` is at version {found}, not {expected}")]
+    VersionConflict {
+        /// The key.
+        key: StateKey,
+        /// The version that was expected.
+        expected: u64,
+        /// The version that is there.
+        found: u64,
+    },
+    /// `temp:` values are never written.
+    #[error("`{key}` lives in memory only and cannot be part of a record")]
+    TempKey {
+        /// The key.
+        key: StateKey,
+    },
+    /// The version of a shared key is compared only when the key is written.
+    #[error(
+        "`{key}` has an expected version but is not written; shared keys are compared on write"
+    )]
+    VersionWithoutWrite {
+        /// The key.
+        key: StateKey,
+    },
+    /// A key stands twice in one patch.
+    #[error("`{key}` stands twice in one patch")]
+    DuplicateKey {
+        /// The key.
+        key: StateKey,
+    },
+    /// Session keys have no merge policies: their writer knows the value it replaces.
+    #[error("`{key}` is a session key; merge policies are for `app:` and `user:` keys")]
+    MergeOfSessionKey {
+        /// The key.
+        key: StateKey,
+    },
+    /// The revision is not in the past.
+    #[error("revision {to} is not in the past of revision {current}")]
+    NotInThePast {
+        /// The revision that was named.
+        to: u64,
+        /// The current one.
+        current: u64,
+    },
+    /// The key came with another call.
+    #[error("this idempotency key was used for another call; use a new one")]
+    KeyReused,
+    /// A limit is reached.
+    #[error("limit reached: {limit} is at most {max}")]
+    Limit {
+        /// What is limited.
+        limit: &'static str,
+        /// The most there may be.
+        max: u64,
+    },
+}
+
+impl Command {
+    /// The name that records carry.
+    pub fn name(&self) -> CommandName {
+        match self {
+            Self::CreateSession { .. } => CommandName::CreateSession,
+            Self::CloseSession { .. } => CommandName::CloseSession,
+            Self::StartRequest(_) => CommandName::StartRequest,
+            Self::ClaimRequest { .. } => CommandName::ClaimRequest,
+            Self::LapseLease { .. } => CommandName::LapseLease,
+            Self::AppendItems { .. } => CommandName::AppendItems,
+            Self::OpenHold { .. } => CommandName::OpenHold,
+            Self::DecideHold { .. } => CommandName::DecideHold,
+            Self::ExpireHold { .. } => CommandName::ExpireHold,
+            Self::CompleteRequest { .. } => CommandName::CompleteRequest,
+            Self::FailRequest { .. } => CommandName::FailRequest,
+            Self::CancelRequest { .. } => CommandName::CancelRequest,
+            Self::CloseTask { .. } => CommandName::CloseTask,
+            Self::CancelTask { .. } => CommandName::CancelTask,
+            Self::PutState { .. } => CommandName::PutState,
+            Self::Fork { .. } => CommandName::Fork,
+            Self::Rewind { .. } => CommandName::Rewind,
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The one pure decision function.
+//!
+//! A command comes in with the state of its session and everything else it needs; out comes the one
+//! record that it commits, the whole cascade included, or the reason why not. No clock, no
+//! randomness, no I/O: the server, the model checker, the property tests and recovery all call this.
+
+mod draft;
+mod history;
+mod hold;
+mod request;
+mod session;
+mod state;
+mod task;
+
+use crate::apply::apply;
+use crate::command::{Command, Context, Outcome, Rejection};
+use crate::mutant::{self, Mutant};
+use crate::session::SessionState;
+use draft::Draft;
+
+/// Decides what a command does to a session.
+///
+/// # Errors
+///
+/// A [`Rejection`] says why the command is not allowed now. It changes nothing.
+pub fn decide(
+    state: &SessionState,
+    command: &Command,
+    ctx: &Context,
+) -> Result<Outcome, Rejection> {
+    let is_new = state.owner.is_none() && matches!(command, Command::CreateSession { .. });
+    if !is_new {
+        require_reachable(state, ctx)?;
+        if let Some(done) = replay(ctx)? {
+            return Ok(done);
+        }
+        // A closed session still answers for what was decided in it, and may be copied.
+        let may_be_closed = matches!(
+            command,
+            Command::CreateSession { .. } | Command::DecideHold { .. } | Command::Fork { .. }
+        );
+        if state.closed && !may_be_closed {
+            return Err(Rejection::SessionClosed);
+        }
+    }
+    let mut draft = Draft::new(state, ctx);
+    match command {
+        Command::CreateSession {
+            owner,
+            name,
+            labels,
+            state,
+        } => {
+            session::create(&mut draft, owner, *name, *labels, state)?;
+        }
+        Command::CloseSession { cancel_live } => session::close(&mut draft, *cancel_live)?,
+        Command::StartRequest(start) => request::start(&mut draft, start)?,
+        Command::ClaimRequest { request, ttl_ms } => {
+            request::claim(&mut draft, *request, *ttl_ms)?;
+        }
+        Command::LapseLease { request } => request::lapse(&mut draft, *request)?,
+        Command::AppendItems {
+            by,
+            items,
+            state,
+            task_state,
+        } => {
+            request::append(&mut draft, *by, items, state, *task_state)?;
+        }
+        Command::OpenHold { by, hold, items } => hold::open(&mut draft, *by, hold, items)?,
+        Command::DecideHold { hold, decision } => {
+            if let Some(done) = hold::already_decided(&draft, *hold, decision)? {
+                return Ok(done);
+            }
+            if let Err(late) = hold::decide(&mut draft, *hold, decision)? {
+                return Ok(Outcome::CommitThenRefuse(
+                    draft.finish(command.name())?,
+                    late,
+                ));
+            }
+        }
+        Command::ExpireHold { hold } => hold::expire(&mut draft, *hold)?,
+        Command::CompleteRequest {
+            by,
+            output,
+            items,
+            state,
+            task_state,
+            close_task,
+            cancel_children,
+        } => {
+            request::complete(
+                &mut draft,
+                *by,
+                &request::Completion {
+                    output,
+                    items,
+                    state,
+                    task_state: *task_state,
+                },
+                *close_task,
+                *cancel_children,
+            )?;
+        }
+        Command::FailRequest {
+            by,
+            error,
+            cancel_children,
+        } => {
+            request::fail(&mut draft, *by, *error, *cancel_children)?;
+        }
+        Command::CancelRequest { request } => request::cancel(&mut draft, *request)?,
+        Command::CloseTask { task } => task::close(&mut draft, *task)?,
+        Command::CancelTask { task } => task::cancel(&mut draft, *task)?,
+        Command::PutState { patch, by } => state::put(&mut draft, patch, *by)?,
+        Command::Fork { session } => session::fork(&mut draft, *session)?,
+        Command::Rewind { to } => session::rewind(&mut draft, *to)?,
+    }
+    Ok(Outcome::Commit(draft.finish(command.name())?))
+}
+
+/// Decides and folds: what every driver of the core does with a command.
+///
+/// # Errors
+///
+/// As [`decide`]; the state is unchanged then.
+pub fn step(
+    state: &mut SessionState,
+    command: &Command,
+    ctx: &Context,
+) -> Result<Outcome, Rejection> {
+    let outcome = decide(state, command, ctx);
+    match &outcome {
+        Ok(outcome) => {
+            if let Some(record) = outcome.record() {
+                apply(state, record);
+            }
+        }
+        Err(_) if mutant::is_on(Mutant::DirtyRefusal) => state.items_appended += 1,
+        Err(_) => {}
+    }
+    outcome
+}
+
+/// A call that was done before under the same key gets the same answer.
+fn replay(ctx: &Context) -> Result<Option<Outcome>, Rejection> {
+    let (Some(key), Some(known)) = (ctx.key, ctx.known_key) else {
+        return Ok(None);
+    };
+    if mutant::is_on(Mutant::IgnoreKey) {
+        return Ok(None);
+    }
+    if key.fingerprint != known.fingerprint {
+        return Err(Rejection::KeyReused);
+    }
+    Ok(Some(Outcome::AlreadyDone {
+        revision: known.revision,
+    }))
+}
+
+/// Sessions that do not exist and sessions of another tenant answer alike.
+fn require_reachable(state: &SessionState, ctx: &Context) -> Result<(), Rejection> {
+    match &state.owner {
+        Some(owner) if owner.tenant == ctx.actor.tenant => Ok(()),
+        Some(_) if mutant::is_on(Mutant::SkipTenant) => Ok(()),
+        Some(_) | None => Err(Rejection::NotFound),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,298 @@
+//! Starting, claiming, feeding and ending requests.
+
+use super::draft::{Draft, require_limit};
+use super::history::Batch;
+use super::{hold, state};
+use crate::command::{Fenced, Output, Rejection, StartRequest, StatePatch};
+use crate::digest::BodyRef;
+use crate::ids::{RequestId, TaskId};
+use crate::item::{NewItem, Role};
+use crate::limits;
+use crate::mutant::{self, Mutant};
+use crate::record::Event;
+use crate::request::{RequestOutcome, RequestStatus};
+use crate::task::{ParentLink, TaskStatus};
+
+pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), Rejection> {
+    let has_extras = !start.items.is_empty() || !start.state.is_empty() || start.output.is_some();
+    if has_extras && start.lease_ttl_ms.is_none() && !mutant::is_on(Mutant::AnyoneAppends) {
+        return Err(Rejection::LeaseNeeded);
+    }
+    let parent = match start.parent {
+        Some(by) => Some(require_parent(draft, by)?),
+        None => None,
+    };
+    let task = pick_task(draft, start, parent)?;
+    let request = RequestId::from_uuid(draft.fresh_uuid());
+    let number = draft.state.requests_started + 1;
+    let parent = parent.map(|link| link.request);
+    draft.emit(Event::RequestStarted {
+        request,
+        number,
+        task,
+        parent,
+    });
+    draft.unsettle(request);
+    if let Some(parent) = parent {
+        draft.unsettle(parent);
+    }
+    if let Some(ttl_ms) = start.lease_ttl_ms {
+        lease(draft, request, ttl_ms)?;
+    }
+    let mut batch = Batch::new(draft, request)?;
+    batch.push_message(draft, Role::User, start.input, &start.attachments)?;
+    batch.push_all(draft, &start.items)?;
+    if let Some(output) = &start.output {
+        batch.push_output(draft, output)?;
+    }
+    batch.write(draft);
+    state::write(draft, &start.state, Some(request))?;
+    if start.output.is_some() {
+        draft.end_request(request, RequestOutcome::Completed, None);
+    }
+    Ok(())
+}
+
+/// An agent may ask another only under its own lease, and not too deep or too often.
+fn require_parent(draft: &Draft<'_>, by: Fenced) -> Result<ParentLink, Rejection> {
+    let live = draft.require_fence(by)?;
+    require_limit(
+        "live child requests",
+        live.children.len() + 1,
+        limits::LIVE_CHILDREN_MAX,
+    )?;
+    require_limit(
+        "depth of calls",
+        usize::from(live.depth) + 1,
+        usize::from(limits::DEPTH_MAX),
+    )?;
+    Ok(ParentLink {
+        task: live.task,
+        request: live.id,
+    })
+}
+
+/// The task to go on with: the one that is named, the agent's idle one here, or a new one.
+fn pick_task(
+    draft: &mut Draft<'_>,
+    start: &StartRequest,
+    parent: Option<ParentLink>,
+) -> Result<TaskId, Rejection> {
+    let above = parent.map(|link| link.task);
+    if let Some(id) = start.task {
+        if mutant::is_on(Mutant::ReviveFinal) && draft.ctx.cold.task == Some(id) {
+            return Ok(id);
+        }
+        let task = draft.open_task(id)?;
+        let is_here = task.parent.map(|link| link.task) == above;
+        if !is_here && !mutant::is_on(Mutant::ForeignParent) || task.agent != start.agent {
+            return Err(Rejection::TaskElsewhere { task: id });
+        }
+        return match task.live {
+            Some(request) => Err(Rejection::TaskBusy { task: id, request }),
+            None => Ok(id),
+        };
+    }
+    let idle = draft
+        .state
+        .tasks
+        .values()
+        .filter(|task| task.agent == start.agent && task.live.is_none())
+        .filter(|task| task.parent.map(|link| link.task) == above)
+        .min_by_key(|task| task.number);
+    if let Some(task) = idle {
+        return Ok(task.id);
+    }
+    require_limit(
+        "open tasks",
+        draft.state.tasks.len() + 1,
+        limits::OPEN_TASKS_MAX,
+    )?;
+    let task = TaskId::from_uuid(draft.fresh_uuid());
+    let number = draft.state.tasks_opened + 1;
+    let (agent, close_on) = (start.agent.clone(), start.close_on);
+    draft.emit(Event::TaskOpened {
+        task,
+        number,
+        agent,
+        parent,
+        close_on,
+    });
+    Ok(task)
+}
+
+/// Takes a request. If the worker before was lost in the middle of something that cannot be repeated,
+/// people are asked first and nobody gets the request.
+pub(super) fn claim(
+    draft: &mut Draft<'_>,
+    request: RequestId,
+    ttl_ms: u64,
+) -> Result<(), Rejection> {
+    require_lease_time(ttl_ms)?;
+    let live = draft.live(request)?;
+    let status = live.status;
+    let is_free = match status {
+        RequestStatus::Queued => true,
+        RequestStatus::Running => !draft.has_live_lease(live),
+        RequestStatus::Held | RequestStatus::Waiting => false,
+    };
+    if !is_free {
+        return Err(Rejection::NotClaimable { request, status });
+    }
+    let uncertain: Vec<_> = live.uncertain_calls().collect();
+    let is_lost = status == RequestStatus::Running;
+    if uncertain.is_empty() {
+        return lease(draft, request, ttl_ms);
+    }
+    // The lost worker must not come back while people find out what it did.
+    if is_lost {
+        draft.emit(Event::LeaseLapsed { request });
+    }
+    for call in uncertain {
+        hold::open_reconcile(draft, request, call)?;
+    }
+    Ok(())
+}
+
+fn require_lease_time(ttl_ms: u64) -> Result<(), Rejection> {
+    if !limits::LEASE_MS.contains(&ttl_ms) {
+        return Err(Rejection::Limit {
+            limit: "lease milliseconds",
+            max: *limits::LEASE_MS.end(),
+        });
+    }
+    Ok(())
+}
+
+fn lease(draft: &mut Draft<'_>, request: RequestId, ttl_ms: u64) -> Result<(), Rejection> {
+    require_lease_time(ttl_ms)?;
+    let fence = draft.live(request)?.fence + 1;
+    let (worker, until) = (draft.ctx.actor.principal, draft.at.plus_ms(ttl_ms));
+    draft.emit(Event::RequestLeased {
+        request,
+        fence,
+        worker,
+        ttl_ms,
+        until,
+    });
+    draft.unsettle(request);
+    Ok(())
+}
+
+pub(super) fn lapse(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rejection> {
+    let live = draft.live(request)?;
+    match live.status {
+        RequestStatus::Running if !draft.has_live_lease(live) => {
+            draft.emit(Event::LeaseLapsed { request });
+            draft.unsettle(request);
+            Ok(())
+        }
+        RequestStatus::Running => Err(Rejection::LeaseLive { request }),
+        status @ (RequestStatus::Queued | RequestStatus::Held | RequestStatus::Waiting) => {
+            Err(Rejection::NotClaimable { request, status })
+        }
+    }
+}
+
+pub(super) fn append(
+    draft: &mut Draft<'_>,
+    by: Fenced,
+    items: &[NewItem],
+    patch: &StatePatch,
+    task_state: Option<BodyRef>,
+) -> Result<(), Rejection> {
+    draft.require_fence(by)?;
+    let mut batch = Batch::new(draft, by.request)?;
+    batch.push_all(draft, items)?;
+    batch.write(draft);
+    state::write(draft, patch, Some(by.request))?;
+    put_task_state(draft, by.request, task_state)
+}
+
+/// What comes with an answer.
+pub(super) struct Completion<'a> {
+    pub(super) output: &'a Output,
+    pub(super) items: &'a [NewItem],
+    pub(super) state: &'a StatePatch,
+    pub(super) task_state: Option<BodyRef>,
+}
+
+pub(super) fn complete(
+    draft: &mut Draft<'_>,
+    by: Fenced,
+    with: &Completion<'_>,
+    close_task: bool,
+    cancel_children: bool,
+) -> Result<(), Rejection> {
+    let task = require_finishable(draft, by, cancel_children)?;
+    let mut batch = Batch::new(draft, by.request)?;
+    batch.push_all(draft, with.items)?;
+    batch.push_output(draft, with.output)?;
+    batch.write(draft);
+    state::write(draft, with.state, Some(by.request))?;
+    put_task_state(draft, by.request, with.task_state)?;
+    draft.cancel_children(by.request);
+    draft.end_request(by.request, RequestOutcome::Completed, None);
+    if close_task && draft.state.tasks.contains_key(&task) {
+        draft.close_subtree(task, TaskStatus::Completed);
+    }
+    Ok(())
+}
+
+pub(super) fn fail(
+    draft: &mut Draft<'_>,
+    by: Fenced,
+    error: BodyRef,
+    cancel_children: bool,
+) -> Result<(), Rejection> {
+    require_finishable(draft, by, cancel_children)?;
+    draft.cancel_children(by.request);
+    draft.end_request(by.request, RequestOutcome::Failed, Some(error));
+    Ok(())
+}
+
+fn require_finishable(
+    draft: &Draft<'_>,
+    by: Fenced,
+    cancel_children: bool,
+) -> Result<TaskId, Rejection> {
+    let live = match draft.require_fence(by) {
+        Err(Rejection::NotLeased { .. }) if mutant::is_on(Mutant::CompleteUnclaimed) => {
+            draft.live(by.request)?
+        }
+        other => other?,
+    };
+    if !live.holds.is_empty() {
+        return Err(Rejection::HoldsOpen {
+            open: live.holds.len(),
+        });
+    }
+    if !live.children.is_empty() && !cancel_children {
+        return Err(Rejection::ChildrenLive {
+            live: live.children.len(),
+        });
+    }
+    Ok(live.task)
+}
+
+pub(super) fn cancel(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rejection> {
+    draft.live(request)?;
+    draft.cancel_request_tree(request);
+    Ok(())
+}
+
+fn put_task_state(
+    draft: &mut Draft<'_>,
+    request: RequestId,
+    value: Option<BodyRef>,
+) -> Result<(), Rejection> {
+    if let Some(value) = value {
+        let task = draft.live(request)?.task;
+        draft.emit(Event::TaskStatePut {
+            task,
+            request,
+            value,
+        });
+    }
+    Ok(())
+}

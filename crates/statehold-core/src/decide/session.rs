@@ -1,0 +1,134 @@
+//! Beginning, ending, copying and rewinding sessions.
+
+use std::collections::BTreeSet;
+
+use super::draft::Draft;
+use super::state;
+use crate::command::{Rejection, StatePatch};
+use crate::digest::BodyRef;
+use crate::ids::{RequestId, SessionId, TaskId};
+use crate::mutant::{self, Mutant};
+use crate::record::Event;
+use crate::session::Owner;
+use crate::task::TaskStatus;
+
+pub(super) fn create(
+    draft: &mut Draft<'_>,
+    owner: &Owner,
+    name: Option<BodyRef>,
+    labels: Option<BodyRef>,
+    patch: &StatePatch,
+) -> Result<(), Rejection> {
+    if draft.state.owner.is_some() {
+        return Err(Rejection::SessionExists);
+    }
+    if owner.tenant != draft.ctx.actor.tenant {
+        return Err(Rejection::NotFound);
+    }
+    draft.emit(Event::SessionCreated {
+        owner: owner.clone(),
+        name,
+        labels,
+    });
+    state::write(draft, patch, None)
+}
+
+pub(super) fn close(draft: &mut Draft<'_>, cancel_live: bool) -> Result<(), Rejection> {
+    let live = draft.state.requests.len();
+    if live > 0 && !cancel_live {
+        return Err(Rejection::RequestsLive { live });
+    }
+    cancel_all_live(draft);
+    let roots: Vec<TaskId> = draft
+        .state
+        .tasks
+        .values()
+        .filter(|task| task.parent.is_none())
+        .map(|task| task.id)
+        .collect();
+    for root in roots {
+        draft.close_subtree(root, TaskStatus::Completed);
+    }
+    draft.emit(Event::SessionClosed);
+    Ok(())
+}
+
+/// A copy goes on with the numbering and the chain; what was in flight stays with the origin.
+pub(super) fn fork(draft: &mut Draft<'_>, session: SessionId) -> Result<(), Rejection> {
+    let (origin, at) = (draft.state.session, draft.state.revision);
+    if session == origin {
+        return Err(Rejection::SessionExists);
+    }
+    draft.emit(Event::SessionForked {
+        session,
+        origin,
+        at,
+    });
+    if !mutant::is_on(Mutant::ForkKeepsLive) {
+        cancel_all_live(draft);
+    }
+    let tasks: Vec<TaskId> = draft.state.tasks.keys().copied().collect();
+    for from in tasks {
+        let to = TaskId::from_uuid(draft.fresh_uuid());
+        draft.emit(Event::TaskRenamed { from, to });
+    }
+    Ok(())
+}
+
+pub(super) fn rewind(draft: &mut Draft<'_>, to: u64) -> Result<(), Rejection> {
+    let current = draft.state.revision;
+    let not_past = Rejection::NotInThePast { to, current };
+    if to == 0 || to >= current {
+        return Err(not_past);
+    }
+    let Some(past) = &draft.ctx.cold.past else {
+        return Err(not_past);
+    };
+    cancel_all_live(draft);
+    let opened_since: Vec<TaskId> = draft
+        .state
+        .tasks
+        .values()
+        .filter(|task| task.opened_at > to)
+        .map(|task| task.id)
+        .collect();
+    for task in opened_since {
+        if draft.state.tasks.contains_key(&task) {
+            draft.close_subtree(task, TaskStatus::Cancelled);
+        }
+    }
+    let keys: BTreeSet<_> = draft
+        .state
+        .keys
+        .keys()
+        .chain(past.keys.keys())
+        .cloned()
+        .collect();
+    for key in keys {
+        match (draft.state.keys.get(&key), past.keys.get(&key)) {
+            (Some(now), Some(then)) if now == then => {}
+            (_, Some(then)) => draft.emit(Event::StateRestored { key, from: *then }),
+            (_, None) => draft.emit(Event::StateDeleted { key, request: None }),
+        }
+    }
+    let items_until = draft.state.items_appended;
+    draft.emit(Event::Rewound {
+        to,
+        items_kept: past.items_appended,
+        items_until,
+    });
+    Ok(())
+}
+
+fn cancel_all_live(draft: &mut Draft<'_>) {
+    let roots: Vec<RequestId> = draft
+        .state
+        .requests
+        .values()
+        .filter(|live| live.parent.is_none())
+        .map(|live| live.id)
+        .collect();
+    for root in roots {
+        draft.cancel_request_tree(root);
+    }
+}

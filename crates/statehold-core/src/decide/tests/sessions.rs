@@ -1,0 +1,223 @@
+//! What a session is from outside: created once, reachable by its tenant, closed for good.
+
+use super::*;
+use crate::session::SessionStatus;
+
+/// Every command there is, about a session with a live request `R1` in `T1` and a hold `R1.h1`.
+fn every_command(w: &World) -> Vec<Command> {
+    let mut commands = w.worker_commands("R1");
+    commands.extend([
+        start("a1"),
+        leased(start("a1")),
+        w.go_on("T1", "a1"),
+        w.claim("R1"),
+        w.lapse("R1"),
+        w.approve("R1.h1"),
+        w.expire("R1.h1"),
+        w.cancel("R1"),
+        w.close_task("T1"),
+        w.cancel_task("T1"),
+        Command::PutState {
+            patch: set("topic", "x"),
+            by: None,
+        },
+        Command::Rewind { to: 1 },
+        close_session(true),
+        fork(),
+    ]);
+    commands
+}
+
+#[test]
+fn the_status_follows_the_root_tasks() {
+    let mut w = new_session();
+    assert_eq!(w.state.status(), SessionStatus::Idle);
+    w.ok(leased(start("a1")));
+    assert_eq!(w.state.status(), SessionStatus::Running);
+    w.ok(w.gate("R1"));
+    assert_eq!(w.state.status(), SessionStatus::Paused);
+    w.ok(w.approve("R1.h1"));
+    w.ok(w.complete("R1"));
+    assert_eq!(w.state.status(), SessionStatus::Idle);
+    w.ok(close_session(false));
+    assert_eq!(w.state.status(), SessionStatus::Closed);
+}
+
+#[test]
+fn the_revision_counts_commits_and_nothing_else() {
+    let mut w = chain(1);
+    assert_eq!(w.state.revision, 2);
+    w.no(w.close_task("T1"));
+    assert_eq!(w.state.revision, 2);
+    w.ok(w.complete("R1"));
+    assert_eq!(w.state.revision, 3);
+}
+
+#[test]
+fn records_form_a_chain_of_hashes() {
+    let w = held_chain(3);
+    let mut head = Digest::ZERO;
+    for record in &w.records {
+        assert_eq!(record.content.prev_hash, head);
+        head = record.hash;
+    }
+    assert_eq!(w.state.head, head);
+}
+
+#[test]
+fn a_session_is_created_once() {
+    let mut w = new_session();
+    assert_eq!(w.no(create_session()), Rejection::SessionExists);
+}
+
+#[test]
+fn nobody_creates_a_session_for_another_tenant() {
+    let mut w = World::before_the_first_record();
+    assert_eq!(
+        w.no_by(foreign(client()), create_session()),
+        Rejection::NotFound
+    );
+}
+
+#[test]
+fn a_session_without_records_is_not_found() {
+    let known = held_chain(1);
+    for command in every_command(&known) {
+        let mut w = World::before_the_first_record();
+        assert_eq!(w.no(command), Rejection::NotFound);
+    }
+}
+
+#[test]
+fn a_foreign_tenant_finds_nothing_whatever_it_asks_for() {
+    let mut w = held_chain(1);
+    for command in every_command(&w) {
+        let actor = foreign(usual_actor(&command));
+        assert_eq!(w.no_by(actor, command), Rejection::NotFound);
+    }
+}
+
+#[test]
+fn a_foreign_tenant_does_not_learn_how_things_ended() {
+    let mut w = held_chain(1);
+    w.ok(w.approve("R1.h1"));
+    w.ok(close_session(true));
+    for command in every_command(&w) {
+        let actor = foreign(usual_actor(&command));
+        assert_eq!(w.no_by(actor, command), Rejection::NotFound);
+    }
+}
+
+#[test]
+fn closing_needs_permission_to_stop_what_runs() {
+    let mut w = held_chain(2);
+    assert_eq!(
+        w.no(close_session(false)),
+        Rejection::RequestsLive { live: 2 }
+    );
+    w.ok(close_session(true));
+    w.check("");
+    assert_eq!(w.outcome("R1"), Some(RequestOutcome::Cancelled));
+    assert_eq!(w.outcome("R2"), Some(RequestOutcome::Cancelled));
+    assert_eq!(w.hold_status("R2.h1"), HoldStatus::Cancelled);
+    assert_eq!(w.final_status("T2"), Some(TaskStatus::Completed));
+}
+
+#[test]
+fn a_closed_session_refuses_everything_that_would_change_it() {
+    let mut w = held_chain(1);
+    w.ok(close_session(true));
+    for command in every_command(&w) {
+        match command {
+            Command::Fork { .. } | Command::DecideHold { .. } => {}
+            command => assert_eq!(w.no(command), Rejection::SessionClosed),
+        }
+    }
+    assert_eq!(w.no(create_session()), Rejection::SessionExists);
+}
+
+#[test]
+fn a_closed_session_still_answers_for_its_decisions() {
+    let mut w = held_chain(1);
+    w.ok(w.approve("R1.h1"));
+    let decided_at = w.state.revision;
+    w.ok(w.gate("R1"));
+    w.ok(close_session(true));
+    assert_eq!(w.again(w.approve("R1.h1")), decided_at);
+    assert!(matches!(
+        w.no(w.approve("R1.h2")),
+        Rejection::HoldDecided { decision, .. } if decision.status == HoldStatus::Cancelled
+    ));
+}
+
+#[test]
+fn the_same_key_with_the_same_call_gets_the_same_answer() {
+    let mut w = new_session();
+    let first = w.keyed("k1", "start a1", start("a1"));
+    assert!(matches!(first, Ok(Outcome::Commit(_))));
+    let again = Ok(Outcome::AlreadyDone { revision: 2 });
+    assert_eq!(w.keyed("k1", "start a1", start("a1")), again);
+    w.check("T1 running R1#0 queued");
+}
+
+#[test]
+fn a_key_cannot_stand_for_two_calls() {
+    let mut w = new_session();
+    w.keyed("k1", "start a1", start("a1"))
+        .expect("a fresh key is taken");
+    let other = w.keyed("k1", "start a2", start("a2"));
+    assert_eq!(other, Err(Rejection::KeyReused));
+    w.keyed("k2", "start a2", start("a2"))
+        .expect("another fresh key is taken");
+}
+
+#[test]
+fn a_key_answers_for_a_session_that_has_closed_since() {
+    let mut w = World::before_the_first_record();
+    w.keyed("k1", "create", create_session())
+        .expect("a fresh key is taken");
+    w.ok(close_session(false));
+    let again = Ok(Outcome::AlreadyDone { revision: 1 });
+    assert_eq!(w.keyed("k1", "create", create_session()), again);
+}
+
+#[test]
+fn a_key_of_a_refused_call_is_still_free() {
+    let mut w = chain(1);
+    let refused = w.keyed("k1", "close", close_session(false));
+    assert_eq!(refused, Err(Rejection::RequestsLive { live: 1 }));
+    w.ok(w.complete("R1"));
+    w.keyed("k1", "close", close_session(false))
+        .expect("the key did nothing yet");
+}
+
+#[test]
+fn commit_time_stands_still_while_the_clock_steps_back() {
+    let mut w = new_session();
+    w.wait_s(100);
+    let latest = w.ok(start("a1")).content.at;
+    w.step_clock_back_s(50);
+    assert_eq!(w.ok(start("a2")).content.at, latest);
+    w.wait_s(60);
+    assert_eq!(w.ok(start("a3")).content.at, latest.plus_ms(10_000));
+}
+
+#[test]
+fn a_foreign_tenant_does_not_learn_that_a_session_exists_by_creating_it() {
+    let mut w = new_session();
+    let refusal = w.no_by(foreign(client()), create_session());
+    assert_eq!(refusal, Rejection::NotFound);
+}
+
+#[test]
+fn a_foreign_tenant_gets_no_answer_for_a_known_key() {
+    let mut w = new_session();
+    w.keyed("k1", "start a1", start("a1"))
+        .expect("a fresh key is taken");
+    let key = CommandKey {
+        key: digest("k1"),
+        fingerprint: digest("start a1"),
+    };
+    let answer = w.send(foreign(client()), Some(key), start("a1"));
+    assert_eq!(answer, Err(Rejection::NotFound));
+}

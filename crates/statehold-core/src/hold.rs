@@ -1,0 +1,249 @@
+//! The hold: one reason why a request waits for a person.
+//!
+//! A request may open several, also at once. Each has its own id and exactly one decision, ever.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{BodyRef, Digest};
+use crate::ids::{HoldId, ItemId, RequestId, TaskId};
+use crate::name::Name;
+use crate::principal::Principal;
+use crate::time::Timestamp;
+
+/// What a person is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HoldKind {
+    /// May this action run?
+    Approval,
+    /// A question, answered in free text.
+    Question,
+    /// A question with typed answers.
+    Form,
+    /// Something to do behind a link; the value never passes through here.
+    Link,
+    /// A credential for this one request is needed again.
+    Credential,
+    /// An action whose outcome is unknown after a crash: did it run?
+    Reconcile,
+}
+
+/// What a person may answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecisionKind {
+    /// The stored action runs. For `reconcile`: it runs again under the same key.
+    Approve,
+    /// The action runs with other arguments.
+    Edit,
+    /// The action does not run, and the agent is told so.
+    Reject,
+    /// The action does not run; the answer is its result. For questions and forms: the answer.
+    Respond,
+    /// Nobody answers; the request and everything below it is cancelled.
+    Dismiss,
+}
+
+/// What happens when nobody decides in time. There is no `approve`.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum OnExpiry {
+    /// As if a person had rejected.
+    #[default]
+    Reject,
+    /// As if a person had dismissed: the request is cancelled.
+    Dismiss,
+    /// The request fails.
+    Fail,
+}
+
+/// How a hold ended, or that it has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HoldStatus {
+    /// Waits for its decision.
+    Open,
+    /// Approved as it stood.
+    Approved,
+    /// Approved with other arguments.
+    Edited,
+    /// Answered.
+    Answered,
+    /// Refused by a person.
+    Rejected,
+    /// Nobody decided in time.
+    Expired,
+    /// Dismissed, or its request ended otherwise.
+    Cancelled,
+}
+
+/// Who may decide a hold.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecideBy {
+    /// An approver who is neither the session's user nor the one who opened it.
+    Other,
+    /// The session's user, or an approver.
+    User,
+    /// Whoever holds this role, except the session's user and the one who opened it.
+    Role(Name),
+}
+
+/// What a worker asks a person. The id comes with the command, because the digest covers it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct NewHold {
+    /// Fresh id of the hold.
+    pub id: HoldId,
+    /// What is asked for.
+    pub kind: HoldKind,
+    /// Title, message, action, schemas: everything a person reads.
+    pub body: BodyRef,
+    /// The tool call that waits, for `approval`.
+    pub call: Option<CallTarget>,
+    /// The digest a person approves, for `approval`.
+    pub digest: Option<Digest>,
+    /// The decisions that may be taken. Empty means all that fit the kind.
+    pub allowed: BTreeSet<DecisionKind>,
+    /// How many people must approve.
+    pub need: u16,
+    /// When the hold expires.
+    pub expires_in_ms: Option<u64>,
+    /// What happens then.
+    pub on_expiry: OnExpiry,
+    /// Who may decide. `None` takes the default of the kind.
+    pub decide_by: Option<DecideBy>,
+}
+
+/// Which tool call a hold is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CallTarget {
+    /// A tool call that was recorded before.
+    Recorded(ItemId),
+    /// The n-th item of the same command.
+    SameCommand(usize),
+}
+
+/// An open hold.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hold {
+    /// The id, the same at every ancestor.
+    pub id: HoldId,
+    /// The n of the alias `R8.hn`.
+    pub number: u32,
+    /// The request that waits.
+    pub request: RequestId,
+    /// The task of that request.
+    pub task: TaskId,
+    /// What is asked for.
+    pub kind: HoldKind,
+    /// Everything a person reads. Absent for holds the server opens itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<BodyRef>,
+    /// The tool call that waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<ItemId>,
+    /// The digest a person approves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// The decisions that may be taken. Invariant: never empty.
+    pub allowed: BTreeSet<DecisionKind>,
+    /// How many people must approve. Invariant: at least 1.
+    pub need: u16,
+    /// Who may decide.
+    pub decide_by: DecideBy,
+    /// Who opened it, and so never decides it.
+    pub opened_by: Principal,
+    /// When it expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
+    /// What happens then.
+    pub on_expiry: OnExpiry,
+    /// Approvals so far, one per person.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub votes: BTreeMap<Principal, Vote>,
+}
+
+/// One person's approval of a hold that needs several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vote {
+    /// The decision key it came with.
+    pub key: Digest,
+    /// What exactly was decided.
+    pub fingerprint: Digest,
+    /// The revision that recorded it.
+    pub revision: u64,
+}
+
+/// A decision as a person sends it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct NewDecision {
+    /// The decision key: the same key again gets the same answer.
+    pub key: Digest,
+    /// Digest of everything that was decided, to tell a retry from another decision.
+    pub fingerprint: Digest,
+    /// What was decided.
+    pub kind: DecisionKind,
+    /// The digest that was shown. Required for `approve` and `edit` of an action.
+    pub digest: Option<Digest>,
+    /// The digest of the edited action, for `edit`.
+    pub edited: Option<Digest>,
+    /// Comment, reason, answer, edited arguments.
+    pub body: Option<BodyRef>,
+}
+
+/// The one decision that stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// How the hold ended.
+    pub status: HoldStatus,
+    /// Who decided. The server, for expiry and cancellation.
+    pub by: Principal,
+    /// The decision key. Absent when no person decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Digest>,
+    /// What exactly was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Digest>,
+    /// The digest of the action that may run, if one may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released: Option<Digest>,
+    /// Comment, reason, answer, edited arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<BodyRef>,
+}
+
+impl HoldKind {
+    /// The decisions that make sense for this kind.
+    pub fn decisions(self) -> BTreeSet<DecisionKind> {
+        use DecisionKind::{Approve, Dismiss, Edit, Reject, Respond};
+        match self {
+            Self::Approval => [Approve, Edit, Reject, Respond, Dismiss].into(),
+            Self::Question | Self::Form => [Respond, Reject, Dismiss].into(),
+            Self::Link | Self::Credential | Self::Reconcile => {
+                [Approve, Respond, Reject, Dismiss].into()
+            }
+        }
+    }
+
+    /// Who decides this kind when no policy says otherwise.
+    pub fn default_decide_by(self) -> DecideBy {
+        match self {
+            Self::Approval | Self::Reconcile => DecideBy::Other,
+            Self::Question | Self::Form | Self::Link | Self::Credential => DecideBy::User,
+        }
+    }
+}
+
+impl Hold {
+    /// Whether the deadline has passed at `now`.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+}

@@ -1,0 +1,255 @@
+//! What is promised, as 28 named predicates.
+//!
+//! The model checker, the property tests and `statehold check` all evaluate these same functions. A
+//! predicate sees an [`Observation`] and the [`Facts`] that the records before it established; it
+//! never trusts a cache that the core keeps for itself. Its [`Verdict`] tells a rule that held from
+//! one that had nothing to say, so that a test can prove it was not vacuous.
+
+mod facts;
+pub mod naive;
+mod predicates;
+
+pub use facts::{Facts, HoldFacts};
+
+use crate::command::{Command, Context, Outcome, Rejection};
+use crate::record::Record;
+use crate::session::SessionState;
+
+/// The promises, by the number they have in the documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Invariant {
+    /// For each hold at most one decision is ever committed; it never changes.
+    SingleDecision = 1,
+    /// The same decision again returns the committed outcome and appends nothing; any other decision
+    /// on a decided hold is refused and appends nothing.
+    DecisionIdempotence,
+    /// For each hold the action is released at most once, and only by approve, edit or respond.
+    AtMostOnceRelease,
+    /// A gated action has run only after an approval of exactly that action in the same request.
+    NoApprovalNoExecution,
+    /// A task is stored as paused if and only if the naive derivation says so.
+    ExactPause,
+    /// No record changes what a task waits for without changing the status of every ancestor.
+    AtomicCascade,
+    /// Deciding a hold un-pauses exactly the tasks that no other open hold is reachable from.
+    ExactUnpause,
+    /// A hold shown at any ancestor has the leaf's id.
+    StableIdentity,
+    /// Tasks form a tree inside one session, within the limits of depth and fan-out.
+    Tree,
+    /// After its end nothing changes a task or request.
+    TerminalIsFinal,
+    /// Every change of a request's status is an edge of the published table.
+    LegalTransitions,
+    /// Cancelling a task ends everything below it and closes every hold there, in one record.
+    CancelCloses,
+    /// People decide before the deadline, and expiry is the decision after it; log order settles it.
+    ExpiryIsADecision,
+    /// Every answer is preceded by the durable commit of its record.
+    AcknowledgedMeansDurable,
+    /// What is recovered is the fold of a prefix of whole records.
+    PrefixRecovery,
+    /// Folding is a function of the log; a snapshot plus the tail gives the same state.
+    ReplayDeterminism,
+    /// Commit times never decrease.
+    MonotoneCommitTime,
+    /// Records and items are numbered 1, 2, 3, … without gaps.
+    DenseOrder,
+    /// One idempotency key creates at most one thing; with another call it is refused.
+    IdempotentCreation,
+    /// Only the holder of the current fence writes for a request.
+    Fencing,
+    /// An approval needs as many distinct, authorised people as the hold says.
+    Quorum,
+    /// Every open hold is reachable from exactly one root task.
+    InboxCompleteness,
+    /// Hidden items are in no client view; child tasks and tool items are hidden.
+    HiddenStaysHidden,
+    /// Only the holder of a lease appends more than the question.
+    HiddenIsAppendOnly,
+    /// Another tenant's session answers like one that does not exist.
+    TenantIsolation,
+    /// `temp:` is never recorded, scopes stay apart, versions are compared.
+    ScopeLifetime,
+    /// A refused or repeated command leaves the state as it was.
+    RefusalIsClean,
+    /// Nothing waits without a reason: held means an open hold, waiting means a live child.
+    Progress,
+}
+
+impl Invariant {
+    /// All promises, in order.
+    pub const ALL: [Self; 28] = [
+        Self::SingleDecision,
+        Self::DecisionIdempotence,
+        Self::AtMostOnceRelease,
+        Self::NoApprovalNoExecution,
+        Self::ExactPause,
+        Self::AtomicCascade,
+        Self::ExactUnpause,
+        Self::StableIdentity,
+        Self::Tree,
+        Self::TerminalIsFinal,
+        Self::LegalTransitions,
+        Self::CancelCloses,
+        Self::ExpiryIsADecision,
+        Self::AcknowledgedMeansDurable,
+        Self::PrefixRecovery,
+        Self::ReplayDeterminism,
+        Self::MonotoneCommitTime,
+        Self::DenseOrder,
+        Self::IdempotentCreation,
+        Self::Fencing,
+        Self::Quorum,
+        Self::InboxCompleteness,
+        Self::HiddenStaysHidden,
+        Self::HiddenIsAppendOnly,
+        Self::TenantIsolation,
+        Self::ScopeLifetime,
+        Self::RefusalIsClean,
+        Self::Progress,
+    ];
+
+    /// The name in tests, reports and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SingleDecision => "single decision",
+            Self::DecisionIdempotence => "decision idempotence",
+            Self::AtMostOnceRelease => "at-most-once release",
+            Self::NoApprovalNoExecution => "no approval, no execution",
+            Self::ExactPause => "exact pause",
+            Self::AtomicCascade => "atomic cascade",
+            Self::ExactUnpause => "exact un-pause",
+            Self::StableIdentity => "stable identity",
+            Self::Tree => "tree",
+            Self::TerminalIsFinal => "terminal is final",
+            Self::LegalTransitions => "legal transitions only",
+            Self::CancelCloses => "cancel closes",
+            Self::ExpiryIsADecision => "expiry is a decision",
+            Self::AcknowledgedMeansDurable => "acknowledged means durable",
+            Self::PrefixRecovery => "prefix recovery",
+            Self::ReplayDeterminism => "replay determinism",
+            Self::MonotoneCommitTime => "monotone commit time",
+            Self::DenseOrder => "dense order",
+            Self::IdempotentCreation => "idempotent creation",
+            Self::Fencing => "fencing",
+            Self::Quorum => "quorum",
+            Self::InboxCompleteness => "inbox completeness",
+            Self::HiddenStaysHidden => "hidden stays hidden",
+            Self::HiddenIsAppendOnly => "hidden is append-only",
+            Self::TenantIsolation => "tenant isolation",
+            Self::ScopeLifetime => "scope lifetime",
+            Self::RefusalIsClean => "refusal is clean",
+            Self::Progress => "progress",
+        }
+    }
+
+    /// The bit that stands for it in a [`Findings`].
+    pub fn bit(self) -> u32 {
+        1 << (self as u8 - 1)
+    }
+}
+
+/// What a predicate says about an observation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The rule has nothing to do with it.
+    NotConcerned,
+    /// The rule applies, and holds.
+    Holds,
+    /// The rule applies, and is broken.
+    Broken,
+}
+
+/// Something that can be judged.
+#[derive(Debug, Clone, Copy)]
+pub enum Observation<'a> {
+    /// A command was decided.
+    Command(CommandStep<'a>),
+    /// A record was folded. Needs no command, so it works on any log.
+    Record(RecordStep<'a>),
+    /// A process came back after a crash.
+    Recovery(Recovery<'a>),
+}
+
+/// A command with what became of it.
+#[derive(Debug, Clone, Copy)]
+pub struct CommandStep<'a> {
+    /// The state it was decided on.
+    pub before: &'a SessionState,
+    /// The command.
+    pub command: &'a Command,
+    /// What surrounded it.
+    pub ctx: &'a Context,
+    /// The answer.
+    pub result: &'a Result<Outcome, Rejection>,
+    /// The state afterwards.
+    pub after: &'a SessionState,
+}
+
+/// A record with the states around it.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordStep<'a> {
+    /// The state before.
+    pub before: &'a SessionState,
+    /// The record.
+    pub record: &'a Record,
+    /// The state after.
+    pub after: &'a SessionState,
+}
+
+/// A crash, seen from outside.
+#[derive(Debug, Clone, Copy)]
+pub struct Recovery<'a> {
+    /// The last revision that somebody was told about.
+    pub acknowledged: u64,
+    /// The session before its first record.
+    pub origin: &'a SessionState,
+    /// The records that survived.
+    pub survived: &'a [Record],
+    /// The state the process came back with.
+    pub recovered: &'a SessionState,
+}
+
+/// Which promises applied, and which were broken, as bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Findings {
+    /// Promises that had something to say.
+    pub exercised: u32,
+    /// Promises that were broken.
+    pub broken: u32,
+}
+
+impl Findings {
+    /// Adds what another observation found.
+    pub fn add(&mut self, other: Self) {
+        self.exercised |= other.exercised;
+        self.broken |= other.broken;
+    }
+
+    /// The broken promises.
+    pub fn broken(self) -> impl Iterator<Item = Invariant> {
+        Invariant::ALL
+            .into_iter()
+            .filter(move |invariant| self.broken & invariant.bit() != 0)
+    }
+}
+
+/// Judges one observation by one promise.
+pub fn judge(invariant: Invariant, facts: &Facts, seen: &Observation<'_>) -> Verdict {
+    predicates::of(invariant)(facts, seen)
+}
+
+/// Judges one observation by all promises.
+pub fn judge_all(facts: &Facts, seen: &Observation<'_>) -> Findings {
+    let mut findings = Findings::default();
+    for invariant in Invariant::ALL {
+        match judge(invariant, facts, seen) {
+            Verdict::NotConcerned => {}
+            Verdict::Holds => findings.exercised |= invariant.bit(),
+            Verdict::Broken => findings.broken |= invariant.bit(),
+        }
+    }
+    findings
+}

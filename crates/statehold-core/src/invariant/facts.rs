@@ -1,0 +1,155 @@
+//! What the records alone say, gathered without looking at the folded state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::command::CommandKey;
+use crate::digest::Digest;
+use crate::hold::{DecideBy, Decision, HoldStatus};
+use crate::ids::{HoldId, ItemId, RequestId, TaskId, UserId};
+use crate::item::CallMark;
+use crate::principal::Principal;
+use crate::record::{Event, Record};
+use crate::time::Timestamp;
+
+/// Facts about a session, from its records only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Facts {
+    /// Whose session it is.
+    pub owner: Option<UserId>,
+    /// Every hold there ever was.
+    pub holds: BTreeMap<HoldId, HoldFacts>,
+    /// Requests that have ended.
+    pub ended: BTreeSet<RequestId>,
+    /// Tasks that are final.
+    pub closed: BTreeSet<TaskId>,
+    /// Tool calls: whether they need an approval, and the digest that was released.
+    pub calls: BTreeMap<ItemId, (bool, Option<Digest>)>,
+    /// Requests that other requests wait for.
+    pub children: BTreeSet<RequestId>,
+    /// Idempotency keys with what they stood for and the revision they committed.
+    pub keys: BTreeMap<Digest, (Digest, u64)>,
+}
+
+/// Facts about one hold.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HoldFacts {
+    /// The request that waits.
+    pub request: RequestId,
+    /// The tool call that waits.
+    pub call: Option<ItemId>,
+    /// The digest people approve.
+    pub digest: Option<Digest>,
+    /// Who opened it.
+    pub opened_by: Principal,
+    /// Who may decide.
+    pub decide_by: DecideBy,
+    /// How many must approve.
+    pub need: u16,
+    /// When it expires.
+    pub deadline: Option<Timestamp>,
+    /// Everyone who approved, with key and fingerprint.
+    pub approvals: BTreeMap<Principal, (Digest, Digest)>,
+    /// How many decisions were committed.
+    pub decisions: u32,
+    /// How many times the action was released.
+    pub releases: u32,
+    /// The decision, once there is one.
+    pub decision: Option<Decision>,
+}
+
+impl Facts {
+    /// Learns from one record.
+    pub fn absorb(&mut self, record: &Record) {
+        for event in &record.content.events {
+            self.absorb_event(event, record.content.principal);
+        }
+    }
+
+    /// Learns that a key was used for a call that committed `revision`.
+    pub fn absorb_key(&mut self, key: CommandKey, revision: u64) {
+        self.keys
+            .entry(key.key)
+            .or_insert((key.fingerprint, revision));
+    }
+
+    fn absorb_event(&mut self, event: &Event, principal: Principal) {
+        match event {
+            Event::SessionCreated { owner, .. } => self.owner = Some(owner.user),
+            Event::RequestStarted {
+                request,
+                parent: Some(_),
+                ..
+            } => {
+                self.children.insert(*request);
+            }
+            Event::RequestEnded { request, .. } => {
+                self.ended.insert(*request);
+            }
+            Event::TaskClosed { task, .. } => {
+                self.closed.insert(*task);
+            }
+            Event::TaskRenamed { from, .. } => {
+                self.closed.insert(*from);
+            }
+            Event::ItemsAppended { items, .. } => {
+                for item in items {
+                    if let Some(CallMark::Call { gated, .. }) = item.call {
+                        self.calls.insert(item.id, (gated, None));
+                    }
+                }
+            }
+            Event::HoldOpened {
+                opened_by,
+                hold,
+                request,
+                call,
+                digest,
+                need,
+                decide_by,
+                deadline,
+                ..
+            } => {
+                let facts = HoldFacts {
+                    request: *request,
+                    call: *call,
+                    digest: *digest,
+                    opened_by: *opened_by,
+                    decide_by: decide_by.clone(),
+                    need: *need,
+                    deadline: *deadline,
+                    approvals: BTreeMap::new(),
+                    decisions: 0,
+                    releases: 0,
+                    decision: None,
+                };
+                self.holds.insert(*hold, facts);
+            }
+            Event::VoteRecorded {
+                hold,
+                key,
+                fingerprint,
+            } => {
+                if let Some(facts) = self.holds.get_mut(hold) {
+                    facts.approvals.insert(principal, (*key, *fingerprint));
+                }
+            }
+            Event::HoldDecided { hold, decision, .. } => {
+                let Some(facts) = self.holds.get_mut(hold) else {
+                    return;
+                };
+                facts.decisions += 1;
+                facts.releases += u32::from(decision.released.is_some());
+                facts.decision.get_or_insert(*decision);
+                if decision.status == HoldStatus::Approved
+                    && let (Some(key), Some(fingerprint)) = (decision.key, decision.fingerprint)
+                {
+                    facts.approvals.insert(decision.by, (key, fingerprint));
+                }
+                if let Some(call) = facts.call.and_then(|call| self.calls.get_mut(&call)) {
+                    call.1 = decision.released.or(call.1);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Items: the things in a task's history. Messages, tool calls, tool results, steps, notes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{BodyRef, Digest};
+use crate::ids::{ItemId, RequestId, TaskId};
+
+/// What an item is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ItemKind {
+    /// Something said.
+    Message,
+    /// A tool call. Its id is the execution key.
+    ToolCall,
+    /// What a tool call came to.
+    ToolResult,
+    /// A step of an agent: routing, model call, plan.
+    Step,
+    /// Anything else worth keeping.
+    Note,
+}
+
+/// Whether clients see an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Visibility {
+    /// In the transcript, if its task is a root task.
+    Visible,
+    /// Only for the agent itself and for traces.
+    Hidden,
+}
+
+/// Who speaks in a message. There is no `system`: prompts are never stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The one who asks.
+    User,
+    /// The agent that answers.
+    Assistant,
+    /// A tool.
+    Tool,
+}
+
+/// Where the bytes of an attachment are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttachmentSource {
+    /// Behind a URL.
+    Url,
+    /// Behind the URL of the original that it was made from.
+    ReferenceUrl,
+    /// Kept here.
+    Inline,
+}
+
+/// A file that goes with an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attachment {
+    /// Where the bytes are.
+    pub source: AttachmentSource,
+    /// The address, or the bytes themselves.
+    pub body: BodyRef,
+}
+
+/// What a tool call came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallOutcome {
+    /// The tool ran.
+    Ran,
+    /// It did not run: a person refused.
+    Refused,
+    /// It did not run: a person gave the result.
+    Answered,
+}
+
+/// What an item says about a tool call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum CallMark {
+    /// This item is the call.
+    Call {
+        /// Whether the tool honours the execution key, so that calling again is harmless.
+        idempotent: bool,
+        /// Whether it waits for an approval before it runs.
+        gated: bool,
+    },
+    /// This item is the result.
+    Result {
+        /// The call it belongs to.
+        call: ItemId,
+        /// What it came to.
+        outcome: CallOutcome,
+        /// The digest of the action that ran, for gated calls.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        executed: Option<Digest>,
+    },
+}
+
+/// An item as a worker sends it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct NewItem {
+    /// What it is.
+    pub kind: ItemKind,
+    /// Whether clients may see it.
+    pub visibility: Visibility,
+    /// Who speaks, for messages.
+    pub role: Option<Role>,
+    /// The content.
+    pub body: BodyRef,
+    /// Files that go with it.
+    pub attachments: Vec<Attachment>,
+    /// What it says about a tool call; required for tool calls and results, and only there.
+    pub call: Option<NewCallMark>,
+}
+
+/// What a worker says about a tool call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NewCallMark {
+    /// This item is the call.
+    Call {
+        /// Whether the tool honours the execution key.
+        idempotent: bool,
+        /// Whether it waits for an approval.
+        gated: bool,
+    },
+    /// This item is the result.
+    Result {
+        /// The call it belongs to: recorded before, or the n-th item of the same command.
+        call: crate::hold::CallTarget,
+        /// What it came to.
+        outcome: CallOutcome,
+    },
+}
+
+impl NewItem {
+    /// A message.
+    pub fn message(role: Role, body: BodyRef) -> Self {
+        Self {
+            kind: ItemKind::Message,
+            visibility: Visibility::Visible,
+            role: Some(role),
+            body,
+            attachments: Vec::new(),
+            call: None,
+        }
+    }
+}
+
+/// An item as a record keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Item {
+    /// The id. For a tool call, the execution key.
+    pub id: ItemId,
+    /// The place in the session: 1, 2, 3, …
+    pub seq: u64,
+    /// What it is.
+    pub kind: ItemKind,
+    /// Whether clients may see it.
+    pub visibility: Visibility,
+    /// Who speaks, for messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// The content.
+    pub body: BodyRef,
+    /// Files that go with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
+    /// What it says about a tool call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<CallMark>,
+}
+
+/// An item with the place it belongs to, as views see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlacedItem {
+    /// The task whose history it is in.
+    pub task: TaskId,
+    /// The request that wrote it.
+    pub request: RequestId,
+    /// Whether that task is a root task of the session.
+    pub is_root: bool,
+    /// Whether a rewind took it out of the conversation.
+    pub rewound: bool,
+    /// The item.
+    pub item: Item,
+}

@@ -1,0 +1,28 @@
+//! What is true: sessions, tasks, requests, holds, items and state, as pure functions.
+//!
+//! [`decide::decide`] turns a command into the one record that it commits, or a rejection;
+//! [`apply::apply`] folds a record into the state. Nothing in this crate reads a clock, a random
+//! source, a file or a socket, and nothing is asynchronous: time, ids and entropy come in as
+//! arguments. What is promised is in [`invariant`], as predicates that the model checker, the
+//! property tests and `statehold check` share.
+
+pub mod apply;
+pub mod command;
+pub mod decide;
+pub mod digest;
+pub mod hold;
+pub mod ids;
+pub mod invariant;
+pub mod item;
+pub mod limits;
+pub mod mutant;
+pub mod name;
+pub mod principal;
+pub mod projection;
+pub mod record;
+pub mod request;
+pub mod scope;
+pub mod session;
+pub mod task;
+pub mod time;
+pub mod view;

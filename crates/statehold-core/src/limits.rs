@@ -1,0 +1,36 @@
+//! Every limit of the core in one table. Each is refused before anything is written, by name.
+
+/// Longest name of an app, an agent, a tool, a role or a tenant, in bytes.
+pub const NAME_BYTES_MAX: usize = 128;
+/// Longest state key, prefix included, in bytes.
+pub const STATE_KEY_BYTES_MAX: usize = 512;
+/// Keys that one session may hold.
+pub const SESSION_KEYS_MAX: usize = 10_000;
+/// Open tasks in one session.
+pub const OPEN_TASKS_MAX: usize = 4_096;
+/// Open holds in one session.
+pub const OPEN_HOLDS_MAX: usize = 2_048;
+/// Open holds of one request.
+pub const REQUEST_HOLDS_MAX: usize = 256;
+/// Tool calls of one request without a result. Each may become a hold after a crash.
+pub const REQUEST_CALLS_MAX: usize = REQUEST_HOLDS_MAX;
+/// Live child requests of one request.
+pub const LIVE_CHILDREN_MAX: usize = 1_024;
+/// How deep agents may call agents.
+pub const DEPTH_MAX: u16 = 32;
+/// Items in one command.
+pub const COMMAND_ITEMS_MAX: usize = 1_024;
+/// Attachments of one item.
+pub const ITEM_ATTACHMENTS_MAX: usize = 64;
+/// State keys in one command.
+pub const COMMAND_KEYS_MAX: usize = 1_024;
+/// Longest payload of one item, value or hold, in bytes.
+pub const PAYLOAD_BYTES_MAX: u32 = 64 * 1024 * 1024;
+/// Approvals that one hold may need.
+pub const QUORUM_MAX: u16 = 32;
+/// Longest time a hold may wait: ten years.
+pub const HOLD_MS_MAX: u64 = 10 * 366 * 24 * 3_600 * 1_000;
+/// Largest number in a record: what a double holds exactly.
+pub const EXACT_INTEGER_MAX: u64 = 1 << 53;
+/// Shortest and longest lease.
+pub const LEASE_MS: std::ops::RangeInclusive<u64> = 1_000..=24 * 3_600 * 1_000;

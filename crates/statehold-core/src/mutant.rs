@@ -1,0 +1,155 @@
+//! Switches that break one rule each, so that tests can show which invariant notices.
+//!
+//! Without the feature `mutants` every switch is off at compile time and costs nothing. With it, a
+//! mutant is on only inside [`with`], on the calling thread.
+
+use serde::Serialize;
+
+/// A bug that somebody could write. Each breaks one rule of the core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mutant {
+    /// A decided hold takes another decision.
+    DecideTwice,
+    /// Any decision on a decided hold is answered as if it were the first one again.
+    ReplayAnything,
+    /// An approved action is released twice.
+    DoubleRelease,
+    /// A rejected action is released.
+    ReleaseRejected,
+    /// The result of an action that nobody approved is taken.
+    RunUngated,
+    /// A pause stops at the parent and never reaches the task above it.
+    SkipAncestor,
+    /// The statuses of ancestors are changed by the next command instead of this one.
+    CascadeLater,
+    /// A decision wakes every task above it, also those that wait for another hold.
+    UnpauseAll,
+    /// An ancestor shows a hold under an id of its own.
+    RenameHold,
+    /// A request may be started below a task it does not belong to.
+    ForeignParent,
+    /// A finished task takes new requests.
+    ReviveFinal,
+    /// A request completes without ever having been claimed.
+    CompleteUnclaimed,
+    /// Cancelling a task leaves the holds below it open.
+    CancelKeepsHolds,
+    /// An approval is taken after the deadline.
+    ApproveLate,
+    /// An expired hold goes back to its approvers when the clock steps back.
+    ReopenExpired,
+    /// An answer leaves before its record is durable.
+    AckEarly,
+    /// Recovery keeps half of the last record.
+    TornRecord,
+    /// A snapshot forgets the votes of open holds.
+    SnapshotForgetsVotes,
+    /// The commit time is the wall clock, even if it stepped back.
+    ClockStepsBack,
+    /// A record takes a number one too high.
+    SkipSequence,
+    /// An idempotency key is ignored.
+    IgnoreKey,
+    /// A write with an old fence is taken.
+    SkipFence,
+    /// One person's votes count each time.
+    CountVotesTwice,
+    /// The one who asked may decide.
+    RequesterDecides,
+    /// The inbox does not look below reused child tasks.
+    InboxMissesReused,
+    /// Hidden items are in the client's view.
+    LeakHidden,
+    /// Input and output of child tasks are visible.
+    ShowChildMessages,
+    /// Anyone may append tool results.
+    AnyoneAppends,
+    /// Another tenant's session answers.
+    SkipTenant,
+    /// `temp:` keys are written to the log.
+    StoreTemp,
+    /// Expected versions of state are not compared.
+    SkipVersions,
+    /// A refused command leaves a trace in the state.
+    DirtyRefusal,
+    /// A decided request is never woken.
+    LostWake,
+    /// A parent is not told that its last child ended.
+    ForgetParent,
+    /// A fork loses the mapping of an inherited task.
+    ForkKeepsLive,
+}
+
+impl Mutant {
+    /// All mutants, in the order of their declaration.
+    pub const ALL: [Self; 35] = [
+        Self::DecideTwice,
+        Self::ReplayAnything,
+        Self::DoubleRelease,
+        Self::ReleaseRejected,
+        Self::RunUngated,
+        Self::SkipAncestor,
+        Self::CascadeLater,
+        Self::UnpauseAll,
+        Self::RenameHold,
+        Self::ForeignParent,
+        Self::ReviveFinal,
+        Self::CompleteUnclaimed,
+        Self::CancelKeepsHolds,
+        Self::ApproveLate,
+        Self::ReopenExpired,
+        Self::AckEarly,
+        Self::TornRecord,
+        Self::SnapshotForgetsVotes,
+        Self::ClockStepsBack,
+        Self::SkipSequence,
+        Self::IgnoreKey,
+        Self::SkipFence,
+        Self::CountVotesTwice,
+        Self::RequesterDecides,
+        Self::InboxMissesReused,
+        Self::LeakHidden,
+        Self::ShowChildMessages,
+        Self::AnyoneAppends,
+        Self::SkipTenant,
+        Self::StoreTemp,
+        Self::SkipVersions,
+        Self::DirtyRefusal,
+        Self::LostWake,
+        Self::ForgetParent,
+        Self::ForkKeepsLive,
+    ];
+}
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Mutant;
+
+    thread_local! {
+        static CURRENT: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    /// Whether `mutant` is on for this thread.
+    pub fn is_on(mutant: Mutant) -> bool {
+        CURRENT.get() == Some(mutant)
+    }
+
+    /// Runs `f` with one mutant on, or none.
+    pub fn with<R>(mutant: Option<Mutant>, f: impl FnOnce() -> R) -> R {
+        let before = CURRENT.replace(mutant);
+        let result = f();
+        CURRENT.set(before);
+        result
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub use switch::{is_on, with};
+
+#[cfg(not(feature = "mutants"))]
+pub(crate) const fn is_on(_: Mutant) -> bool {
+    false
+}

@@ -1,0 +1,117 @@
+//! Who acts, and who may decide a hold.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::hold::{DecideBy, Hold};
+use crate::ids::{IdError, KeyId, UserId};
+use crate::mutant::{self, Mutant};
+use crate::name::Name;
+
+/// The canonical identity of whoever acts. The only form in which people appear in records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Principal {
+    /// The developer at the loopback of a development server.
+    Local,
+    /// The server itself: timers, recovery.
+    System,
+    /// An API key that is not bound to a user.
+    Key(KeyId),
+    /// A user, whatever key they came with.
+    User(UserId),
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("local"),
+            Self::System => f.write_str("system"),
+            Self::Key(key) => key.fmt(f),
+            Self::User(user) => user.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Principal {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        match text {
+            "local" => Ok(Self::Local),
+            "system" => Ok(Self::System),
+            _ if text.starts_with(KeyId::PREFIX) => text.parse().map(Self::Key),
+            _ => text.parse().map(Self::User),
+        }
+    }
+}
+
+impl Serialize for Principal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Principal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Whoever sends a command, as the server knows them at that moment.
+///
+/// What an actor may do in general is the server's affair; the core only asks who may decide a hold,
+/// because that answer is part of what an approval means.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Actor {
+    /// The isolation wall this actor lives behind.
+    pub tenant: Name,
+    /// One identity per person: two keys of one user are one principal.
+    pub principal: Principal,
+    /// The roles held, for example `approver`.
+    pub roles: BTreeSet<Name>,
+}
+
+/// The role that may decide approvals when a policy names no other.
+pub const APPROVER: &str = "approver";
+
+impl Actor {
+    /// The server itself, inside one tenant.
+    pub fn system(tenant: Name) -> Self {
+        Self {
+            tenant,
+            principal: Principal::System,
+            roles: BTreeSet::new(),
+        }
+    }
+
+    fn has_role(&self, role: &str) -> bool {
+        self.roles.iter().any(|held| held.as_str() == role)
+    }
+
+    /// Whether this actor may decide `hold`, in a session that belongs to `owner`.
+    ///
+    /// Where the policy says `user`, the session's user decides; everywhere else neither they nor the
+    /// one who opened the hold do. The developer at a development server may do everything.
+    pub fn may_decide(&self, hold: &Hold, owner: UserId) -> bool {
+        if self.principal == Principal::Local {
+            return true;
+        }
+        if self.principal == Principal::System {
+            return false;
+        }
+        if mutant::is_on(Mutant::RequesterDecides) {
+            return true;
+        }
+        let is_owner = self.principal == Principal::User(owner);
+        let is_opener = self.principal == hold.opened_by;
+        match &hold.decide_by {
+            DecideBy::Other => self.has_role(APPROVER) && !is_owner && !is_opener,
+            DecideBy::User => is_owner || (self.has_role(APPROVER) && !is_opener),
+            DecideBy::Role(role) => self.has_role(role.as_str()) && !is_owner && !is_opener,
+        }
+    }
+}

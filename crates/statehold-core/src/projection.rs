@@ -1,0 +1,223 @@
+//! What a record changes in the tables that stores keep beside the log.
+//!
+//! Open tasks, live requests, open holds and key versions are the snapshot from which a session is
+//! loaded; ended requests and decided holds are found by id. All of it is a function of the log, so
+//! `statehold check` can compute it again and compare.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::apply::apply_event;
+use crate::command::DecidedHold;
+use crate::hold::{Decision, Hold};
+use crate::ids::{HoldId, RequestId, TaskId};
+use crate::name::Name;
+use crate::record::{Event, Record};
+use crate::request::{LiveRequest, RequestOutcome};
+use crate::session::SessionState;
+use crate::task::{Task, TaskStatus};
+use crate::time::Timestamp;
+
+/// A request that has ended, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndedRequest {
+    /// The id.
+    pub id: RequestId,
+    /// The n of the alias `Rn`.
+    pub number: u64,
+    /// The task it belonged to.
+    pub task: TaskId,
+    /// The request that waited for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<RequestId>,
+    /// How it ended.
+    pub outcome: RequestOutcome,
+    /// The record that ended it.
+    pub ended_by: u64,
+    /// When it ended.
+    pub ended_at: Timestamp,
+}
+
+/// A task that is final, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClosedTask {
+    /// The task as it was.
+    pub task: Task,
+    /// Its final status.
+    pub status: TaskStatus,
+    /// The record that closed it.
+    pub closed_by: u64,
+}
+
+/// A hold that is decided, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClosedHold {
+    /// The hold as it was, with its votes.
+    pub hold: Hold,
+    /// The decision that stands.
+    pub decision: Decision,
+    /// The record that decided it.
+    pub decided_by: u64,
+}
+
+impl From<ClosedHold> for DecidedHold {
+    fn from(closed: ClosedHold) -> Self {
+        Self {
+            hold: closed.hold,
+            decision: closed.decision,
+            revision: closed.decided_by,
+        }
+    }
+}
+
+/// What one record changes. Rows that stay as they were are not listed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Open tasks that are new or different.
+    pub open_tasks: Vec<Task>,
+    /// Tasks that are final now.
+    pub closed_tasks: Vec<ClosedTask>,
+    /// Tasks that a fork gave new ids: old, new.
+    pub renamed_tasks: Vec<(TaskId, TaskId)>,
+    /// Live requests that are new or different, with their agent.
+    pub live_requests: Vec<(LiveRequest, Name)>,
+    /// Requests that have ended now.
+    pub ended_requests: Vec<EndedRequest>,
+    /// Open holds that are new or different.
+    pub open_holds: Vec<Hold>,
+    /// Holds that are decided now.
+    pub closed_holds: Vec<ClosedHold>,
+}
+
+/// What `record` changes, given the states around it.
+pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> Changes {
+    let content = &record.content;
+    let mut changes = Changes::default();
+    let mut folded = before.clone();
+    let mut touched = Touched::default();
+    for event in &content.events {
+        touched.note(event);
+        match event {
+            Event::RequestEnded {
+                request, outcome, ..
+            } => {
+                if let Some(live) = folded.requests.get(request) {
+                    touched.note_request(live);
+                    changes.ended_requests.push(EndedRequest {
+                        id: live.id,
+                        number: live.number,
+                        task: live.task,
+                        parent: live.parent,
+                        outcome: *outcome,
+                        ended_by: content.seq,
+                        ended_at: content.at,
+                    });
+                }
+            }
+            Event::TaskClosed { task, status } => {
+                if let Some(task) = folded.tasks.get(task) {
+                    let (task, status) = (task.clone(), *status);
+                    changes.closed_tasks.push(ClosedTask {
+                        task,
+                        status,
+                        closed_by: content.seq,
+                    });
+                }
+            }
+            Event::TaskRenamed { from, to } => {
+                changes.renamed_tasks.push((*from, *to));
+                touched.tasks.extend(folded.tasks.keys());
+            }
+            Event::HoldDecided { hold, decision, .. } => {
+                if let Some(hold) = folded.holds.get(hold) {
+                    let (hold, decision) = (hold.clone(), *decision);
+                    changes.closed_holds.push(ClosedHold {
+                        hold,
+                        decision,
+                        decided_by: content.seq,
+                    });
+                }
+            }
+            _ => {}
+        }
+        apply_event(&mut folded, event, content.seq, content.principal);
+        if let Event::RequestStarted { request, .. } = event
+            && let Some(live) = folded.requests.get(request)
+        {
+            touched.note_request(live);
+        }
+    }
+    touched.list(before, after, &mut changes);
+    changes
+}
+
+/// The things that the events of a record may have changed.
+#[derive(Default)]
+struct Touched {
+    tasks: BTreeSet<TaskId>,
+    requests: BTreeSet<RequestId>,
+    holds: BTreeSet<HoldId>,
+}
+
+impl Touched {
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::TaskOpened { task, .. } | Event::TaskStatusChanged { task, .. } => {
+                self.tasks.insert(*task);
+            }
+            Event::TaskRenamed { to, .. } => {
+                self.tasks.insert(*to);
+            }
+            Event::RequestStarted { request, task, .. } => {
+                self.requests.insert(*request);
+                self.tasks.insert(*task);
+            }
+            Event::RequestLeased { request, .. }
+            | Event::LeaseLapsed { request }
+            | Event::RequestStatusChanged { request, .. }
+            | Event::ItemsAppended { request, .. } => {
+                self.requests.insert(*request);
+            }
+            Event::HoldOpened { hold, request, .. } | Event::HoldDecided { hold, request, .. } => {
+                self.holds.insert(*hold);
+                self.requests.insert(*request);
+            }
+            Event::VoteRecorded { hold, .. } => {
+                self.holds.insert(*hold);
+            }
+            _ => {}
+        }
+    }
+
+    /// A request that begins or ends changes its task and the request that waits for it.
+    fn note_request(&mut self, live: &LiveRequest) {
+        self.tasks.insert(live.task);
+        self.requests.extend(live.parent);
+    }
+
+    fn list(self, before: &SessionState, after: &SessionState, changes: &mut Changes) {
+        for task in self.tasks.iter().filter_map(|id| after.tasks.get(id)) {
+            if before.tasks.get(&task.id) != Some(task) {
+                changes.open_tasks.push(task.clone());
+            }
+        }
+        for live in self.requests.iter().filter_map(|id| after.requests.get(id)) {
+            if before.requests.get(&live.id) != Some(live)
+                && let Some(task) = after.tasks.get(&live.task)
+            {
+                changes
+                    .live_requests
+                    .push((live.clone(), task.agent.clone()));
+            }
+        }
+        for hold in self.holds.iter().filter_map(|id| after.holds.get(id)) {
+            if before.holds.get(&hold.id) != Some(hold) {
+                changes.open_holds.push(hold.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Records: what one command commits, all of it or nothing.
+//!
+//! A record holds ids, enums, numbers, times, state keys, pseudonyms and keyed digests; never free
+//! text. Its bytes are canonical JSON and contain the hash of the record before, so anyone who has a
+//! chain can verify it. See `docs/formats/record-v1.md`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{BodyRef, Digest, canonical_bytes};
+use crate::hold::{DecideBy, Decision, DecisionKind, HoldKind, OnExpiry};
+use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
+use crate::item::Item;
+use crate::name::Name;
+use crate::principal::Principal;
+use crate::request::{RequestOutcome, RequestStatus};
+use crate::scope::{MergePolicy, StateKey};
+use crate::session::Owner;
+use crate::task::{CloseOn, ParentLink, TaskStatus};
+use crate::time::Timestamp;
+
+/// The only version of the record format so far. A newer one is refused.
+pub const RECORD_VERSION: u8 = 1;
+
+/// What one command commits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The content; its canonical bytes are what is hashed.
+    pub content: RecordContent,
+    /// SHA-256 of the canonical bytes of the content.
+    pub hash: Digest,
+}
+
+/// The hashed part of a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordContent {
+    /// Format version.
+    pub v: u8,
+    /// The session it belongs to.
+    pub session: SessionId,
+    /// Its number in the session: 1, 2, 3, …
+    pub seq: u64,
+    /// Commit time. Never earlier than the record before.
+    pub at: Timestamp,
+    /// Who sent the command.
+    pub principal: Principal,
+    /// Which command it was.
+    pub command: CommandName,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// Hash of the record before; zeros for the first.
+    pub prev_hash: Digest,
+}
+
+/// Which command a record came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "each name is the command of that name")]
+pub enum CommandName {
+    CreateSession,
+    CloseSession,
+    StartRequest,
+    ClaimRequest,
+    LapseLease,
+    AppendItems,
+    OpenHold,
+    DecideHold,
+    ExpireHold,
+    CompleteRequest,
+    FailRequest,
+    CancelRequest,
+    CloseTask,
+    CancelTask,
+    PutState,
+    Fork,
+    Rewind,
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Event {
+    /// A session began.
+    SessionCreated {
+        /// Whose it is.
+        owner: Owner,
+        /// The name the client gave it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<BodyRef>,
+        /// The labels the client gave it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        labels: Option<BodyRef>,
+    },
+    /// A session takes no more commands.
+    SessionClosed,
+    /// A session began as a copy of another.
+    SessionForked {
+        /// The new session.
+        session: SessionId,
+        /// The session it was copied from.
+        origin: SessionId,
+        /// The last revision both share.
+        at: u64,
+    },
+    /// A session went back: the items in between are out of the conversation.
+    Rewound {
+        /// The revision it went back to.
+        to: u64,
+        /// The last item that stays.
+        items_kept: u64,
+        /// The last item that is taken out.
+        items_until: u64,
+    },
+    /// A task began.
+    TaskOpened {
+        /// The task.
+        task: TaskId,
+        /// The n of its alias.
+        number: u64,
+        /// Its agent.
+        agent: Name,
+        /// Where it hangs in the tree.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        parent: Option<ParentLink>,
+        /// When it closes by itself.
+        close_on: CloseOn,
+    },
+    /// A task's derived status changed.
+    TaskStatusChanged {
+        /// The task.
+        task: TaskId,
+        /// Its status now.
+        status: TaskStatus,
+    },
+    /// A task ended for good.
+    TaskClosed {
+        /// The task.
+        task: TaskId,
+        /// Its final status.
+        status: TaskStatus,
+    },
+    /// A fork gave an inherited task an id of its own.
+    TaskRenamed {
+        /// The id in the origin.
+        from: TaskId,
+        /// The id here.
+        to: TaskId,
+    },
+    /// An invocation began.
+    RequestStarted {
+        /// The request.
+        request: RequestId,
+        /// The n of its alias.
+        number: u64,
+        /// Its task.
+        task: TaskId,
+        /// The request that waits for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        parent: Option<RequestId>,
+    },
+    /// A worker got the right to write.
+    RequestLeased {
+        /// The request.
+        request: RequestId,
+        /// The number the worker must show.
+        fence: u64,
+        /// The worker.
+        worker: Principal,
+        /// How long each renewal lasts.
+        ttl_ms: u64,
+        /// Until when it holds without renewal.
+        until: Timestamp,
+    },
+    /// A worker was lost.
+    LeaseLapsed {
+        /// The request.
+        request: RequestId,
+    },
+    /// A live request waits for something else now.
+    RequestStatusChanged {
+        /// The request.
+        request: RequestId,
+        /// Its status now.
+        status: RequestStatus,
+    },
+    /// An invocation ended.
+    RequestEnded {
+        /// The request.
+        request: RequestId,
+        /// How it ended.
+        outcome: RequestOutcome,
+        /// What went wrong.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<BodyRef>,
+    },
+    /// A task's history grew.
+    ItemsAppended {
+        /// The task.
+        task: TaskId,
+        /// The request that wrote them.
+        request: RequestId,
+        /// The items.
+        items: Vec<Item>,
+    },
+    /// A request waits for a person.
+    HoldOpened {
+        /// The hold.
+        hold: HoldId,
+        /// The n of its alias.
+        number: u32,
+        /// The request that waits.
+        request: RequestId,
+        /// What is asked for.
+        kind: HoldKind,
+        /// Who opened it, or whose lost action it is about.
+        opened_by: Principal,
+        /// Everything a person reads.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        body: Option<BodyRef>,
+        /// The tool call that waits.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        call: Option<ItemId>,
+        /// The digest a person approves.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        digest: Option<Digest>,
+        /// The decisions that may be taken.
+        allowed: Vec<DecisionKind>,
+        /// How many people must approve.
+        need: u16,
+        /// Who may decide.
+        decide_by: DecideBy,
+        /// When it expires.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Timestamp>,
+        /// What happens then.
+        on_expiry: OnExpiry,
+    },
+    /// One of several people approved.
+    VoteRecorded {
+        /// The hold.
+        hold: HoldId,
+        /// The decision key.
+        key: Digest,
+        /// What exactly was decided.
+        fingerprint: Digest,
+    },
+    /// A hold got its one decision.
+    HoldDecided {
+        /// The hold.
+        hold: HoldId,
+        /// The request that waited.
+        request: RequestId,
+        /// The decision.
+        decision: Decision,
+        /// Whether a worker with a live lease learns of it at once, so the action may run from now on.
+        to_worker: bool,
+    },
+    /// A session key was written.
+    StatePut {
+        /// The key.
+        key: StateKey,
+        /// The value.
+        value: BodyRef,
+        /// The request that wrote it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request: Option<RequestId>,
+    },
+    /// A session key was removed.
+    StateDeleted {
+        /// The key.
+        key: StateKey,
+        /// The request that removed it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request: Option<RequestId>,
+    },
+    /// A session key got back the value that it had at an earlier revision.
+    StateRestored {
+        /// The key.
+        key: StateKey,
+        /// A revision at which the key had the value.
+        from: u64,
+    },
+    /// A value that other sessions see was written or removed.
+    SharedStatePut {
+        /// The key, with its prefix.
+        key: StateKey,
+        /// How it meets the value that is there.
+        merge: MergePolicy,
+        /// What was written. None removes the key.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operand: Option<BodyRef>,
+        /// The version it must meet; 0 for none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expected: Option<u64>,
+        /// The request that wrote it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request: Option<RequestId>,
+    },
+    /// An agent's private state was written.
+    TaskStatePut {
+        /// The task it belongs to.
+        task: TaskId,
+        /// The request that wrote it.
+        request: RequestId,
+        /// The value.
+        value: BodyRef,
+    },
+}
+
+/// Why bytes are not a record.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Not JSON of the right shape.
+    #[error("the bytes are not a record of a known shape")]
+    Shape(#[source] serde_json::Error),
+    /// Written by a newer version.
+    #[error("record version {found} is newer than the {RECORD_VERSION} that this build knows")]
+    Version {
+        /// The version it says.
+        found: u64,
+    },
+    /// The same content has another canonical form.
+    #[error("the bytes are not in canonical form")]
+    NotCanonical,
+}
+
+impl Record {
+    /// Completes a record with its hash.
+    pub fn seal(content: RecordContent) -> Self {
+        let hash = Digest::sha256(&canonical_bytes(&content));
+        Self { content, hash }
+    }
+
+    /// The canonical bytes: what is stored, hashed and exported.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        canonical_bytes(&self.content)
+    }
+
+    /// Reads a record back from its canonical bytes.
+    ///
+    /// # Errors
+    ///
+    /// Refuses newer versions, unknown fields and any byte that is not in its canonical place, so
+    /// that one record has exactly one spelling and one hash.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+        #[derive(Deserialize)]
+        struct Version {
+            v: u64,
+        }
+        let version: Version = serde_json::from_slice(bytes).map_err(RecordError::Shape)?;
+        if version.v != u64::from(RECORD_VERSION) {
+            return Err(RecordError::Version { found: version.v });
+        }
+        let content: RecordContent = serde_json::from_slice(bytes).map_err(RecordError::Shape)?;
+        let record = Self {
+            hash: Digest::sha256(bytes),
+            content,
+        };
+        if record.to_bytes() == bytes {
+            Ok(record)
+        } else {
+            Err(RecordError::NotCanonical)
+        }
+    }
+
+    /// The payloads the record refers to, in the order a commit carries them.
+    pub fn bodies(&self) -> Vec<BodyRef> {
+        self.content.events.iter().flat_map(Event::bodies).collect()
+    }
+}
+
+impl Event {
+    /// The payloads the event refers to, in the order a commit carries them.
+    pub fn bodies(&self) -> Vec<BodyRef> {
+        match self {
+            Self::SessionCreated { name, labels, .. } => {
+                name.iter().chain(labels).copied().collect()
+            }
+            Self::RequestEnded { error, .. } => error.iter().copied().collect(),
+            Self::ItemsAppended { items, .. } => items
+                .iter()
+                .flat_map(|item| {
+                    let attached = item.attachments.iter().map(|attachment| attachment.body);
+                    std::iter::once(item.body).chain(attached)
+                })
+                .collect(),
+            Self::HoldOpened { body, .. } => body.iter().copied().collect(),
+            Self::HoldDecided { decision, .. } => decision.body.iter().copied().collect(),
+            Self::StatePut { value, .. } | Self::TaskStatePut { value, .. } => vec![*value],
+            Self::SharedStatePut { operand, .. } => operand.iter().copied().collect(),
+            Self::SessionClosed
+            | Self::SessionForked { .. }
+            | Self::Rewound { .. }
+            | Self::TaskOpened { .. }
+            | Self::TaskStatusChanged { .. }
+            | Self::TaskClosed { .. }
+            | Self::TaskRenamed { .. }
+            | Self::RequestStarted { .. }
+            | Self::RequestLeased { .. }
+            | Self::LeaseLapsed { .. }
+            | Self::RequestStatusChanged { .. }
+            | Self::VoteRecorded { .. }
+            | Self::StateDeleted { .. }
+            | Self::StateRestored { .. } => Vec::new(),
+        }
+    }
+}

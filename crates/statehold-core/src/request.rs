@@ -1,0 +1,163 @@
+//! The life of a request: one invocation of an agent within a task.
+//!
+//! Lease and status are separate. A lease says who may write; a status says what the request waits
+//! for. While a request is held or waits for its children its lease may lapse silently.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::ids::{HoldId, ItemId, RequestId, TaskId};
+use crate::principal::Principal;
+use crate::time::Timestamp;
+
+/// What a live request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestStatus {
+    /// Waits for a worker.
+    Queued,
+    /// A worker is at it.
+    Running,
+    /// Waits for a person.
+    Held,
+    /// Waits for child requests.
+    Waiting,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestOutcome {
+    /// With an answer.
+    Completed,
+    /// With an error.
+    Failed,
+    /// Somebody stopped it.
+    Cancelled,
+}
+
+/// The right to write for a request, until it lapses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lease {
+    /// Who holds it.
+    pub worker: Principal,
+    /// How long each renewal lasts.
+    pub ttl_ms: u64,
+    /// Until when it was granted. Heartbeats extend it in memory only.
+    pub until: Timestamp,
+}
+
+/// How far a recorded tool call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum CallState {
+    /// Waits for an approval; must not run.
+    Proposed,
+    /// May have run since the fence given: nobody can tell until there is a result.
+    Started {
+        /// The fence under which it was started last.
+        fence: u64,
+    },
+    /// Approved while no worker held the lease. It is nobody's to run until the request runs again,
+    /// so that a worker that is lost in between is asked about.
+    Released,
+    /// Asked a person whether it ran.
+    Unknown {
+        /// The `reconcile` hold.
+        hold: HoldId,
+    },
+    /// A person refused it.
+    Refused,
+    /// A person gave the result.
+    Answered,
+    /// A person found out that it ran.
+    Confirmed,
+}
+
+/// A tool call without a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenCall {
+    /// Whether calling again with the same key is harmless.
+    pub idempotent: bool,
+    /// Whether it needed an approval.
+    pub gated: bool,
+    /// How far it is.
+    pub state: CallState,
+    /// The digest that was approved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+}
+
+/// A request that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LiveRequest {
+    /// The id.
+    pub id: RequestId,
+    /// The n of the alias `Rn`.
+    pub number: u64,
+    /// The task it belongs to.
+    pub task: TaskId,
+    /// The request that waits for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<RequestId>,
+    /// How many requests are above it.
+    pub depth: u16,
+    /// What it does.
+    pub status: RequestStatus,
+    /// How often it was claimed. The number a worker must show.
+    pub fence: u64,
+    /// Who may write. None before the first claim and while it waits for the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+    /// Who held a lease last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_worker: Option<Principal>,
+    /// Live child requests. Derived from the children's `parent`.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub children: BTreeSet<RequestId>,
+    /// Open holds of this request. Derived from the holds.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub holds: BTreeSet<HoldId>,
+    /// How many holds it ever opened.
+    pub holds_opened: u32,
+    /// Tool calls without a result.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub calls: BTreeMap<ItemId, OpenCall>,
+}
+
+/// The published transition table: every status a request may go to, from where.
+pub const REQUEST_TRANSITIONS: &[(RequestStatus, RequestStatus)] = &[
+    (RequestStatus::Queued, RequestStatus::Running),
+    (RequestStatus::Queued, RequestStatus::Held), // A lost worker's call is asked about on claim.
+    (RequestStatus::Running, RequestStatus::Running), // Takeover of a lapsed lease.
+    (RequestStatus::Running, RequestStatus::Queued),
+    (RequestStatus::Running, RequestStatus::Held),
+    (RequestStatus::Running, RequestStatus::Waiting),
+    (RequestStatus::Held, RequestStatus::Running),
+    (RequestStatus::Held, RequestStatus::Queued),
+    (RequestStatus::Held, RequestStatus::Waiting),
+    (RequestStatus::Waiting, RequestStatus::Running),
+    (RequestStatus::Waiting, RequestStatus::Queued),
+    (RequestStatus::Waiting, RequestStatus::Held),
+];
+
+impl LiveRequest {
+    /// Whether the lease is live at `now`, given how far heartbeats extended it.
+    pub fn has_live_lease(&self, now: Timestamp, extended_until: Option<Timestamp>) -> bool {
+        self.lease
+            .is_some_and(|lease| now < extended_until.unwrap_or(lease.until).max(lease.until))
+    }
+
+    /// Tool calls that may have run and cannot safely run again.
+    pub fn uncertain_calls(&self) -> impl Iterator<Item = ItemId> + '_ {
+        self.calls
+            .iter()
+            .filter(|(_, call)| matches!(call.state, CallState::Started { .. }) && !call.idempotent)
+            .map(|(id, _)| *id)
+    }
+}

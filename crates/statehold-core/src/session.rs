@@ -1,0 +1,218 @@
+//! The state of one session: only what decisions need.
+//!
+//! Open tasks, live requests, open holds and the versions of session keys. Finished things leave it,
+//! so a command costs the same at turn 10,000 as at turn 1.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::hold::Hold;
+use crate::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use crate::mutant::{self, Mutant};
+use crate::name::Name;
+use crate::request::{LiveRequest, RequestStatus};
+use crate::scope::StateKey;
+use crate::task::{Task, TaskStatus};
+use crate::time::Timestamp;
+
+/// Whose session it is. Set once, by the first record.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Owner {
+    /// The isolation wall.
+    pub tenant: Name,
+    /// The app.
+    pub app: Name,
+    /// The user, as a pseudonym.
+    pub user: UserId,
+    /// The agent that answers when none is named.
+    pub agent: Name,
+}
+
+/// What a session does, seen from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionStatus {
+    /// Somebody works.
+    Running,
+    /// Waits for a person.
+    Paused,
+    /// Nothing to do.
+    Idle,
+    /// Takes no more commands.
+    Closed,
+}
+
+/// What the next decision needs to know. The fold of the session's records.
+///
+/// The maps are shared on clone and copied on the first write, so a draft of the next state is cheap.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionState {
+    /// The session.
+    pub session: SessionId,
+    /// How many records were committed; the number of the last one.
+    pub revision: u64,
+    /// Hash of the last record.
+    pub head: Digest,
+    /// Commit time of the last record.
+    pub last_at: Timestamp,
+    /// Whose session it is. None before the first record.
+    pub owner: Option<Owner>,
+    /// Whether it takes no more commands.
+    pub closed: bool,
+    /// Tasks opened so far: the last alias `Tn`.
+    pub tasks_opened: u64,
+    /// Requests started so far: the last alias `Rn`.
+    pub requests_started: u64,
+    /// Items appended so far: the last `seq`.
+    pub items_appended: u64,
+    /// Open tasks.
+    pub tasks: Arc<BTreeMap<TaskId, Task>>,
+    /// Live requests.
+    pub requests: Arc<BTreeMap<RequestId, LiveRequest>>,
+    /// Open holds.
+    pub holds: Arc<BTreeMap<HoldId, Hold>>,
+    /// The revision that last wrote each session key.
+    pub keys: Arc<BTreeMap<StateKey, u64>>,
+}
+
+impl SessionState {
+    /// A session before its first record.
+    pub fn new(session: SessionId) -> Self {
+        Self {
+            session,
+            revision: 0,
+            head: Digest::ZERO,
+            last_at: Timestamp::default(),
+            owner: None,
+            closed: false,
+            tasks_opened: 0,
+            requests_started: 0,
+            items_appended: 0,
+            tasks: Arc::default(),
+            requests: Arc::default(),
+            holds: Arc::default(),
+            keys: Arc::default(),
+        }
+    }
+
+    /// The state as bytes, from which recovery goes on without folding the whole log.
+    pub fn to_snapshot(&self) -> Vec<u8> {
+        if mutant::is_on(Mutant::SnapshotForgetsVotes) {
+            let mut forgetful = self.clone();
+            for hold in Arc::make_mut(&mut forgetful.holds).values_mut() {
+                hold.votes.clear();
+            }
+            return crate::digest::canonical_bytes(&forgetful);
+        }
+        crate::digest::canonical_bytes(self)
+    }
+
+    /// The state from the bytes of a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are not a snapshot of a known shape.
+    pub fn from_snapshot(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(bytes)
+    }
+
+    /// What the session does, seen from outside.
+    pub fn status(&self) -> SessionStatus {
+        let roots = || self.tasks.values().filter(|task| task.parent.is_none());
+        if self.closed {
+            SessionStatus::Closed
+        } else if roots().any(|task| task.status == TaskStatus::Paused) {
+            SessionStatus::Paused
+        } else if roots().any(|task| task.status == TaskStatus::Running) {
+            SessionStatus::Running
+        } else {
+            SessionStatus::Idle
+        }
+    }
+
+    /// The task with this request's id in `live`, if the request is live.
+    pub fn task_of(&self, request: RequestId) -> Option<&Task> {
+        self.requests
+            .get(&request)
+            .and_then(|live| self.tasks.get(&live.task))
+    }
+
+    /// The open holds that keep `task` paused, with the leaf's own ids, at any depth.
+    pub fn pending_holds(&self, task: TaskId) -> Vec<HoldId> {
+        let mut found = Vec::new();
+        if let Some(live) = self.tasks.get(&task).and_then(|task| task.live) {
+            self.collect_holds(live, &mut found);
+        }
+        found
+    }
+
+    fn collect_holds(&self, request: RequestId, found: &mut Vec<HoldId>) {
+        let Some(live) = self.requests.get(&request) else {
+            return;
+        };
+        found.extend(live.holds.iter().map(|hold| {
+            if mutant::is_on(Mutant::RenameHold) && live.depth > 0 {
+                HoldId::from_uuid(uuid::Uuid::from_u128(hold.as_uuid().as_u128() ^ 1))
+            } else {
+                *hold
+            }
+        }));
+        for child in &live.children {
+            if mutant::is_on(Mutant::InboxMissesReused) && self.is_reused(*child) {
+                continue;
+            }
+            self.collect_holds(*child, found);
+        }
+    }
+
+    /// Whether this request runs in a task that another request spawned.
+    fn is_reused(&self, request: RequestId) -> bool {
+        let parent = self.requests.get(&request).and_then(|live| live.parent);
+        let spawner = self
+            .task_of(request)
+            .and_then(|task| task.parent)
+            .map(|link| link.request);
+        parent != spawner
+    }
+
+    /// The status that a task's cache must hold, given the caches of the tasks below it.
+    pub(crate) fn status_from_children(&self, task: &Task) -> TaskStatus {
+        let Some(live) = task.live.and_then(|live| self.requests.get(&live)) else {
+            return TaskStatus::Idle;
+        };
+        let has_paused_child = || {
+            live.children
+                .iter()
+                .filter_map(|child| self.task_of(*child))
+                .any(|child| child.status == TaskStatus::Paused)
+        };
+        match live.status {
+            RequestStatus::Held => TaskStatus::Paused,
+            RequestStatus::Waiting if has_paused_child() => TaskStatus::Paused,
+            RequestStatus::Waiting | RequestStatus::Queued | RequestStatus::Running => {
+                TaskStatus::Running
+            }
+        }
+    }
+
+    /// Whether `task` is `ancestor` or below it.
+    pub fn is_in_subtree(&self, task: TaskId, ancestor: TaskId) -> bool {
+        let mut at = Some(task);
+        while let Some(id) = at {
+            if id == ancestor {
+                return true;
+            }
+            at = self
+                .tasks
+                .get(&id)
+                .and_then(|task| task.parent)
+                .map(|link| link.task);
+        }
+        false
+    }
+}

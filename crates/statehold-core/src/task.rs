@@ -1,0 +1,87 @@
+//! Tasks: one job of one agent inside a session, open over many requests.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{RequestId, TaskId};
+use crate::name::Name;
+use crate::request::RequestOutcome;
+
+/// What a task does. Derived from its requests and holds; stored as a cache of that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskStatus {
+    /// An agent is at it, or will be.
+    Running,
+    /// Waits for a person, here or further down.
+    Paused,
+    /// Nothing to do; open for the next request.
+    Idle,
+    /// Closed after its work was done.
+    Completed,
+    /// Closed after a failure.
+    Failed,
+    /// Stopped for good, with everything below it.
+    Cancelled,
+}
+
+impl TaskStatus {
+    /// Whether nothing can happen to the task any more.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Running | Self::Paused | Self::Idle => false,
+            Self::Completed | Self::Failed | Self::Cancelled => true,
+        }
+    }
+}
+
+/// When a task closes by itself.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum CloseOn {
+    /// Never; somebody closes it.
+    #[default]
+    Never,
+    /// With its first answer.
+    Reply,
+    /// With its first failure.
+    Failure,
+}
+
+/// Where a task hangs in the tree: the request that first spawned it, and that request's task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParentLink {
+    /// The task above.
+    pub task: TaskId,
+    /// The request that first spawned this one.
+    pub request: RequestId,
+}
+
+/// An open task.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    /// The id.
+    pub id: TaskId,
+    /// The n of the alias `Tn`.
+    pub number: u64,
+    /// The agent that does the job.
+    pub agent: Name,
+    /// Where it hangs in the tree. None for root tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ParentLink>,
+    /// Cached status.
+    pub status: TaskStatus,
+    /// Its one live request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live: Option<RequestId>,
+    /// How its last request ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_outcome: Option<RequestOutcome>,
+    /// When it closes by itself.
+    pub close_on: CloseOn,
+    /// The revision that opened it.
+    pub opened_at: u64,
+}
