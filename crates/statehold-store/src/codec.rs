@@ -1,0 +1,234 @@
+//! The stored form of records and payloads.
+//!
+//! A record is kept as one codec byte and its canonical JSON, compressed where that helps. The
+//! payloads of a record are kept together, in the order the record names them, each behind a codec
+//! byte, a seal byte and its stored length, so that one payload can be erased without touching the
+//! others. See `docs/formats/store-v1.md`.
+
+use statehold_core::digest::BodyRef;
+use statehold_core::limits::PAYLOAD_BYTES_MAX;
+
+/// Payloads at least this long are kept as blobs of their own.
+pub const BLOB_BYTES_MIN: usize = 64 * 1024;
+/// Shorter payloads are not worth compressing.
+const COMPRESS_BYTES_MIN: usize = 256;
+const COMPRESS_LEVEL: i32 = 3;
+
+const PLAIN: u8 = 0;
+const ZSTD: u8 = 1;
+const BLOB: u8 = 2;
+const ERASED: u8 = 3;
+/// No seal. The byte is there so that sealed payloads need no new format.
+const UNSEALED: u8 = 0;
+
+/// Why stored bytes cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CodecError {
+    /// A length points beyond the end, or bytes are left over.
+    #[error("the stored payloads end in the wrong place")]
+    Length,
+    /// A codec or seal of a newer version, or damage.
+    #[error("unknown codec {codec} or seal {seal}")]
+    Unknown {
+        /// The codec byte.
+        codec: u8,
+        /// The seal byte.
+        seal: u8,
+    },
+    /// Compressed bytes that are not.
+    #[error("compressed bytes cannot be unpacked")]
+    Compressed(#[source] std::io::Error),
+}
+
+/// A payload as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoredBody {
+    /// Here.
+    Inline(Vec<u8>),
+    /// In the blob table, under the digest that the record names.
+    Blob,
+    /// Gone, on purpose.
+    Erased,
+}
+
+/// Packs bytes behind a codec byte.
+pub fn pack(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = Vec::with_capacity(bytes.len() + 1);
+    if let Some(smaller) = compress(bytes) {
+        packed.push(ZSTD);
+        packed.extend_from_slice(&smaller);
+    } else {
+        packed.push(PLAIN);
+        packed.extend_from_slice(bytes);
+    }
+    packed
+}
+
+/// Unpacks what [`pack`] made.
+///
+/// # Errors
+///
+/// If the bytes are damaged or unpack to more than the longest payload.
+pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, CodecError> {
+    match packed.split_first() {
+        Some((&PLAIN, bytes)) => Ok(bytes.to_vec()),
+        Some((&ZSTD, bytes)) => decompress(bytes, PAYLOAD_BYTES_MAX as usize),
+        Some((&codec, _)) => Err(CodecError::Unknown {
+            codec,
+            seal: UNSEALED,
+        }),
+        None => Err(CodecError::Length),
+    }
+}
+
+/// Packs the payloads of one record. Blobs are left to the caller.
+pub fn pack_bodies(bodies: &[Vec<u8>]) -> Vec<u8> {
+    let mut packed = Vec::with_capacity(bodies.iter().map(|body| body.len() + 6).sum());
+    for body in bodies {
+        if body.len() >= BLOB_BYTES_MIN {
+            push_body(&mut packed, BLOB, &[]);
+        } else if let Some(smaller) = compress(body) {
+            push_body(&mut packed, ZSTD, &smaller);
+        } else {
+            push_body(&mut packed, PLAIN, body);
+        }
+    }
+    packed
+}
+
+fn push_body(packed: &mut Vec<u8>, codec: u8, bytes: &[u8]) {
+    let length = u32::try_from(bytes.len()).expect("limits keep payloads below 4 GiB");
+    packed.extend_from_slice(&[codec, UNSEALED]);
+    packed.extend_from_slice(&length.to_le_bytes());
+    packed.extend_from_slice(bytes);
+}
+
+/// Unpacks the payloads of one record, which names how long each is.
+///
+/// # Errors
+///
+/// If the bytes are damaged or do not fit what the record says.
+pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
+    let mut rest = packed;
+    let mut bodies = Vec::with_capacity(named.len());
+    for body in named {
+        let (head, tail) = rest.split_at_checked(6).ok_or(CodecError::Length)?;
+        let (codec, seal) = (head[0], head[1]);
+        let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
+        let (bytes, tail) = tail.split_at_checked(length).ok_or(CodecError::Length)?;
+        let stored = match (codec, seal) {
+            (PLAIN, UNSEALED) => StoredBody::Inline(bytes.to_vec()),
+            (ZSTD, UNSEALED) => StoredBody::Inline(decompress(bytes, body.bytes as usize)?),
+            (BLOB, UNSEALED) => StoredBody::Blob,
+            (ERASED, UNSEALED) => StoredBody::Erased,
+            (codec, seal) => return Err(CodecError::Unknown { codec, seal }),
+        };
+        if let StoredBody::Inline(bytes) = &stored
+            && bytes.len() != body.bytes as usize
+        {
+            return Err(CodecError::Length);
+        }
+        bodies.push(stored);
+        rest = tail;
+    }
+    if rest.is_empty() {
+        Ok(bodies)
+    } else {
+        Err(CodecError::Length)
+    }
+}
+
+fn compress(bytes: &[u8]) -> Option<Vec<u8>> {
+    if bytes.len() < COMPRESS_BYTES_MIN {
+        return None;
+    }
+    let smaller = zstd::bulk::compress(bytes, COMPRESS_LEVEL).ok()?;
+    // A gain of less than an eighth is not worth the time to unpack it.
+    (smaller.len() < bytes.len() - bytes.len() / 8).then_some(smaller)
+}
+
+fn decompress(bytes: &[u8], max: usize) -> Result<Vec<u8>, CodecError> {
+    zstd::bulk::decompress(bytes, max).map_err(CodecError::Compressed)
+}
+
+#[cfg(test)]
+mod tests {
+    use statehold_core::digest::PayloadKey;
+
+    use super::*;
+
+    fn named(bodies: &[Vec<u8>]) -> Vec<BodyRef> {
+        let key = PayloadKey::from_bytes([1; 32]);
+        bodies.iter().map(|body| BodyRef::of(&key, body)).collect()
+    }
+
+    fn samples() -> Vec<Vec<u8>> {
+        vec![
+            b"short".to_vec(),
+            b"again and ".repeat(200),
+            Vec::new(),
+            (0..1000u32)
+                .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+                .collect(),
+        ]
+    }
+
+    #[test]
+    fn payloads_come_back_as_they_were() {
+        let bodies = samples();
+        let packed = pack_bodies(&bodies);
+        assert!(packed.len() < bodies.iter().map(Vec::len).sum::<usize>());
+        let unpacked = unpack_bodies(&packed, &named(&bodies)).expect("own bytes");
+        assert_eq!(
+            unpacked,
+            bodies
+                .into_iter()
+                .map(StoredBody::Inline)
+                .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn every_cut_and_every_foreign_codec_is_noticed() {
+        let bodies = samples();
+        let packed = pack_bodies(&bodies);
+        for end in 0..packed.len() {
+            assert!(
+                unpack_bodies(&packed[..end], &named(&bodies)).is_err(),
+                "cut at {end}"
+            );
+        }
+        let mut newer = packed.clone();
+        newer[0] = 9;
+        assert!(matches!(
+            unpack_bodies(&newer, &named(&bodies)),
+            Err(CodecError::Unknown { codec: 9, .. })
+        ));
+        let trailing = [packed, vec![0]].concat();
+        assert!(unpack_bodies(&trailing, &named(&bodies)).is_err());
+    }
+
+    #[test]
+    fn a_bomb_does_not_unpack_beyond_what_the_record_says() {
+        let bomb = vec![b'x'; 10_000_000];
+        let mut packed = Vec::new();
+        push_body(&mut packed, ZSTD, &compress(&bomb).expect("it compresses"));
+        let mut name = named(&[bomb]);
+        name[0].bytes = 100;
+        assert!(matches!(
+            unpack_bodies(&packed, &name),
+            Err(CodecError::Compressed(_))
+        ));
+    }
+
+    #[test]
+    fn long_payloads_are_left_to_the_blob_table() {
+        let bodies = vec![vec![1; BLOB_BYTES_MIN]];
+        let packed = pack_bodies(&bodies);
+        assert_eq!(packed.len(), 6);
+        assert_eq!(
+            unpack_bodies(&packed, &named(&bodies)).expect("own"),
+            [StoredBody::Blob]
+        );
+    }
+}

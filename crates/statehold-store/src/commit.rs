@@ -1,0 +1,203 @@
+//! What one decision wants written: all of it or none of it.
+
+use statehold_core::apply::apply;
+use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::projection::{Changes, changes};
+use statehold_core::record::{Event, Record};
+use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::session::SessionState;
+use statehold_core::time::Timestamp;
+
+use crate::codec;
+
+/// Everything one decision wants written. Made by [`Commit::new`], away from the writer, so that
+/// encoding and compression do not hold up other commits.
+#[derive(Debug)]
+pub struct Commit {
+    /// The record.
+    pub record: Record,
+    /// The state after it.
+    pub after: SessionState,
+    /// What it changes in the projections.
+    pub changes: Changes,
+    /// The answer to keep for the idempotency key of the call.
+    pub answer: Option<Answer>,
+    pub(crate) packed_record: Vec<u8>,
+    pub(crate) packed_bodies: Vec<u8>,
+    pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
+    pub(crate) writes: Writes,
+}
+
+/// The payloads of a record, by what they are for.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Writes {
+    /// The name and the labels of a new session.
+    pub(crate) name: Option<String>,
+    pub(crate) labels: Option<String>,
+    pub(crate) state: Vec<StateWrite>,
+    pub(crate) shared: Vec<SharedWrite>,
+    pub(crate) task_states: Vec<(TaskId, Vec<u8>)>,
+    /// Tasks whose history grew.
+    pub(crate) grown_tasks: Vec<TaskId>,
+    /// Where a fork comes from.
+    pub(crate) fork: Option<(SessionId, u64)>,
+}
+
+/// A change of one session key.
+#[derive(Debug, Clone)]
+pub(crate) enum StateWrite {
+    Put(StateKey, Vec<u8>),
+    Delete(StateKey),
+    Restore(StateKey, u64),
+}
+
+/// A change of one shared key.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedWrite {
+    pub(crate) key: StateKey,
+    pub(crate) merge: MergePolicy,
+    pub(crate) operand: Option<Vec<u8>>,
+    pub(crate) expected: Option<u64>,
+    pub(crate) request: Option<RequestId>,
+}
+
+/// The answer to a call, kept for its idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Digest of tenant, principal and key.
+    pub key: Digest,
+    /// Digest of the call.
+    pub fingerprint: Digest,
+    /// The session it committed to.
+    pub session: SessionId,
+    /// The revision it committed.
+    pub revision: u64,
+    /// What the caller was told.
+    pub body: Vec<u8>,
+    /// When the key is free again.
+    pub expires_at: Timestamp,
+}
+
+/// Payloads that do not fit their record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("payload {index} of {expected} does not fit the record")]
+pub struct BodyMismatch {
+    /// Which payload.
+    pub index: usize,
+    /// How many the record names.
+    pub expected: usize,
+}
+
+impl Commit {
+    /// Prepares a commit: `record` was decided on `before`, `bodies` are its payloads in the order of
+    /// [`Record::bodies`].
+    ///
+    /// # Errors
+    ///
+    /// If there are more or fewer payloads than the record names, or one has another length.
+    pub fn new(
+        before: &SessionState,
+        record: Record,
+        bodies: Vec<Vec<u8>>,
+    ) -> Result<Self, BodyMismatch> {
+        let named = record.bodies();
+        require_fitting(&named, &bodies)?;
+        let mut after = before.clone();
+        apply(&mut after, &record);
+        let changes = changes(before, &record, &after);
+        let is_blob = |body: &&(BodyRef, &Vec<u8>)| body.1.len() >= codec::BLOB_BYTES_MIN;
+        let pairs: Vec<_> = named.iter().copied().zip(&bodies).collect();
+        let blobs = pairs
+            .iter()
+            .filter(is_blob)
+            .map(|(name, body)| (name.digest, (*body).clone()));
+        Ok(Self {
+            packed_record: codec::pack(&record.to_bytes()),
+            packed_bodies: codec::pack_bodies(&bodies),
+            blobs: blobs.collect(),
+            writes: Writes::of(&record, bodies),
+            record,
+            after,
+            changes,
+            answer: None,
+        })
+    }
+
+    /// The session it belongs to.
+    pub fn session(&self) -> SessionId {
+        self.record.content.session
+    }
+
+    /// The revision it must find.
+    pub fn expected(&self) -> u64 {
+        self.record.content.seq - 1
+    }
+}
+
+fn require_fitting(named: &[BodyRef], bodies: &[Vec<u8>]) -> Result<(), BodyMismatch> {
+    let expected = named.len();
+    if bodies.len() != expected {
+        return Err(BodyMismatch {
+            index: bodies.len().min(expected),
+            expected,
+        });
+    }
+    let differs = |(name, body): (&BodyRef, &Vec<u8>)| name.bytes as usize != body.len();
+    match named.iter().zip(bodies).position(differs) {
+        Some(index) => Err(BodyMismatch { index, expected }),
+        None => Ok(()),
+    }
+}
+
+impl Writes {
+    fn of(record: &Record, bodies: Vec<Vec<u8>>) -> Self {
+        let mut bodies = bodies.into_iter();
+        let mut writes = Self::default();
+        for event in &record.content.events {
+            let mut own: Vec<Vec<u8>> = bodies.by_ref().take(event.bodies().len()).collect();
+            match event {
+                Event::SessionCreated { name, labels, .. } => {
+                    let mut own = own
+                        .into_iter()
+                        .map(|text| String::from_utf8_lossy(&text).into_owned());
+                    writes.name = name.and_then(|_| own.next());
+                    writes.labels = labels.and_then(|_| own.next());
+                }
+                Event::SessionForked { origin, at, .. } => writes.fork = Some((*origin, *at)),
+                Event::ItemsAppended { task, .. } => writes.grown_tasks.push(*task),
+                Event::StatePut { key, .. } => {
+                    writes
+                        .state
+                        .push(StateWrite::Put(key.clone(), own.swap_remove(0)));
+                }
+                Event::StateDeleted { key, .. } => {
+                    writes.state.push(StateWrite::Delete(key.clone()));
+                }
+                Event::StateRestored { key, from } => {
+                    writes.state.push(StateWrite::Restore(key.clone(), *from));
+                }
+                Event::SharedStatePut {
+                    key,
+                    merge,
+                    expected,
+                    request,
+                    ..
+                } => {
+                    writes.shared.push(SharedWrite {
+                        key: key.clone(),
+                        merge: *merge,
+                        operand: own.pop(),
+                        expected: *expected,
+                        request: *request,
+                    });
+                }
+                Event::TaskStatePut { task, .. } => {
+                    writes.task_states.push((*task, own.swap_remove(0)));
+                }
+                _ => {}
+            }
+        }
+        writes
+    }
+}

@@ -1,0 +1,271 @@
+//! The key file: the secrets under which payloads are digested, one per user or tenant.
+//!
+//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes
+//! every digest of their payloads meaningless, everywhere, while the chains still verify. One line
+//! per key: the owner, a space, 64 hexadecimal digits.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use data_encoding::HEXLOWER;
+use statehold_core::digest::PayloadKey;
+use statehold_core::ids::UserId;
+use statehold_core::name::Name;
+
+use crate::port::StoreError;
+
+/// Whose key.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeyOwner {
+    /// A user: items, holds, session and `user:` state.
+    User(UserId),
+    /// A tenant: `app:` state.
+    Tenant(Name),
+}
+
+impl std::fmt::Display for KeyOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::User(user) => user.fmt(f),
+            Self::Tenant(tenant) => write!(f, "tenant:{tenant}"),
+        }
+    }
+}
+
+/// The keys of one data directory.
+#[derive(Debug)]
+pub struct KeyFile {
+    path: PathBuf,
+    keys: Mutex<BTreeMap<String, PayloadKey>>,
+}
+
+impl KeyFile {
+    /// The name of the file in the data directory.
+    pub const NAME: &'static str = "user-keys";
+
+    /// Opens the key file of a data directory, or begins one.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, is readable by others, or has a line that is not a key.
+    pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        let path = directory.join(Self::NAME);
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(unavailable)?;
+        require_private(&file)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(unavailable)?;
+        let mut keys = BTreeMap::new();
+        for (index, line) in text.lines().enumerate() {
+            let is_last = text.lines().count() == index + 1 && !text.ends_with('\n');
+            match parse_line(line) {
+                Some((owner, key)) => {
+                    keys.insert(owner, key);
+                }
+                // The file is appended to: a crash can cut the last line, whose key was never used.
+                None if is_last => {
+                    file.set_len((text.len() - line.len()) as u64)
+                        .map_err(unavailable)?;
+                    file.sync_all().map_err(unavailable)?;
+                }
+                None => {
+                    return Err(StoreError::Unusable(format!(
+                        "line {} of the key file {} is not a key",
+                        index + 1,
+                        path.display()
+                    )));
+                }
+            }
+        }
+        sync_directory(directory)?;
+        Ok(Self {
+            path,
+            keys: Mutex::new(keys),
+        })
+    }
+
+    /// The key of an owner, made and written to disk if there is none.
+    ///
+    /// After `Ok` a new key survives a crash, so a digest never outlives its key by accident.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
+        let owner = owner.to_string();
+        let mut keys = self.lock();
+        if let Some(key) = keys.get(&owner) {
+            return Ok(key.clone());
+        }
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
+        let key = PayloadKey::from_bytes(bytes);
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(&self.path)
+            .map_err(unavailable)?;
+        file.write_all(line(&owner, &key).as_bytes())
+            .map_err(unavailable)?;
+        file.sync_all().map_err(unavailable)?;
+        keys.insert(owner, key.clone());
+        Ok(key)
+    }
+
+    /// The key of an owner, if there is one.
+    pub fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
+        self.lock().get(&owner.to_string()).cloned()
+    }
+
+    /// Forgets a key for ever.
+    ///
+    /// After `Ok` the key is gone from the file, also after a crash.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
+        let owner = owner.to_string();
+        let mut keys = self.lock();
+        if !keys.contains_key(&owner) {
+            return Ok(false);
+        }
+        let kept = keys.iter().filter(|(name, _)| **name != owner);
+        let text: String = kept.map(|(name, key)| line(name, key)).collect();
+        let fresh = self.path.with_extension("new");
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&fresh)
+            .map_err(unavailable)?;
+        file.write_all(text.as_bytes()).map_err(unavailable)?;
+        file.sync_all().map_err(unavailable)?;
+        std::fs::rename(&fresh, &self.path).map_err(unavailable)?;
+        if let Some(directory) = self.path.parent() {
+            sync_directory(directory)?;
+        }
+        keys.remove(&owner);
+        Ok(true)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, PayloadKey>> {
+        // A panic elsewhere cannot leave the map half changed: every change is one insert or remove.
+        self.keys
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn line(owner: &str, key: &PayloadKey) -> String {
+    format!("{owner} {}\n", HEXLOWER.encode(key.expose()))
+}
+
+fn parse_line(line: &str) -> Option<(String, PayloadKey)> {
+    let (owner, key) = line.split_once(' ')?;
+    let key: [u8; 32] = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
+    Some((owner.to_owned(), PayloadKey::from_bytes(key)))
+}
+
+fn require_private(file: &File) -> Result<(), StoreError> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = file.metadata().map_err(unavailable)?.permissions().mode();
+    let is_private = mode.trailing_zeros() >= 6;
+    if is_private {
+        Ok(())
+    } else {
+        Err(StoreError::Unusable(format!(
+            "the key file can be read by others (mode {:o}); run: chmod 600 {}",
+            mode & 0o777,
+            KeyFile::NAME
+        )))
+    }
+}
+
+/// Makes the names in a directory survive a loss of power.
+pub(crate) fn sync_directory(directory: &Path) -> Result<(), StoreError> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(unavailable)
+}
+
+fn unavailable(source: std::io::Error) -> StoreError {
+    StoreError::Unavailable(Box::new(source))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn bob() -> KeyOwner {
+        KeyOwner::User(UserId::from_uuid(Uuid::from_u128(1)))
+    }
+
+    #[test]
+    fn a_key_is_made_once_and_found_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        assert_eq!(keys.get_or_create(&bob()).expect("found"), key);
+        let again = KeyFile::open(directory.path()).expect("opens again");
+        assert_eq!(again.get(&bob()), Some(key));
+    }
+
+    #[test]
+    fn a_deleted_key_is_gone_for_ever() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        assert!(keys.delete(&bob()).expect("deleted"));
+        assert!(!keys.delete(&bob()).expect("nothing to delete"));
+        let text = std::fs::read_to_string(directory.path().join(KeyFile::NAME)).expect("reads");
+        assert!(!text.contains(&HEXLOWER.encode(key.expose())));
+        assert_eq!(
+            KeyFile::open(directory.path()).expect("opens").get(&bob()),
+            None
+        );
+    }
+
+    #[test]
+    fn a_line_cut_by_a_crash_is_dropped_and_damage_before_it_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(KeyFile::NAME);
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        let whole = std::fs::read(&path).expect("reads");
+        for end in 1..whole.len() {
+            let cut = [&whole[..], &whole[..end]].concat();
+            std::fs::write(&path, cut).expect("writes");
+            let keys = KeyFile::open(directory.path()).expect("a cut line is no damage");
+            assert_eq!(keys.get(&bob()), Some(key.clone()));
+        }
+        std::fs::write(&path, [b"damage\n", &whole[..]].concat()).expect("writes");
+        let refused = KeyFile::open(directory.path()).expect_err("damage is refused");
+        assert!(refused.to_string().contains("line 1"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        KeyFile::open(directory.path()).expect("opens");
+        let path = directory.path().join(KeyFile::NAME);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("chmod");
+        let refused = KeyFile::open(directory.path()).expect_err("refused");
+        assert!(refused.to_string().contains("chmod 600"), "{refused}");
+    }
+}

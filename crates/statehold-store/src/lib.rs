@@ -1,0 +1,20 @@
+//! What lasts: the store port, the stored form of records, and the adapters.
+//!
+//! [`Store`] is the contract; its documentation says what holds after a crash. One conformance suite
+//! (feature `suite`) is run against every adapter: [`memory`], the reference, and [`sqlite`], the
+//! default. No type of an adapter's engine appears in a public signature.
+
+pub mod codec;
+mod commit;
+pub mod keys;
+pub mod memory;
+mod port;
+pub mod sqlite;
+#[cfg(feature = "suite")]
+pub mod suite;
+
+pub use commit::{Answer, BodyMismatch, Commit};
+pub use port::{
+    BoxError, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
+};

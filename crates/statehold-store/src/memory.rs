@@ -1,0 +1,481 @@
+//! The reference adapter: plain collections behind one lock.
+//!
+//! It keeps each session as its log and the fold of it, and answers every question by walking the
+//! log. That is slow for long sessions and easy to believe, which is what the other adapters are
+//! compared with. Nothing survives the process.
+
+mod history;
+mod listing;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use serde_json::Value;
+use statehold_core::apply::apply;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::name::Name;
+use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::record::{Event, Record};
+use statehold_core::scope::{MergeError, MergePolicy, StateKey, merge};
+use statehold_core::session::SessionState;
+use statehold_core::time::Timestamp;
+
+use crate::codec::{self, StoredBody};
+use crate::commit::{Answer, Commit, SharedWrite};
+use crate::port::{
+    Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, Store, StoreError, StoredItem, StoredRecord,
+};
+
+/// A store in memory.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    /// A plain mutex: it is held while collections are read or written, never over an await.
+    tables: Mutex<Tables>,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A thread that panicked in the middle of a commit may have left half of it.
+    fn lock(&self) -> Result<MutexGuard<'_, Tables>, StoreError> {
+        self.tables.lock().map_err(|_| StoreError::Stopped)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    sessions: BTreeMap<SessionId, Session>,
+    names: BTreeMap<(Name, Name, UserId, String), SessionId>,
+    shared: BTreeMap<SharedOwner, BTreeMap<StateKey, Shared>>,
+    answers: BTreeMap<Digest, Answer>,
+    session_of_request: BTreeMap<RequestId, SessionId>,
+    session_of_task: BTreeMap<TaskId, SessionId>,
+    session_of_hold: BTreeMap<HoldId, SessionId>,
+    ended_requests: BTreeMap<RequestId, EndedRequest>,
+    closed_tasks: BTreeMap<TaskId, ClosedTask>,
+    closed_holds: BTreeMap<HoldId, ClosedHold>,
+    /// The place of every hold that was ever opened.
+    hold_places: BTreeMap<HoldId, u64>,
+    last_place: u64,
+}
+
+#[derive(Debug)]
+struct Session {
+    place: u64,
+    name: Option<String>,
+    labels: Option<String>,
+    created_at: Timestamp,
+    /// All records, those that a fork shares with its origin included: record n is at n - 1.
+    log: Vec<Arc<Entry>>,
+    /// Invariant: the fold of `log`.
+    state: SessionState,
+}
+
+#[derive(Debug)]
+struct Entry {
+    record: Record,
+    bodies: Vec<Vec<u8>>,
+}
+
+/// A shared key. It stays when its value is removed, so that a version never comes back.
+#[derive(Debug, Clone)]
+struct Shared {
+    version: u64,
+    value: Option<SharedValue>,
+}
+
+impl Tables {
+    /// First everything that can be refused, then everything that is written.
+    fn commit(&mut self, commit: Commit) -> Result<u64, StoreError> {
+        let entry = Entry::of(&commit)?;
+        let (mut log, mut state) = self.require_head(&commit)?;
+        self.require_free_key(&commit)?;
+        let name = self.require_free_name(&commit)?;
+        let shared = self.merge_shared(&commit)?;
+
+        apply(&mut state, &entry.record);
+        let (session, at, revision) = (commit.session(), entry.record.content.at, state.revision);
+        self.index(&commit);
+        log.push(Arc::new(entry));
+        if let Some(kept) = self.sessions.get_mut(&session) {
+            (kept.log, kept.state) = (log, state);
+        } else {
+            let begun = Session {
+                place: self.next_place(),
+                name: commit.writes.name,
+                labels: commit.writes.labels,
+                created_at: at,
+                log,
+                state,
+            };
+            self.sessions.insert(session, begun);
+        }
+        self.names.extend(name.map(|name| (name, session)));
+        for (owner, key, written) in shared {
+            self.shared.entry(owner).or_default().insert(key, written);
+        }
+        self.answers
+            .extend(commit.answer.map(|answer| (answer.key, answer)));
+        Ok(revision)
+    }
+
+    /// The log and the state that the commit goes on from.
+    fn require_head(&self, commit: &Commit) -> Result<(Vec<Arc<Entry>>, SessionState), StoreError> {
+        let (session, expected) = (commit.session(), commit.expected());
+        let conflict = |session, found| StoreError::Conflict {
+            session,
+            expected,
+            found,
+        };
+        let kept = self.sessions.get(&session);
+        let prev_hash = commit.record.content.prev_hash;
+        match (kept, commit.writes.fork) {
+            (Some(kept), None)
+                if kept.state.revision == expected && kept.state.head == prev_hash =>
+            {
+                Ok((kept.log.clone(), kept.state.clone()))
+            }
+            (Some(kept), _) => Err(conflict(session, kept.state.revision)),
+            (None, Some((origin, at))) => {
+                let origin_found = |found| conflict(origin, found);
+                let shared = self.sessions.get(&origin).ok_or(origin_found(0))?;
+                let state = shared.state_at(at);
+                state
+                    .filter(|state| at == expected && state.head == prev_hash)
+                    .map(|state| (shared.log_until(at).to_vec(), state))
+                    .ok_or(origin_found(shared.state.revision))
+            }
+            (None, None) if expected == 0 && prev_hash == Digest::ZERO => {
+                Ok((Vec::new(), SessionState::new(session)))
+            }
+            (None, None) => Err(conflict(session, 0)),
+        }
+    }
+
+    fn require_free_key(&self, commit: &Commit) -> Result<(), StoreError> {
+        let taken = commit
+            .answer
+            .as_ref()
+            .and_then(|answer| self.answers.get(&answer.key));
+        match taken {
+            Some(first) => Err(StoreError::KeyTaken {
+                session: first.session,
+                revision: first.revision,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The name to enter, if the commit gives one.
+    fn require_free_name(
+        &self,
+        commit: &Commit,
+    ) -> Result<Option<(Name, Name, UserId, String)>, StoreError> {
+        let (Some(name), Some(owner)) = (&commit.writes.name, &commit.after.owner) else {
+            return Ok(None);
+        };
+        let name = (
+            owner.tenant.clone(),
+            owner.app.clone(),
+            owner.user,
+            name.clone(),
+        );
+        match self.names.get(&name) {
+            Some(&session) => Err(StoreError::NameTaken { session }),
+            None => Ok(Some(name)),
+        }
+    }
+
+    /// The shared keys as they are after the commit.
+    fn merge_shared(
+        &self,
+        commit: &Commit,
+    ) -> Result<Vec<(SharedOwner, StateKey, Shared)>, StoreError> {
+        let Some(owner) = &commit.after.owner else {
+            return Ok(Vec::new());
+        };
+        let mut merged = Vec::new();
+        for write in &commit.writes.shared {
+            let owner = SharedOwner::of(owner, write.key.scope());
+            let there = self
+                .shared
+                .get(&owner)
+                .and_then(|keys| keys.get(&write.key));
+            if let Some(shared) = merge_one(there, write, commit)? {
+                merged.push((owner, write.key.clone(), shared));
+            }
+        }
+        Ok(merged)
+    }
+
+    /// Enters everything that is found by its own id.
+    fn index(&mut self, commit: &Commit) {
+        let session = commit.session();
+        for event in &commit.record.content.events {
+            match event {
+                Event::RequestStarted { request, .. } => {
+                    self.session_of_request.insert(*request, session);
+                }
+                Event::TaskOpened { task, .. } | Event::TaskRenamed { to: task, .. } => {
+                    self.session_of_task.insert(*task, session);
+                }
+                Event::HoldOpened { hold, .. } => {
+                    self.session_of_hold.insert(*hold, session);
+                    let place = self.next_place();
+                    self.hold_places.insert(*hold, place);
+                }
+                _ => {}
+            }
+        }
+        // What a fork ends is a copy: the ids still stand for what the origin has.
+        if commit.writes.fork.is_none() {
+            let changes = &commit.changes;
+            let ended = changes.ended_requests.iter().cloned();
+            self.ended_requests
+                .extend(ended.map(|ended| (ended.id, ended)));
+            let closed = changes.closed_holds.iter().cloned();
+            self.closed_holds
+                .extend(closed.map(|closed| (closed.hold.id, closed)));
+            let closed = changes.closed_tasks.iter().cloned();
+            self.closed_tasks
+                .extend(closed.map(|closed| (closed.task.id, closed)));
+        }
+    }
+
+    fn next_place(&mut self) -> u64 {
+        self.last_place += 1;
+        self.last_place
+    }
+}
+
+/// What a shared key becomes when `write` meets what is `there`. None leaves it as it is.
+fn merge_one(
+    there: Option<&Shared>,
+    write: &SharedWrite,
+    commit: &Commit,
+) -> Result<Option<Shared>, StoreError> {
+    let old = there.and_then(|shared| shared.value.as_ref());
+    let found = old.map_or(0, |value| value.version);
+    if let Some(expected) = write.expected
+        && expected != found
+    {
+        return Err(StoreError::SharedConflict {
+            key: write.key.clone(),
+            expected,
+            found,
+        });
+    }
+    let version = there.map_or(0, |shared| shared.version) + 1;
+    let content = &commit.record.content;
+    let value = match &write.operand {
+        None if old.is_none() => return Ok(None),
+        None => None,
+        Some(operand) => Some(SharedValue {
+            value: merge_bytes(write.merge, old.map(|old| &old.value[..]), operand).map_err(
+                |source| StoreError::Merge {
+                    key: write.key.clone(),
+                    source,
+                },
+            )?,
+            version,
+            session: content.session,
+            revision: content.seq,
+            by: content.principal,
+            at: content.at,
+            request: write.request,
+        }),
+    };
+    Ok(Some(Shared { version, value }))
+}
+
+fn merge_bytes(
+    policy: MergePolicy,
+    old: Option<&[u8]>,
+    operand: &[u8],
+) -> Result<Vec<u8>, MergeError> {
+    if policy == MergePolicy::Replace {
+        return Ok(operand.to_vec());
+    }
+    // Bytes that are not JSON have no type that a policy could merge.
+    let parse = |bytes: &[u8]| -> Result<Value, MergeError> {
+        serde_json::from_slice(bytes).map_err(|_| MergeError::Types { policy })
+    };
+    let old = old.map(parse).transpose()?;
+    let merged = merge(policy, old.as_ref(), &parse(operand)?)?;
+    Ok(merged.to_string().into_bytes())
+}
+
+impl Entry {
+    /// The record and its payloads, read back from the bytes that a store is given.
+    fn of(commit: &Commit) -> Result<Self, StoreError> {
+        let damaged = |source| StoreError::Corrupt {
+            place: format!("the commit of session {}", commit.session()),
+            source,
+        };
+        let bytes = codec::unpack(&commit.packed_record).map_err(|error| damaged(error.into()))?;
+        let record = Record::from_bytes(&bytes).map_err(|error| damaged(error.into()))?;
+        let named = record.bodies();
+        let stored = codec::unpack_bodies(&commit.packed_bodies, &named)
+            .map_err(|error| damaged(error.into()))?;
+        let blob = |digest: Digest| commit.blobs.iter().find(|(named, _)| *named == digest);
+        let bodies = stored
+            .into_iter()
+            .zip(&named)
+            .map(|(body, named)| match body {
+                StoredBody::Inline(bytes) => Ok(bytes),
+                StoredBody::Blob => match blob(named.digest) {
+                    Some((_, bytes)) => Ok(bytes.clone()),
+                    None => Err(damaged("a blob is missing".into())),
+                },
+                StoredBody::Erased => Err(damaged("a new payload is erased".into())),
+            });
+        let bodies = bodies.collect::<Result<_, _>>()?;
+        Ok(Self { record, bodies })
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
+        self.lock()?.commit(commit)
+    }
+
+    async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
+        let tables = self.lock()?;
+        Ok(tables.sessions.get(&session).map(|kept| kept.state.clone()))
+    }
+
+    async fn load_at(
+        &self,
+        session: SessionId,
+        revision: u64,
+    ) -> Result<Option<SessionState>, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        Ok(kept.and_then(|kept| kept.state_at(revision)))
+    }
+
+    async fn records(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        Ok(kept.map_or_else(Vec::new, |kept| kept.records(after, limit)))
+    }
+
+    async fn items(
+        &self,
+        session: SessionId,
+        query: ItemQuery,
+    ) -> Result<Vec<StoredItem>, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        Ok(kept.map_or_else(Vec::new, |kept| kept.items(query)))
+    }
+
+    async fn state(
+        &self,
+        session: SessionId,
+    ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        Ok(kept.map_or_else(BTreeMap::new, |kept| history::values(&kept.log)))
+    }
+
+    async fn state_at(
+        &self,
+        session: SessionId,
+        key: StateKey,
+        revision: u64,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        let kept = kept.filter(|kept| revision <= kept.state.revision);
+        Ok(kept.and_then(|kept| history::value(kept.log_until(revision), &key)))
+    }
+
+    async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
+        let tables = self.lock()?;
+        let session = tables.session_of_task.get(&task);
+        let kept = session.and_then(|session| tables.sessions.get(session));
+        Ok(kept.and_then(|kept| kept.task_state(task)))
+    }
+
+    async fn shared(
+        &self,
+        owner: SharedOwner,
+    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
+        let tables = self.lock()?;
+        let keys = tables.shared.get(&owner).into_iter().flatten();
+        let values = keys.filter_map(|(key, shared)| Some((key.clone(), shared.value.clone()?)));
+        Ok(values.collect())
+    }
+
+    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
+        Ok(self.lock()?.ended_requests.get(&id).cloned())
+    }
+
+    async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError> {
+        Ok(self.lock()?.closed_tasks.get(&id).cloned())
+    }
+
+    async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError> {
+        Ok(self.lock()?.closed_holds.get(&id).cloned())
+    }
+
+    async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError> {
+        Ok(self.lock()?.session_of_request.get(&id).copied())
+    }
+
+    async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError> {
+        Ok(self.lock()?.session_of_task.get(&id).copied())
+    }
+
+    async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError> {
+        Ok(self.lock()?.session_of_hold.get(&id).copied())
+    }
+
+    async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
+        Ok(self.lock()?.answers.get(&key).cloned())
+    }
+
+    async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        let mut tables = self.lock()?;
+        let expired = tables.answers.values().filter(|kept| kept.expires_at < now);
+        let keys: Vec<Digest> = expired.take(limit).map(|answer| answer.key).collect();
+        for key in &keys {
+            tables.answers.remove(key);
+        }
+        Ok(keys.len())
+    }
+
+    async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
+        Ok(self.lock()?.list_sessions(&query))
+    }
+
+    async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
+        Ok(self.lock()?.list_open_holds(&query))
+    }
+
+    async fn claimable(
+        &self,
+        tenant: Name,
+        agent: Name,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
+        Ok(self.lock()?.list_claimable(&tenant, &agent, limit))
+    }
+
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+        Ok(self.lock()?.list_due(now, limit))
+    }
+}

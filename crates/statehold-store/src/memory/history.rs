@@ -1,0 +1,168 @@
+//! What the log of one session says about items and values.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use statehold_core::apply::apply;
+use statehold_core::ids::TaskId;
+use statehold_core::item::PlacedItem;
+use statehold_core::record::Event;
+use statehold_core::scope::StateKey;
+use statehold_core::session::SessionState;
+
+use super::{Entry, Session};
+use crate::port::{ItemQuery, StateValue, StoredItem, StoredRecord};
+
+impl Session {
+    /// The records up to a revision.
+    pub(super) fn log_until(&self, revision: u64) -> &[Arc<Entry>] {
+        let end = usize::try_from(revision).unwrap_or(usize::MAX);
+        &self.log[..end.min(self.log.len())]
+    }
+
+    /// The state at a revision that the session had.
+    pub(super) fn state_at(&self, revision: u64) -> Option<SessionState> {
+        let log = self.log_until(revision);
+        let first = log.first()?;
+        let mut state = SessionState::new(first.record.content.session);
+        for entry in log {
+            apply(&mut state, &entry.record);
+        }
+        (state.revision == revision).then_some(state)
+    }
+
+    pub(super) fn records(&self, after: u64, limit: usize) -> Vec<StoredRecord> {
+        let skipped = self.log_until(after).len();
+        let entries = self.log[skipped..].iter().take(limit);
+        let stored = entries.map(|entry| StoredRecord {
+            record: entry.record.clone(),
+            bodies: entry.bodies.iter().cloned().map(Some).collect(),
+        });
+        stored.collect()
+    }
+
+    pub(super) fn items(&self, query: ItemQuery) -> Vec<StoredItem> {
+        let is_asked = |stored: &StoredItem| {
+            query.task.is_none_or(|task| task == stored.placed.task)
+                && query.before.is_none_or(|seq| stored.placed.item.seq < seq)
+        };
+        let newest_first = self.all_items().into_iter().rev();
+        newest_first.filter(is_asked).take(query.limit).collect()
+    }
+
+    /// All items in order, each in the task whose history it is in now.
+    fn all_items(&self) -> Vec<StoredItem> {
+        let mut items: Vec<StoredItem> = Vec::new();
+        let mut roots = BTreeSet::new();
+        for (entry, event, bodies) in events(&self.log) {
+            match event {
+                Event::RequestStarted {
+                    request,
+                    parent: None,
+                    ..
+                } => {
+                    roots.insert(*request);
+                }
+                Event::ItemsAppended {
+                    task,
+                    request,
+                    items: new,
+                } => {
+                    let mut bodies = bodies.iter().cloned();
+                    for item in new {
+                        let placed = PlacedItem {
+                            task: *task,
+                            request: *request,
+                            is_root: roots.contains(request),
+                            rewound: false,
+                            item: item.clone(),
+                        };
+                        let body = bodies.next();
+                        let attached = bodies.by_ref().take(item.attachments.len());
+                        items.push(StoredItem {
+                            placed,
+                            at: entry.record.content.at,
+                            body,
+                            attachments: attached.map(Some).collect(),
+                        });
+                    }
+                }
+                Event::TaskRenamed { from, to } => {
+                    let placed = items.iter_mut().map(|stored| &mut stored.placed);
+                    for placed in placed.filter(|placed| placed.task == *from) {
+                        placed.task = *to;
+                    }
+                }
+                Event::Rewound {
+                    items_kept,
+                    items_until,
+                    ..
+                } => {
+                    for stored in &mut items {
+                        let seq = stored.placed.item.seq;
+                        stored.placed.rewound |= *items_kept < seq && seq <= *items_until;
+                    }
+                }
+                _ => {}
+            }
+        }
+        items
+    }
+
+    /// The private state of a task; a fork's tasks begin with that of the tasks they were.
+    pub(super) fn task_state(&self, task: TaskId) -> Option<Vec<u8>> {
+        let mut states: BTreeMap<TaskId, Vec<u8>> = BTreeMap::new();
+        for (_, event, bodies) in events(&self.log) {
+            match event {
+                Event::TaskStatePut { task, .. } => {
+                    states.extend(bodies.first().map(|value| (*task, value.clone())));
+                }
+                Event::TaskRenamed { from, to } => {
+                    let value = states.remove(from);
+                    states.extend(value.map(|value| (*to, value)));
+                }
+                _ => {}
+            }
+        }
+        states.remove(&task)
+    }
+}
+
+/// The session keys after a log.
+pub(super) fn values(log: &[Arc<Entry>]) -> BTreeMap<StateKey, StateValue> {
+    let mut values = BTreeMap::new();
+    for (entry, event, bodies) in events(log) {
+        let version = entry.record.content.seq;
+        let (key, value) = match event {
+            Event::StatePut { key, .. } => (key, bodies.first().cloned()),
+            Event::StateRestored { key, from } => {
+                let end = usize::try_from(*from).unwrap_or(usize::MAX);
+                (key, value(&log[..end.min(log.len())], key))
+            }
+            Event::StateDeleted { key, .. } => (key, None),
+            _ => continue,
+        };
+        match value {
+            Some(value) => values.insert(key.clone(), StateValue { value, version }),
+            None => values.remove(key),
+        };
+    }
+    values
+}
+
+/// The value of one key after a log.
+pub(super) fn value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
+    values(log).remove(key).map(|found| found.value)
+}
+
+/// Every event with its record and its own payloads.
+fn events(log: &[Arc<Entry>]) -> impl Iterator<Item = (&Entry, &Event, &[Vec<u8>])> {
+    log.iter().flat_map(|entry| {
+        let mut next = 0;
+        entry.record.content.events.iter().map(move |event| {
+            let first = next;
+            next += event.bodies().len();
+            (&**entry, event, &entry.bodies[first..next])
+        })
+    })
+}

@@ -1,0 +1,112 @@
+//! Lists over all sessions.
+
+use std::cmp::Reverse;
+
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::name::Name;
+use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_core::session::Owner;
+use statehold_core::time::Timestamp;
+
+use super::{Session, Tables};
+use crate::port::{Due, DueKind, HoldQuery, HoldSummary, SessionQuery, SessionSummary};
+
+impl Tables {
+    pub(super) fn list_sessions(&self, query: &SessionQuery) -> Vec<SessionSummary> {
+        let is_asked = |found: &SessionSummary| {
+            let of = &found.owner;
+            let fits = |(app, user): &(Name, _)| *app == of.app && *user == of.user;
+            of.tenant == query.tenant
+                && query.owner.as_ref().is_none_or(fits)
+                && query.after.is_none_or(|after| found.place < after)
+        };
+        let all = self.owned().map(|(kept, owner)| summary(kept, owner));
+        let mut found: Vec<SessionSummary> = all.filter(is_asked).collect();
+        found.sort_by_key(|summary| Reverse(summary.place));
+        found.truncate(query.limit);
+        found
+    }
+
+    pub(super) fn list_open_holds(&self, query: &HoldQuery) -> Vec<HoldSummary> {
+        let mut found = Vec::new();
+        for (kept, owner) in self.owned() {
+            for hold in kept.state.holds.values() {
+                let place = self.hold_places.get(&hold.id).copied().unwrap_or(0);
+                if owner.tenant == query.tenant && query.after.is_none_or(|after| place > after) {
+                    found.push(HoldSummary {
+                        place,
+                        session: kept.state.session,
+                        hold: hold.clone(),
+                    });
+                }
+            }
+        }
+        found.sort_by_key(|summary| summary.place);
+        found.truncate(query.limit);
+        found
+    }
+
+    /// The oldest is the one that was started first, however often it was claimed in between.
+    pub(super) fn list_claimable(
+        &self,
+        tenant: &Name,
+        agent: &Name,
+        limit: usize,
+    ) -> Vec<(SessionId, RequestId)> {
+        let mut found = Vec::new();
+        for (kept, owner) in self.owned() {
+            let is_asked = |live: &&LiveRequest| {
+                let task = kept.state.tasks.get(&live.task);
+                live.status == RequestStatus::Queued
+                    && owner.tenant == *tenant
+                    && task.is_some_and(|task| task.agent == *agent)
+            };
+            let waiting = kept.state.requests.values().filter(is_asked);
+            found.extend(waiting.map(|live| (kept.state.session, live.id)));
+        }
+        found.sort_by_key(|(_, request)| *request);
+        found.truncate(limit);
+        found
+    }
+
+    pub(super) fn list_due(&self, now: Timestamp, limit: usize) -> Vec<Due> {
+        let mut found = Vec::new();
+        for (kept, _) in self.owned() {
+            let session = kept.state.session;
+            let mut push = |at, kind| found.push(Due { session, at, kind });
+            for live in kept.state.requests.values() {
+                if let (RequestStatus::Running, Some(lease)) = (live.status, live.lease) {
+                    push(lease.until, DueKind::Lease(live.id));
+                }
+            }
+            for hold in kept.state.holds.values() {
+                if let Some(deadline) = hold.deadline {
+                    push(deadline, DueKind::Hold(hold.id));
+                }
+            }
+        }
+        found.retain(|due| due.at <= now);
+        found.sort_by_key(|due| due.at);
+        found.truncate(limit);
+        found
+    }
+
+    fn owned(&self) -> impl Iterator<Item = (&Session, &Owner)> {
+        let sessions = self.sessions.values();
+        sessions.filter_map(|kept| Some((kept, kept.state.owner.as_ref()?)))
+    }
+}
+
+fn summary(kept: &Session, owner: &Owner) -> SessionSummary {
+    SessionSummary {
+        place: kept.place,
+        id: kept.state.session,
+        owner: owner.clone(),
+        name: kept.name.clone(),
+        labels: kept.labels.clone(),
+        closed: kept.state.closed,
+        revision: kept.state.revision,
+        created_at: kept.created_at,
+        updated_at: kept.state.last_at,
+    }
+}

@@ -1,0 +1,376 @@
+//! The store port: what the engine asks of a store, and what it may rely on after a crash.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use statehold_core::digest::Digest;
+use statehold_core::hold::Hold;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::item::PlacedItem;
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::record::Record;
+use statehold_core::scope::{MergeError, Scope, StateKey};
+use statehold_core::session::{Owner, SessionState};
+use statehold_core::time::Timestamp;
+
+use crate::commit::{Answer, Commit};
+
+/// An error of the engine below, kept as a source.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The session has moved on; read again, decide again.
+    #[error("session {session} is at revision {found}, not {expected}")]
+    Conflict {
+        /// The session.
+        session: SessionId,
+        /// The revision the commit was decided on.
+        expected: u64,
+        /// The revision that is there.
+        found: u64,
+    },
+    /// A shared key has moved on.
+    #[error("`{key}` is at version {found}, not {expected}")]
+    SharedConflict {
+        /// The key.
+        key: StateKey,
+        /// The version the commit expects.
+        expected: u64,
+        /// The version that is there.
+        found: u64,
+    },
+    /// A shared value does not merge with the one that is there.
+    #[error("`{key}` cannot be merged")]
+    Merge {
+        /// The key.
+        key: StateKey,
+        /// Why not.
+        #[source]
+        source: MergeError,
+    },
+    /// A session of this user and app has this name.
+    #[error("the name is taken by session {session}")]
+    NameTaken {
+        /// That session.
+        session: SessionId,
+    },
+    /// The idempotency key was used by another call in the meantime.
+    #[error("the idempotency key was used by revision {revision} of session {session}")]
+    KeyTaken {
+        /// The session it committed to.
+        session: SessionId,
+        /// The revision it committed.
+        revision: u64,
+    },
+    /// There is no room. Nothing was written; reads go on.
+    #[error("the store is full; free some disk space, then try again")]
+    Full,
+    /// The disk did not confirm a write. Nothing more is written by this process.
+    #[error("the store has stopped, because the disk did not confirm a write")]
+    Stopped,
+    /// What is stored is damaged.
+    #[error("the store is damaged at {place}")]
+    Corrupt {
+        /// Where.
+        place: String,
+        /// What was found there.
+        #[source]
+        source: BoxError,
+    },
+    /// The files are not what this build writes.
+    #[error("{0}")]
+    Unusable(String),
+    /// The engine below failed.
+    #[error("the store cannot be reached")]
+    Unavailable(#[source] BoxError),
+}
+
+impl StoreError {
+    /// Whether the same call may succeed if it is made again.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Conflict { .. }
+            | Self::SharedConflict { .. }
+            | Self::Full
+            | Self::Unavailable(_) => true,
+            Self::Merge { .. }
+            | Self::NameTaken { .. }
+            | Self::KeyTaken { .. }
+            | Self::Stopped
+            | Self::Corrupt { .. }
+            | Self::Unusable(_) => false,
+        }
+    }
+}
+
+/// Where sessions last.
+///
+/// A session has one writer order: a commit is taken only at the revision it was decided on. Reads
+/// see whole commits only.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of them
+    /// or none.
+    ///
+    /// After `Ok`, all of it survives a crash of this process and a loss of power. After an error
+    /// nothing of it is there; a crash before the answer leaves all of it or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Conflict`] if the session is at another revision, the other conflicts if shared
+    /// state, a name or an idempotency key has been taken in between.
+    async fn commit(&self, commit: Commit) -> Result<u64, StoreError>;
+
+    /// The state of a session, from its projections.
+    async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError>;
+
+    /// The state that a session had at an earlier revision, from its log.
+    async fn load_at(
+        &self,
+        session: SessionId,
+        revision: u64,
+    ) -> Result<Option<SessionState>, StoreError>;
+
+    /// Up to `limit` records after revision `after`, in order, each verified against the chain.
+    async fn records(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredRecord>, StoreError>;
+
+    /// A page of items, newest first.
+    async fn items(
+        &self,
+        session: SessionId,
+        query: ItemQuery,
+    ) -> Result<Vec<StoredItem>, StoreError>;
+
+    /// The session keys with their values.
+    async fn state(&self, session: SessionId)
+    -> Result<BTreeMap<StateKey, StateValue>, StoreError>;
+
+    /// The value that a session key had at an earlier revision.
+    async fn state_at(
+        &self,
+        session: SessionId,
+        key: StateKey,
+        revision: u64,
+    ) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// The private state of a task.
+    async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// The shared keys of an app or a user.
+    async fn shared(
+        &self,
+        owner: SharedOwner,
+    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError>;
+
+    /// A request that has ended.
+    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError>;
+
+    /// A task that is final.
+    async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError>;
+
+    /// A hold that is decided.
+    async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError>;
+
+    /// The session that a request, live or ended, belongs to.
+    async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError>;
+
+    /// The session that a task, open or final, belongs to.
+    async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError>;
+
+    /// The session that a hold, open or decided, belongs to.
+    async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError>;
+
+    /// The answer kept for an idempotency key.
+    async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError>;
+
+    /// Forgets answers that expired before `now`, at most `limit`; returns how many.
+    async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
+
+    /// A page of sessions, newest first.
+    async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError>;
+
+    /// A page of open holds, oldest first.
+    async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
+
+    /// Requests of an agent that wait for a worker, oldest first.
+    async fn claimable(
+        &self,
+        tenant: Name,
+        agent: Name,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
+
+    /// Leases and holds whose time has come, earliest first.
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
+}
+
+/// A record with its payloads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRecord {
+    /// The record.
+    pub record: Record,
+    /// Its payloads, in the order of [`Record::bodies`]. None where one was erased.
+    pub bodies: Vec<Option<Vec<u8>>>,
+}
+
+/// Which items to read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ItemQuery {
+    /// Only items of this task.
+    pub task: Option<TaskId>,
+    /// Only items before this `seq`.
+    pub before: Option<u64>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// An item with its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredItem {
+    /// The item and where it belongs.
+    pub placed: PlacedItem,
+    /// When it was committed.
+    pub at: Timestamp,
+    /// The content. None if it was erased.
+    pub body: Option<Vec<u8>>,
+    /// The attachments, in order.
+    pub attachments: Vec<Option<Vec<u8>>>,
+}
+
+/// The value of a session key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateValue {
+    /// JSON.
+    pub value: Vec<u8>,
+    /// The revision that wrote it.
+    pub version: u64,
+}
+
+/// Whose shared keys.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SharedOwner {
+    /// The isolation wall.
+    pub tenant: Name,
+    /// The app.
+    pub app: Name,
+    /// The user, for `user:` keys.
+    pub user: Option<UserId>,
+}
+
+impl SharedOwner {
+    /// Whose keys of `scope` a session of `owner` writes.
+    pub fn of(owner: &Owner, scope: Scope) -> Self {
+        let user = (scope == Scope::User).then_some(owner.user);
+        Self {
+            tenant: owner.tenant.clone(),
+            app: owner.app.clone(),
+            user,
+        }
+    }
+}
+
+/// The value of a shared key, with who wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedValue {
+    /// JSON.
+    pub value: Vec<u8>,
+    /// Counts the writes of this key.
+    pub version: u64,
+    /// The session that wrote it.
+    pub session: SessionId,
+    /// The revision that wrote it.
+    pub revision: u64,
+    /// Who wrote it.
+    pub by: Principal,
+    /// When.
+    pub at: Timestamp,
+    /// The request that wrote it.
+    pub request: Option<RequestId>,
+}
+
+/// Which sessions to list.
+#[derive(Debug, Clone)]
+pub struct SessionQuery {
+    /// The isolation wall.
+    pub tenant: Name,
+    /// Only sessions of this app and user.
+    pub owner: Option<(Name, UserId)>,
+    /// Go on after this place of the page before.
+    pub after: Option<u64>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// A session in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionSummary {
+    /// Its place in the list, for the next page.
+    pub place: u64,
+    /// The id.
+    pub id: SessionId,
+    /// Whose it is.
+    pub owner: Owner,
+    /// The name the client gave it.
+    pub name: Option<String>,
+    /// The labels the client gave it, as JSON.
+    pub labels: Option<String>,
+    /// Whether it takes no more commands.
+    pub closed: bool,
+    /// Its revision.
+    pub revision: u64,
+    /// When it began.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+/// Which open holds to list.
+#[derive(Debug, Clone)]
+pub struct HoldQuery {
+    /// The isolation wall.
+    pub tenant: Name,
+    /// Go on after this place of the page before.
+    pub after: Option<u64>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// An open hold in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldSummary {
+    /// Its place in the list, for the next page.
+    pub place: u64,
+    /// The session it waits in.
+    pub session: SessionId,
+    /// The hold.
+    pub hold: Hold,
+}
+
+/// Something whose time has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Due {
+    /// The session.
+    pub session: SessionId,
+    /// When it was due.
+    pub at: Timestamp,
+    /// What it is.
+    pub kind: DueKind,
+}
+
+/// What is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DueKind {
+    /// The lease of a running request.
+    Lease(RequestId),
+    /// The deadline of a hold.
+    Hold(HoldId),
+}

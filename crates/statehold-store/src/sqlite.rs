@@ -1,0 +1,403 @@
+//! The embedded store: one SQLite file, one writing thread with group commit, a few reading threads.
+//!
+//! After a crash the file holds every acknowledged commit, whole: WAL with `synchronous = FULL`, and
+//! an answer only after the transaction that holds the commit was synced. A data directory belongs to
+//! one process at a time.
+
+mod backup;
+mod check;
+mod log;
+mod read;
+mod readers;
+mod schema;
+mod sql;
+mod write;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use rusqlite::OpenFlags;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::scope::StateKey;
+use statehold_core::session::SessionState;
+use statehold_core::time::Timestamp;
+
+use crate::commit::{Answer, Commit};
+use crate::keys::sync_directory;
+use crate::port::{
+    Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, Store, StoreError, StoredItem, StoredRecord,
+};
+use readers::Readers;
+use writer::Writer;
+
+pub use check::{CheckReport, Problem};
+
+/// What to do when the disk does not confirm a write.
+pub type OnStop = Arc<dyn Fn(&StoreError) + Send + Sync>;
+
+/// The name of the data file in a data directory.
+pub const FILE_NAME: &str = "statehold.db";
+const LOCK_NAME: &str = "statehold.lock";
+
+/// How to open a data directory.
+#[derive(Clone)]
+pub struct SqliteOptions {
+    /// Reading threads.
+    pub readers: usize,
+    /// What to do when the disk does not confirm a write. The default ends the process.
+    pub on_stop: OnStop,
+    /// The most pages the file may have; a full disk for tests.
+    pub pages_max: Option<u32>,
+    /// Whether the disk must confirm each commit. Only a test that wants to see a loss says no.
+    pub sync: bool,
+    /// Counts what the writing connection does.
+    pub meter: Option<Arc<Meter>>,
+}
+
+/// Counts work instead of timing it.
+#[derive(Debug, Default)]
+pub struct Meter {
+    /// Instructions of the engine's virtual machine.
+    pub steps: AtomicU64,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self {
+            readers: 2,
+            on_stop: writer::end_process(),
+            pages_max: None,
+            sync: true,
+            meter: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for SqliteOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteOptions")
+            .field("readers", &self.readers)
+            .field("pages_max", &self.pages_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The embedded store.
+pub struct SqliteStore {
+    writer: Writer,
+    readers: Readers,
+    /// Held as long as the store is open.
+    _lock: File,
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").finish_non_exhaustive()
+    }
+}
+
+impl SqliteStore {
+    /// Opens a data directory, or begins one.
+    ///
+    /// # Errors
+    ///
+    /// If another process has it open, the file is not ours, is newer, is a backup, or is damaged.
+    pub fn open(directory: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
+        schema::require_engine()?;
+        std::fs::create_dir_all(directory)
+            .map_err(|error| StoreError::Unavailable(Box::new(error)))?;
+        let lock = take_lock(directory)?;
+        let path = directory.join(FILE_NAME);
+        let create = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let mut conn = schema::open(&path, create)?;
+        schema::make_writer(&conn, options.sync)?;
+        schema::migrate(&mut conn)?;
+        if schema::meta(&conn, "kind")? != "live" {
+            return Err(StoreError::Unusable(
+                "this is a backup; restore it into a data directory instead of opening it"
+                    .to_owned(),
+            ));
+        }
+        sync_directory(directory)?;
+        if let Some(pages) = options.pages_max {
+            conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
+                .map_err(sql::corrupt_or_unavailable("the settings"))?;
+        }
+        let epoch = schema::meta(&conn, "epoch")?;
+        if let Some(meter) = options.meter {
+            let count = move || {
+                meter.steps.fetch_add(1, Ordering::Relaxed);
+                false
+            };
+            conn.progress_handler(1, Some(count))
+                .map_err(sql::corrupt_or_unavailable("the settings"))?;
+        }
+        let readers = Readers::start(&path, options.readers.max(1))?;
+        let writer = Writer::start(conn, epoch, options.on_stop);
+        Ok(Self {
+            writer,
+            readers,
+            _lock: lock,
+        })
+    }
+
+    /// Copies the whole store to a new file while it is in use. Keys are not part of it.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists or cannot be written.
+    pub async fn backup(&self, to: PathBuf) -> Result<(), StoreError> {
+        self.readers.read(move |conn| backup::copy(conn, &to)).await
+    }
+
+    /// Makes a data directory from a backup. Requests that ran when it was made wait for a worker
+    /// again, and the new store has a later epoch.
+    ///
+    /// # Errors
+    ///
+    /// If the directory is in use or has data, or the file is not a backup of ours.
+    pub fn restore(backup: &Path, directory: &Path) -> Result<(), StoreError> {
+        schema::require_engine()?;
+        std::fs::create_dir_all(directory)
+            .map_err(|error| StoreError::Unavailable(Box::new(error)))?;
+        let _lock = take_lock(directory)?;
+        backup::restore(backup, &directory.join(FILE_NAME))?;
+        sync_directory(directory)
+    }
+
+    /// Compares everything the file says with what its log says. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be opened at all.
+    pub fn check(
+        directory: &Path,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<CheckReport, StoreError> {
+        schema::require_engine()?;
+        let _lock = take_lock(directory)?;
+        let path = directory.join(FILE_NAME);
+        if !path.is_file() {
+            return Err(StoreError::Unusable(format!(
+                "there is no data in {}; name the data directory with --data",
+                directory.display()
+            )));
+        }
+        check::check(&path, directory, progress)
+    }
+
+    /// Folds the log into the data file completely.
+    ///
+    /// # Errors
+    ///
+    /// If the disk fails.
+    pub async fn fold_log(&self) -> Result<(), StoreError> {
+        self.writer.fold_log().await
+    }
+}
+
+/// One process per data directory.
+fn take_lock(directory: &Path) -> Result<File, StoreError> {
+    let unavailable = |error: std::io::Error| StoreError::Unavailable(Box::new(error));
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let mut file = options
+        .open(directory.join(LOCK_NAME))
+        .map_err(unavailable)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            file.read_to_string(&mut pid).map_err(unavailable)?;
+            return Err(StoreError::Unusable(format!(
+                "the data directory {} is in use by process {}; stop it first",
+                directory.display(),
+                pid.trim()
+            )));
+        }
+        Err(TryLockError::Error(error)) => return Err(unavailable(error)),
+    }
+    file.set_len(0).map_err(unavailable)?;
+    file.write_all(std::process::id().to_string().as_bytes())
+        .map_err(unavailable)?;
+    Ok(file)
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
+        self.writer.commit(commit).await
+    }
+
+    async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
+        self.readers
+            .read(move |conn| read::load(conn, session))
+            .await
+    }
+
+    async fn load_at(
+        &self,
+        session: SessionId,
+        revision: u64,
+    ) -> Result<Option<SessionState>, StoreError> {
+        let query = move |conn: &rusqlite::Connection| match log::session_row(conn, session)? {
+            Some(row) => log::fold(conn, &row, revision),
+            None => Ok(None),
+        };
+        self.readers.read(query).await
+    }
+
+    async fn records(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
+        let query = move |conn: &rusqlite::Connection| match log::session_row(conn, session)? {
+            Some(row) => {
+                let last = after.saturating_add(limit as u64);
+                log::read_range(conn, &row, after.saturating_add(1), last)
+            }
+            None => Ok(Vec::new()),
+        };
+        self.readers.read(query).await
+    }
+
+    async fn items(
+        &self,
+        session: SessionId,
+        query: ItemQuery,
+    ) -> Result<Vec<StoredItem>, StoreError> {
+        self.readers
+            .read(move |conn| read::items(conn, session, query))
+            .await
+    }
+
+    async fn state(
+        &self,
+        session: SessionId,
+    ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
+        self.readers
+            .read(move |conn| read::state(conn, session))
+            .await
+    }
+
+    async fn state_at(
+        &self,
+        session: SessionId,
+        key: StateKey,
+        revision: u64,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.readers
+            .read(move |conn| read::state_at(conn, session, &key, revision))
+            .await
+    }
+
+    async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
+        self.readers
+            .read(move |conn| read::task_state(conn, task))
+            .await
+    }
+
+    async fn shared(
+        &self,
+        owner: SharedOwner,
+    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
+        self.readers
+            .read(move |conn| read::shared(conn, &owner))
+            .await
+    }
+
+    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
+        self.readers
+            .read(move |conn| read::by_id(conn, "ended_request", id.as_uuid()))
+            .await
+    }
+
+    async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError> {
+        self.readers
+            .read(move |conn| read::by_id(conn, "closed_task", id.as_uuid()))
+            .await
+    }
+
+    async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError> {
+        self.readers
+            .read(move |conn| read::by_id(conn, "closed_hold", id.as_uuid()))
+            .await
+    }
+
+    async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError> {
+        let tables = ["live_request", "ended_request"];
+        self.readers
+            .read(move |conn| read::session_of(conn, tables, id.as_uuid()))
+            .await
+    }
+
+    async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError> {
+        let tables = ["open_task", "closed_task"];
+        self.readers
+            .read(move |conn| read::session_of(conn, tables, id.as_uuid()))
+            .await
+    }
+
+    async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError> {
+        let tables = ["open_hold", "closed_hold"];
+        self.readers
+            .read(move |conn| read::session_of(conn, tables, id.as_uuid()))
+            .await
+    }
+
+    async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
+        self.readers.read(move |conn| read::answer(conn, key)).await
+    }
+
+    async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        self.writer
+            .run(move |conn| {
+                let sql = "DELETE FROM answer WHERE rowid IN
+                           (SELECT rowid FROM answer WHERE expires_at <= ?1 LIMIT ?2)";
+                conn.execute(sql, (now.as_micros(), sql::to_sql(limit as u64)))
+                    .map_err(sql::corrupt_or_unavailable("the table `answer`"))
+            })
+            .await
+    }
+
+    async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
+        self.readers
+            .read(move |conn| read::sessions(conn, &query))
+            .await
+    }
+
+    async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
+        self.readers
+            .read(move |conn| read::open_holds(conn, &query))
+            .await
+    }
+
+    async fn claimable(
+        &self,
+        tenant: Name,
+        agent: Name,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
+        self.readers
+            .read(move |conn| read::claimable(conn, &tenant, &agent, limit))
+            .await
+    }
+
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+        self.readers
+            .read(move |conn| read::due(conn, now, limit))
+            .await
+    }
+}

@@ -1,0 +1,346 @@
+//! Reading the log: rows are found by waypoint and walked backwards, from a record to the one before.
+
+use rusqlite::{Connection, OptionalExtension, Row};
+use statehold_core::digest::Digest;
+use statehold_core::ids::{SessionId, TaskId, UserId};
+use statehold_core::record::Record;
+use statehold_core::session::SessionState;
+use uuid::Uuid;
+
+use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
+use crate::codec::{self, StoredBody};
+use crate::port::{StoreError, StoredRecord};
+
+/// How many records lie between two waypoints of a session.
+pub(super) const WAYPOINT_EVERY: u64 = 64;
+
+/// The row of a session.
+#[derive(Debug, Clone)]
+pub(super) struct SessionRow {
+    pub(super) pk: i64,
+    pub(super) id: SessionId,
+    pub(super) user: UserId,
+    pub(super) revision: u64,
+    pub(super) head: Digest,
+    pub(super) last_log: i64,
+    pub(super) origin: i64,
+    pub(super) origin_seq: u64,
+}
+
+const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq";
+
+/// The row of a session, if there is one.
+pub(super) fn session_row(
+    conn: &Connection,
+    session: SessionId,
+) -> Result<Option<SessionRow>, StoreError> {
+    let sql = format!("SELECT {SESSION_COLUMNS} FROM session WHERE id = ?1");
+    one_session(conn, &sql, id_bytes(session.as_uuid()))
+}
+
+pub(super) fn session_by_pk(conn: &Connection, pk: i64) -> Result<Option<SessionRow>, StoreError> {
+    one_session(
+        conn,
+        &format!("SELECT {SESSION_COLUMNS} FROM session WHERE pk = ?1"),
+        pk,
+    )
+}
+
+fn one_session(
+    conn: &Connection,
+    sql: &str,
+    key: impl rusqlite::ToSql,
+) -> Result<Option<SessionRow>, StoreError> {
+    let row = conn
+        .prepare_cached(sql)
+        .and_then(|mut statement| {
+            statement
+                .query_row([key], |row| {
+                    Ok((
+                        row.get::<_, i64>(0)?,
+                        row.get::<_, Uuid16>(1)?.0,
+                        row.get::<_, Uuid16>(2)?.0,
+                        row.get::<_, i64>(3)?,
+                        row.get::<_, Vec<u8>>(4)?,
+                        row.get::<_, i64>(5)?,
+                        row.get::<_, i64>(6)?,
+                        row.get::<_, i64>(7)?,
+                    ))
+                })
+                .optional()
+        })
+        .map_err(corrupt_or_unavailable("the table `session`"))?;
+    let Some((pk, id, user, revision, head, last_log, origin, origin_seq)) = row else {
+        return Ok(None);
+    };
+    let id = SessionId::from_uuid(id);
+    let head = digest(&head)
+        .ok_or_else(|| damaged(format!("the row of session {id}"), "its head is not a hash"))?;
+    Ok(Some(SessionRow {
+        pk,
+        id,
+        user: UserId::from_uuid(user),
+        revision: from_sql(revision),
+        head,
+        last_log,
+        origin,
+        origin_seq: from_sql(origin_seq),
+    }))
+}
+
+/// Sixteen bytes that are an id.
+pub(super) struct Uuid16(pub(super) Uuid);
+
+impl rusqlite::types::FromSql for Uuid16 {
+    fn column_result(value: rusqlite::types::ValueRef<'_>) -> rusqlite::types::FromSqlResult<Self> {
+        let bytes = value.as_blob()?;
+        Uuid::from_slice(bytes)
+            .map(Self)
+            .map_err(|error| rusqlite::types::FromSqlError::Other(Box::new(error)))
+    }
+}
+
+/// One row of the log.
+#[derive(Debug)]
+pub(super) struct LogRow {
+    pub(super) id: i64,
+    pub(super) seq: u64,
+    pub(super) prev: i64,
+    pub(super) links: Vec<u8>,
+    record: Vec<u8>,
+    bodies: Vec<u8>,
+}
+
+impl LogRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            id: row.get(0)?,
+            seq: from_sql(row.get(1)?),
+            prev: row.get(2)?,
+            links: row.get(3)?,
+            record: row.get(4)?,
+            bodies: row.get(5)?,
+        })
+    }
+
+    fn place(&self) -> String {
+        format!("log row {} (record {})", self.id, self.seq)
+    }
+
+    /// The record, which must be the one this row says.
+    pub(super) fn record(&self) -> Result<Record, StoreError> {
+        let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
+        let record = Record::from_bytes(&bytes).map_err(|error| damaged(self.place(), error))?;
+        if record.content.seq == self.seq {
+            Ok(record)
+        } else {
+            Err(damaged(
+                self.place(),
+                "the record has another number than its row",
+            ))
+        }
+    }
+
+    /// The payloads of the record.
+    pub(super) fn bodies(
+        &self,
+        conn: &Connection,
+        user: UserId,
+        record: &Record,
+    ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let named = record.bodies();
+        let stored = codec::unpack_bodies(&self.bodies, &named)
+            .map_err(|error| damaged(self.place(), error))?;
+        let mut bodies = Vec::with_capacity(stored.len());
+        for (body, name) in stored.into_iter().zip(named) {
+            bodies.push(match body {
+                StoredBody::Inline(bytes) => Some(bytes),
+                StoredBody::Erased => None,
+                StoredBody::Blob => Some(blob(conn, user, &name.digest, &self.place())?),
+            });
+        }
+        Ok(bodies)
+    }
+
+    /// The log row that added to `task` before this one, and the name the task has there.
+    pub(super) fn link(&self, task: TaskId) -> Option<(i64, TaskId)> {
+        parse_links(&self.links)
+            .find(|link| link.task == task)
+            .map(|link| (link.prev, link.before))
+    }
+}
+
+fn blob(
+    conn: &Connection,
+    user: UserId,
+    digest: &Digest,
+    place: &str,
+) -> Result<Vec<u8>, StoreError> {
+    let key: (&[u8], &[u8]) = (id_bytes(user.as_uuid()), digest.as_bytes());
+    let packed: Option<Vec<u8>> = conn
+        .prepare_cached("SELECT data FROM blob WHERE user = ?1 AND digest = ?2")
+        .and_then(|mut statement| statement.query_row(key, |row| row.get(0)).optional())
+        .map_err(corrupt_or_unavailable("the table `blob`"))?;
+    let packed = packed.ok_or_else(|| damaged(place, "a blob is missing"))?;
+    codec::unpack(&packed).map_err(|error| damaged(place, error))
+}
+
+/// Where the history of a task goes on, backwards.
+pub(super) struct Link {
+    pub(super) task: TaskId,
+    pub(super) prev: i64,
+    /// The task's id further back: another one before a fork.
+    pub(super) before: TaskId,
+}
+
+const LINK_BYTES: usize = 40;
+
+/// The bytes of some links.
+pub(super) fn pack_links(links: &[Link]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(links.len() * LINK_BYTES);
+    for link in links {
+        bytes.extend_from_slice(link.task.as_uuid().as_bytes());
+        bytes.extend_from_slice(&link.prev.to_le_bytes());
+        bytes.extend_from_slice(link.before.as_uuid().as_bytes());
+    }
+    bytes
+}
+
+fn parse_links(bytes: &[u8]) -> impl Iterator<Item = Link> + '_ {
+    bytes.chunks_exact(LINK_BYTES).filter_map(|chunk| {
+        let (task, rest) = chunk.split_at(16);
+        let (prev, before) = rest.split_at(8);
+        Some(Link {
+            task: TaskId::from_uuid(Uuid::from_slice(task).ok()?),
+            prev: i64::from_le_bytes(prev.try_into().ok()?),
+            before: TaskId::from_uuid(Uuid::from_slice(before).ok()?),
+        })
+    })
+}
+
+/// One row of the log, by its id.
+pub(super) fn row(conn: &Connection, id: i64) -> Result<LogRow, StoreError> {
+    let sql = "SELECT id, seq, prev, links, record, bodies FROM log WHERE id = ?1";
+    conn.prepare_cached(sql)
+        .and_then(|mut statement| statement.query_row([id], LogRow::read).optional())
+        .map_err(corrupt_or_unavailable(&format!("log row {id}")))?
+        .ok_or_else(|| damaged(format!("log row {id}"), "the row is missing"))
+}
+
+/// The log row of record `seq` of a session, which must not be beyond its revision.
+pub(super) fn seek(
+    conn: &Connection,
+    session: &SessionRow,
+    seq: u64,
+) -> Result<LogRow, StoreError> {
+    if seq <= session.origin_seq
+        && let Some(origin) = session_by_pk(conn, session.origin)?
+    {
+        return seek(conn, &origin, seq);
+    }
+    let sql = "SELECT log FROM waypoint WHERE session = ?1 AND seq >= ?2 ORDER BY seq LIMIT 1";
+    let mut row = row(conn, waypoint(conn, sql, session, seq)?)?;
+    while row.seq > seq {
+        row = self::row(conn, row.prev)?;
+    }
+    if row.seq == seq {
+        Ok(row)
+    } else {
+        Err(damaged(
+            format!("record {seq} of session {}", session.id),
+            "the record is missing",
+        ))
+    }
+}
+
+/// A log row at or after the one that holds item `item`.
+pub(super) fn seek_item(
+    conn: &Connection,
+    session: &SessionRow,
+    item: u64,
+) -> Result<LogRow, StoreError> {
+    let sql = "SELECT log FROM waypoint WHERE session = ?1 AND items_until >= ?2
+               ORDER BY items_until LIMIT 1";
+    row(conn, waypoint(conn, sql, session, item)?)
+}
+
+fn waypoint(
+    conn: &Connection,
+    sql: &str,
+    session: &SessionRow,
+    at: u64,
+) -> Result<i64, StoreError> {
+    let found = conn
+        .prepare_cached(sql)
+        .and_then(|mut statement| {
+            statement
+                .query_row((session.pk, to_sql(at)), |row| row.get(0))
+                .optional()
+        })
+        .map_err(corrupt_or_unavailable("the table `waypoint`"))?;
+    Ok(found.unwrap_or(session.last_log))
+}
+
+/// Records `first..=last` of a session, in order, verified against each other and what follows.
+pub(super) fn read_range(
+    conn: &Connection,
+    session: &SessionRow,
+    first: u64,
+    last: u64,
+) -> Result<Vec<StoredRecord>, StoreError> {
+    let last = last.min(session.revision);
+    if first > last {
+        return Ok(Vec::new());
+    }
+    // The record after the last one says what the last one's hash must be.
+    let mut at = seek(conn, session, (last + 1).min(session.revision))?;
+    let mut expected = session.head;
+    if at.seq > last {
+        expected = at.record()?.content.prev_hash;
+        at = row(conn, at.prev)?;
+    }
+    let mut records = Vec::new();
+    loop {
+        let record = at.record()?;
+        if record.hash != expected {
+            let place = format!("record {} of session {}", at.seq, session.id);
+            return Err(damaged(
+                place,
+                "its hash is not the one that the chain continues from",
+            ));
+        }
+        expected = record.content.prev_hash;
+        let bodies = at.bodies(conn, session.user, &record)?;
+        records.push(StoredRecord { record, bodies });
+        if at.seq <= first {
+            break;
+        }
+        let next = row(conn, at.prev)?;
+        if next.seq + 1 != at.seq {
+            let place = format!("record {} of session {}", at.seq - 1, session.id);
+            return Err(damaged(place, "the record is missing"));
+        }
+        at = next;
+    }
+    records.reverse();
+    Ok(records)
+}
+
+/// The state a session had at a revision, folded from its log.
+pub(super) fn fold(
+    conn: &Connection,
+    session: &SessionRow,
+    revision: u64,
+) -> Result<Option<SessionState>, StoreError> {
+    if revision == 0 || revision > session.revision {
+        return Ok(None);
+    }
+    let records = read_range(conn, session, 1, revision)?;
+    let mut state: Option<SessionState> = None;
+    for stored in &records {
+        let first = stored.record.content.session;
+        let state = state.get_or_insert_with(|| SessionState::new(first));
+        statehold_core::apply::apply(state, &stored.record);
+    }
+    Ok(state)
+}

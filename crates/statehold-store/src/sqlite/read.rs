@@ -1,0 +1,615 @@
+//! Queries. Each sees one snapshot of the file: whole commits only.
+
+use std::collections::BTreeMap;
+
+use rusqlite::{Connection, OptionalExtension, Row};
+use serde::de::DeserializeOwned;
+use statehold_core::digest::Digest;
+use statehold_core::hold::Hold;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::item::{Item, PlacedItem};
+use statehold_core::name::Name;
+use statehold_core::projection::ClosedTask;
+use statehold_core::record::{Event, Record};
+use statehold_core::request::LiveRequest;
+use statehold_core::scope::StateKey;
+use statehold_core::session::{Owner, SessionState};
+use statehold_core::task::Task;
+use statehold_core::time::Timestamp;
+use uuid::Uuid;
+
+use super::log::{self, SessionRow, Uuid16};
+use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
+use crate::codec;
+use crate::commit::Answer;
+use crate::port::{
+    Due, DueKind, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StateValue, StoreError, StoredItem,
+};
+
+/// All rows of a query.
+fn all<T>(
+    conn: &Connection,
+    sql: &str,
+    params: impl rusqlite::Params,
+    read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<Vec<T>, StoreError> {
+    conn.prepare_cached(sql)
+        .and_then(|mut statement| statement.query_map(params, read)?.collect())
+        .map_err(corrupt_or_unavailable("reading"))
+}
+
+/// The first row of a query.
+fn first<T>(
+    conn: &Connection,
+    sql: &str,
+    params: impl rusqlite::Params,
+    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<Option<T>, StoreError> {
+    conn.prepare_cached(sql)
+        .and_then(|mut statement| statement.query_row(params, read).optional())
+        .map_err(corrupt_or_unavailable("reading"))
+}
+
+fn parse<T: DeserializeOwned>(place: &str, body: &[u8]) -> Result<T, StoreError> {
+    serde_json::from_slice(body).map_err(|error| damaged(place, error))
+}
+
+/// The row of kind `table` with this id, parsed.
+pub(super) fn by_id<T: DeserializeOwned>(
+    conn: &Connection,
+    table: &str,
+    id: &Uuid,
+) -> Result<Option<T>, StoreError> {
+    let sql = format!("SELECT body FROM {table} WHERE id = ?1");
+    let body: Option<Vec<u8>> = first(conn, &sql, [id_bytes(id)], |row| row.get(0))?;
+    body.map(|body| parse(&format!("`{table}` {id}"), &body))
+        .transpose()
+}
+
+/// The session of a row in one of two tables.
+pub(super) fn session_of(
+    conn: &Connection,
+    tables: [&str; 2],
+    id: &Uuid,
+) -> Result<Option<SessionId>, StoreError> {
+    for table in tables {
+        let sql = format!(
+            "SELECT session.id FROM {table} JOIN session ON session.pk = {table}.session
+             WHERE {table}.id = ?1"
+        );
+        if let Some(found) = first(conn, &sql, [id_bytes(id)], |row| row.get::<_, Uuid16>(0))? {
+            return Ok(Some(SessionId::from_uuid(found.0)));
+        }
+    }
+    Ok(None)
+}
+
+/// The state of a session, from its projections.
+pub(super) fn load(
+    conn: &Connection,
+    session: SessionId,
+) -> Result<Option<SessionState>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(None);
+    };
+    let sql = "SELECT tenant, app, agent, closed, last_at, tasks_opened, requests_started,
+               items_appended FROM session WHERE pk = ?1";
+    let head = first(conn, sql, [row.pk], |row| {
+        Ok((
+            [row.get::<_, String>(0)?, row.get(1)?, row.get(2)?],
+            row.get::<_, bool>(3)?,
+            [row.get::<_, i64>(4)?, row.get(5)?, row.get(6)?, row.get(7)?],
+        ))
+    })?;
+    let Some((names, closed, numbers)) = head else {
+        return Ok(None);
+    };
+    let mut state = SessionState::new(session);
+    state.revision = row.revision;
+    state.head = row.head;
+    state.owner = Some(owner(&row, &names)?);
+    state.closed = closed;
+    state.last_at = Timestamp::from_micros(numbers[0]);
+    state.tasks_opened = from_sql(numbers[1]);
+    state.requests_started = from_sql(numbers[2]);
+    state.items_appended = from_sql(numbers[3]);
+    let tasks: Vec<Task> = rows(conn, "open_task", row.pk)?;
+    let requests: Vec<LiveRequest> = rows(conn, "live_request", row.pk)?;
+    let holds: Vec<Hold> = rows(conn, "open_hold", row.pk)?;
+    state.tasks = std::sync::Arc::new(tasks.into_iter().map(|task| (task.id, task)).collect());
+    state.requests =
+        std::sync::Arc::new(requests.into_iter().map(|live| (live.id, live)).collect());
+    state.holds = std::sync::Arc::new(holds.into_iter().map(|hold| (hold.id, hold)).collect());
+    let sql = "SELECT key, version FROM state WHERE session = ?1";
+    let keys = all(conn, sql, [row.pk], |row| {
+        Ok((row.get::<_, String>(0)?, row.get(1)?))
+    })?;
+    let mut versions = BTreeMap::new();
+    for (key, version) in keys {
+        versions.insert(state_key(&key)?, from_sql(version));
+    }
+    state.keys = std::sync::Arc::new(versions);
+    Ok(Some(state))
+}
+
+fn owner(row: &SessionRow, names: &[String; 3]) -> Result<Owner, StoreError> {
+    let name = |text: &String| {
+        text.parse::<Name>()
+            .map_err(|error| damaged(format!("the row of session {}", row.id), error))
+    };
+    Ok(Owner {
+        tenant: name(&names[0])?,
+        app: name(&names[1])?,
+        user: row.user,
+        agent: name(&names[2])?,
+    })
+}
+
+fn rows<T: DeserializeOwned>(
+    conn: &Connection,
+    table: &str,
+    pk: i64,
+) -> Result<Vec<T>, StoreError> {
+    let sql = format!("SELECT body FROM {table} WHERE session = ?1");
+    let bodies: Vec<Vec<u8>> = all(conn, &sql, [pk], |row| row.get(0))?;
+    bodies
+        .iter()
+        .map(|body| parse(&format!("the table `{table}`"), body))
+        .collect()
+}
+
+fn state_key(text: &str) -> Result<StateKey, StoreError> {
+    StateKey::lenient(text).map_err(|error| damaged(format!("state key {text:?}"), error))
+}
+
+/// A page of items, newest first.
+pub(super) fn items(
+    conn: &Connection,
+    session: SessionId,
+    query: ItemQuery,
+) -> Result<Vec<StoredItem>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(Vec::new());
+    };
+    let rewinds = rewinds(conn, &row)?;
+    let mut roots: BTreeMap<TaskId, bool> = BTreeMap::new();
+    let mut found = Vec::new();
+    let before = query.before.unwrap_or(u64::MAX);
+    let mut task = query.task;
+    let mut at = match (task, query.before) {
+        (Some(task), _) => last_log_of(conn, task)?,
+        (None, Some(before)) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
+        (None, Some(_)) => 0,
+        (None, None) => row.last_log,
+    };
+    while at != 0 && found.len() < query.limit {
+        let log = log::row(conn, at)?;
+        let next = match task {
+            Some(id) => {
+                let (prev, earlier) = log.link(id).unwrap_or((0, id));
+                task = Some(earlier);
+                prev
+            }
+            None => log.prev,
+        };
+        let record = log.record()?;
+        let bodies = log.bodies(conn, row.user, &record)?;
+        let mut page = place_items(conn, &record, bodies, &rewinds, &mut roots)?;
+        page.retain(|item| item.placed.item.seq < before);
+        // The task may have another name after a fork; either is the one that was asked for.
+        if let Some(wanted) = query.task {
+            let earlier = task.unwrap_or(wanted);
+            page.retain(|item| item.placed.task == wanted || item.placed.task == earlier);
+        }
+        found.extend(page.into_iter().rev());
+        at = next;
+    }
+    found.truncate(query.limit);
+    Ok(found)
+}
+
+fn last_log_of(conn: &Connection, task: TaskId) -> Result<i64, StoreError> {
+    for table in ["open_task", "closed_task"] {
+        let sql = format!("SELECT last_log FROM {table} WHERE id = ?1");
+        if let Some(found) = first(conn, &sql, [id_bytes(task.as_uuid())], |row| row.get(0))? {
+            return Ok(found);
+        }
+    }
+    Ok(0)
+}
+
+/// The items of a record with their payloads, oldest first.
+fn place_items(
+    conn: &Connection,
+    record: &Record,
+    bodies: Vec<Option<Vec<u8>>>,
+    rewinds: &[(u64, u64)],
+    roots: &mut BTreeMap<TaskId, bool>,
+) -> Result<Vec<StoredItem>, StoreError> {
+    let mut bodies = bodies.into_iter();
+    let mut placed = Vec::new();
+    for event in &record.content.events {
+        let Event::ItemsAppended {
+            task,
+            request,
+            items,
+        } = event
+        else {
+            bodies.by_ref().take(event.bodies().len()).for_each(drop);
+            continue;
+        };
+        let is_root = if let Some(known) = roots.get(task) {
+            *known
+        } else {
+            let known = is_root(conn, *task)?;
+            roots.insert(*task, known);
+            known
+        };
+        for item in items {
+            let body = bodies.next().flatten();
+            let attachments = bodies.by_ref().take(item.attachments.len()).collect();
+            let rewound = rewinds
+                .iter()
+                .any(|(kept, until)| item.seq > *kept && item.seq <= *until);
+            let (task, request, item): (_, _, Item) = (*task, *request, item.clone());
+            let placed_item = PlacedItem {
+                task,
+                request,
+                is_root,
+                rewound,
+                item,
+            };
+            let at = record.content.at;
+            placed.push(StoredItem {
+                placed: placed_item,
+                at,
+                body,
+                attachments,
+            });
+        }
+    }
+    Ok(placed)
+}
+
+fn is_root(conn: &Connection, task: TaskId) -> Result<bool, StoreError> {
+    if let Some(open) = by_id::<Task>(conn, "open_task", task.as_uuid())? {
+        return Ok(open.parent.is_none());
+    }
+    let closed = by_id::<ClosedTask>(conn, "closed_task", task.as_uuid())?;
+    Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
+}
+
+/// The ranges of items that rewinds took out, also those inherited by a fork.
+fn rewinds(conn: &Connection, session: &SessionRow) -> Result<Vec<(u64, u64)>, StoreError> {
+    let mut ranges = Vec::new();
+    let (mut pk, mut until, mut inherited) = (session.pk, u64::MAX, session.clone());
+    loop {
+        let sql = "SELECT items_kept, items_until FROM rewind WHERE session = ?1 AND seq <= ?2";
+        let found = all(conn, sql, (pk, to_sql(until)), |row| {
+            Ok((from_sql(row.get(0)?), from_sql(row.get(1)?)))
+        })?;
+        ranges.extend(found);
+        if inherited.origin == 0 {
+            return Ok(ranges);
+        }
+        until = until.min(inherited.origin_seq);
+        pk = inherited.origin;
+        match log::session_by_pk(conn, pk)? {
+            Some(origin) => inherited = origin,
+            None => return Ok(ranges),
+        }
+    }
+}
+
+/// The session keys with their values.
+pub(super) fn state(
+    conn: &Connection,
+    session: SessionId,
+) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(BTreeMap::new());
+    };
+    let sql = "SELECT key, version, value FROM state WHERE session = ?1";
+    let found = all(conn, sql, [row.pk], |row| {
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get(1)?,
+            row.get::<_, Vec<u8>>(2)?,
+        ))
+    })?;
+    let mut values = BTreeMap::new();
+    for (key, version, packed) in found {
+        let value = codec::unpack(&packed)
+            .map_err(|error| damaged(format!("`{key}` of session {session}"), error))?;
+        values.insert(
+            state_key(&key)?,
+            StateValue {
+                value,
+                version: from_sql(version),
+            },
+        );
+    }
+    Ok(values)
+}
+
+/// The value that a session key had at a revision, from the log.
+pub(super) fn state_at(
+    conn: &Connection,
+    session: SessionId,
+    key: &StateKey,
+    revision: u64,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(None);
+    };
+    if revision == 0 || revision > row.revision {
+        return Ok(None);
+    }
+    let mut at = log::seek(conn, &row, revision)?;
+    loop {
+        let record = at.record()?;
+        let mut index = 0;
+        for event in &record.content.events {
+            match event {
+                Event::StatePut { key: put, .. } if put == key => {
+                    let bodies = at.bodies(conn, row.user, &record)?;
+                    return Ok(bodies.into_iter().nth(index).flatten());
+                }
+                Event::StateDeleted { key: deleted, .. } if deleted == key => return Ok(None),
+                Event::StateRestored {
+                    key: restored,
+                    from,
+                } if restored == key => {
+                    return state_at(conn, session, key, *from);
+                }
+                _ => index += event.bodies().len(),
+            }
+        }
+        if at.prev == 0 {
+            return Ok(None);
+        }
+        at = log::row(conn, at.prev)?;
+    }
+}
+
+/// The private state of a task.
+pub(super) fn task_state(conn: &Connection, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
+    let sql = "SELECT value FROM task_state WHERE task = ?1";
+    let packed: Option<Vec<u8>> = first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))?;
+    let unpack = |packed: Vec<u8>| codec::unpack(&packed);
+    packed
+        .map(unpack)
+        .transpose()
+        .map_err(|error| damaged(format!("the state of {task}"), error))
+}
+
+/// The shared keys of an app or a user.
+pub(super) fn shared(
+    conn: &Connection,
+    owner: &SharedOwner,
+) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
+    let user = owner
+        .user
+        .map(|user| user.as_uuid().as_bytes().to_vec())
+        .unwrap_or_default();
+    let sql = "SELECT key, version, value, session, revision, principal, at, request FROM shared
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL";
+    let found = all(
+        conn,
+        sql,
+        (owner.tenant.as_str(), owner.app.as_str(), user),
+        |row| {
+            Ok((
+                row.get::<_, String>(0)?,
+                row.get::<_, i64>(1)?,
+                row.get::<_, Vec<u8>>(2)?,
+                row.get::<_, Uuid16>(3)?.0,
+                row.get::<_, i64>(4)?,
+                row.get::<_, String>(5)?,
+                row.get::<_, i64>(6)?,
+                row.get::<_, Option<Uuid16>>(7)?,
+            ))
+        },
+    )?;
+    let mut values = BTreeMap::new();
+    for (key, version, packed, session, revision, by, at, request) in found {
+        let place = format!("shared key `{key}`");
+        let value = SharedValue {
+            value: codec::unpack(&packed).map_err(|error| damaged(&place, error))?,
+            version: from_sql(version),
+            session: SessionId::from_uuid(session),
+            revision: from_sql(revision),
+            by: by
+                .parse()
+                .map_err(|error: statehold_core::ids::IdError| damaged(&place, error))?,
+            at: Timestamp::from_micros(at),
+            request: request.map(|id| RequestId::from_uuid(id.0)),
+        };
+        values.insert(state_key(&key)?, value);
+    }
+    Ok(values)
+}
+
+/// The answer kept for an idempotency key.
+pub(super) fn answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, StoreError> {
+    let sql = "SELECT fingerprint, session, revision, body, expires_at FROM answer WHERE key = ?1";
+    let found = first(conn, sql, [key.as_bytes().as_slice()], |row| {
+        Ok((
+            row.get::<_, Vec<u8>>(0)?,
+            row.get::<_, Uuid16>(1)?.0,
+            row.get::<_, i64>(2)?,
+            row.get::<_, Vec<u8>>(3)?,
+            row.get::<_, i64>(4)?,
+        ))
+    })?;
+    let Some((fingerprint, session, revision, body, expires_at)) = found else {
+        return Ok(None);
+    };
+    let fingerprint = digest(&fingerprint)
+        .ok_or_else(|| damaged("the table `answer`", "a fingerprint is not a digest"))?;
+    Ok(Some(Answer {
+        key,
+        fingerprint,
+        session: SessionId::from_uuid(session),
+        revision: from_sql(revision),
+        body,
+        expires_at: Timestamp::from_micros(expires_at),
+    }))
+}
+
+/// A page of sessions, newest first.
+pub(super) fn sessions(
+    conn: &Connection,
+    query: &SessionQuery,
+) -> Result<Vec<SessionSummary>, StoreError> {
+    let columns =
+        "pk, id, tenant, app, user, agent, name, labels, closed, revision, created_at, last_at";
+    let after = query.after.map_or(i64::MAX, to_sql);
+    let limit = to_sql(query.limit as u64);
+    let read = |row: &Row<'_>| {
+        Ok((
+            row.get::<_, i64>(0)?,
+            row.get::<_, Uuid16>(1)?.0,
+            row.get::<_, Uuid16>(4)?.0,
+            [row.get::<_, String>(2)?, row.get(3)?, row.get(5)?],
+            [row.get::<_, Option<String>>(6)?, row.get(7)?],
+            row.get::<_, bool>(8)?,
+            [row.get::<_, i64>(9)?, row.get(10)?, row.get(11)?],
+        ))
+    };
+    let found = match &query.owner {
+        None => {
+            let sql = format!(
+                "SELECT {columns} FROM session WHERE tenant = ?1 AND pk < ?2
+                 ORDER BY pk DESC LIMIT ?3"
+            );
+            all(conn, &sql, (query.tenant.as_str(), after, limit), read)?
+        }
+        Some((app, user)) => {
+            let sql = format!(
+                "SELECT {columns} FROM session
+                 WHERE tenant = ?1 AND app = ?4 AND user = ?5 AND pk < ?2
+                 ORDER BY pk DESC LIMIT ?3"
+            );
+            let user: &[u8] = id_bytes(user.as_uuid());
+            all(
+                conn,
+                &sql,
+                (query.tenant.as_str(), after, limit, app.as_str(), user),
+                read,
+            )?
+        }
+    };
+    let summaries = found
+        .into_iter()
+        .map(|(pk, id, user, names, texts, closed, numbers)| {
+            let id = SessionId::from_uuid(id);
+            let place = || format!("the row of session {id}");
+            let name = |text: &str| {
+                text.parse::<Name>()
+                    .map_err(|error| damaged(place(), error))
+            };
+            let [name_text, labels] = texts;
+            Ok(SessionSummary {
+                place: from_sql(pk),
+                id,
+                owner: Owner {
+                    tenant: name(&names[0])?,
+                    app: name(&names[1])?,
+                    user: UserId::from_uuid(user),
+                    agent: name(&names[2])?,
+                },
+                name: name_text,
+                labels,
+                closed,
+                revision: from_sql(numbers[0]),
+                created_at: Timestamp::from_micros(numbers[1]),
+                updated_at: Timestamp::from_micros(numbers[2]),
+            })
+        });
+    summaries.collect()
+}
+
+/// A page of open holds, oldest first.
+pub(super) fn open_holds(
+    conn: &Connection,
+    query: &HoldQuery,
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let sql = "SELECT open_hold.pk, session.id, open_hold.body
+               FROM open_hold JOIN session ON session.pk = open_hold.session
+               WHERE open_hold.tenant = ?1 AND open_hold.pk > ?2 ORDER BY open_hold.pk LIMIT ?3";
+    let key = (
+        query.tenant.as_str(),
+        query.after.map_or(0, to_sql),
+        to_sql(query.limit as u64),
+    );
+    let found = all(conn, sql, key, |row| {
+        Ok((
+            row.get::<_, i64>(0)?,
+            row.get::<_, Uuid16>(1)?.0,
+            row.get::<_, Vec<u8>>(2)?,
+        ))
+    })?;
+    let summaries = found.into_iter().map(|(pk, session, body)| {
+        Ok(HoldSummary {
+            place: from_sql(pk),
+            session: SessionId::from_uuid(session),
+            hold: parse("the table `open_hold`", &body)?,
+        })
+    });
+    summaries.collect()
+}
+
+/// Requests of an agent that wait for a worker, oldest first.
+pub(super) fn claimable(
+    conn: &Connection,
+    tenant: &Name,
+    agent: &Name,
+    limit: usize,
+) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
+    let sql = "SELECT session.id, live_request.id
+               FROM live_request JOIN session ON session.pk = live_request.session
+               WHERE live_request.tenant = ?1 AND live_request.agent = ?2 AND queued = 1
+               ORDER BY live_request.id LIMIT ?3";
+    all(
+        conn,
+        sql,
+        (tenant.as_str(), agent.as_str(), to_sql(limit as u64)),
+        |row| {
+            let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
+            Ok((session, RequestId::from_uuid(row.get::<_, Uuid16>(1)?.0)))
+        },
+    )
+}
+
+/// Leases and holds whose time has come, earliest first.
+pub(super) fn due(conn: &Connection, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    let limit_sql = to_sql(limit as u64);
+    let sql = "SELECT session.id, lease_until, live_request.id
+               FROM live_request JOIN session ON session.pk = live_request.session
+               WHERE lease_until <= ?1 ORDER BY lease_until LIMIT ?2";
+    let mut found = all(conn, sql, (now.as_micros(), limit_sql), |row| {
+        let id = RequestId::from_uuid(row.get::<_, Uuid16>(2)?.0);
+        read_due(row, DueKind::Lease(id))
+    })?;
+    let sql = "SELECT session.id, deadline, open_hold.id
+               FROM open_hold JOIN session ON session.pk = open_hold.session
+               WHERE deadline <= ?1 ORDER BY deadline LIMIT ?2";
+    found.extend(all(conn, sql, (now.as_micros(), limit_sql), |row| {
+        let id = HoldId::from_uuid(row.get::<_, Uuid16>(2)?.0);
+        read_due(row, DueKind::Hold(id))
+    })?);
+    found.sort_by_key(|due| due.at);
+    found.truncate(limit);
+    Ok(found)
+}
+
+fn read_due(row: &Row<'_>, kind: DueKind) -> rusqlite::Result<Due> {
+    let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
+    Ok(Due {
+        session,
+        at: Timestamp::from_micros(row.get(1)?),
+        kind,
+    })
+}

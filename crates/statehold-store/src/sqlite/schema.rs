@@ -1,0 +1,175 @@
+//! Opening a file: is it ours, is it whole, is it of a version we know?
+
+use rusqlite::{Connection, OpenFlags};
+use std::path::Path;
+
+use super::sql::corrupt_or_unavailable;
+use crate::port::StoreError;
+
+/// "SHLD" as a number: the application id in the file header.
+const APPLICATION_ID: i32 = 0x5348_4c44;
+/// SQLite before this version can lose committed pages when a WAL is reset.
+const SQLITE_VERSION_MIN: i32 = 3_051_003;
+const MIGRATIONS: &[&str] = &[include_str!("sql/0001_initial.sql")];
+
+/// The version of the layout that this build writes.
+#[expect(
+    clippy::cast_possible_wrap,
+    clippy::cast_possible_truncation,
+    reason = "a handful of migrations"
+)]
+pub(super) const LAYOUT_VERSION: i32 = MIGRATIONS.len() as i32;
+
+/// Refuses an engine that can lose what it committed.
+pub(super) fn require_engine() -> Result<(), StoreError> {
+    let found = rusqlite::version_number();
+    if found >= SQLITE_VERSION_MIN {
+        Ok(())
+    } else {
+        Err(StoreError::Unusable(format!(
+            "SQLite {} can lose committed data; 3.51.3 or newer is needed",
+            rusqlite::version()
+        )))
+    }
+}
+
+/// Opens a file for one connection, without changing anything in it.
+pub(super) fn open(path: &Path, flags: OpenFlags) -> Result<Connection, StoreError> {
+    let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_EXRESCODE;
+    let conn =
+        Connection::open_with_flags(path, flags).map_err(corrupt_or_unavailable("opening"))?;
+    harden(&conn)?;
+    Ok(conn)
+}
+
+/// Nothing in a file may run: no functions in its schema, no cells that lie about their size.
+fn harden(conn: &Connection) -> Result<(), StoreError> {
+    conn.execute_batch(
+        "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0;",
+    )
+    .map_err(corrupt_or_unavailable("the settings"))?;
+    conn.set_prepared_statement_cache_capacity(128);
+    Ok(())
+}
+
+/// Makes the connection the one that writes, and the file durable.
+pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreError> {
+    let place = corrupt_or_unavailable("the settings");
+    // Stepping to the end matters: a failed sync while switching shows only after the first row.
+    let mode = |conn: &Connection, sql: &str| -> rusqlite::Result<String> {
+        let mut statement = conn.prepare(sql)?;
+        let modes: Vec<String> = statement
+            .query_map([], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        Ok(modes.join(" "))
+    };
+    let found = mode(conn, "PRAGMA journal_mode = WAL").map_err(&place)?;
+    if found != "wal" {
+        return Err(StoreError::Unusable(format!(
+            "the file system cannot hold a write-ahead log (journal mode is `{found}`)"
+        )));
+    }
+    let sync = if sync { "FULL" } else { "OFF" };
+    conn.execute_batch(&format!(
+        "PRAGMA synchronous = {sync}; PRAGMA wal_autocheckpoint = 0; PRAGMA foreign_keys = OFF;
+         PRAGMA cache_size = -65536; PRAGMA temp_store = MEMORY;",
+    ))
+    .map_err(&place)
+}
+
+/// Brings a file to the current layout: makes a new one, or applies what is missing.
+pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
+    let place = corrupt_or_unavailable("the layout");
+    let (application, version) = header(conn)?;
+    let is_empty: bool = conn
+        .query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| {
+            row.get(0)
+        })
+        .map_err(&place)?;
+    match (application, version) {
+        (0, 0) if is_empty => {}
+        (APPLICATION_ID, 1..) => {}
+        _ => return Err(not_ours(application)),
+    }
+    if version > LAYOUT_VERSION {
+        return Err(StoreError::Unusable(format!(
+            "the data was written by a newer version (layout {version}, this build knows {LAYOUT_VERSION})"
+        )));
+    }
+    let done = usize::try_from(version).unwrap_or(0);
+    if done < MIGRATIONS.len() {
+        let tx = conn.transaction().map_err(&place)?;
+        for migration in &MIGRATIONS[done..] {
+            tx.execute_batch(migration).map_err(&place)?;
+        }
+        tx.execute_batch(&format!(
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {LAYOUT_VERSION};
+             INSERT OR IGNORE INTO meta VALUES('epoch', '1'), ('kind', 'live');"
+        ))
+        .map_err(&place)?;
+        tx.commit().map_err(&place)?;
+    }
+    require_known_schema(conn)
+}
+
+/// Refuses a file of anybody else, of a newer version, or with anything in it that we did not make.
+pub(super) fn require_ours(conn: &Connection) -> Result<(), StoreError> {
+    match header(conn)? {
+        (APPLICATION_ID, version) if version == LAYOUT_VERSION => require_known_schema(conn),
+        (APPLICATION_ID, version) => Err(StoreError::Unusable(format!(
+            "the file has layout {version}, this build knows {LAYOUT_VERSION}"
+        ))),
+        (application, _) => Err(not_ours(application)),
+    }
+}
+
+fn not_ours(application: i32) -> StoreError {
+    StoreError::Unusable(format!(
+        "the file is not a Statehold store (application id {application:#x})"
+    ))
+}
+
+fn header(conn: &Connection) -> Result<(i32, i32), StoreError> {
+    let pragma = |name: &str| conn.query_row(&format!("PRAGMA {name}"), [], |row| row.get(0));
+    let place = corrupt_or_unavailable("the file header");
+    Ok((
+        pragma("application_id").map_err(&place)?,
+        pragma("user_version").map_err(&place)?,
+    ))
+}
+
+/// A file that somebody crafted may hold triggers, views or odd indexes: compare it with our own.
+fn require_known_schema(conn: &Connection) -> Result<(), StoreError> {
+    let place = corrupt_or_unavailable("the layout");
+    let expected = Connection::open_in_memory().map_err(&place)?;
+    for migration in MIGRATIONS {
+        expected.execute_batch(migration).map_err(&place)?;
+    }
+    let (found, expected) = (
+        entries(conn).map_err(&place)?,
+        entries(&expected).map_err(&place)?,
+    );
+    let odd = found.iter().find(|entry| !expected.contains(entry));
+    let missing = expected.iter().find(|entry| !found.contains(entry));
+    match odd.or(missing) {
+        None => Ok(()),
+        Some((kind, name, _)) => Err(StoreError::Unusable(format!(
+            "the file does not have the layout it claims: {kind} `{name}` is not as it should be"
+        ))),
+    }
+}
+
+type Entry = (String, String, Option<String>);
+
+fn entries(conn: &Connection) -> rusqlite::Result<Vec<Entry>> {
+    let mut statement = conn.prepare("SELECT type, name, sql FROM sqlite_schema ORDER BY name")?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    rows.collect()
+}
+
+/// A value of the `meta` table.
+pub(super) fn meta(conn: &Connection, key: &str) -> Result<String, StoreError> {
+    conn.prepare_cached("SELECT value FROM meta WHERE key = ?1")
+        .and_then(|mut statement| statement.query_row([key], |row| row.get(0)))
+        .map_err(corrupt_or_unavailable("the table `meta`"))
+}

@@ -1,0 +1,53 @@
+//! Small things that every SQL function here needs.
+
+use rusqlite::ErrorCode;
+use statehold_core::digest::Digest;
+use uuid::Uuid;
+
+use crate::port::StoreError;
+
+/// Turns an error of the engine into what it means for the caller.
+pub(super) fn corrupt_or_unavailable(
+    place: &str,
+) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
+    let place = place.to_owned();
+    move |error| match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => StoreError::Full,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => StoreError::Corrupt {
+            place: place.clone(),
+            source: Box::new(error),
+        },
+        _ => StoreError::Unavailable(Box::new(error)),
+    }
+}
+
+/// Damage that we found ourselves.
+pub(super) fn damaged(
+    place: impl Into<String>,
+    source: impl Into<crate::port::BoxError>,
+) -> StoreError {
+    StoreError::Corrupt {
+        place: place.into(),
+        source: source.into(),
+    }
+}
+
+/// Numbers in the file are signed; ours are not, and stay far below the sign.
+pub(super) fn to_sql(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// The other way round. A negative number is damage and shows up as a conflict or a missing row.
+pub(super) fn from_sql(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+/// The bytes of an id.
+pub(super) fn id_bytes(id: &Uuid) -> &[u8] {
+    id.as_bytes()
+}
+
+/// A digest from its bytes.
+pub(super) fn digest(bytes: &[u8]) -> Option<Digest> {
+    <[u8; 32]>::try_from(bytes).ok().map(Digest::from_bytes)
+}

@@ -1,0 +1,159 @@
+-- The first layout. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
+-- The log is written in the order of arrival: a commit touches its tail and a few small rows, never
+-- the middle of a long history. Each log row names the row before it of the same session, and, in
+-- `links`, the row before it of each task whose history it adds to. Waypoints make seeking cheap.
+
+CREATE TABLE meta(
+  key TEXT PRIMARY KEY NOT NULL,
+  value TEXT NOT NULL
+);
+
+CREATE TABLE session(
+  pk INTEGER PRIMARY KEY,
+  id BLOB NOT NULL UNIQUE,
+  tenant TEXT NOT NULL,
+  app TEXT NOT NULL,
+  user BLOB NOT NULL,
+  agent TEXT NOT NULL,
+  name TEXT,
+  labels TEXT,
+  closed INTEGER NOT NULL,
+  revision INTEGER NOT NULL,
+  head BLOB NOT NULL,
+  created_at INTEGER NOT NULL,
+  last_at INTEGER NOT NULL,
+  tasks_opened INTEGER NOT NULL,
+  requests_started INTEGER NOT NULL,
+  items_appended INTEGER NOT NULL,
+  last_log INTEGER NOT NULL,
+  origin INTEGER NOT NULL,
+  origin_seq INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX session_by_name ON session(tenant, app, user, name);
+CREATE INDEX session_by_tenant ON session(tenant);
+CREATE INDEX session_by_owner ON session(tenant, app, user);
+
+CREATE TABLE log(
+  id INTEGER PRIMARY KEY,
+  session INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  prev INTEGER NOT NULL,
+  links BLOB NOT NULL,
+  record BLOB NOT NULL,
+  bodies BLOB NOT NULL
+);
+
+CREATE TABLE waypoint(
+  session INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  items_until INTEGER NOT NULL,
+  log INTEGER NOT NULL
+);
+CREATE INDEX waypoint_by_seq ON waypoint(session, seq);
+CREATE INDEX waypoint_by_item ON waypoint(session, items_until);
+
+CREATE TABLE rewind(
+  session INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  items_kept INTEGER NOT NULL,
+  items_until INTEGER NOT NULL
+);
+CREATE INDEX rewind_by_session ON rewind(session);
+
+CREATE TABLE open_task(
+  id BLOB PRIMARY KEY NOT NULL,
+  session INTEGER NOT NULL,
+  last_log INTEGER NOT NULL,
+  body BLOB NOT NULL
+);
+CREATE INDEX open_task_by_session ON open_task(session);
+
+CREATE TABLE closed_task(
+  id BLOB PRIMARY KEY NOT NULL,
+  session INTEGER NOT NULL,
+  last_log INTEGER NOT NULL,
+  body BLOB NOT NULL
+);
+
+CREATE TABLE task_state(
+  task BLOB PRIMARY KEY NOT NULL,
+  value BLOB NOT NULL
+);
+
+CREATE TABLE live_request(
+  id BLOB PRIMARY KEY NOT NULL,
+  session INTEGER NOT NULL,
+  tenant TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  queued INTEGER NOT NULL,
+  lease_until INTEGER,
+  body BLOB NOT NULL
+);
+CREATE INDEX live_request_by_session ON live_request(session);
+CREATE INDEX live_request_by_agent ON live_request(tenant, agent, queued, id);
+CREATE INDEX live_request_by_lease ON live_request(lease_until);
+
+CREATE TABLE ended_request(
+  id BLOB PRIMARY KEY NOT NULL,
+  session INTEGER NOT NULL,
+  body BLOB NOT NULL
+);
+
+CREATE TABLE open_hold(
+  pk INTEGER PRIMARY KEY,
+  id BLOB NOT NULL UNIQUE,
+  session INTEGER NOT NULL,
+  tenant TEXT NOT NULL,
+  deadline INTEGER,
+  body BLOB NOT NULL
+);
+CREATE INDEX open_hold_by_session ON open_hold(session);
+CREATE INDEX open_hold_by_tenant ON open_hold(tenant);
+CREATE INDEX open_hold_by_deadline ON open_hold(deadline);
+
+CREATE TABLE closed_hold(
+  id BLOB PRIMARY KEY NOT NULL,
+  session INTEGER NOT NULL,
+  body BLOB NOT NULL
+);
+
+CREATE TABLE state(
+  session INTEGER NOT NULL,
+  key TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  value BLOB NOT NULL,
+  PRIMARY KEY (session, key)
+);
+
+-- A removed key stays as a row without a value, so that its versions never start again.
+CREATE TABLE shared(
+  tenant TEXT NOT NULL,
+  app TEXT NOT NULL,
+  user BLOB NOT NULL,
+  key TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  value BLOB,
+  session BLOB NOT NULL,
+  revision INTEGER NOT NULL,
+  principal TEXT NOT NULL,
+  at INTEGER NOT NULL,
+  request BLOB,
+  PRIMARY KEY (tenant, app, user, key)
+);
+
+CREATE TABLE answer(
+  key BLOB PRIMARY KEY NOT NULL,
+  fingerprint BLOB NOT NULL,
+  session BLOB NOT NULL,
+  revision INTEGER NOT NULL,
+  body BLOB NOT NULL,
+  expires_at INTEGER NOT NULL
+);
+CREATE INDEX answer_by_expiry ON answer(expires_at);
+
+CREATE TABLE blob(
+  user BLOB NOT NULL,
+  digest BLOB NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (user, digest)
+);

@@ -1,0 +1,571 @@
+//! Writing one commit inside a transaction that the writer opened.
+
+use rusqlite::{Connection, OptionalExtension, ToSql, params};
+use statehold_core::ids::TaskId;
+use statehold_core::record::{Event, RecordContent};
+use statehold_core::request::RequestStatus;
+use statehold_core::scope::{Scope, StateKey, merge};
+use statehold_core::session::Owner;
+use uuid::Uuid;
+
+use super::log::{self, Link, SessionRow, WAYPOINT_EVERY, pack_links};
+use super::read;
+use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
+use crate::codec;
+use crate::commit::{Answer, Commit, SharedWrite, StateWrite};
+use crate::port::{SharedOwner, StoreError};
+
+/// Runs one statement with its parameters.
+fn run(conn: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<usize, StoreError> {
+    conn.prepare_cached(sql)
+        .and_then(|mut statement| statement.execute(params))
+        .map_err(corrupt_or_unavailable("writing"))
+}
+
+/// Writes everything a commit wants written, or says why not; the caller rolls back then.
+pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
+    let found = log::session_row(conn, commit.session())?;
+    let owner = commit.after.owner.as_ref().ok_or_else(|| {
+        StoreError::Unusable("a commit must belong to a session that was created".to_owned())
+    })?;
+    let prev = require_head(conn, commit, found.as_ref())?;
+    take_key(conn, commit)?;
+    let log = append(conn, commit, found.as_ref(), prev)?;
+    let pk = write_session(conn, commit, owner, found.as_ref(), log)?;
+    if found.is_none() {
+        run(conn, "UPDATE log SET session = ?1 WHERE id = ?2", (pk, log))?;
+    }
+    let content = &commit.record.content;
+    if content.seq.is_multiple_of(WAYPOINT_EVERY) {
+        let items = to_sql(commit.after.items_appended);
+        let row = (pk, to_sql(content.seq), items, log);
+        run(conn, "INSERT INTO waypoint VALUES(?1, ?2, ?3, ?4)", row)?;
+    }
+    write_rewinds(conn, pk, content)?;
+    write_tasks(conn, commit, pk, log)?;
+    write_requests(conn, commit, owner, pk)?;
+    write_holds(conn, commit, owner, pk)?;
+    write_state(conn, commit, pk)?;
+    for write in &commit.writes.shared {
+        write_shared(conn, content, owner, write)?;
+    }
+    for (digest, payload) in &commit.blobs {
+        let user = id_bytes(owner.user.as_uuid());
+        let row = params![user, digest.as_bytes().as_slice(), codec::pack(payload)];
+        run(conn, "INSERT OR IGNORE INTO blob VALUES(?1, ?2, ?3)", row)?;
+    }
+    Ok(content.seq)
+}
+
+/// Lets a commit in only at the head it was decided on, and says which log row that head is.
+fn require_head(
+    conn: &Connection,
+    commit: &Commit,
+    found: Option<&SessionRow>,
+) -> Result<i64, StoreError> {
+    let (session, expected) = (commit.session(), commit.expected());
+    let conflict = |found| StoreError::Conflict {
+        session,
+        expected,
+        found,
+    };
+    let prev_hash = commit.record.content.prev_hash;
+    match (found, commit.writes.fork) {
+        (Some(row), None) if row.revision == expected && row.head == prev_hash => Ok(row.last_log),
+        (Some(row), _) => Err(conflict(row.revision)),
+        (None, Some((origin, at))) => {
+            let origin = log::session_row(conn, origin)?.ok_or(conflict(0))?;
+            if at != expected || at > origin.revision {
+                return Err(conflict(origin.revision));
+            }
+            let row = log::seek(conn, &origin, at)?;
+            if row.record()?.hash == prev_hash {
+                Ok(row.id)
+            } else {
+                Err(conflict(at))
+            }
+        }
+        (None, None) if expected == 0 => Ok(0),
+        (None, None) => Err(conflict(0)),
+    }
+}
+
+fn take_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
+    let Some(answer) = &commit.answer else {
+        return Ok(());
+    };
+    if let Some(Answer {
+        session, revision, ..
+    }) = read::answer(conn, answer.key)?
+    {
+        return Err(StoreError::KeyTaken { session, revision });
+    }
+    let row = params![
+        answer.key.as_bytes().as_slice(),
+        answer.fingerprint.as_bytes().as_slice(),
+        id_bytes(answer.session.as_uuid()),
+        to_sql(answer.revision),
+        answer.body,
+        answer.expires_at.as_micros(),
+    ];
+    run(
+        conn,
+        "INSERT INTO answer VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
+        row,
+    )
+    .map(drop)
+}
+
+/// Appends to the log, with links to what came before in the session and in each task.
+fn append(
+    conn: &Connection,
+    commit: &Commit,
+    found: Option<&SessionRow>,
+    prev: i64,
+) -> Result<i64, StoreError> {
+    let mut links = Vec::new();
+    for task in &commit.writes.grown_tasks {
+        if links.iter().all(|link: &Link| link.task != *task) {
+            let prev = last_log_of_task(conn, *task)?.unwrap_or(0);
+            links.push(Link {
+                task: *task,
+                prev,
+                before: *task,
+            });
+        }
+    }
+    for (old, new) in &commit.changes.renamed_tasks {
+        let prev = last_growth_before(conn, prev, *old)?;
+        links.push(Link {
+            task: *new,
+            prev,
+            before: *old,
+        });
+    }
+    let row: [&dyn ToSql; 6] = [
+        &found.map_or(0, |row| row.pk),
+        &to_sql(commit.record.content.seq),
+        &prev,
+        &pack_links(&links),
+        &commit.packed_record,
+        &commit.packed_bodies,
+    ];
+    run(
+        conn,
+        "INSERT INTO log(session, seq, prev, links, record, bodies)
+         VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
+        &row[..],
+    )?;
+    Ok(conn.last_insert_rowid())
+}
+
+/// The newest log row at or before `from` that added to a task.
+fn last_growth_before(conn: &Connection, from: i64, task: TaskId) -> Result<i64, StoreError> {
+    let mut at = from;
+    while at != 0 {
+        let row = log::row(conn, at)?;
+        if row.link(task).is_some() {
+            break;
+        }
+        at = row.prev;
+    }
+    Ok(at)
+}
+
+fn last_log_of_task(conn: &Connection, task: TaskId) -> Result<Option<i64>, StoreError> {
+    conn.prepare_cached("SELECT last_log FROM open_task WHERE id = ?1")
+        .and_then(|mut statement| {
+            statement
+                .query_row([id_bytes(task.as_uuid())], |row| row.get(0))
+                .optional()
+        })
+        .map_err(corrupt_or_unavailable("the table `open_task`"))
+}
+
+fn write_session(
+    conn: &Connection,
+    commit: &Commit,
+    owner: &Owner,
+    found: Option<&SessionRow>,
+    log: i64,
+) -> Result<i64, StoreError> {
+    let (after, content) = (&commit.after, &commit.record.content);
+    if let Some(row) = found {
+        let values: [&dyn ToSql; 9] = [
+            &row.pk,
+            &after.closed,
+            &to_sql(after.revision),
+            &after.head.as_bytes().as_slice(),
+            &content.at.as_micros(),
+            &to_sql(after.tasks_opened),
+            &to_sql(after.requests_started),
+            &to_sql(after.items_appended),
+            &log,
+        ];
+        run(
+            conn,
+            "UPDATE session SET closed = ?2, revision = ?3, head = ?4, last_at = ?5,
+             tasks_opened = ?6, requests_started = ?7, items_appended = ?8, last_log = ?9
+             WHERE pk = ?1",
+            &values[..],
+        )?;
+        return Ok(row.pk);
+    }
+    if let Some(name) = &commit.writes.name {
+        require_free_name(conn, owner, name)?;
+    }
+    let (origin, origin_seq) = match commit.writes.fork {
+        Some((origin, at)) => (log::session_row(conn, origin)?.map_or(0, |row| row.pk), at),
+        None => (0, 0),
+    };
+    let id = commit.session();
+    let values: [&dyn ToSql; 17] = [
+        &id_bytes(id.as_uuid()),
+        &owner.tenant.as_str(),
+        &owner.app.as_str(),
+        &id_bytes(owner.user.as_uuid()),
+        &owner.agent.as_str(),
+        &commit.writes.name,
+        &commit.writes.labels,
+        &after.closed,
+        &to_sql(after.revision),
+        &after.head.as_bytes().as_slice(),
+        &content.at.as_micros(),
+        &to_sql(after.tasks_opened),
+        &to_sql(after.requests_started),
+        &to_sql(after.items_appended),
+        &log,
+        &origin,
+        &to_sql(origin_seq),
+    ];
+    run(
+        conn,
+        "INSERT INTO session(id, tenant, app, user, agent, name, labels, closed, revision, head,
+         created_at, last_at, tasks_opened, requests_started, items_appended, last_log, origin,
+         origin_seq)
+         VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+        &values[..],
+    )?;
+    Ok(conn.last_insert_rowid())
+}
+
+fn require_free_name(conn: &Connection, owner: &Owner, name: &str) -> Result<(), StoreError> {
+    let sql = "SELECT id FROM session WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4";
+    let user = id_bytes(owner.user.as_uuid());
+    let taken = conn
+        .prepare_cached(sql)
+        .and_then(|mut statement| {
+            let key = (owner.tenant.as_str(), owner.app.as_str(), user, name);
+            statement
+                .query_row(key, |row| row.get::<_, log::Uuid16>(0))
+                .optional()
+        })
+        .map_err(corrupt_or_unavailable("the table `session`"))?;
+    match taken {
+        None => Ok(()),
+        Some(id) => Err(StoreError::NameTaken {
+            session: statehold_core::ids::SessionId::from_uuid(id.0),
+        }),
+    }
+}
+
+fn write_rewinds(conn: &Connection, pk: i64, content: &RecordContent) -> Result<(), StoreError> {
+    for event in &content.events {
+        if let Event::Rewound {
+            items_kept,
+            items_until,
+            ..
+        } = event
+        {
+            let row = (
+                pk,
+                to_sql(content.seq),
+                to_sql(*items_kept),
+                to_sql(*items_until),
+            );
+            run(conn, "INSERT INTO rewind VALUES(?1, ?2, ?3, ?4)", row)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<(), StoreError> {
+    let grown = &commit.writes.grown_tasks;
+    let is_renamed = |id| {
+        commit
+            .changes
+            .renamed_tasks
+            .iter()
+            .any(|(_, new)| *new == id)
+    };
+    for task in &commit.changes.open_tasks {
+        let has_link = grown.contains(&task.id) || is_renamed(task.id);
+        let id = id_bytes(task.id.as_uuid());
+        let last_log = if has_link {
+            log
+        } else {
+            last_log_of_task(conn, task.id)?.unwrap_or(0)
+        };
+        run(
+            conn,
+            "INSERT INTO open_task VALUES(?1, ?2, ?3, ?4)
+             ON CONFLICT(id) DO UPDATE SET last_log = excluded.last_log, body = excluded.body",
+            (id, pk, last_log, json(task)),
+        )?;
+    }
+    for task in grown {
+        if commit
+            .changes
+            .open_tasks
+            .iter()
+            .all(|changed| changed.id != *task)
+        {
+            let sql = "UPDATE open_task SET last_log = ?2 WHERE id = ?1";
+            run(conn, sql, (id_bytes(task.as_uuid()), log))?;
+        }
+    }
+    for closed in &commit.changes.closed_tasks {
+        let id = id_bytes(closed.task.id.as_uuid());
+        let last_log = if grown.contains(&closed.task.id) {
+            log
+        } else {
+            last_log_of_task(conn, closed.task.id)?.unwrap_or(0)
+        };
+        run(conn, "DELETE FROM open_task WHERE id = ?1", [id])?;
+        let row = (id, pk, last_log, json(closed));
+        run(conn, "INSERT INTO closed_task VALUES(?1, ?2, ?3, ?4)", row)?;
+    }
+    for (task, value) in &commit.writes.task_states {
+        let sql = "INSERT OR REPLACE INTO task_state VALUES(?1, ?2)";
+        run(conn, sql, (id_bytes(task.as_uuid()), codec::pack(value)))?;
+    }
+    for (old, new) in &commit.changes.renamed_tasks {
+        let sql = "INSERT INTO task_state SELECT ?2, value FROM task_state WHERE task = ?1";
+        run(
+            conn,
+            sql,
+            (id_bytes(old.as_uuid()), id_bytes(new.as_uuid())),
+        )?;
+    }
+    Ok(())
+}
+
+fn write_requests(
+    conn: &Connection,
+    commit: &Commit,
+    owner: &Owner,
+    pk: i64,
+) -> Result<(), StoreError> {
+    for (live, agent) in &commit.changes.live_requests {
+        let is_queued = live.status == RequestStatus::Queued;
+        let runs = live.status == RequestStatus::Running;
+        let until = live
+            .lease
+            .filter(|_| runs)
+            .map(|lease| lease.until.as_micros());
+        let row = params![
+            id_bytes(live.id.as_uuid()),
+            pk,
+            owner.tenant.as_str(),
+            agent.as_str(),
+            is_queued,
+            until,
+            json(live),
+        ];
+        run(
+            conn,
+            "INSERT INTO live_request VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)
+             ON CONFLICT(id) DO UPDATE SET queued = excluded.queued,
+             lease_until = excluded.lease_until, body = excluded.body",
+            row,
+        )?;
+    }
+    // In a fork, what was live stays live in the origin; here it has never been.
+    let is_fork = commit.writes.fork.is_some();
+    for ended in commit.changes.ended_requests.iter().filter(|_| !is_fork) {
+        let id = id_bytes(ended.id.as_uuid());
+        run(conn, "DELETE FROM live_request WHERE id = ?1", [id])?;
+        run(
+            conn,
+            "INSERT INTO ended_request VALUES(?1, ?2, ?3)",
+            (id, pk, json(ended)),
+        )?;
+    }
+    Ok(())
+}
+
+fn write_holds(
+    conn: &Connection,
+    commit: &Commit,
+    owner: &Owner,
+    pk: i64,
+) -> Result<(), StoreError> {
+    for hold in &commit.changes.open_holds {
+        let deadline = hold
+            .deadline
+            .map(statehold_core::time::Timestamp::as_micros);
+        let id = id_bytes(hold.id.as_uuid());
+        run(
+            conn,
+            "INSERT INTO open_hold(id, session, tenant, deadline, body) VALUES(?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT(id) DO UPDATE SET body = excluded.body",
+            params![id, pk, owner.tenant.as_str(), deadline, json(hold)],
+        )?;
+    }
+    let is_fork = commit.writes.fork.is_some();
+    for closed in commit.changes.closed_holds.iter().filter(|_| !is_fork) {
+        let id = id_bytes(closed.hold.id.as_uuid());
+        run(conn, "DELETE FROM open_hold WHERE id = ?1", [id])?;
+        run(
+            conn,
+            "INSERT INTO closed_hold VALUES(?1, ?2, ?3)",
+            (id, pk, json(closed)),
+        )?;
+    }
+    Ok(())
+}
+
+fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreError> {
+    if let Some((origin, at)) = commit.writes.fork {
+        copy_state(conn, commit, pk, origin, at)?;
+    }
+    let seq = commit.record.content.seq;
+    for write in &commit.writes.state {
+        match write {
+            StateWrite::Put(key, value) => put_state(conn, pk, key, seq, value)?,
+            StateWrite::Delete(key) => {
+                let sql = "DELETE FROM state WHERE session = ?1 AND key = ?2";
+                run(conn, sql, (pk, key.as_str()))?;
+            }
+            StateWrite::Restore(key, from) => {
+                let value = read::state_at(conn, commit.session(), key, *from)?
+                    .ok_or_else(|| damaged(format!("`{key}` at revision {from}"), "no value"))?;
+                put_state(conn, pk, key, seq, &value)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn copy_state(
+    conn: &Connection,
+    commit: &Commit,
+    pk: i64,
+    origin: statehold_core::ids::SessionId,
+    at: u64,
+) -> Result<(), StoreError> {
+    for (key, version) in commit.after.keys.iter() {
+        let value = read::state_at(conn, origin, key, at)?
+            .ok_or_else(|| damaged(format!("`{key}` at revision {at}"), "no value"))?;
+        put_state(conn, pk, key, *version, &value)?;
+    }
+    Ok(())
+}
+
+fn put_state(
+    conn: &Connection,
+    pk: i64,
+    key: &StateKey,
+    version: u64,
+    value: &[u8],
+) -> Result<(), StoreError> {
+    run(
+        conn,
+        "INSERT INTO state VALUES(?1, ?2, ?3, ?4)
+         ON CONFLICT(session, key) DO UPDATE SET version = excluded.version, value = excluded.value",
+        (pk, key.as_str(), to_sql(version), codec::pack(value)),
+    )
+    .map(drop)
+}
+
+/// Merges a shared value with the one that is there, at the version the commit expects.
+fn write_shared(
+    conn: &Connection,
+    content: &RecordContent,
+    owner: &Owner,
+    write: &SharedWrite,
+) -> Result<(), StoreError> {
+    let place = format!("shared key `{}`", write.key);
+    let shared = SharedOwner::of(owner, write.key.scope());
+    debug_assert!(matches!(write.key.scope(), Scope::App | Scope::User));
+    let user = shared
+        .user
+        .map(|user| user.as_uuid().as_bytes().to_vec())
+        .unwrap_or_default();
+    let key = (
+        shared.tenant.as_str(),
+        shared.app.as_str(),
+        user.as_slice(),
+        write.key.as_str(),
+    );
+    let sql = "SELECT version, value FROM shared
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4";
+    let found: Option<(i64, Option<Vec<u8>>)> = conn
+        .prepare_cached(sql)
+        .and_then(|mut statement| {
+            statement
+                .query_row(key, |row| Ok((row.get(0)?, row.get(1)?)))
+                .optional()
+        })
+        .map_err(corrupt_or_unavailable("the table `shared`"))?;
+    let (last, packed) = found.map_or((0, None), |(last, value)| (from_sql(last), value));
+    let version = if packed.is_some() { last } else { 0 };
+    if let Some(expected) = write.expected.filter(|expected| *expected != version) {
+        return Err(StoreError::SharedConflict {
+            key: write.key.clone(),
+            expected,
+            found: version,
+        });
+    }
+    let old = packed.map(|packed| codec::unpack(&packed)).transpose();
+    let old = old.map_err(|error| damaged(&place, error))?;
+    let value = write
+        .operand
+        .as_ref()
+        .map(|new| merged(write, old.as_deref(), new))
+        .transpose()?;
+    if value.is_none() && old.is_none() {
+        return Ok(());
+    }
+    let request = write
+        .request
+        .map(|id: statehold_core::ids::RequestId| *id.as_uuid());
+    let row = params![
+        key.0,
+        key.1,
+        key.2,
+        key.3,
+        to_sql(last + 1),
+        value.map(|value| codec::pack(&value)),
+        id_bytes(content.session.as_uuid()),
+        to_sql(content.seq),
+        content.principal.to_string(),
+        content.at.as_micros(),
+        request
+            .as_ref()
+            .map(Uuid::as_bytes)
+            .map(<[u8; 16]>::as_slice),
+    ];
+    let sql = "INSERT OR REPLACE INTO shared VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    run(conn, sql, row).map(drop)
+}
+
+fn merged(write: &SharedWrite, old: Option<&[u8]>, new: &[u8]) -> Result<Vec<u8>, StoreError> {
+    let place = format!("shared key `{}`", write.key);
+    let parse = |bytes: &[u8]| serde_json::from_slice(bytes);
+    let new = parse(new).map_err(|error| StoreError::Unusable(format!("{place}: {error}")))?;
+    let old = old
+        .map(parse)
+        .transpose()
+        .map_err(|error| damaged(&place, error))?;
+    let value = merge(write.merge, old.as_ref(), &new).map_err(|source| StoreError::Merge {
+        key: write.key.clone(),
+        source,
+    })?;
+    Ok(value.to_string().into_bytes())
+}
+
+/// The stored form of a projection row.
+fn json<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).expect("our own types always serialize to JSON")
+}

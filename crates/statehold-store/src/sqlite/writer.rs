@@ -1,0 +1,283 @@
+//! The one thread that writes: it takes whatever waits, commits it in one transaction, and answers
+//! only when the disk has confirmed it.
+//!
+//! Each commit runs in a savepoint of its own, so that a conflict refuses one caller and not the
+//! group. If the disk does not confirm, nobody is answered `Ok`, now or later: what the kernel has
+//! dropped after a failed sync cannot be written again by trying again.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::oneshot;
+
+use super::sql::corrupt_or_unavailable;
+use super::{OnStop, schema, write};
+use crate::commit::Commit;
+use crate::port::StoreError;
+
+/// How many commits may wait before callers do.
+const QUEUE_MAX: usize = 1024;
+/// How many commits share one transaction at most.
+const GROUP_MAX: usize = 512;
+/// How many bytes of records and payloads go by before the log is folded into the file.
+const CHECKPOINT_BYTES: usize = 2 * 1024 * 1024;
+
+type Reply = oneshot::Sender<Result<u64, StoreError>>;
+/// Runs on the writing connection, or learns that it has stopped, and answers by itself.
+type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) + Send>;
+
+enum Job {
+    Commit(Box<Commit>, Reply),
+    Run(Task),
+    FoldLog(oneshot::Sender<Result<(), StoreError>>),
+}
+
+/// The handle of the writing thread.
+pub(super) struct Writer {
+    jobs: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Starts the thread with the connection that writes.
+    pub(super) fn start(conn: Connection, epoch: String, on_stop: OnStop) -> Self {
+        let (jobs, queue) = sync_channel(QUEUE_MAX);
+        let name = "statehold-writer".to_owned();
+        let mut group = Group {
+            conn,
+            epoch,
+            on_stop,
+            unfolded_bytes: 0,
+            stopped: false,
+        };
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || group.run(&queue));
+        Self {
+            jobs: Some(jobs),
+            thread: thread.ok(),
+        }
+    }
+
+    /// Commits in the next group.
+    pub(super) async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Commit(Box::new(commit), reply))?;
+        answer.await.unwrap_or(Err(StoreError::Stopped))
+    }
+
+    /// Runs something else on the writing connection, between groups.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        task: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let task: Task = Box::new(move |conn| {
+            // The caller may have gone away; what it asked for is done all the same.
+            drop(reply.send(conn.and_then(task)));
+        });
+        self.send(Job::Run(task))?;
+        answer.await.unwrap_or(Err(StoreError::Stopped))
+    }
+
+    /// Folds the whole log into the file and empties it.
+    pub(super) async fn fold_log(&self) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::FoldLog(reply))?;
+        answer.await.unwrap_or(Err(StoreError::Stopped))
+    }
+
+    fn send(&self, job: Job) -> Result<(), StoreError> {
+        let jobs = self.jobs.as_ref().ok_or(StoreError::Stopped)?;
+        jobs.send(job).map_err(|_| StoreError::Stopped)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the writer has been reported by itself; there is nothing left to save.
+            drop(thread.join());
+        }
+    }
+}
+
+struct Group {
+    conn: Connection,
+    epoch: String,
+    on_stop: OnStop,
+    unfolded_bytes: usize,
+    stopped: bool,
+}
+
+impl Group {
+    fn run(&mut self, queue: &Receiver<Job>) {
+        let mut commits = Vec::with_capacity(GROUP_MAX);
+        while let Ok(first) = queue.recv() {
+            let mut next = Some(first);
+            while let Some(job) = next.take() {
+                match job {
+                    Job::Commit(commit, reply) => commits.push((commit, reply)),
+                    Job::Run(task) => {
+                        self.commit_group(&mut commits);
+                        let conn = if self.stopped {
+                            Err(StoreError::Stopped)
+                        } else {
+                            Ok(&mut self.conn)
+                        };
+                        task(conn);
+                    }
+                    Job::FoldLog(reply) => {
+                        self.commit_group(&mut commits);
+                        // The caller may have gone away; the log is folded all the same.
+                        drop(reply.send(self.empty_log()));
+                    }
+                }
+                if commits.len() < GROUP_MAX {
+                    next = queue.try_recv().ok();
+                }
+            }
+            self.commit_group(&mut commits);
+        }
+        if !self.stopped {
+            // A clean stop leaves one tidy file. If it fails, the log is still there.
+            drop(self.conn.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
+        }
+    }
+
+    fn commit_group(&mut self, commits: &mut Vec<(Box<Commit>, Reply)>) {
+        if commits.is_empty() {
+            return;
+        }
+        let results = if self.stopped {
+            commits.iter().map(|_| Err(StoreError::Stopped)).collect()
+        } else {
+            self.write_group(commits)
+        };
+        for ((_, reply), result) in commits.drain(..).zip(results) {
+            drop(reply.send(result));
+        }
+        if self.unfolded_bytes >= CHECKPOINT_BYTES && !self.stopped {
+            self.fold_log();
+        }
+    }
+
+    /// Writes a group in one transaction. What it returns is durable, or it is an error.
+    fn write_group(&mut self, commits: &[(Box<Commit>, Reply)]) -> Vec<Result<u64, StoreError>> {
+        let begun = self
+            .execute("BEGIN IMMEDIATE")
+            .and_then(|()| self.require_epoch());
+        let mut failed = begun.err();
+        let mut results = Vec::with_capacity(commits.len());
+        for (commit, _) in commits {
+            if failed.is_some() {
+                break;
+            }
+            match self.write_one(commit) {
+                Ok(result) => results.push(result),
+                Err(error) => failed = Some(error),
+            }
+        }
+        if failed.is_none() {
+            failed = self.execute("COMMIT").err();
+        }
+        let Some(error) = failed else {
+            self.unfolded_bytes += commits
+                .iter()
+                .map(|(commit, _)| commit.packed_record.len() + commit.packed_bodies.len() + 512)
+                .sum::<usize>();
+            return results;
+        };
+        if !self.conn.is_autocommit() {
+            // If this fails too, the stop below ends the process before anybody hears of it.
+            drop(self.conn.execute_batch("ROLLBACK"));
+        }
+        if matches!(error, StoreError::Full) {
+            return commits.iter().map(|_| Err(StoreError::Full)).collect();
+        }
+        self.stop(&error);
+        commits.iter().map(|_| Err(StoreError::Stopped)).collect()
+    }
+
+    /// Writes one commit in a savepoint. The inner error refuses this one; the outer, the group.
+    fn write_one(&self, commit: &Commit) -> Result<Result<u64, StoreError>, StoreError> {
+        self.execute("SAVEPOINT one")?;
+        let result = match write::commit(&self.conn, commit) {
+            // The engine itself failed: no use in trying the others.
+            Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => return Err(error),
+            other => other,
+        };
+        if result.is_err() {
+            self.execute("ROLLBACK TO one")?;
+        }
+        self.execute("RELEASE one")?;
+        Ok(result)
+    }
+
+    fn execute(&self, sql: &str) -> Result<(), StoreError> {
+        self.conn
+            .prepare_cached(sql)
+            .and_then(|mut statement| statement.execute([]))
+            .map(drop)
+            .map_err(corrupt_or_unavailable("committing"))
+    }
+
+    /// A file that was restored from a backup in the meantime belongs to another process.
+    fn require_epoch(&self) -> Result<(), StoreError> {
+        let found = schema::meta(&self.conn, "epoch")?;
+        if found == self.epoch {
+            Ok(())
+        } else {
+            Err(StoreError::Unusable(format!(
+                "the data was restored while this process ran (epoch {found}, not {})",
+                self.epoch
+            )))
+        }
+    }
+
+    /// Folds the log into the file, on this thread only, and notices a disk that fails at it.
+    fn fold_log(&mut self) {
+        self.unfolded_bytes = 0;
+        let folded = self
+            .conn
+            .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        match folded {
+            Ok(()) => {}
+            // No room to grow the file: the log keeps what is acknowledged until there is.
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {}
+            Err(error) => self.stop(&corrupt_or_unavailable("folding the log")(error)),
+        }
+    }
+
+    fn empty_log(&mut self) -> Result<(), StoreError> {
+        self.unfolded_bytes = 0;
+        self.conn
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+            .map_err(corrupt_or_unavailable("folding the log"))
+    }
+
+    fn stop(&mut self, error: &StoreError) {
+        self.stopped = true;
+        (self.on_stop)(error);
+    }
+}
+
+/// Ends the process: the way out that can never acknowledge anything by mistake.
+pub(super) fn end_process() -> OnStop {
+    Arc::new(|error: &StoreError| {
+        let mut message = error.to_string();
+        let mut source = std::error::Error::source(error);
+        while let Some(inner) = source {
+            message = format!("{message}: {inner}");
+            source = inner.source();
+        }
+        eprintln!(
+            "statehold: the disk did not confirm a write ({message}). Nothing after the last \
+             acknowledged commit was kept. Check the disk, then start again."
+        );
+        std::process::exit(74);
+    })
+}

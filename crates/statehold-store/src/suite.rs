@@ -1,0 +1,269 @@
+//! The conformance suite: what every adapter promises, one named check per promise.
+//!
+//! A check gets a fresh store and panics if the promise is not kept. An adapter runs all of them with
+//! [`run`], or gets a test per promise from [`conformance_tests`](crate::conformance_tests). The
+//! [`driver`] that the checks use is public, because other test tools drive stores in the same way.
+//! The suite starts no runtime: a store must not need one.
+
+#![expect(
+    clippy::missing_panics_doc,
+    reason = "a panic is how the suite says that a promise is not kept"
+)]
+
+pub mod driver;
+pub mod fixture;
+pub mod picture;
+pub mod story;
+mod words;
+
+mod answers;
+mod commits;
+mod forks;
+mod history;
+mod lists;
+mod log;
+mod lookups;
+mod names;
+mod parallel;
+mod past;
+mod shared;
+mod state;
+mod work;
+
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::Store;
+
+/// A fresh store for one check.
+pub struct Fresh {
+    store: Arc<dyn Store>,
+    /// What must live as long as the store, such as its directory.
+    _kept: Box<dyn Any>,
+}
+
+impl<S: Store> From<S> for Fresh {
+    fn from(store: S) -> Self {
+        (store, ()).into()
+    }
+}
+
+impl<S: Store, K: Any> From<(S, K)> for Fresh {
+    fn from((store, kept): (S, K)) -> Self {
+        Self {
+            store: Arc::new(store),
+            _kept: Box::new(kept),
+        }
+    }
+}
+
+/// One promise: its name and its check.
+#[derive(Clone, Copy)]
+pub struct Promise {
+    /// What is promised.
+    pub name: &'static str,
+    /// Panics if it is not kept.
+    pub check: fn(Arc<dyn Store>) -> Checking,
+}
+
+/// A check under way. It may use its thread as it likes.
+pub type Checking = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Lists the promises once, for [`promises`] and for the tests of the adapters.
+macro_rules! promises {
+    ($d:tt $($subject:ident { $($name:ident,)* })*) => {
+        /// All promises, by subject.
+        pub fn promises() -> Vec<Promise> {
+            vec![$($(Promise {
+                name: stringify!($name),
+                check: |store| Box::pin($subject::$name(store)),
+            },)*)*]
+        }
+
+        /// Makes one test per promise. The argument is an async closure without parameters that
+        /// makes a store, or a store with what must live as long.
+        #[macro_export]
+        macro_rules! conformance_tests {
+            ($d make:expr) => {
+                $($(
+                    #[test]
+                    fn $name() {
+                        $crate::suite::check(stringify!($name), $d make);
+                    }
+                )*)*
+            };
+        }
+    };
+}
+
+promises! {
+    $
+    commits {
+        load_equals_the_fold_after_every_command,
+        every_answer_is_that_of_the_reference,
+        a_stale_commit_is_refused_and_leaves_nothing,
+        a_commit_ahead_of_its_session_is_refused,
+        a_record_that_does_not_continue_the_head_is_refused,
+        of_two_commits_on_one_revision_one_is_taken,
+        a_session_begins_once,
+        a_stranger_has_nothing,
+    }
+    log {
+        a_commit_is_read_back_whole,
+        the_chain_verifies_from_the_first_record,
+        records_come_in_pages_of_any_size,
+        payloads_of_every_kind_and_length_come_back,
+        the_same_long_payload_may_come_again,
+    }
+    names {
+        a_name_is_taken_once_by_a_user_of_an_app,
+        a_name_is_free_for_other_users_apps_and_tenants,
+        a_name_stays_taken_when_its_session_closes,
+    }
+    answers {
+        an_answer_is_kept_with_its_commit,
+        a_key_is_used_once,
+        a_refused_commit_keeps_no_answer,
+        expired_answers_are_forgotten,
+        no_more_answers_are_forgotten_than_asked,
+    }
+    shared {
+        versions_of_a_shared_key_count_from_one,
+        another_version_than_expected_refuses_the_whole_commit,
+        policies_merge_in_the_store,
+        a_merge_that_fails_refuses_the_whole_commit,
+        a_shared_value_says_who_wrote_it,
+        user_values_reach_the_sessions_of_that_user_only,
+        app_values_reach_the_users_of_that_app_only,
+        a_removed_key_is_gone_and_its_versions_do_not_return,
+        one_commit_may_write_many_shared_keys,
+    }
+    state {
+        session_values_have_the_revision_that_wrote_them,
+        removed_values_are_gone,
+        earlier_values_are_found_at_every_revision,
+        a_rewind_restores_values,
+        a_restored_value_may_be_restored_again,
+        task_state_is_the_last_one_written,
+    }
+    history {
+        items_come_newest_first_with_their_content,
+        pages_of_items_have_no_gaps_and_no_repeats,
+        pages_of_one_task_have_its_items_only,
+        items_know_whether_their_task_is_a_root,
+        rewound_items_are_marked_and_kept,
+    }
+    lookups {
+        ended_requests_are_found,
+        closed_tasks_are_found,
+        decided_holds_are_found_with_their_votes,
+        everything_knows_its_session,
+    }
+    lists {
+        sessions_are_listed_newest_first_in_pages,
+        sessions_are_listed_by_tenant_and_owner,
+        a_listed_session_says_what_it_is,
+        open_holds_are_listed_oldest_first_in_pages,
+        a_hold_keeps_its_place_until_it_is_decided,
+    }
+    work {
+        claimable_requests_come_oldest_first,
+        only_queued_requests_of_the_agent_are_claimable,
+        leases_and_deadlines_are_due_in_order,
+        only_running_leases_and_open_holds_are_due,
+    }
+    past {
+        every_revision_can_be_loaded,
+        revisions_that_never_were_cannot_be_loaded,
+        a_rewind_is_one_more_record,
+        a_long_session_is_read_at_every_place,
+    }
+    forks {
+        a_fork_shares_the_history_of_its_origin,
+        a_fork_and_its_origin_go_on_apart,
+        a_fork_leaves_what_is_in_flight_with_its_origin,
+        the_tasks_of_a_fork_keep_their_history,
+        the_tasks_of_a_fork_keep_the_state_of_that_time,
+        a_fork_has_the_values_of_that_time,
+        a_fork_of_a_fork_reads_through_both,
+        a_fork_sees_the_rewinds_before_it_only,
+        a_fork_is_listed_without_the_name_of_its_origin,
+        a_fork_begins_once_and_from_a_revision_that_was,
+        a_closed_session_can_be_forked,
+    }
+    parallel {
+        many_sessions_add_to_one_counter_exactly,
+        many_sessions_stay_dense_under_interleaved_commits,
+        of_many_commits_on_one_revision_one_is_taken,
+        of_many_sessions_with_one_name_one_begins,
+        of_many_commits_with_one_key_one_is_taken,
+        readers_see_whole_commits_only,
+    }
+}
+
+/// Checks every promise, each on a store of its own.
+///
+/// # Panics
+///
+/// At the end, with the names of the promises that are not kept.
+pub async fn run<F, R>(make: F)
+where
+    F: AsyncFn() -> R,
+    R: Into<Fresh>,
+{
+    let mut broken = Vec::new();
+    for promise in promises() {
+        let fresh: Fresh = make().await.into();
+        if let Err(cause) = keeps(promise, &fresh).await {
+            broken.push(format!("{}: {cause}", promise.name));
+        }
+    }
+    assert!(
+        broken.is_empty(),
+        "promises that are not kept:\n{}",
+        broken.join("\n")
+    );
+}
+
+/// Checks one promise, by name, on this thread.
+///
+/// # Panics
+///
+/// If it is not kept, or if there is no such promise.
+pub fn check<F, R>(name: &str, make: F)
+where
+    F: AsyncFn() -> R,
+    R: Into<Fresh>,
+{
+    let named = promises().into_iter().find(|promise| promise.name == name);
+    let promise = named.expect("a promise of the suite");
+    driver::block_on(async {
+        let fresh: Fresh = make().await.into();
+        (promise.check)(Arc::clone(&fresh.store)).await;
+    });
+}
+
+/// Runs a check; a panic becomes an error with its message.
+async fn keeps(promise: Promise, fresh: &Fresh) -> Result<(), String> {
+    let mut check = (promise.check)(Arc::clone(&fresh.store));
+    poll_fn(
+        |context| match catch_unwind(AssertUnwindSafe(|| check.as_mut().poll(context))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(Ok(())),
+            Err(cause) => Poll::Ready(Err(message(&*cause))),
+        },
+    )
+    .await
+}
+
+fn message(cause: &(dyn Any + Send)) -> String {
+    let text = cause.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| cause.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
+}
+
+const HEALTHY: &str = "the store answers";

@@ -1,0 +1,161 @@
+//! Things that are over are found by their id, and everything knows its session.
+
+use std::sync::Arc;
+
+use statehold_core::command::Command;
+use statehold_core::hold::{DecisionKind, HoldStatus};
+use statehold_core::ids::{HoldId, RequestId, TaskId};
+use statehold_core::projection::EndedRequest;
+use statehold_core::request::RequestOutcome;
+use statehold_core::task::TaskStatus;
+
+use super::HEALTHY;
+use super::driver::Driver;
+use super::{fixture, story};
+use crate::Store;
+
+async fn told(store: Arc<dyn Store>) -> Driver {
+    let mut driver = Driver::new(store, fixture::owner(), 1);
+    story::tell(&mut driver, story::OPEN).await;
+    driver
+}
+
+pub(super) async fn ended_requests_are_found(store: Arc<dyn Store>) {
+    let driver = told(store).await;
+    let mut outcomes = Vec::new();
+    for &id in &driver.requests {
+        let ended = driver.store.ended_request(id).await.expect(HEALTHY);
+        let is_live = driver.state.requests.contains_key(&id);
+        assert_eq!(ended.is_none(), is_live, "it is live or it has ended");
+        outcomes.push(ended.map(|ended| (ended.outcome, ended.ended_by)));
+    }
+    let completed = |by| Some((RequestOutcome::Completed, by));
+    let failed = |by| Some((RequestOutcome::Failed, by));
+    let cancelled = |by| Some((RequestOutcome::Cancelled, by));
+    let expected = [
+        completed(24),
+        completed(16),
+        failed(15),
+        completed(25),
+        cancelled(28),
+        failed(30),
+        cancelled(33),
+        cancelled(33),
+        cancelled(36),
+        None,
+        None,
+    ];
+    assert_eq!(outcomes, expected);
+    let grandchild = driver
+        .store
+        .ended_request(driver.requests[2])
+        .await
+        .expect(HEALTHY);
+    let expected = EndedRequest {
+        id: driver.requests[2],
+        number: 3,
+        task: driver.tasks[2],
+        parent: Some(driver.requests[1]),
+        outcome: RequestOutcome::Failed,
+        ended_by: 15,
+        ended_at: driver.log[14].record.content.at,
+    };
+    assert_eq!(grandchild, Some(expected));
+}
+
+pub(super) async fn closed_tasks_are_found(store: Arc<dyn Store>) {
+    let driver = told(store).await;
+    let mut found = Vec::new();
+    for &id in &driver.tasks {
+        let closed = driver.store.closed_task(id).await.expect(HEALTHY);
+        assert_eq!(closed.is_none(), driver.state.tasks.contains_key(&id));
+        found.push(closed.map(|closed| {
+            assert_eq!((closed.task.id, closed.task.live), (id, None));
+            (closed.status, closed.closed_by, closed.task.number)
+        }));
+    }
+    let expected = [
+        Some((TaskStatus::Completed, 37, 1)),
+        Some((TaskStatus::Completed, 16, 2)),
+        Some((TaskStatus::Failed, 15, 3)),
+        Some((TaskStatus::Cancelled, 36, 4)),
+        Some((TaskStatus::Cancelled, 36, 5)),
+        None,
+        None,
+    ];
+    assert_eq!(found, expected);
+}
+
+pub(super) async fn decided_holds_are_found_with_their_votes(store: Arc<dyn Store>) {
+    let driver = told(store).await;
+    let mut found = Vec::new();
+    for &id in &driver.holds {
+        let closed = driver.store.closed_hold(id).await.expect(HEALTHY);
+        assert_eq!(closed.is_none(), driver.state.holds.contains_key(&id));
+        found.push(closed.map(|closed| {
+            let status = closed.decision.status;
+            (status, closed.decided_by, closed.hold.votes.len())
+        }));
+    }
+    let expected = [
+        Some((HoldStatus::Approved, 9, 2)),
+        Some((HoldStatus::Answered, 13, 0)),
+        Some((HoldStatus::Expired, 15, 0)),
+        Some((HoldStatus::Approved, 20, 0)),
+        Some((HoldStatus::Expired, 28, 0)),
+        Some((HoldStatus::Cancelled, 36, 0)),
+        Some((HoldStatus::Edited, 45, 0)),
+        None,
+    ];
+    assert_eq!(found, expected);
+    let voted = driver
+        .store
+        .closed_hold(driver.holds[0])
+        .await
+        .expect(HEALTHY);
+    let hold = voted.expect("it is decided").hold;
+    let voters: Vec<_> = hold.votes.keys().copied().collect();
+    assert_eq!(voters, [1, 2].map(|n| driver.approver(n).principal));
+    assert_eq!(hold.votes[&voters[0]].revision, 8);
+}
+
+pub(super) async fn everything_knows_its_session(store: Arc<dyn Store>) {
+    let mut first = Driver::begin(&store, 1).await;
+    let mut second = Driver::begin(&store, 2).await;
+    for driver in [&mut first, &mut second] {
+        driver.run("planner", 600_000).await;
+        let ask = driver.approval(1, 1);
+        driver.by_worker(ask).await;
+    }
+    for round in 0..2 {
+        for driver in [&first, &second] {
+            let session = Some(driver.session());
+            let (request, task, hold) = (driver.requests[0], driver.tasks[0], driver.holds[0]);
+            let found = store.session_of_request(request).await.expect(HEALTHY);
+            assert_eq!(found, session, "of a request, round {round}");
+            let found = store.session_of_task(task).await.expect(HEALTHY);
+            assert_eq!(found, session, "of a task, round {round}");
+            let found = store.session_of_hold(hold).await.expect(HEALTHY);
+            assert_eq!(found, session, "of a hold, round {round}");
+        }
+        if round == 0 {
+            for driver in [&mut first, &mut second] {
+                let dismiss = driver.decision(1, DecisionKind::Dismiss);
+                driver.ok(&driver.approver(1), dismiss).await;
+                let close = Command::CloseTask {
+                    task: driver.tasks[0],
+                };
+                driver.ok(&driver.client(), close).await;
+            }
+        }
+    }
+    let stranger = *fixture::session(99).as_uuid();
+    let found = store
+        .session_of_request(RequestId::from_uuid(stranger))
+        .await;
+    assert_eq!(found.expect(HEALTHY), None);
+    let found = store.session_of_task(TaskId::from_uuid(stranger)).await;
+    assert_eq!(found.expect(HEALTHY), None);
+    let found = store.session_of_hold(HoldId::from_uuid(stranger)).await;
+    assert_eq!(found.expect(HEALTHY), None);
+}

@@ -1,0 +1,191 @@
+//! Everything that a store answers about some sessions, to be compared as a whole.
+
+use std::collections::BTreeMap;
+
+use statehold_core::digest::Digest;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::scope::{Scope, StateKey};
+use statehold_core::session::SessionState;
+
+use super::driver::Driver;
+use super::fixture::{name, the_end};
+use crate::{
+    Answer, Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StateValue, Store, StoredItem, StoredRecord,
+};
+
+/// Agents that the suite names.
+const AGENTS: [&str; 6] = ["planner", "booker", "checker", "writer", "critic", "guide"];
+/// The keys of the answers that the suite keeps.
+const ANSWER_KEYS: [&str; 3] = ["first", "second", "third"];
+const HEALTHY: &str = "the store answers";
+
+/// What a store answers. Places are not part of it: adapters number them as they like.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Picture {
+    sessions: Vec<SessionPicture>,
+    requests: BTreeMap<RequestId, (Option<SessionId>, Option<EndedRequest>)>,
+    tasks: BTreeMap<TaskId, TaskPicture>,
+    holds: BTreeMap<HoldId, (Option<SessionId>, Option<ClosedHold>)>,
+    shared: Vec<BTreeMap<StateKey, SharedValue>>,
+    lists: Vec<Lists>,
+    answers: Vec<Option<Answer>>,
+    due: Vec<Due>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct SessionPicture {
+    state: Option<SessionState>,
+    past: Vec<Option<SessionState>>,
+    records: Vec<StoredRecord>,
+    items: Vec<StoredItem>,
+    values: BTreeMap<StateKey, StateValue>,
+    earlier_values: Vec<Option<Vec<u8>>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct TaskPicture {
+    session: Option<SessionId>,
+    closed: Option<ClosedTask>,
+    state: Option<Vec<u8>>,
+    items: Vec<StoredItem>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Lists {
+    sessions: Vec<SessionSummary>,
+    open_holds: Vec<HoldSummary>,
+    claimable: Vec<Vec<(SessionId, RequestId)>>,
+}
+
+/// The digest that stands for a key of the suite.
+pub fn answer_key(text: &str) -> Digest {
+    Digest::sha256(text.as_bytes())
+}
+
+impl Picture {
+    /// What `store` says about the sessions of these drivers and everything they ever named.
+    pub async fn of(store: &dyn Store, drivers: &[&Driver]) -> Self {
+        let mut picture = Self::default();
+        for driver in drivers {
+            picture.sessions.push(picture_session(store, driver).await);
+            picture.add_things(store, driver).await;
+            for scope in [Scope::App, Scope::User] {
+                let owner = SharedOwner::of(&driver.owner, scope);
+                picture
+                    .shared
+                    .push(store.shared(owner).await.expect(HEALTHY));
+            }
+            picture.lists.push(picture_lists(store, driver).await);
+        }
+        for key in ANSWER_KEYS {
+            let answer = store.answer(answer_key(key)).await;
+            picture.answers.push(answer.expect(HEALTHY));
+        }
+        let due = store.due(the_end(), usize::MAX >> 1).await;
+        picture.due = due.expect(HEALTHY);
+        // Things that are due in the same moment may come in any order.
+        picture.due.sort_by_key(|due| (due.at, format!("{due:?}")));
+        picture
+    }
+
+    /// Leaves out what is due, which is a question about all sessions of the store.
+    pub fn forget_due(&mut self) {
+        self.due.clear();
+    }
+
+    /// Whether the sessions themselves are the same; shared values and lists may differ.
+    pub fn same_sessions(&self, other: &Self) -> bool {
+        self.sessions == other.sessions
+            && self.requests == other.requests
+            && self.tasks == other.tasks
+            && self.holds == other.holds
+    }
+
+    async fn add_things(&mut self, store: &dyn Store, driver: &Driver) {
+        for &id in &driver.requests {
+            let session = store.session_of_request(id).await.expect(HEALTHY);
+            let ended = store.ended_request(id).await.expect(HEALTHY);
+            self.requests.insert(id, (session, ended));
+        }
+        for &id in &driver.holds {
+            let session = store.session_of_hold(id).await.expect(HEALTHY);
+            let closed = store.closed_hold(id).await.expect(HEALTHY);
+            self.holds.insert(id, (session, closed));
+        }
+        for &id in &driver.tasks {
+            let query = ItemQuery {
+                task: Some(id),
+                before: None,
+                limit: 1_000,
+            };
+            let task = TaskPicture {
+                session: store.session_of_task(id).await.expect(HEALTHY),
+                closed: store.closed_task(id).await.expect(HEALTHY),
+                state: store.task_state(id).await.expect(HEALTHY),
+                items: store.items(driver.session(), query).await.expect(HEALTHY),
+            };
+            self.tasks.insert(id, task);
+        }
+    }
+}
+
+async fn picture_session(store: &dyn Store, driver: &Driver) -> SessionPicture {
+    let session = driver.session();
+    let revision = driver.state.revision;
+    let (mut past, mut earlier_values) = (Vec::new(), Vec::new());
+    for at in 0..=revision + 1 {
+        past.push(store.load_at(session, at).await.expect(HEALTHY));
+        for key in driver.past.iter().flat_map(|past| past.keys.keys()) {
+            let value = store.state_at(session, key.clone(), at).await;
+            earlier_values.push(value.expect(HEALTHY));
+        }
+    }
+    let query = ItemQuery {
+        task: None,
+        before: None,
+        limit: 1_000,
+    };
+    SessionPicture {
+        state: store.load(session).await.expect(HEALTHY),
+        past,
+        records: store.records(session, 0, 1_000).await.expect(HEALTHY),
+        items: store.items(session, query).await.expect(HEALTHY),
+        values: store.state(session).await.expect(HEALTHY),
+        earlier_values,
+    }
+}
+
+async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
+    let tenant = driver.owner.tenant.clone();
+    let query = SessionQuery {
+        tenant: tenant.clone(),
+        owner: Some((driver.owner.app.clone(), driver.owner.user)),
+        after: None,
+        limit: 1_000,
+    };
+    let mut sessions = store.sessions(query).await.expect(HEALTHY);
+    for summary in &mut sessions {
+        summary.place = 0;
+    }
+    let query = HoldQuery {
+        tenant: tenant.clone(),
+        after: None,
+        limit: 1_000,
+    };
+    let mut open_holds = store.open_holds(query).await.expect(HEALTHY);
+    for summary in &mut open_holds {
+        summary.place = 0;
+    }
+    let mut claimable = Vec::new();
+    for agent in AGENTS {
+        let found = store.claimable(tenant.clone(), name(agent), 1_000).await;
+        claimable.push(found.expect(HEALTHY));
+    }
+    Lists {
+        sessions,
+        open_holds,
+        claimable,
+    }
+}

@@ -1,0 +1,194 @@
+//! What waits for a worker, and whose time has come.
+
+use std::sync::Arc;
+
+use statehold_core::command::Command;
+use statehold_core::hold::DecisionKind;
+use statehold_core::ids::{RequestId, SessionId};
+
+use super::HEALTHY;
+use super::driver::Driver;
+use super::fixture::{name, owner, owner_of, seconds, session, system, the_end};
+use crate::{Due, DueKind, Store};
+
+async fn claimable(
+    store: &Arc<dyn Store>,
+    tenant: &str,
+    agent: &str,
+) -> Vec<(SessionId, RequestId)> {
+    let found = store.claimable(name(tenant), name(agent), 1_000).await;
+    found.expect(HEALTHY)
+}
+
+pub(super) async fn claimable_requests_come_oldest_first(store: Arc<dyn Store>) {
+    let mut drivers = Vec::new();
+    for n in 1..=3 {
+        drivers.push(Driver::begin_for(&store, owner_of("north", "shop", n), n).await);
+    }
+    let mut expected = Vec::new();
+    for (second, index) in (10..).zip([2, 0, 1, 1, 0, 2]) {
+        let driver = &mut drivers[index];
+        driver.now = seconds(second);
+        driver.queue("planner").await;
+        let request = *driver.requests.last().expect("just started");
+        expected.push((driver.session(), request));
+    }
+    assert_eq!(claimable(&store, "north", "planner").await, expected);
+    for limit in 0..=expected.len() {
+        let found = store.claimable(name("north"), name("planner"), limit).await;
+        assert_eq!(found.expect(HEALTHY), expected[..limit], "at most {limit}");
+    }
+}
+
+pub(super) async fn only_queued_requests_of_the_agent_are_claimable(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let mut other = Driver::begin_for(&store, owner_of("south", "shop", 1), 2).await;
+    driver.queue("planner").await;
+    driver.queue("writer").await;
+    other.queue("planner").await;
+    let planner = [(driver.session(), driver.requests[0])];
+    assert_eq!(claimable(&store, "north", "planner").await, planner);
+    assert_eq!(claimable(&store, "north", "writer").await.len(), 1);
+    assert_eq!(claimable(&store, "north", "guide").await, []);
+    let request = driver.requests[0];
+    let claim = Command::ClaimRequest {
+        request,
+        ttl_ms: 5_000,
+    };
+    driver.by_worker(claim).await;
+    assert_eq!(claimable(&store, "north", "planner").await, [], "it runs");
+    driver.later(10);
+    driver
+        .ok(&system(&owner()), Command::LapseLease { request })
+        .await;
+    assert_eq!(
+        claimable(&store, "north", "planner").await,
+        planner,
+        "its worker is lost"
+    );
+    let claim = Command::ClaimRequest {
+        request,
+        ttl_ms: 5_000,
+    };
+    driver.by_worker(claim).await;
+    let ask = driver.question(1, None);
+    driver.by_worker(ask).await;
+    assert_eq!(
+        claimable(&store, "north", "planner").await,
+        [],
+        "it is held"
+    );
+    driver.later(10);
+    let answer = driver.decision(1, DecisionKind::Respond);
+    driver.ok(&driver.client(), answer).await;
+    assert_eq!(
+        claimable(&store, "north", "planner").await,
+        planner,
+        "it waits for a worker"
+    );
+    driver
+        .ok(&driver.client(), Command::CancelRequest { request })
+        .await;
+    assert_eq!(
+        claimable(&store, "north", "planner").await,
+        [],
+        "it has ended"
+    );
+    let close = Command::CloseSession { cancel_live: true };
+    driver.ok(&driver.client(), close).await;
+    assert_eq!(claimable(&store, "north", "writer").await, []);
+    assert_eq!(claimable(&store, "south", "planner").await.len(), 1);
+}
+
+/// What is due at a second of the suite, with the second it was due.
+async fn due(store: &Arc<dyn Store>, second: i64, limit: usize) -> Vec<(SessionId, i64, DueKind)> {
+    let found = store.due(seconds(second), limit).await.expect(HEALTHY);
+    let since = |due: &Due| (due.at.as_micros() - seconds(0).as_micros()) / 1_000_000;
+    found
+        .iter()
+        .map(|due| (due.session, since(due), due.kind))
+        .collect()
+}
+
+pub(super) async fn leases_and_deadlines_are_due_in_order(store: Arc<dyn Store>) {
+    let mut first = Driver::begin(&store, 1).await;
+    let mut second = Driver::begin_for(&store, owner_of("south", "bank", 2), 2).await;
+    first.now = seconds(9);
+    first.run("planner", 50_000).await;
+    second.now = seconds(19);
+    second.run("planner", 10_000).await;
+    first.now = seconds(29);
+    first.run("writer", 100_000).await;
+    let ask = first.question(2, Some(10_000));
+    first.by_worker(ask).await;
+    second.now = seconds(39);
+    second.run("guide", 600_000).await;
+    let ask = second.question(2, Some(200_000));
+    second.by_worker(ask).await;
+    let expected = [
+        (session(2), 30, DueKind::Lease(second.requests[0])),
+        (session(1), 41, DueKind::Hold(first.holds[0])),
+        (session(1), 60, DueKind::Lease(first.requests[0])),
+        (session(2), 241, DueKind::Hold(second.holds[0])),
+    ];
+    assert_eq!(due(&store, 100_000, 10).await, expected);
+    for limit in 0..=4 {
+        assert_eq!(
+            due(&store, 100_000, limit).await,
+            expected[..limit],
+            "at most {limit}"
+        );
+    }
+    for (count, (_, at, _)) in expected.iter().enumerate() {
+        assert_eq!(
+            due(&store, at - 1, 10).await,
+            expected[..count],
+            "before {at}"
+        );
+        assert_eq!(due(&store, *at, 10).await, expected[..=count], "at {at}");
+    }
+}
+
+pub(super) async fn only_running_leases_and_open_holds_are_due(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    driver.run("planner", 10_000).await;
+    let is_due = async |kind: DueKind| {
+        let found = store.due(the_end(), 100).await.expect(HEALTHY);
+        found.iter().any(|due| due.kind == kind)
+    };
+    let lease = DueKind::Lease(driver.requests[0]);
+    assert!(is_due(lease).await, "a lease that runs");
+    let child = Command::StartRequest(driver.spawn(1, "booker"));
+    driver.by_worker(child).await;
+    assert!(!is_due(lease).await, "the request waits for its child");
+    let done = driver.complete(2);
+    driver.by_worker(done).await;
+    assert!(is_due(lease).await, "the request runs on");
+    let ask = driver.question(1, Some(10_000));
+    driver.by_worker(ask).await;
+    let deadline = DueKind::Hold(driver.holds[0]);
+    assert!(!is_due(lease).await, "the request is held");
+    assert!(is_due(deadline).await, "the hold is open");
+    driver.later(100);
+    let expire = Command::ExpireHold {
+        hold: driver.holds[0],
+    };
+    driver.ok(&system(&owner()), expire).await;
+    assert!(!is_due(deadline).await, "the hold is decided");
+    assert!(!is_due(lease).await, "the request is queued");
+    let request = driver.requests[0];
+    driver
+        .by_worker(Command::ClaimRequest {
+            request,
+            ttl_ms: 10_000,
+        })
+        .await;
+    assert!(is_due(lease).await, "the request was claimed again");
+    let done = driver.complete(1);
+    driver.by_worker(done).await;
+    assert_eq!(
+        store.due(the_end(), 100).await.expect(HEALTHY),
+        [],
+        "all is over"
+    );
+}

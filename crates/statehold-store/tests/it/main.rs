@@ -1,0 +1,5 @@
+//! The adapters, each against the conformance suite.
+
+#![cfg(feature = "suite")]
+
+mod memory;
