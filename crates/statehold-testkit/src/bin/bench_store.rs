@@ -1,0 +1,241 @@
+//! Committed turns per second through the embedded store, as a ratio to the raw limit of the engine
+//! measured in the same run: `bench_store [--quick] [--json FILE]`.
+//!
+//! The raw limit is the least a durable turn can cost on this engine: one thread with group commit,
+//! WAL, `synchronous = FULL`, one row of the turn's bytes appended to a table and one small row per
+//! session updated. No decisions, no hashes, no projections.
+
+#![expect(
+    clippy::cast_precision_loss,
+    reason = "counts far below 2^52, printed as rates"
+)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rusqlite::Connection;
+use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_testkit::fixtures;
+use statehold_testkit::workload::{Client, ClientKeys, Random, session_id};
+use tokio::sync::oneshot;
+
+const CONCURRENCY: [u64; 3] = [1, 64, 256];
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().collect();
+    let is_quick = args.iter().any(|arg| arg == "--quick");
+    let (rounds, seconds) = if is_quick { (1, 1) } else { (3, 4) };
+    let duration = Duration::from_secs(seconds);
+    println!(
+        "{rounds} interleaved rounds of {seconds} s; turns of 3 KB, durable before the answer"
+    );
+    println!(
+        "{:>8}  {:>12}  {:>12}  {:>6}  {:>14}",
+        "sessions", "raw/s", "statehold/s", "ratio", "CPU µs/turn"
+    );
+    let mut lines = Vec::new();
+    for sessions in CONCURRENCY {
+        let mut raw = Vec::new();
+        let mut ours = Vec::new();
+        for _ in 0..rounds {
+            raw.push(measure(sessions, duration, run_raw)?);
+            ours.push(measure(sessions, duration, run_ours)?);
+        }
+        let (raw, ours) = (median(raw), median(ours));
+        let ratio = ours.per_second / raw.per_second;
+        println!(
+            "{sessions:>8}  {:>12.0}  {:>12.0}  {ratio:>6.2}  {:>14.0}",
+            raw.per_second, ours.per_second, ours.cpu_us
+        );
+        lines.push(serde_json::json!({
+            "sessions": sessions,
+            "raw_turns_per_second": raw.per_second.round(),
+            "turns_per_second": ours.per_second.round(),
+            "ratio": (ratio * 1000.0).round() / 1000.0,
+            "cpu_us_per_turn": ours.cpu_us.round(),
+            "raw_cpu_us_per_turn": raw.cpu_us.round(),
+        }));
+    }
+    let json = serde_json::json!({ "bench": "store", "rounds": rounds, "results": lines });
+    if let Some(at) = args.iter().position(|arg| arg == "--json")
+        && let Some(file) = args.get(at + 1)
+    {
+        std::fs::write(file, format!("{json:#}\n"))?;
+    } else {
+        println!("{json}");
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    per_second: f64,
+    cpu_us: f64,
+}
+
+fn median(mut rates: Vec<Rate>) -> Rate {
+    rates.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
+    rates[rates.len() / 2]
+}
+
+type Run = fn(&Path, u64, &Arc<Progress>) -> Result<()>;
+
+/// How far a run is, and whether it should go on.
+#[derive(Debug, Default)]
+struct Progress {
+    turns: AtomicU64,
+    is_over: AtomicBool,
+}
+
+fn measure(sessions: u64, duration: Duration, run: Run) -> Result<Rate> {
+    let directory = tempfile::tempdir()?;
+    let progress = Arc::new(Progress::default());
+    let path = directory.path().to_owned();
+    let watched = Arc::clone(&progress);
+    let runner = std::thread::spawn(move || run(&path, sessions, &watched));
+    // Sessions are created and caches filled before the clock starts.
+    while progress.turns.load(Ordering::Relaxed) < sessions * 4 && !runner.is_finished() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    let (began, turns, cpu) = (
+        Instant::now(),
+        progress.turns.load(Ordering::Relaxed),
+        cpu_seconds(),
+    );
+    std::thread::park_timeout(duration);
+    while began.elapsed() < duration {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    let done = (progress.turns.load(Ordering::Relaxed) - turns) as f64;
+    let (elapsed, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+    progress.is_over.store(true, Ordering::Relaxed);
+    runner
+        .join()
+        .map_err(|_| anyhow::anyhow!("a run panicked"))??;
+    Ok(Rate {
+        per_second: done / elapsed,
+        cpu_us: cpu * 1e6 / done.max(1.0),
+    })
+}
+
+/// User and system time of this process, from the kernel.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .collect();
+    let ticks = |at: usize| {
+        fields
+            .get(at)
+            .and_then(|text| text.parse::<f64>().ok())
+            .unwrap_or(0.0)
+    };
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .build()?)
+}
+
+fn run_ours(directory: &Path, sessions: u64, progress: &Arc<Progress>) -> Result<()> {
+    let store = Arc::new(SqliteStore::open(directory, SqliteOptions::default())?);
+    let runtime = runtime()?;
+    let tasks: Vec<_> = (0..sessions)
+        .map(|n| {
+            let (store, progress) = (Arc::clone(&store), Arc::clone(progress));
+            runtime.spawn(async move {
+                let mut client = Client::new(session_id(7, n), ClientKeys::default(), n);
+                let create = client.create();
+                client.send(&*store, &create, fixtures::client()).await?;
+                while !progress.is_over.load(Ordering::Relaxed) {
+                    let turn = client.turn();
+                    client.send(&*store, &turn, fixtures::worker(1)).await?;
+                    progress.turns.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok::<(), anyhow::Error>(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        runtime.block_on(task)??;
+    }
+    Ok(())
+}
+
+type RawJob = (u64, Vec<u8>, oneshot::Sender<()>);
+
+fn run_raw(directory: &Path, sessions: u64, progress: &Arc<Progress>) -> Result<()> {
+    let conn = Connection::open(directory.join("raw.db"))?;
+    conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    conn.execute_batch(
+        "PRAGMA synchronous = FULL; PRAGMA cache_size = -65536;
+         CREATE TABLE log(id INTEGER PRIMARY KEY, prev INTEGER NOT NULL, body BLOB NOT NULL);
+         CREATE TABLE session(id INTEGER PRIMARY KEY, last INTEGER NOT NULL, state BLOB NOT NULL);",
+    )?;
+    let (jobs, queue): (SyncSender<RawJob>, Receiver<RawJob>) = sync_channel(1024);
+    let writer = std::thread::spawn(move || write_raw(&conn, &queue));
+    let runtime = runtime()?;
+    let tasks: Vec<_> = (0..sessions)
+        .map(|n| {
+            let (jobs, progress) = (jobs.clone(), Arc::clone(progress));
+            runtime.spawn(async move {
+                let mut random = Random::new(n);
+                while !progress.is_over.load(Ordering::Relaxed) {
+                    let turn = random.text(2_974).into_bytes();
+                    let (done, answer) = oneshot::channel();
+                    if jobs.send((n, turn, done)).is_err() || answer.await.is_err() {
+                        break;
+                    }
+                    progress.turns.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        runtime.block_on(task)?;
+    }
+    drop(jobs);
+    writer
+        .join()
+        .map_err(|_| anyhow::anyhow!("the raw writer panicked"))?
+}
+
+fn write_raw(conn: &Connection, queue: &Receiver<RawJob>) -> Result<()> {
+    let mut last: std::collections::HashMap<u64, i64> = std::collections::HashMap::new();
+    let mut append = conn.prepare("INSERT INTO log(prev, body) VALUES(?1, ?2)")?;
+    let mut head = conn.prepare("INSERT OR REPLACE INTO session VALUES(?1, ?2, ?3)")?;
+    while let Ok(first) = queue.recv() {
+        let mut group = vec![first];
+        while group.len() < 512 {
+            match queue.try_recv() {
+                Ok(job) => group.push(job),
+                Err(_) => break,
+            }
+        }
+        conn.execute_batch("BEGIN IMMEDIATE")?;
+        for (session, turn, _) in &group {
+            let prev = last.get(session).copied().unwrap_or(0);
+            append.execute((prev, turn))?;
+            let row = conn.last_insert_rowid();
+            last.insert(*session, row);
+            head.execute((i64::try_from(*session)?, row, &turn[..64]))?;
+        }
+        conn.execute_batch("COMMIT")?;
+        for (_, _, done) in group {
+            // A task that was told to stop does not wait for its answer.
+            if done.send(()).is_err() {
+                continue;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Kills writers and looks for what they acknowledged: `crash [--cycles N] [--seed S]`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use statehold_testkit::crash::{Plan, run, write_until_killed};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let result = match args.get(1).map(String::as_str) {
+        Some("writer") => {
+            let number = |at: usize| args.get(at).and_then(|text| text.parse().ok()).unwrap_or(0);
+            write_until_killed(Path::new(&args[2]), number(3), number(4))
+        }
+        _ => harness(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn harness(args: &[String]) -> anyhow::Result<()> {
+    let value = |flag: &str| {
+        let at = args.iter().position(|arg| arg == flag)?;
+        args.get(at + 1)?.parse::<u64>().ok()
+    };
+    let cycles = usize::try_from(value("--cycles").unwrap_or(100))?;
+    let seed = value("--seed").unwrap_or(1);
+    let plan = Plan {
+        kills: cycles / 2,
+        power_losses: cycles / 2 - cycles / 10,
+        sync_failures: cycles / 10,
+    };
+    println!("{plan:?}, seed {seed}");
+    let report = run(&std::env::current_exe()?, plan, seed, |line| {
+        println!("{line}");
+    })?;
+    println!("nothing acknowledged was lost: {report:?}");
+    Ok(())
+}

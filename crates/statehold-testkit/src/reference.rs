@@ -1,0 +1,433 @@
+//! A second opinion on the core: the whole world of one session, kept for ever in plain lists.
+//!
+//! Nothing leaves the lists when it ends, and no status is stored: each is worked out from the
+//! lists whenever somebody asks, the slow and obvious way. It shares the vocabulary of the core
+//! (ids, enums, commands) and none of its decisions, so that a property test can hold the two
+//! against each other. Limits that no test sequence can reach are left out.
+
+mod commands;
+mod history;
+mod holds;
+mod shape;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use statehold_core::command::{Command, Context, Rejection};
+use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::hold::{
+    DecideBy, Decision, DecisionKind, HoldKind, HoldStatus, OnExpiry, Vote,
+};
+use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
+use statehold_core::item::{CallOutcome, ItemKind, Role, Visibility};
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
+use statehold_core::scope::StateKey;
+use statehold_core::session::{Owner, SessionStatus};
+use statehold_core::task::{CloseOn, TaskStatus};
+use statehold_core::time::Timestamp;
+
+/// Everything that ever was in one session. Objects refer to each other by place in these lists;
+/// the place plus one is the number of the alias.
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    /// Whose session it is, once it exists.
+    pub owner: Option<Owner>,
+    /// Whether it takes no more commands.
+    pub closed: bool,
+    /// How many commands were committed.
+    pub revision: u64,
+    /// When the last one was.
+    pub last_at: Timestamp,
+    /// All tasks, in the order of their aliases.
+    pub tasks: Vec<KnownTask>,
+    /// All requests, in the order of their aliases.
+    pub requests: Vec<KnownRequest>,
+    /// All holds, in the order they were opened.
+    pub holds: Vec<KnownHold>,
+    /// All items, in the order of `seq`.
+    pub items: Vec<KnownItem>,
+    /// Every write of a session key.
+    pub writes: Vec<KeyWrite>,
+    /// Idempotency keys, with the fingerprint and the revision of the call that used each.
+    pub keys_used: BTreeMap<Digest, (Digest, u64)>,
+}
+
+/// A task that was opened once.
+#[derive(Debug, Clone)]
+pub struct KnownTask {
+    /// Its id, once a record told it.
+    pub id: Option<TaskId>,
+    /// Its agent.
+    pub agent: Name,
+    /// The request that first spawned it; its place in the tree follows from that.
+    pub spawned_by: Option<usize>,
+    /// When it closes by itself.
+    pub close_on: CloseOn,
+    /// The revision that opened it.
+    pub opened_at: u64,
+    /// How it ended, if it did.
+    pub closed: Option<TaskStatus>,
+}
+
+/// A request that was started once.
+#[derive(Debug, Clone)]
+pub struct KnownRequest {
+    /// Its id, once a record told it.
+    pub id: Option<RequestId>,
+    /// Its task.
+    pub task: usize,
+    /// The request that asked.
+    pub parent: Option<usize>,
+    /// Every lease it ever had. The fence is their number.
+    pub leases: Vec<Lease>,
+    /// Whether the last worker still has the lease, as far as records say. A lease that ran out is
+    /// there until somebody gives it up.
+    pub attended: bool,
+    /// Whether it waited for something when the last command was done.
+    pub waited: bool,
+    /// How it ended, if it did.
+    pub ended: Option<RequestOutcome>,
+}
+
+/// A hold that was opened once.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the fields are those of the core's hold")]
+pub struct KnownHold {
+    pub id: Option<HoldId>,
+    pub request: usize,
+    pub number: u32,
+    pub kind: HoldKind,
+    pub body: Option<BodyRef>,
+    pub call: Option<usize>,
+    pub digest: Option<Digest>,
+    pub allowed: BTreeSet<DecisionKind>,
+    pub need: u16,
+    pub decide_by: DecideBy,
+    pub opened_by: Principal,
+    pub deadline: Option<Timestamp>,
+    pub on_expiry: OnExpiry,
+    /// Votes in the order they came.
+    pub votes: Vec<(Principal, Vote)>,
+    /// The one decision, with the revision that committed it.
+    pub decided: Option<(Decision, u64)>,
+    /// Whether a worker could have acted on the decision.
+    pub handed_over: bool,
+}
+
+/// An item that was written once.
+#[derive(Debug, Clone)]
+pub struct KnownItem {
+    /// Its id, once a record told it.
+    pub id: Option<ItemId>,
+    /// The request that wrote it.
+    pub request: usize,
+    /// The revision that wrote it.
+    pub revision: u64,
+    /// What it is.
+    pub kind: ItemKind,
+    /// Whether clients may see it.
+    pub visibility: Visibility,
+    /// Who speaks.
+    pub role: Option<Role>,
+    /// What it says about a tool call.
+    pub mark: Option<KnownMark>,
+}
+
+/// What an item says about a tool call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KnownMark {
+    /// It is the call.
+    Call {
+        /// Whether calling again is harmless.
+        idempotent: bool,
+        /// Whether it needs an approval.
+        gated: bool,
+    },
+    /// It is the result.
+    Result {
+        /// The item that is the call.
+        call: usize,
+        /// What it came to.
+        outcome: CallOutcome,
+        /// The digest of what ran, if that was approved.
+        executed: Option<Digest>,
+    },
+}
+
+/// One write of a session key.
+#[derive(Debug, Clone)]
+pub struct KeyWrite {
+    /// The key.
+    pub key: StateKey,
+    /// The revision that wrote it.
+    pub revision: u64,
+    /// Whether there was a value afterwards.
+    pub is_there: bool,
+}
+
+/// What became of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It was done.
+    Done,
+    /// A deadline had passed: that was committed, and the command refused.
+    Late(Rejection),
+    /// It was done before, by that revision.
+    Again {
+        /// That revision.
+        revision: u64,
+    },
+    /// It was refused.
+    Refused(Rejection),
+}
+
+impl World {
+    /// Does a command, or refuses it and changes nothing.
+    pub fn run(&mut self, command: &Command, ctx: &Context) -> Answer {
+        let mut next = self.clone();
+        next.revision += 1;
+        next.last_at = ctx.now.max(self.last_at);
+        let answer = next.perform(command, ctx).unwrap_or_else(Answer::Refused);
+        if matches!(answer, Answer::Done | Answer::Late(_)) {
+            next.look_around(ctx);
+            if let Some(key) = ctx.key {
+                next.keys_used
+                    .insert(key.key, (key.fingerprint, next.revision));
+            }
+            *self = next;
+        }
+        answer
+    }
+
+    /// Notes which requests stopped waiting, and what workers may have acted on since.
+    fn look_around(&mut self, ctx: &Context) {
+        for request in 0..self.requests.len() {
+            let waits = self.has_reason_to_wait(request);
+            if self.requests[request].waited && !waits {
+                self.requests[request].attended = self.has_live_lease(request, ctx);
+            }
+            self.requests[request].waited = waits;
+        }
+        for hold in 0..self.holds.len() {
+            let request = self.holds[hold].request;
+            if self.holds[hold].decided.is_some()
+                && self.is_live(request)
+                && self.request_status(request) == RequestStatus::Running
+            {
+                self.holds[hold].handed_over = true;
+            }
+        }
+    }
+
+    /// Whether a request has not ended.
+    pub fn is_live(&self, request: usize) -> bool {
+        self.requests[request].ended.is_none()
+    }
+
+    /// The live requests that `request` asked for.
+    pub fn live_children(&self, request: usize) -> Vec<usize> {
+        (0..self.requests.len())
+            .filter(|child| self.requests[*child].parent == Some(request) && self.is_live(*child))
+            .collect()
+    }
+
+    /// The open holds of `request` itself.
+    pub fn open_holds(&self, request: usize) -> Vec<usize> {
+        (0..self.holds.len())
+            .filter(|hold| {
+                self.holds[*hold].request == request && self.holds[*hold].decided.is_none()
+            })
+            .collect()
+    }
+
+    fn has_reason_to_wait(&self, request: usize) -> bool {
+        self.is_live(request)
+            && !(self.open_holds(request).is_empty() && self.live_children(request).is_empty())
+    }
+
+    /// The status of a live request.
+    pub fn request_status(&self, request: usize) -> RequestStatus {
+        if !self.open_holds(request).is_empty() {
+            RequestStatus::Held
+        } else if !self.live_children(request).is_empty() {
+            RequestStatus::Waiting
+        } else if self.requests[request].attended {
+            RequestStatus::Running
+        } else {
+            RequestStatus::Queued
+        }
+    }
+
+    /// The fence that counts.
+    pub fn fence(&self, request: usize) -> u64 {
+        self.requests[request].leases.len() as u64
+    }
+
+    /// The lease that counts, unless it was given up.
+    pub fn lease(&self, request: usize) -> Option<&Lease> {
+        let known = &self.requests[request];
+        known.leases.last().filter(|_| known.attended)
+    }
+
+    /// Whether the lease is live, heartbeats included.
+    pub fn has_live_lease(&self, request: usize, ctx: &Context) -> bool {
+        let now = ctx.now.max(self.last_at);
+        let extended = self.requests[request].id.and_then(|id| ctx.leases.get(&id));
+        self.lease(request).is_some_and(|lease| {
+            now < lease.until || extended.is_some_and(|extended| now < *extended)
+        })
+    }
+
+    /// How many requests are above one.
+    pub fn depth(&self, request: usize) -> usize {
+        self.requests[request]
+            .parent
+            .map_or(0, |parent| 1 + self.depth(parent))
+    }
+
+    /// The live request of a task.
+    pub fn live_request_of(&self, task: usize) -> Option<usize> {
+        (0..self.requests.len())
+            .find(|request| self.requests[*request].task == task && self.is_live(*request))
+    }
+
+    /// The task above one in the tree.
+    pub fn task_above(&self, task: usize) -> Option<usize> {
+        self.tasks[task]
+            .spawned_by
+            .map(|request| self.requests[request].task)
+    }
+
+    /// Whether `task` is `top` or below it.
+    pub fn is_below(&self, task: usize, top: usize) -> bool {
+        task == top
+            || self
+                .task_above(task)
+                .is_some_and(|above| self.is_below(above, top))
+    }
+
+    /// The open holds at `request` and below it, over live requests.
+    pub fn reachable_holds(&self, request: usize) -> Vec<usize> {
+        let mut found = self.open_holds(request);
+        for child in self.live_children(request) {
+            found.extend(self.reachable_holds(child));
+        }
+        found
+    }
+
+    /// The status of a task.
+    pub fn task_status(&self, task: usize) -> TaskStatus {
+        match (self.tasks[task].closed, self.live_request_of(task)) {
+            (Some(ended), _) => ended,
+            (None, None) => TaskStatus::Idle,
+            (None, Some(request)) if self.reachable_holds(request).is_empty() => {
+                TaskStatus::Running
+            }
+            (None, Some(_)) => TaskStatus::Paused,
+        }
+    }
+
+    /// The status of the session.
+    pub fn session_status(&self) -> SessionStatus {
+        let roots = (0..self.tasks.len()).filter(|task| self.task_above(*task).is_none());
+        let statuses: Vec<TaskStatus> = roots.map(|task| self.task_status(task)).collect();
+        if self.closed {
+            SessionStatus::Closed
+        } else if statuses.contains(&TaskStatus::Paused) {
+            SessionStatus::Paused
+        } else if statuses.contains(&TaskStatus::Running) {
+            SessionStatus::Running
+        } else {
+            SessionStatus::Idle
+        }
+    }
+
+    /// Whether an item is a tool call without a result.
+    pub fn is_open_call(&self, item: usize) -> bool {
+        let has_result = self.items.iter().any(
+            |other| matches!(other.mark, Some(KnownMark::Result { call, .. }) if call == item),
+        );
+        matches!(self.items[item].mark, Some(KnownMark::Call { .. })) && !has_result
+    }
+
+    /// How far an open tool call is, from the holds that were ever about it.
+    ///
+    /// # Panics
+    ///
+    /// If no record told the id of a hold.
+    pub fn call_state(&self, item: usize) -> CallState {
+        let fence = self.fence(self.items[item].request);
+        let asked = self.holds.iter().rev().find(|hold| hold.call == Some(item));
+        let is_gated = matches!(
+            self.items[item].mark,
+            Some(KnownMark::Call { gated: true, .. })
+        );
+        let Some(hold) = asked else {
+            return if is_gated {
+                CallState::Proposed
+            } else {
+                CallState::Started { fence }
+            };
+        };
+        match hold.decided.map(|(decision, _)| decision.status) {
+            None | Some(HoldStatus::Open) if hold.kind == HoldKind::Reconcile => {
+                CallState::Unknown {
+                    hold: hold.id.expect("a record told the id of the hold"),
+                }
+            }
+            None | Some(HoldStatus::Open) => CallState::Proposed,
+            Some(HoldStatus::Approved | HoldStatus::Edited) if hold.handed_over => {
+                CallState::Started { fence }
+            }
+            Some(HoldStatus::Approved | HoldStatus::Edited) => CallState::Released,
+            Some(HoldStatus::Answered) if hold.kind == HoldKind::Reconcile => CallState::Confirmed,
+            Some(HoldStatus::Answered) => CallState::Answered,
+            Some(HoldStatus::Rejected | HoldStatus::Expired | HoldStatus::Cancelled) => {
+                CallState::Refused
+            }
+        }
+    }
+
+    /// The digest of the action that people let run last, for a call.
+    pub fn approved_digest(&self, item: usize) -> Option<Digest> {
+        let mut about = self
+            .holds
+            .iter()
+            .rev()
+            .filter(|hold| hold.call == Some(item));
+        about.find_map(|hold| hold.decided?.0.released)
+    }
+
+    /// The open tool calls of a request.
+    pub fn open_calls(&self, request: usize) -> Vec<usize> {
+        (0..self.items.len())
+            .filter(|item| self.items[*item].request == request && self.is_open_call(*item))
+            .collect()
+    }
+
+    /// The session keys at a revision, each with the revision that wrote it.
+    pub fn keys_at(&self, revision: u64) -> BTreeMap<StateKey, u64> {
+        let mut keys = BTreeMap::new();
+        for write in self
+            .writes
+            .iter()
+            .filter(|write| write.revision <= revision)
+        {
+            if write.is_there {
+                keys.insert(write.key.clone(), write.revision);
+            } else {
+                keys.remove(&write.key);
+            }
+        }
+        keys
+    }
+
+    /// How many items there were at a revision.
+    pub fn items_at(&self, revision: u64) -> u64 {
+        self.items
+            .iter()
+            .filter(|item| item.revision <= revision)
+            .count() as u64
+    }
+}

@@ -1,0 +1,324 @@
+//! Names, and the shapes that the core gives to the things of the reference: what an engine would
+//! load for a command, and the state that the core should be in.
+
+use std::sync::Arc;
+
+use statehold_core::command::{Cold, Command, DecidedHold, Past};
+use statehold_core::hold::Hold;
+use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
+use statehold_core::record::{Event, Record};
+use statehold_core::request::{LiveRequest, OpenCall};
+use statehold_core::session::SessionState;
+use statehold_core::task::{ParentLink, Task};
+
+use super::{KnownHold, KnownMark, World};
+
+impl World {
+    /// The place of a task.
+    pub fn task_named(&self, id: TaskId) -> Option<usize> {
+        self.tasks.iter().position(|task| task.id == Some(id))
+    }
+
+    /// The place of a request.
+    pub fn request_named(&self, id: RequestId) -> Option<usize> {
+        self.requests
+            .iter()
+            .position(|request| request.id == Some(id))
+    }
+
+    /// The place of a hold.
+    pub fn hold_named(&self, id: HoldId) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.id == Some(id))
+    }
+
+    /// The place of an item.
+    pub fn item_named(&self, id: ItemId) -> Option<usize> {
+        self.items.iter().position(|item| item.id == Some(id))
+    }
+
+    /// Learns the ids that the core gave to new things. Aliases and item numbers tell which is
+    /// which, so both sides must have counted alike.
+    ///
+    /// # Errors
+    ///
+    /// Says which new thing of the record is not known here, or has an id already.
+    pub fn learn(&mut self, record: &Record) -> Result<(), String> {
+        for event in &record.content.events {
+            match event {
+                Event::TaskOpened { task, number, .. } => {
+                    let known = place(*number).and_then(|at| self.tasks.get_mut(at));
+                    name(known.map(|known| &mut known.id), *task)?;
+                }
+                Event::RequestStarted {
+                    request, number, ..
+                } => {
+                    let known = place(*number).and_then(|at| self.requests.get_mut(at));
+                    name(known.map(|known| &mut known.id), *request)?;
+                }
+                Event::ItemsAppended { items, .. } => {
+                    for item in items {
+                        let known = place(item.seq).and_then(|at| self.items.get_mut(at));
+                        name(known.map(|known| &mut known.id), item.id)?;
+                    }
+                }
+                Event::HoldOpened {
+                    hold,
+                    number,
+                    request,
+                    ..
+                } => {
+                    let request = self.request_named(*request);
+                    let known = self
+                        .holds
+                        .iter_mut()
+                        .find(|known| Some(known.request) == request && known.number == *number);
+                    name(known.map(|known| &mut known.id), *hold)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The state that the core should be in. The session's id and the head of the chain are taken
+    /// from `like`: they say nothing about the world.
+    ///
+    /// # Panics
+    ///
+    /// If an id was not learned from its record.
+    pub fn expected(&self, like: &SessionState) -> SessionState {
+        let open_tasks = (0..self.tasks.len()).filter(|task| self.tasks[*task].closed.is_none());
+        let requests = (0..self.requests.len()).filter(|request| self.is_live(*request));
+        let holds = self.holds.iter().filter(|hold| hold.decided.is_none());
+        SessionState {
+            session: like.session,
+            revision: self.revision,
+            head: like.head,
+            last_at: self.last_at,
+            owner: self.owner.clone(),
+            closed: self.closed,
+            tasks_opened: self.tasks.len() as u64,
+            requests_started: self.requests.len() as u64,
+            items_appended: self.items.len() as u64,
+            tasks: Arc::new(
+                open_tasks
+                    .map(|at| (self.task_id(at), self.task(at)))
+                    .collect(),
+            ),
+            requests: Arc::new(
+                requests
+                    .map(|at| (self.request_id(at), self.request(at)))
+                    .collect(),
+            ),
+            holds: Arc::new(
+                holds
+                    .map(|hold| self.hold(hold))
+                    .map(|hold| (hold.id, hold))
+                    .collect(),
+            ),
+            keys: Arc::new(self.keys_at(self.revision)),
+        }
+    }
+
+    /// The id of a task.
+    ///
+    /// # Panics
+    ///
+    /// If no record told it.
+    pub fn task_id(&self, task: usize) -> TaskId {
+        self.tasks[task]
+            .id
+            .expect("a record told the id of the task")
+    }
+
+    /// The id of a request.
+    ///
+    /// # Panics
+    ///
+    /// If no record told it.
+    pub fn request_id(&self, request: usize) -> RequestId {
+        self.requests[request]
+            .id
+            .expect("a record told the id of the request")
+    }
+
+    fn item_id(&self, item: usize) -> ItemId {
+        self.items[item]
+            .id
+            .expect("a record told the id of the item")
+    }
+
+    fn task(&self, task: usize) -> Task {
+        let known = &self.tasks[task];
+        let mut requests = self
+            .requests
+            .iter()
+            .rev()
+            .filter(|request| request.task == task);
+        Task {
+            id: self.task_id(task),
+            number: task as u64 + 1,
+            agent: known.agent.clone(),
+            parent: known.spawned_by.map(|request| ParentLink {
+                task: self.task_id(self.requests[request].task),
+                request: self.request_id(request),
+            }),
+            status: self.task_status(task),
+            live: self
+                .live_request_of(task)
+                .map(|request| self.request_id(request)),
+            last_outcome: requests.find_map(|request| request.ended),
+            close_on: known.close_on,
+            opened_at: known.opened_at,
+        }
+    }
+
+    fn request(&self, request: usize) -> LiveRequest {
+        let known = &self.requests[request];
+        let children = self.live_children(request);
+        let holds = self.open_holds(request);
+        let opened = self
+            .holds
+            .iter()
+            .filter(|hold| hold.request == request)
+            .count();
+        LiveRequest {
+            id: self.request_id(request),
+            number: request as u64 + 1,
+            task: self.task_id(known.task),
+            parent: known.parent.map(|parent| self.request_id(parent)),
+            depth: u16::try_from(self.depth(request)).expect("the tree is not that deep"),
+            status: self.request_status(request),
+            fence: self.fence(request),
+            lease: self.lease(request).copied(),
+            last_worker: known.leases.last().map(|lease| lease.worker),
+            children: children
+                .iter()
+                .map(|child| self.request_id(*child))
+                .collect(),
+            holds: holds
+                .iter()
+                .filter_map(|hold| self.holds[*hold].id)
+                .collect(),
+            holds_opened: u32::try_from(opened).expect("there are not that many holds"),
+            calls: self
+                .open_calls(request)
+                .into_iter()
+                .map(|call| self.call(call))
+                .collect(),
+        }
+    }
+
+    fn call(&self, call: usize) -> (ItemId, OpenCall) {
+        let Some(KnownMark::Call { idempotent, gated }) = self.items[call].mark else {
+            unreachable!("only calls are open calls");
+        };
+        let state = self.call_state(call);
+        let digest = self.approved_digest(call);
+        (
+            self.item_id(call),
+            OpenCall {
+                idempotent,
+                gated,
+                state,
+                digest,
+            },
+        )
+    }
+
+    fn hold(&self, known: &KnownHold) -> Hold {
+        Hold {
+            id: known.id.expect("a record told the id of the hold"),
+            number: known.number,
+            request: self.request_id(known.request),
+            task: self.task_id(self.requests[known.request].task),
+            kind: known.kind,
+            body: known.body,
+            call: known.call.map(|call| self.item_id(call)),
+            digest: known.digest,
+            allowed: known.allowed.clone(),
+            need: known.need,
+            decide_by: known.decide_by.clone(),
+            opened_by: known.opened_by,
+            deadline: known.deadline,
+            on_expiry: known.on_expiry,
+            votes: known.votes.iter().copied().collect(),
+        }
+    }
+
+    /// The finished things that a command names, as an engine would load them.
+    pub fn cold_for(&self, command: &Command) -> Cold {
+        let (mut hold, mut request, mut task, mut past) = (None, None, None, None);
+        match command {
+            Command::StartRequest(start) => {
+                task = start.task;
+                request = start.parent.map(|by| by.request);
+            }
+            Command::ClaimRequest { request: named, .. }
+            | Command::LapseLease { request: named }
+            | Command::CancelRequest { request: named } => request = Some(*named),
+            Command::AppendItems { by, .. }
+            | Command::CompleteRequest { by, .. }
+            | Command::FailRequest { by, .. } => request = Some(by.request),
+            Command::OpenHold { by, hold: new, .. } => {
+                request = Some(by.request);
+                hold = Some(new.id);
+            }
+            Command::PutState { by, .. } => request = by.map(|by| by.request),
+            Command::DecideHold { hold: named, .. } | Command::ExpireHold { hold: named } => {
+                hold = Some(*named);
+            }
+            Command::CloseTask { task: named } | Command::CancelTask { task: named } => {
+                task = Some(*named);
+            }
+            Command::Rewind { to } => past = Some(*to),
+            Command::CreateSession { .. } | Command::CloseSession { .. } | Command::Fork { .. } => {
+            }
+        }
+        let past = past.filter(|to| (1..self.revision).contains(to));
+        Cold {
+            hold: hold.and_then(|id| self.decided_hold(id)),
+            request: request
+                .and_then(|id| Some((id, self.requests[self.request_named(id)?].ended?))),
+            task: task.filter(|id| {
+                self.task_named(*id)
+                    .is_some_and(|task| self.tasks[task].closed.is_some())
+            }),
+            past: past.map(|to| Past {
+                items_appended: self.items_at(to),
+                keys: self.keys_at(to),
+            }),
+        }
+    }
+
+    fn decided_hold(&self, id: HoldId) -> Option<DecidedHold> {
+        let known = &self.holds[self.hold_named(id)?];
+        let (decision, revision) = known.decided?;
+        Some(DecidedHold {
+            hold: self.hold(known),
+            decision,
+            revision,
+        })
+    }
+}
+
+/// The place in its list of whatever has this number.
+fn place(number: u64) -> Option<usize> {
+    usize::try_from(number).ok()?.checked_sub(1)
+}
+
+fn name<T: PartialEq + Copy + std::fmt::Debug>(
+    known: Option<&mut Option<T>>,
+    id: T,
+) -> Result<(), String> {
+    match known {
+        None => Err(format!(
+            "{id:?} is new to the core and unknown to the reference"
+        )),
+        Some(Some(other)) if *other != id => Err(format!("{id:?} was {other:?} before")),
+        Some(known) => {
+            *known = Some(id);
+            Ok(())
+        }
+    }
+}

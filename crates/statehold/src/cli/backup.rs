@@ -1,0 +1,38 @@
+//! `statehold backup`: one file that can be copied and restored.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
+
+use super::block_on;
+
+#[derive(Debug, Args)]
+pub(super) struct Backup {
+    /// The data directory.
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    /// The file to write. It must not exist.
+    #[arg(value_name = "FILE")]
+    to: PathBuf,
+}
+
+impl Backup {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if !self.data.join(FILE_NAME).is_file() {
+            bail!(
+                "there is no data in {}; name the data directory with --data",
+                self.data.display()
+            );
+        }
+        let store = SqliteStore::open(&self.data, SqliteOptions::default())
+            .context("the data cannot be opened")?;
+        block_on(store.backup(self.to.clone()))?.context("the backup was not made")?;
+        let bytes = std::fs::metadata(&self.to)?.len();
+        println!("{}  {bytes} bytes", self.to.display());
+        eprintln!("The key file `user-keys` is not part of it; keep a copy of that apart.");
+        Ok(ExitCode::SUCCESS)
+    }
+}

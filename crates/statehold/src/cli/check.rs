@@ -1,0 +1,117 @@
+//! `statehold check`: is everything there, and is it what the log says?
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use statehold_core::ids::SessionId;
+use statehold_store::Store;
+use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
+
+use super::{PROBLEMS_FOUND, block_on, demo, printable};
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["data", "demo"]))]
+pub(super) struct Check {
+    /// The data directory.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Write a short story with a pause into a temporary directory, show it, and check that.
+    #[arg(long)]
+    demo: bool,
+    /// Print one JSON document instead of text.
+    #[arg(long)]
+    json: bool,
+    /// Print the records of one session instead, one canonical JSON line each.
+    #[arg(long, value_name = "SESSION", requires = "data")]
+    print_chain: Option<SessionId>,
+}
+
+impl Check {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let Some(data) = self.data else {
+            let directory = tempfile::tempdir()?;
+            demo::play(directory.path())?;
+            return report(directory.path(), self.json);
+        };
+        match self.print_chain {
+            Some(session) => print_chain(&data, session),
+            None => report(&data, self.json),
+        }
+    }
+}
+
+fn report(data: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let is_shown = std::io::stderr().is_terminal() && !json;
+    let mut progress = |done: usize, all: usize| {
+        if is_shown && all > 100 && (done.is_multiple_of(64) || done == all) {
+            eprint!("\r{done} of {all} sessions");
+            if done == all {
+                eprintln!();
+            }
+        }
+    };
+    let report = SqliteStore::check(data, &mut progress)?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(if report.problems.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        PROBLEMS_FOUND.into()
+    })
+}
+
+fn print(report: &CheckReport) {
+    println!(
+        "{} sessions, {} records, {} payloads verified, {} erased",
+        report.sessions, report.records, report.payloads, report.erased
+    );
+    for problem in &report.problems {
+        println!(
+            "✗ {}: {}",
+            printable(&problem.place),
+            printable(&problem.what)
+        );
+    }
+    match report.problems.len() {
+        0 => println!("✓ everything is what the log says"),
+        count => {
+            println!("{count} problems; restore a backup, or keep this data for a closer look");
+        }
+    }
+}
+
+/// Prints a chain in the form that `examples/verify_chain.py` and any other tool can verify.
+fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<ExitCode> {
+    const PAGE: usize = 500;
+    if !data.join(FILE_NAME).is_file() {
+        bail!(
+            "there is no data in {}; name the data directory with --data",
+            data.display()
+        );
+    }
+    let store =
+        SqliteStore::open(data, SqliteOptions::default()).context("the data cannot be opened")?;
+    let mut out = std::io::stdout().lock();
+    let mut after = 0;
+    loop {
+        let page = block_on(store.records(session, after, PAGE))??;
+        for stored in &page {
+            out.write_all(&stored.record.to_bytes())?;
+            out.write_all(b"\n")?;
+            after = stored.record.content.seq;
+        }
+        if page.len() < PAGE {
+            break;
+        }
+    }
+    if after == 0 {
+        bail!("there is no session {session} in {}", data.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,113 @@
+//! Project automation: `cargo xtask tidy|model|crash|bench`.
+
+mod tidy;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Project automation")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Check the rules of the house: dependency direction, what the core may use, documents.
+    Tidy,
+    /// Explore the model of the core. `--deep` for millions of states.
+    Model {
+        /// Larger worlds.
+        #[arg(long)]
+        deep: bool,
+        /// The most seconds per world.
+        #[arg(long, default_value_t = 3_600)]
+        seconds: u64,
+    },
+    /// Kill writers, cut their power, fail their disk, and look for what they acknowledged.
+    Crash {
+        /// How many crashes.
+        #[arg(long, default_value_t = 1_000)]
+        cycles: u64,
+        /// The same seed takes the same decisions.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Measure speed as a ratio to a limit taken in the same run.
+    Bench {
+        /// What to measure.
+        #[arg(value_parser = ["store"])]
+        what: String,
+        /// One short round.
+        #[arg(long)]
+        quick: bool,
+        /// Write the figures to a file as JSON.
+        #[arg(long, value_name = "FILE")]
+        json: Option<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Task::Tidy => {
+            let problems = tidy::problems()?;
+            for problem in &problems {
+                eprintln!("✗ {problem}");
+            }
+            if problems.is_empty() {
+                Ok(())
+            } else {
+                bail!("{} rules are broken", problems.len())
+            }
+        }
+        Task::Model { deep, seconds } => {
+            let mut args = vec!["--seconds".to_owned(), seconds.to_string()];
+            args.extend(deep.then(|| "--deep".to_owned()));
+            tool("model", &args)
+        }
+        Task::Crash { cycles, seed } => tool(
+            "crash",
+            &[
+                "--cycles".into(),
+                cycles.to_string(),
+                "--seed".into(),
+                seed.to_string(),
+            ],
+        ),
+        Task::Bench { what, quick, json } => {
+            let mut args = Vec::new();
+            args.extend(quick.then(|| "--quick".to_owned()));
+            args.extend(
+                json.into_iter()
+                    .flat_map(|file| ["--json".to_owned(), file]),
+            );
+            tool(&format!("bench_{what}"), &args)
+        }
+    }
+}
+
+/// Runs a tool of the testkit, compiled for speed.
+fn tool(name: &str, args: &[String]) -> Result<()> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let status = Command::new(cargo)
+        .args([
+            "run",
+            "--quiet",
+            "--profile",
+            "bench-fast",
+            "--package",
+            "statehold-testkit",
+        ])
+        .args(["--bin", name, "--"])
+        .args(args)
+        .status()
+        .context("running cargo")?;
+    if status.success() {
+        Ok(())
+    } else {
+        bail!("{name} ended with {status}")
+    }
+}

@@ -1,0 +1,275 @@
+//! The rules of the house that a machine can check. Also run as a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// Which of our crates may use which. Anything else points the wrong way.
+const DIRECTION: &[(&str, &[&str])] = &[
+    ("statehold-core", &[]),
+    ("statehold-store", &["statehold-core"]),
+    ("statehold", &["statehold-core", "statehold-store"]),
+    ("statehold-testkit", &["statehold-core", "statehold-store"]),
+    ("xtask", &[]),
+];
+
+/// The core does no I/O: its dependency list is closed.
+const CORE_DEPENDENCIES: &[&str] = &[
+    "data-encoding",
+    "hmac",
+    "serde",
+    "serde_json",
+    "serde_json_canonicalizer",
+    "sha2",
+    "thiserror",
+    "uuid",
+];
+
+/// What the core must not even name.
+const CORE_FORBIDDEN: &[&str] = &[
+    "std::fs",
+    "std::net",
+    "std::thread",
+    "std::process",
+    "std::env",
+    "std::io",
+    "SystemTime",
+    "Instant::now",
+    "async fn",
+    "tokio",
+    "println!",
+    "getrandom",
+    "now_v7",
+    "new_v4",
+];
+
+const LICENCES: &[&str] = &[
+    "MIT",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Zlib",
+    "Unicode-3.0",
+    "Unlicense",
+    "BSL-1.0",
+    "MIT-0",
+    "CC0-1.0",
+    "0BSD",
+    "Apache-2.0 WITH LLVM-exception",
+    "LLVM-exception",
+];
+
+/// Every rule that is broken, in a sentence.
+pub(crate) fn problems() -> Result<Vec<String>> {
+    let root = root()?;
+    let mut problems = Vec::new();
+    let metadata = metadata(&root)?;
+    check_direction(&metadata, &mut problems);
+    check_licences(&metadata, &mut problems);
+    check_core(&root, &mut problems)?;
+    check_todos(&root, &mut problems)?;
+    check_seeds(&root, &mut problems)?;
+    check_decisions(&root, &mut problems)?;
+    Ok(problems)
+}
+
+fn root() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(here
+        .parent()
+        .context("xtask lies in the workspace")?
+        .to_owned())
+}
+
+fn metadata(root: &Path) -> Result<Value> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .current_dir(root)
+        .output()
+        .context("running cargo metadata")?;
+    serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "cargo metadata said: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    })
+}
+
+fn packages(metadata: &Value) -> impl Iterator<Item = &Value> {
+    metadata["packages"].as_array().into_iter().flatten()
+}
+
+fn check_direction(metadata: &Value, problems: &mut Vec<String>) {
+    let rules: BTreeMap<&str, &[&str]> = DIRECTION.iter().copied().collect();
+    for package in packages(metadata).filter(|package| package["source"].is_null()) {
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some(allowed) = rules.get(name) else {
+            problems.push(format!(
+                "{name} has no place in the dependency order; add it to tidy"
+            ));
+            continue;
+        };
+        let dependencies = package["dependencies"].as_array().into_iter().flatten();
+        for dependency in dependencies.filter(|dependency| dependency["kind"].is_null()) {
+            let used = dependency["name"].as_str().unwrap_or_default();
+            if rules.contains_key(used) && !allowed.contains(&used) {
+                problems.push(format!("{name} must not depend on {used}"));
+            }
+            if name == "statehold-core" && !CORE_DEPENDENCIES.contains(&used) {
+                problems.push(format!(
+                    "{name} must not depend on {used}: its list is closed"
+                ));
+            }
+            let features = dependency["features"].as_array().into_iter().flatten();
+            let has_mutants = features
+                .filter_map(Value::as_str)
+                .any(|feature| feature == "mutants");
+            if has_mutants && name != "statehold-testkit" {
+                problems.push(format!("{name} must not switch on the mutants of {used}"));
+            }
+        }
+    }
+}
+
+fn check_licences(metadata: &Value, problems: &mut Vec<String>) {
+    for package in packages(metadata) {
+        let licence = package["license"]
+            .as_str()
+            .unwrap_or_default()
+            .replace('/', " OR ");
+        let is_free = |choice: &str| {
+            let choice = choice.trim_matches(|c| matches!(c, '(' | ')' | ' '));
+            choice
+                .split(" AND ")
+                .all(|part| LICENCES.contains(&part.trim_matches(|c| matches!(c, '(' | ')' | ' '))))
+        };
+        if !licence.split(" OR ").any(is_free) {
+            problems.push(format!("{} has the licence `{licence}`", package["name"]));
+        }
+    }
+}
+
+fn check_core(root: &Path, problems: &mut Vec<String>) -> Result<()> {
+    for file in files(&root.join("crates/statehold-core/src"), "rs")? {
+        let text = std::fs::read_to_string(&file)?;
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for word in CORE_FORBIDDEN.iter().filter(|word| code.contains(**word)) {
+                let file = file.strip_prefix(root).unwrap_or(&file).display();
+                problems.push(format!(
+                    "{file}:{}: the core must not use `{word}`",
+                    number + 1
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_todos(root: &Path, problems: &mut Vec<String>) -> Result<()> {
+    let mark = ["TO", "DO"].concat();
+    for folder in ["crates", "xtask"] {
+        for file in files(&root.join(folder), "rs")? {
+            let text = std::fs::read_to_string(&file)?;
+            for (number, line) in text.lines().enumerate() {
+                if line.contains(&mark) && !line.contains(&format!("{mark}(#")) {
+                    let file = file.strip_prefix(root).unwrap_or(&file).display();
+                    problems.push(format!("{file}:{}: a {mark} names its issue", number + 1));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `docs/seeds.md` says which test keeps which promise of the seeds; each of them must be there.
+fn check_seeds(root: &Path, problems: &mut Vec<String>) -> Result<()> {
+    let text = std::fs::read_to_string(root.join("docs/seeds.md")).context("docs/seeds.md")?;
+    let mut functions = BTreeSet::new();
+    for folder in ["crates", "xtask"] {
+        for file in files(&root.join(folder), "rs")? {
+            let source = std::fs::read_to_string(file)?;
+            let names = source.lines().filter_map(|line| {
+                let name = line.trim_start().strip_prefix("fn ")?;
+                Some(name.split(['(', '<']).next()?.to_owned())
+            });
+            functions.extend(names.collect::<Vec<_>>());
+        }
+    }
+    let decisions = decision_numbers(root)?;
+    let mut named = 0;
+    for word in text.split('`') {
+        if let Some(test) = word.strip_prefix("test: ") {
+            named += 1;
+            if !functions.contains(test) {
+                problems.push(format!(
+                    "docs/seeds.md names the test `{test}`, which is gone"
+                ));
+            }
+        } else if let Some(number) = word.strip_prefix("decision: ")
+            && !decisions.contains(number)
+        {
+            problems.push(format!(
+                "docs/seeds.md names decision {number}, which is gone"
+            ));
+        }
+    }
+    if named == 0 {
+        problems.push("docs/seeds.md names no test at all".to_owned());
+    }
+    Ok(())
+}
+
+fn decision_numbers(root: &Path) -> Result<BTreeSet<String>> {
+    let found = files(&root.join("docs/decisions"), "md")?;
+    let names = found.iter().filter_map(|file| file.file_name()?.to_str());
+    Ok(names
+        .filter_map(|name| name.split('-').next())
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Decisions are numbered without gaps and never renumbered.
+fn check_decisions(root: &Path, problems: &mut Vec<String>) -> Result<()> {
+    let numbers = decision_numbers(root)?;
+    for (index, number) in numbers.iter().enumerate() {
+        if *number != format!("{:04}", index + 1) {
+            problems.push(format!(
+                "docs/decisions: expected {:04}, found {number}",
+                index + 1
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_house_is_tidy() {
+        let problems = super::problems().expect("the rules can be checked");
+        assert!(problems.is_empty(), "{problems:#?}");
+    }
+}
