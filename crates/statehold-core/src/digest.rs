@@ -116,10 +116,10 @@ impl fmt::Debug for PayloadKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BodyRef {
-    /// HMAC under the owner's key.
-    pub digest: Digest,
     /// Length of the payload in bytes, before compression.
     pub bytes: u32,
+    /// HMAC under the owner's key.
+    pub digest: Digest,
 }
 
 impl BodyRef {

@@ -201,22 +201,22 @@ pub struct NewDecision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// How the hold ended.
-    pub status: HoldStatus,
-    /// Who decided. The server, for expiry and cancellation.
-    pub by: Principal,
-    /// The decision key. Absent when no person decided.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<Digest>,
-    /// What exactly was decided.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fingerprint: Option<Digest>,
-    /// The digest of the action that may run, if one may.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub released: Option<Digest>,
     /// Comment, reason, answer, edited arguments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<BodyRef>,
+    /// Who decided. The server, for expiry and cancellation.
+    pub by: Principal,
+    /// What exactly was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Digest>,
+    /// The decision key. Absent when no person decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Digest>,
+    /// The digest of the action that may run, if one may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released: Option<Digest>,
+    /// How the hold ended.
+    pub status: HoldStatus,
 }
 
 impl HoldKind {

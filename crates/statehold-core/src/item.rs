@@ -59,10 +59,10 @@ pub enum AttachmentSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attachment {
-    /// Where the bytes are.
-    pub source: AttachmentSource,
     /// The address, or the bytes themselves.
     pub body: BodyRef,
+    /// Where the bytes are.
+    pub source: AttachmentSource,
 }
 
 /// What a tool call came to.
@@ -83,20 +83,20 @@ pub enum CallOutcome {
 pub enum CallMark {
     /// This item is the call.
     Call {
-        /// Whether the tool honours the execution key, so that calling again is harmless.
-        idempotent: bool,
         /// Whether it waits for an approval before it runs.
         gated: bool,
+        /// Whether the tool honours the execution key, so that calling again is harmless.
+        idempotent: bool,
     },
     /// This item is the result.
     Result {
         /// The call it belongs to.
         call: ItemId,
-        /// What it came to.
-        outcome: CallOutcome,
         /// The digest of the action that ran, for gated calls.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         executed: Option<Digest>,
+        /// What it came to.
+        outcome: CallOutcome,
     },
 }
 
@@ -122,10 +122,10 @@ pub struct NewItem {
 pub enum NewCallMark {
     /// This item is the call.
     Call {
-        /// Whether the tool honours the execution key.
-        idempotent: bool,
         /// Whether it waits for an approval.
         gated: bool,
+        /// Whether the tool honours the execution key.
+        idempotent: bool,
     },
     /// This item is the result.
     Result {
@@ -154,25 +154,25 @@ impl NewItem {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Item {
-    /// The id. For a tool call, the execution key.
-    pub id: ItemId,
-    /// The place in the session: 1, 2, 3, …
-    pub seq: u64,
-    /// What it is.
-    pub kind: ItemKind,
-    /// Whether clients may see it.
-    pub visibility: Visibility,
-    /// Who speaks, for messages.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role: Option<Role>,
-    /// The content.
-    pub body: BodyRef,
     /// Files that go with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attachments: Vec<Attachment>,
+    /// The content.
+    pub body: BodyRef,
     /// What it says about a tool call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<CallMark>,
+    /// The id. For a tool call, the execution key.
+    pub id: ItemId,
+    /// What it is.
+    pub kind: ItemKind,
+    /// Who speaks, for messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// The place in the session: 1, 2, 3, …
+    pub seq: u64,
+    /// Whether clients may see it.
+    pub visibility: Visibility,
 }
 
 /// An item with the place it belongs to, as views see it.

@@ -2,11 +2,13 @@
 //!
 //! A record holds ids, enums, numbers, times, state keys, pseudonyms and keyed digests; never free
 //! text. Its bytes are canonical JSON and contain the hash of the record before, so anyone who has a
-//! chain can verify it. See `docs/formats/record-v1.md`.
+//! chain can verify it. Fields are declared in the order of their names: that order is the format. See `docs/formats/record-v1.md`.
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::{BodyRef, Digest, canonical_bytes};
+use crate::digest::{BodyRef, Digest};
 use crate::hold::{DecideBy, Decision, DecisionKind, HoldKind, OnExpiry};
 use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::Item;
@@ -28,28 +30,30 @@ pub struct Record {
     pub content: RecordContent,
     /// SHA-256 of the canonical bytes of the content.
     pub hash: Digest,
+    /// The canonical bytes, made once: they are hashed, stored and exported.
+    bytes: Arc<[u8]>,
 }
 
 /// The hashed part of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordContent {
-    /// Format version.
-    pub v: u8,
-    /// The session it belongs to.
-    pub session: SessionId,
-    /// Its number in the session: 1, 2, 3, …
-    pub seq: u64,
     /// Commit time. Never earlier than the record before.
     pub at: Timestamp,
-    /// Who sent the command.
-    pub principal: Principal,
     /// Which command it was.
     pub command: CommandName,
     /// What happened, in order.
     pub events: Vec<Event>,
     /// Hash of the record before; zeros for the first.
     pub prev_hash: Digest,
+    /// Who sent the command.
+    pub principal: Principal,
+    /// Its number in the session: 1, 2, 3, …
+    pub seq: u64,
+    /// The session it belongs to.
+    pub session: SessionId,
+    /// Format version.
+    pub v: u8,
 }
 
 /// Which command a record came from.
@@ -78,66 +82,66 @@ pub enum CommandName {
 
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "act", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Event {
     /// A session began.
     SessionCreated {
-        /// Whose it is.
-        owner: Owner,
-        /// The name the client gave it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        name: Option<BodyRef>,
         /// The labels the client gave it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<BodyRef>,
+        /// The name the client gave it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<BodyRef>,
+        /// Whose it is.
+        owner: Owner,
     },
     /// A session takes no more commands.
     SessionClosed,
     /// A session began as a copy of another.
     SessionForked {
-        /// The new session.
-        session: SessionId,
-        /// The session it was copied from.
-        origin: SessionId,
         /// The last revision both share.
         at: u64,
+        /// The session it was copied from.
+        origin: SessionId,
+        /// The new session.
+        session: SessionId,
     },
     /// A session went back: the items in between are out of the conversation.
     Rewound {
-        /// The revision it went back to.
-        to: u64,
         /// The last item that stays.
         items_kept: u64,
         /// The last item that is taken out.
         items_until: u64,
+        /// The revision it went back to.
+        to: u64,
     },
     /// A task began.
     TaskOpened {
-        /// The task.
-        task: TaskId,
-        /// The n of its alias.
-        number: u64,
         /// Its agent.
         agent: Name,
+        /// When it closes by itself.
+        close_on: CloseOn,
+        /// The n of its alias.
+        number: u64,
         /// Where it hangs in the tree.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<ParentLink>,
-        /// When it closes by itself.
-        close_on: CloseOn,
+        /// The task.
+        task: TaskId,
     },
     /// A task's derived status changed.
     TaskStatusChanged {
-        /// The task.
-        task: TaskId,
         /// Its status now.
         status: TaskStatus,
+        /// The task.
+        task: TaskId,
     },
     /// A task ended for good.
     TaskClosed {
-        /// The task.
-        task: TaskId,
         /// Its final status.
         status: TaskStatus,
+        /// The task.
+        task: TaskId,
     },
     /// A fork gave an inherited task an id of its own.
     TaskRenamed {
@@ -148,28 +152,28 @@ pub enum Event {
     },
     /// An invocation began.
     RequestStarted {
-        /// The request.
-        request: RequestId,
         /// The n of its alias.
         number: u64,
-        /// Its task.
-        task: TaskId,
         /// The request that waits for it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<RequestId>,
+        /// The request.
+        request: RequestId,
+        /// Its task.
+        task: TaskId,
     },
     /// A worker got the right to write.
     RequestLeased {
-        /// The request.
-        request: RequestId,
         /// The number the worker must show.
         fence: u64,
-        /// The worker.
-        worker: Principal,
+        /// The request.
+        request: RequestId,
         /// How long each renewal lasts.
         ttl_ms: u64,
         /// Until when it holds without renewal.
         until: Timestamp,
+        /// The worker.
+        worker: Principal,
     },
     /// A worker was lost.
     LeaseLapsed {
@@ -185,73 +189,73 @@ pub enum Event {
     },
     /// An invocation ended.
     RequestEnded {
-        /// The request.
-        request: RequestId,
-        /// How it ended.
-        outcome: RequestOutcome,
         /// What went wrong.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<BodyRef>,
+        /// How it ended.
+        outcome: RequestOutcome,
+        /// The request.
+        request: RequestId,
     },
     /// A task's history grew.
     ItemsAppended {
-        /// The task.
-        task: TaskId,
-        /// The request that wrote them.
-        request: RequestId,
         /// The items.
         items: Vec<Item>,
+        /// The request that wrote them.
+        request: RequestId,
+        /// The task.
+        task: TaskId,
     },
     /// A request waits for a person.
     HoldOpened {
-        /// The hold.
-        hold: HoldId,
-        /// The n of its alias.
-        number: u32,
-        /// The request that waits.
-        request: RequestId,
-        /// What is asked for.
-        kind: HoldKind,
-        /// Who opened it, or whose lost action it is about.
-        opened_by: Principal,
+        /// The decisions that may be taken.
+        allowed: Vec<DecisionKind>,
         /// Everything a person reads.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         body: Option<BodyRef>,
         /// The tool call that waits.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         call: Option<ItemId>,
-        /// The digest a person approves.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        digest: Option<Digest>,
-        /// The decisions that may be taken.
-        allowed: Vec<DecisionKind>,
-        /// How many people must approve.
-        need: u16,
-        /// Who may decide.
-        decide_by: DecideBy,
         /// When it expires.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Timestamp>,
+        /// Who may decide.
+        decide_by: DecideBy,
+        /// The digest a person approves.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        digest: Option<Digest>,
+        /// The hold.
+        hold: HoldId,
+        /// What is asked for.
+        kind: HoldKind,
+        /// How many people must approve.
+        need: u16,
+        /// The n of its alias.
+        number: u32,
         /// What happens then.
         on_expiry: OnExpiry,
+        /// Who opened it, or whose lost action it is about.
+        opened_by: Principal,
+        /// The request that waits.
+        request: RequestId,
     },
     /// One of several people approved.
     VoteRecorded {
+        /// What exactly was decided.
+        fingerprint: Digest,
         /// The hold.
         hold: HoldId,
         /// The decision key.
         key: Digest,
-        /// What exactly was decided.
-        fingerprint: Digest,
     },
     /// A hold got its one decision.
     HoldDecided {
+        /// The decision.
+        decision: Decision,
         /// The hold.
         hold: HoldId,
         /// The request that waited.
         request: RequestId,
-        /// The decision.
-        decision: Decision,
         /// Whether a worker with a live lease learns of it at once, so the action may run from now on.
         to_worker: bool,
     },
@@ -259,11 +263,11 @@ pub enum Event {
     StatePut {
         /// The key.
         key: StateKey,
-        /// The value.
-        value: BodyRef,
         /// The request that wrote it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         request: Option<RequestId>,
+        /// The value.
+        value: BodyRef,
     },
     /// A session key was removed.
     StateDeleted {
@@ -275,13 +279,16 @@ pub enum Event {
     },
     /// A session key got back the value that it had at an earlier revision.
     StateRestored {
-        /// The key.
-        key: StateKey,
         /// A revision at which the key had the value.
         from: u64,
+        /// The key.
+        key: StateKey,
     },
     /// A value that other sessions see was written or removed.
     SharedStatePut {
+        /// The version it must meet; 0 for none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expected: Option<u64>,
         /// The key, with its prefix.
         key: StateKey,
         /// How it meets the value that is there.
@@ -289,19 +296,16 @@ pub enum Event {
         /// What was written. None removes the key.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operand: Option<BodyRef>,
-        /// The version it must meet; 0 for none.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        expected: Option<u64>,
         /// The request that wrote it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         request: Option<RequestId>,
     },
     /// An agent's private state was written.
     TaskStatePut {
-        /// The task it belongs to.
-        task: TaskId,
         /// The request that wrote it.
         request: RequestId,
+        /// The task it belongs to.
+        task: TaskId,
         /// The value.
         value: BodyRef,
     },
@@ -326,14 +330,29 @@ pub enum RecordError {
 
 impl Record {
     /// Completes a record with its hash.
+    ///
+    /// # Panics
+    ///
+    /// Never: a record always serializes to JSON.
     pub fn seal(content: RecordContent) -> Self {
-        let hash = Digest::sha256(&canonical_bytes(&content));
-        Self { content, hash }
+        // Every field in a record is declared in the order of its name, and the tag of an event
+        // sorts before all of them, so plain serialization is the canonical form already.
+        let bytes = serde_json::to_vec(&content).expect("records always serialize to JSON");
+        Self {
+            content,
+            hash: Digest::sha256(&bytes),
+            bytes: bytes.into(),
+        }
     }
 
     /// The canonical bytes: what is stored, hashed and exported.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// A copy of the canonical bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        canonical_bytes(&self.content)
+        self.bytes.to_vec()
     }
 
     /// Reads a record back from its canonical bytes.
@@ -352,11 +371,8 @@ impl Record {
             return Err(RecordError::Version { found: version.v });
         }
         let content: RecordContent = serde_json::from_slice(bytes).map_err(RecordError::Shape)?;
-        let record = Self {
-            hash: Digest::sha256(bytes),
-            content,
-        };
-        if record.to_bytes() == bytes {
+        let record = Self::seal(content);
+        if record.as_bytes() == bytes {
             Ok(record)
         } else {
             Err(RecordError::NotCanonical)

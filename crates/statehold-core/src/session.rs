@@ -22,14 +22,14 @@ use crate::time::Timestamp;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
-    /// The isolation wall.
-    pub tenant: Name,
-    /// The app.
-    pub app: Name,
-    /// The user, as a pseudonym.
-    pub user: UserId,
     /// The agent that answers when none is named.
     pub agent: Name,
+    /// The app.
+    pub app: Name,
+    /// The isolation wall.
+    pub tenant: Name,
+    /// The user, as a pseudonym.
+    pub user: UserId,
 }
 
 /// What a session does, seen from outside.
@@ -101,15 +101,19 @@ impl SessionState {
     }
 
     /// The state as bytes, from which recovery goes on without folding the whole log.
+    ///
+    /// # Panics
+    ///
+    /// Never: a state always serializes to JSON.
     pub fn to_snapshot(&self) -> Vec<u8> {
         if mutant::is_on(Mutant::SnapshotForgetsVotes) {
             let mut forgetful = self.clone();
             for hold in Arc::make_mut(&mut forgetful.holds).values_mut() {
                 hold.votes.clear();
             }
-            return crate::digest::canonical_bytes(&forgetful);
+            return serde_json::to_vec(&forgetful).expect("a state always serializes");
         }
-        crate::digest::canonical_bytes(self)
+        serde_json::to_vec(self).expect("a state always serializes")
     }
 
     /// The state from the bytes of a snapshot.

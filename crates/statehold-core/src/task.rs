@@ -53,10 +53,10 @@ pub enum CloseOn {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParentLink {
-    /// The task above.
-    pub task: TaskId,
     /// The request that first spawned this one.
     pub request: RequestId,
+    /// The task above.
+    pub task: TaskId,
 }
 
 /// An open task.

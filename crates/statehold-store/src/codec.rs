@@ -5,8 +5,11 @@
 //! byte, a seal byte and its stored length, so that one payload can be erased without touching the
 //! others. See `docs/formats/store-v1.md`.
 
+use std::cell::RefCell;
+
 use statehold_core::digest::BodyRef;
 use statehold_core::limits::PAYLOAD_BYTES_MAX;
+use zstd::bulk::Compressor;
 
 /// Payloads at least this long are kept as blobs of their own.
 pub const BLOB_BYTES_MIN: usize = 64 * 1024;
@@ -138,11 +141,22 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
     }
 }
 
+thread_local! {
+    // A fresh context costs more than compressing a payload of a few kilobytes.
+    static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
+}
+
 fn compress(bytes: &[u8]) -> Option<Vec<u8>> {
     if bytes.len() < COMPRESS_BYTES_MIN {
         return None;
     }
-    let smaller = zstd::bulk::compress(bytes, COMPRESS_LEVEL).ok()?;
+    let smaller = COMPRESSOR.with_borrow_mut(|kept| {
+        if kept.is_none() {
+            *kept = Compressor::new(COMPRESS_LEVEL).ok();
+        }
+        kept.as_mut()
+            .and_then(|compressor| compressor.compress(bytes).ok())
+    })?;
     // A gain of less than an eighth is not worth the time to unpack it.
     (smaller.len() < bytes.len() - bytes.len() / 8).then_some(smaller)
 }

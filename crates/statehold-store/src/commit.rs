@@ -113,7 +113,7 @@ impl Commit {
             .filter(is_blob)
             .map(|(name, body)| (name.digest, (*body).clone()));
         Ok(Self {
-            packed_record: codec::pack(&record.to_bytes()),
+            packed_record: codec::pack(record.as_bytes()),
             packed_bodies: codec::pack_bodies(&bodies),
             blobs: blobs.collect(),
             writes: Writes::of(&record, bodies),

@@ -658,7 +658,12 @@ fn word(status: impl std::fmt::Debug) -> String {
 fn fold(records: &[Record]) -> SessionState {
     let mut state = SessionState::new(session(1));
     for record in records {
-        let read = Record::from_bytes(&record.to_bytes()).expect("own records can be read");
+        assert_eq!(
+            record.as_bytes(),
+            crate::digest::canonical_bytes(&record.content),
+            "a field is not declared in the order of its name"
+        );
+        let read = Record::from_bytes(record.as_bytes()).expect("own records can be read");
         apply(&mut state, &read);
     }
     state

@@ -505,9 +505,9 @@ fn prefix_recovery(_: &Facts, seen: &Observation<'_>) -> Verdict {
 
 fn replay_determinism(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
-        let bytes = step.record.to_bytes();
+        let bytes = step.record.as_bytes();
         let mut folded = step.before.clone();
-        let reread = Record::from_bytes(&bytes);
+        let reread = Record::from_bytes(bytes);
         if let Ok(reread) = &reread {
             apply(&mut folded, reread);
         }

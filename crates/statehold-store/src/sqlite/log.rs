@@ -227,6 +227,19 @@ pub(super) fn row(conn: &Connection, id: i64) -> Result<LogRow, StoreError> {
         .ok_or_else(|| damaged(format!("log row {id}"), "the row is missing"))
 }
 
+/// The newest log row at or before `from` that added to a task; 0 if there is none.
+pub(super) fn last_growth(conn: &Connection, from: i64, task: TaskId) -> Result<i64, StoreError> {
+    let mut at = from;
+    while at != 0 {
+        let row = row(conn, at)?;
+        if row.link(task).is_some() {
+            break;
+        }
+        at = row.prev;
+    }
+    Ok(at)
+}
+
 /// The log row of record `seq` of a session, which must not be beyond its revision.
 pub(super) fn seek(
     conn: &Connection,

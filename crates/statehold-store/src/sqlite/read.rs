@@ -172,13 +172,16 @@ pub(super) fn items(
     let Some(row) = log::session_row(conn, session)? else {
         return Ok(Vec::new());
     };
-    let rewinds = rewinds(conn, &row)?;
-    let mut roots: BTreeMap<TaskId, bool> = BTreeMap::new();
+    let mut placing = Placing {
+        rewinds: rewinds(conn, &row)?,
+        names: inherited_names(conn, &row)?,
+        roots: BTreeMap::new(),
+    };
     let mut found = Vec::new();
     let before = query.before.unwrap_or(u64::MAX);
     let mut task = query.task;
     let mut at = match (task, query.before) {
-        (Some(task), _) => last_log_of(conn, task)?,
+        (Some(task), _) => last_log_of(conn, &row, &placing.names, task)?,
         (None, Some(before)) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
         (None, Some(_)) => 0,
         (None, None) => row.last_log,
@@ -195,13 +198,9 @@ pub(super) fn items(
         };
         let record = log.record()?;
         let bodies = log.bodies(conn, row.user, &record)?;
-        let mut page = place_items(conn, &record, bodies, &rewinds, &mut roots)?;
+        let mut page = place_items(conn, &record, bodies, &mut placing)?;
         page.retain(|item| item.placed.item.seq < before);
-        // The task may have another name after a fork; either is the one that was asked for.
-        if let Some(wanted) = query.task {
-            let earlier = task.unwrap_or(wanted);
-            page.retain(|item| item.placed.task == wanted || item.placed.task == earlier);
-        }
+        page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
         found.extend(page.into_iter().rev());
         at = next;
     }
@@ -209,14 +208,59 @@ pub(super) fn items(
     Ok(found)
 }
 
-fn last_log_of(conn: &Connection, task: TaskId) -> Result<i64, StoreError> {
+/// What is needed to say where an item belongs.
+struct Placing {
+    /// The ranges of items that rewinds took out.
+    rewinds: Vec<(u64, u64)>,
+    /// The ids that inherited tasks have here, by the ids they had before.
+    names: BTreeMap<TaskId, TaskId>,
+    /// Which tasks are root tasks.
+    roots: BTreeMap<TaskId, bool>,
+}
+
+/// The ids that a fork, and the forks it comes from, gave to inherited tasks.
+fn inherited_names(
+    conn: &Connection,
+    session: &SessionRow,
+) -> Result<BTreeMap<TaskId, TaskId>, StoreError> {
+    let mut names: BTreeMap<TaskId, TaskId> = BTreeMap::new();
+    let mut at = session.clone();
+    while at.origin != 0 {
+        let first = log::seek(conn, &at, at.origin_seq + 1)?.record()?;
+        for event in &first.content.events {
+            if let Event::TaskRenamed { from, to } = event {
+                let here = names.get(to).copied().unwrap_or(*to);
+                names.insert(*from, here);
+            }
+        }
+        match log::session_by_pk(conn, at.origin)? {
+            Some(origin) => at = origin,
+            None => break,
+        }
+    }
+    Ok(names)
+}
+
+/// The newest log row that added to a task, seen from a session.
+fn last_log_of(
+    conn: &Connection,
+    session: &SessionRow,
+    names: &BTreeMap<TaskId, TaskId>,
+    task: TaskId,
+) -> Result<i64, StoreError> {
     for table in ["open_task", "closed_task"] {
-        let sql = format!("SELECT last_log FROM {table} WHERE id = ?1");
-        if let Some(found) = first(conn, &sql, [id_bytes(task.as_uuid())], |row| row.get(0))? {
+        let sql = format!("SELECT last_log FROM {table} WHERE id = ?1 AND session = ?2");
+        let key = (id_bytes(task.as_uuid()), session.pk);
+        if let Some(found) = first(conn, &sql, key, |row| row.get(0))? {
             return Ok(found);
         }
     }
-    Ok(0)
+    if session.origin_seq == 0 || names.contains_key(&task) {
+        return Ok(0);
+    }
+    // A task that was final before the fork keeps its id, and its history lies before it.
+    let shared = log::seek(conn, session, session.origin_seq)?;
+    log::last_growth(conn, shared.id, task)
 }
 
 /// The items of a record with their payloads, oldest first.
@@ -224,8 +268,7 @@ fn place_items(
     conn: &Connection,
     record: &Record,
     bodies: Vec<Option<Vec<u8>>>,
-    rewinds: &[(u64, u64)],
-    roots: &mut BTreeMap<TaskId, bool>,
+    placing: &mut Placing,
 ) -> Result<Vec<StoredItem>, StoreError> {
     let mut bodies = bodies.into_iter();
     let mut placed = Vec::new();
@@ -239,20 +282,20 @@ fn place_items(
             bodies.by_ref().take(event.bodies().len()).for_each(drop);
             continue;
         };
-        let is_root = if let Some(known) = roots.get(task) {
+        let is_root = if let Some(known) = placing.roots.get(task) {
             *known
         } else {
             let known = is_root(conn, *task)?;
-            roots.insert(*task, known);
+            placing.roots.insert(*task, known);
             known
         };
+        let task = placing.names.get(task).copied().unwrap_or(*task);
         for item in items {
             let body = bodies.next().flatten();
             let attachments = bodies.by_ref().take(item.attachments.len()).collect();
-            let rewound = rewinds
-                .iter()
-                .any(|(kept, until)| item.seq > *kept && item.seq <= *until);
-            let (task, request, item): (_, _, Item) = (*task, *request, item.clone());
+            let is_in = |(kept, until): &(u64, u64)| item.seq > *kept && item.seq <= *until;
+            let rewound = placing.rewinds.iter().any(is_in);
+            let (request, item): (_, Item) = (*request, item.clone());
             let placed_item = PlacedItem {
                 task,
                 request,
@@ -382,6 +425,36 @@ pub(super) fn task_state(conn: &Connection, task: TaskId) -> Result<Option<Vec<u
         .map(unpack)
         .transpose()
         .map_err(|error| damaged(format!("the state of {task}"), error))
+}
+
+/// The private state that a task had at a log row, from the log.
+pub(super) fn task_state_at(
+    conn: &Connection,
+    user: UserId,
+    from: i64,
+    task: TaskId,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let (mut at, mut task) = (from, task);
+    while at != 0 {
+        let row = log::row(conn, at)?;
+        let record = row.record()?;
+        let mut index = 0;
+        let mut found = None;
+        for event in &record.content.events {
+            match event {
+                Event::TaskStatePut { task: put, .. } if *put == task => found = Some(index),
+                Event::TaskRenamed { from, to } if *to == task => task = *from,
+                _ => {}
+            }
+            index += event.bodies().len();
+        }
+        if let Some(index) = found {
+            let bodies = row.bodies(conn, user, &record)?;
+            return Ok(bodies.into_iter().nth(index).flatten());
+        }
+        at = row.prev;
+    }
+    Ok(None)
 }
 
 /// The shared keys of an app or a user.

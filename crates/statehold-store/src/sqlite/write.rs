@@ -135,7 +135,7 @@ fn append(
         }
     }
     for (old, new) in &commit.changes.renamed_tasks {
-        let prev = last_growth_before(conn, prev, *old)?;
+        let prev = log::last_growth(conn, prev, *old)?;
         links.push(Link {
             task: *new,
             prev,
@@ -157,19 +157,6 @@ fn append(
         &row[..],
     )?;
     Ok(conn.last_insert_rowid())
-}
-
-/// The newest log row at or before `from` that added to a task.
-fn last_growth_before(conn: &Connection, from: i64, task: TaskId) -> Result<i64, StoreError> {
-    let mut at = from;
-    while at != 0 {
-        let row = log::row(conn, at)?;
-        if row.link(task).is_some() {
-            break;
-        }
-        at = row.prev;
-    }
-    Ok(at)
 }
 
 fn last_log_of_task(conn: &Connection, task: TaskId) -> Result<Option<i64>, StoreError> {
@@ -340,12 +327,16 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
         run(conn, sql, (id_bytes(task.as_uuid()), codec::pack(value)))?;
     }
     for (old, new) in &commit.changes.renamed_tasks {
-        let sql = "INSERT INTO task_state SELECT ?2, value FROM task_state WHERE task = ?1";
-        run(
-            conn,
-            sql,
-            (id_bytes(old.as_uuid()), id_bytes(new.as_uuid())),
-        )?;
+        // The origin may have gone on; the copy has the state of the time it was made from.
+        let user = commit.after.owner.as_ref().map(|owner| owner.user);
+        let before = log::row(conn, log)?.prev;
+        let value = user
+            .map(|user| read::task_state_at(conn, user, before, *old))
+            .transpose()?;
+        if let Some(value) = value.flatten() {
+            let sql = "INSERT INTO task_state VALUES(?1, ?2)";
+            run(conn, sql, (id_bytes(new.as_uuid()), codec::pack(&value)))?;
+        }
     }
     Ok(())
 }

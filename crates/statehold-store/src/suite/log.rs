@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use statehold_core::command::{Command, StartRequest, StatePatch};
+use statehold_core::command::{Command, StartRequest};
 use statehold_core::digest::Digest;
-use statehold_core::hold::NewHold;
 
 use super::HEALTHY;
 use super::driver::Driver;
@@ -156,14 +155,10 @@ pub(super) async fn payloads_of_every_kind_and_length_come_back(store: Arc<dyn S
         value.as_deref() == Some(long.as_bytes()),
         "a long task state"
     );
-    let body = driver.body(long);
-    let ask = match driver.question(1, None) {
-        Command::OpenHold { by, hold, items } => {
-            let hold = NewHold { body, ..hold };
-            Command::OpenHold { by, hold, items }
-        }
-        other => other,
-    };
+    let mut ask = driver.question(1, None);
+    if let Command::OpenHold { hold, .. } = &mut ask {
+        hold.body = driver.body(long);
+    }
     driver.by_worker(ask).await;
     assert!(
         records(&driver).await == driver.log,
@@ -184,7 +179,6 @@ pub(super) async fn the_same_long_payload_may_come_again(store: Arc<dyn Store>) 
         for _ in 0..2 {
             let start = StartRequest {
                 attachments: vec![driver.file(&payload), driver.file(&payload)],
-                state: StatePatch::default(),
                 ..driver.start("planner")
             };
             let started = Command::StartRequest(start);

@@ -1,6 +1,6 @@
 //! Everything that a store answers about some sessions, to be compared as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
@@ -67,9 +67,15 @@ pub fn answer_key(text: &str) -> Digest {
 impl Picture {
     /// What `store` says about the sessions of these drivers and everything they ever named.
     pub async fn of(store: &dyn Store, drivers: &[&Driver]) -> Self {
+        Self::since(store, drivers, 0).await
+    }
+
+    /// The same, with the past from a revision on.
+    pub async fn since(store: &dyn Store, drivers: &[&Driver], revision: u64) -> Self {
         let mut picture = Self::default();
         for driver in drivers {
-            picture.sessions.push(picture_session(store, driver).await);
+            let session = picture_session(store, driver, revision).await;
+            picture.sessions.push(session);
             picture.add_things(store, driver).await;
             for scope in [Scope::App, Scope::User] {
                 let owner = SharedOwner::of(&driver.owner, scope);
@@ -88,6 +94,32 @@ impl Picture {
         // Things that are due in the same moment may come in any order.
         picture.due.sort_by_key(|due| (due.at, format!("{due:?}")));
         picture
+    }
+
+    /// Compares part by part, so that a failure shows the part that differs.
+    #[track_caller]
+    pub fn require(&self, expected: &Self, when: &str) {
+        for (found, expected) in self.sessions.iter().zip(&expected.sessions) {
+            assert_eq!(found.state, expected.state, "the state, {when}");
+            assert_eq!(found.records, expected.records, "the records, {when}");
+            assert_eq!(found.items, expected.items, "the items, {when}");
+            assert_eq!(found.values, expected.values, "the values, {when}");
+            assert_eq!(
+                found.earlier_values, expected.earlier_values,
+                "earlier values, {when}"
+            );
+            assert_eq!(found.past, expected.past, "earlier states, {when}");
+        }
+        for (id, task) in &self.tasks {
+            assert_eq!(Some(task), expected.tasks.get(id), "a task, {when}");
+        }
+        assert_eq!(self.requests, expected.requests, "the requests, {when}");
+        assert_eq!(self.holds, expected.holds, "the holds, {when}");
+        assert_eq!(self.shared, expected.shared, "the shared values, {when}");
+        assert_eq!(self.lists, expected.lists, "the lists, {when}");
+        assert_eq!(self.answers, expected.answers, "the answers, {when}");
+        assert_eq!(self.due, expected.due, "what is due, {when}");
+        assert_eq!(self, expected, "{when}");
     }
 
     /// Leaves out what is due, which is a question about all sessions of the store.
@@ -131,13 +163,15 @@ impl Picture {
     }
 }
 
-async fn picture_session(store: &dyn Store, driver: &Driver) -> SessionPicture {
+async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> SessionPicture {
     let session = driver.session();
     let revision = driver.state.revision;
+    let keys = driver.past.iter().flat_map(|past| past.keys.keys());
+    let keys: BTreeSet<&StateKey> = keys.collect();
     let (mut past, mut earlier_values) = (Vec::new(), Vec::new());
-    for at in 0..=revision + 1 {
+    for at in since..=revision + 1 {
         past.push(store.load_at(session, at).await.expect(HEALTHY));
-        for key in driver.past.iter().flat_map(|past| past.keys.keys()) {
+        for &key in &keys {
             let value = store.state_at(session, key.clone(), at).await;
             earlier_values.push(value.expect(HEALTHY));
         }

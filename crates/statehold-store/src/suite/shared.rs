@@ -88,7 +88,7 @@ pub(super) async fn another_version_than_expected_refuses_the_whole_commit(store
             other => panic!("{name} at {there}, not {expected}: {other:?}"),
         }
         let after = Picture::of(&*store, &[&driver]).await;
-        assert_eq!(after, before, "nothing of a refused commit is there");
+        after.require(&before, "nothing of a refused commit is there");
     }
     let patch = driver.set(&[("app:n", "3")]);
     driver
@@ -140,7 +140,7 @@ pub(super) async fn a_merge_that_fails_refuses_the_whole_commit(store: Arc<dyn S
             "{refused:?}"
         );
         let after = Picture::of(&*store, &[&driver]).await;
-        assert_eq!(after, before, "nothing of a refused commit is there");
+        after.require(&before, "nothing of a refused commit is there");
     }
 }
 

@@ -313,7 +313,7 @@ mod tests {
             seen.insert(format!("{:?}", stored.record.content.command));
             for event in &stored.record.content.events {
                 let event = serde_json::to_value(event).expect("events are JSON");
-                seen.insert(event["type"].to_string());
+                seen.insert(event["act"].to_string());
             }
         }
         let (commands, events) = (17, 22);

@@ -98,7 +98,7 @@ impl Driver {
         }
     }
 
-    /// What the n-th hold's tool call came to, or the last open call of the n-th request.
+    /// What the last open tool call of the n-th request came to.
     pub fn result_of(&mut self, request: usize, outcome: CallOutcome) -> NewItem {
         let live = self.state.requests.get(&self.requests[request - 1]);
         let last = live.and_then(|live| live.calls.keys().next_back());

@@ -3,3 +3,4 @@
 #![cfg(feature = "suite")]
 
 mod memory;
+mod sqlite;

@@ -102,7 +102,7 @@ fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<ExitCode> {
     loop {
         let page = block_on(store.records(session, after, PAGE))??;
         for stored in &page {
-            out.write_all(&stored.record.to_bytes())?;
+            out.write_all(stored.record.as_bytes())?;
             out.write_all(b"\n")?;
             after = stored.record.content.seq;
         }

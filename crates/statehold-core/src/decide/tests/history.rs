@@ -466,7 +466,7 @@ mod bytes {
 
     #[test]
     fn an_unknown_event_is_refused() {
-        let read = read_changed(|value| value["events"][0]["type"] = json!("task_exploded"));
+        let read = read_changed(|value| value["events"][0]["act"] = json!("task_exploded"));
         assert!(matches!(read, Err(RecordError::Shape(_))));
     }
 
