@@ -14,6 +14,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::ids::HoldId;
+use crate::limits::EXACT_INTEGER_MAX;
 
 /// Thirty-two bytes that stand for something longer. Printed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -162,13 +163,12 @@ pub fn action_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, I
 }
 
 fn require_exact_numbers(value: &Value) -> Result<(), InexactNumber> {
-    const EXACT_MAX: u64 = 1 << 53;
     match value {
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
         Value::Number(number) => {
             let exact = match (number.as_u64(), number.as_i64()) {
-                (Some(n), _) => n <= EXACT_MAX,
-                (None, Some(n)) => n.unsigned_abs() <= EXACT_MAX,
+                (Some(n), _) => n <= EXACT_INTEGER_MAX,
+                (None, Some(n)) => n.unsigned_abs() <= EXACT_INTEGER_MAX,
                 (None, None) => number.as_f64().is_some_and(f64::is_finite),
             };
             if exact { Ok(()) } else { Err(InexactNumber) }
@@ -217,11 +217,11 @@ mod tests {
     #[test]
     fn numbers_a_double_cannot_hold_are_refused() {
         for args in [
-            json!(9_007_199_254_740_993_u64),
-            json!({"deep": [-9_007_199_254_740_993_i64]}),
+            json!(9_007_199_254_740_992_u64),
+            json!({"deep": [-9_007_199_254_740_992_i64]}),
         ] {
             assert_eq!(digest_of(&args), Err(InexactNumber), "{args}");
         }
-        assert!(digest_of(&json!(9_007_199_254_740_992_u64)).is_ok());
+        assert!(digest_of(&json!(9_007_199_254_740_991_u64)).is_ok());
     }
 }

@@ -30,7 +30,7 @@ pub const PAYLOAD_BYTES_MAX: u32 = 64 * 1024 * 1024;
 pub const QUORUM_MAX: u16 = 32;
 /// Longest time a hold may wait: ten years.
 pub const HOLD_MS_MAX: u64 = 10 * 366 * 24 * 3_600 * 1_000;
-/// Largest number in a record: what a double holds exactly.
-pub const EXACT_INTEGER_MAX: u64 = 1 << 53;
+/// Largest integer in a record or an action: every reader of JSON holds it exactly.
+pub const EXACT_INTEGER_MAX: u64 = (1 << 53) - 1;
 /// Shortest and longest lease.
 pub const LEASE_MS: std::ops::RangeInclusive<u64> = 1_000..=24 * 3_600 * 1_000;

@@ -317,8 +317,8 @@ pub enum RecordError {
     /// Not JSON of the right shape.
     #[error("the bytes are not a record of a known shape")]
     Shape(#[source] serde_json::Error),
-    /// Written by a newer version.
-    #[error("record version {found} is newer than the {RECORD_VERSION} that this build knows")]
+    /// Written by another version.
+    #[error("record version {found} is not {RECORD_VERSION}, the one that this build knows")]
     Version {
         /// The version it says.
         found: u64,

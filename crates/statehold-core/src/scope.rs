@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::limits::STATE_KEY_BYTES_MAX;
+use crate::limits::{EXACT_INTEGER_MAX, STATE_KEY_BYTES_MAX};
 
 /// How far a value reaches and how long it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -214,10 +214,9 @@ pub fn merge(policy: MergePolicy, old: Option<&Value>, new: &Value) -> Result<Va
 }
 
 fn add(old: &Value, new: &Value, types: MergeError) -> Result<Value, MergeError> {
-    const EXACT_MAX: i64 = 1 << 53;
     if let (Some(a), Some(b)) = (old.as_i64(), new.as_i64()) {
         let sum = a.checked_add(b).ok_or(MergeError::Overflow)?;
-        return if sum.abs() <= EXACT_MAX {
+        return if sum.unsigned_abs() <= EXACT_INTEGER_MAX {
             Ok(sum.into())
         } else {
             Err(MergeError::Overflow)
@@ -305,7 +304,7 @@ mod tests {
         check(Add, Some(json!(1)), json!(2), Some(json!(3)));
         check(Add, Some(json!(1.5)), json!(2), Some(json!(3.5)));
         check(Add, Some(json!("1")), json!(2), None);
-        check(Add, Some(json!(9_007_199_254_740_992_i64)), json!(1), None);
+        check(Add, Some(json!(9_007_199_254_740_991_i64)), json!(1), None);
         check(Append, Some(json!([1])), json!([1]), Some(json!([1, 1])));
         check(Append, None, json!({}), None);
         check(

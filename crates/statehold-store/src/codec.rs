@@ -1,6 +1,7 @@
 //! The stored form of records and payloads.
 //!
-//! A record is kept as one codec byte and its canonical JSON, compressed where that helps. The
+//! A record is kept behind a codec byte and a seal byte as its canonical JSON, compressed where that
+//! helps. The
 //! payloads of a record are kept together, in the order the record names them, each behind a codec
 //! byte, a seal byte and its stored length, so that one payload can be erased without touching the
 //! others. See `docs/formats/store-v1.md`.
@@ -54,14 +55,14 @@ pub enum StoredBody {
     Erased,
 }
 
-/// Packs bytes behind a codec byte.
+/// Packs bytes behind a codec byte and a seal byte.
 pub fn pack(bytes: &[u8]) -> Vec<u8> {
-    let mut packed = Vec::with_capacity(bytes.len() + 1);
+    let mut packed = Vec::with_capacity(bytes.len() + 2);
     if let Some(smaller) = compress(bytes) {
-        packed.push(ZSTD);
+        packed.extend_from_slice(&[ZSTD, UNSEALED]);
         packed.extend_from_slice(&smaller);
     } else {
-        packed.push(PLAIN);
+        packed.extend_from_slice(&[PLAIN, UNSEALED]);
         packed.extend_from_slice(bytes);
     }
     packed
@@ -73,14 +74,14 @@ pub fn pack(bytes: &[u8]) -> Vec<u8> {
 ///
 /// If the bytes are damaged or unpack to more than the longest payload.
 pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, CodecError> {
-    match packed.split_first() {
-        Some((&PLAIN, bytes)) => Ok(bytes.to_vec()),
-        Some((&ZSTD, bytes)) => decompress(bytes, PAYLOAD_BYTES_MAX as usize),
-        Some((&codec, _)) => Err(CodecError::Unknown {
-            codec,
-            seal: UNSEALED,
+    match packed {
+        [PLAIN, UNSEALED, bytes @ ..] => Ok(bytes.to_vec()),
+        [ZSTD, UNSEALED, bytes @ ..] => decompress(bytes, PAYLOAD_BYTES_MAX as usize),
+        [codec, seal, ..] => Err(CodecError::Unknown {
+            codec: *codec,
+            seal: *seal,
         }),
-        None => Err(CodecError::Length),
+        [_] | [] => Err(CodecError::Length),
     }
 }
 

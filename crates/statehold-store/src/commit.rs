@@ -75,7 +75,7 @@ pub struct Answer {
     pub revision: u64,
     /// What the caller was told.
     pub body: Vec<u8>,
-    /// When the key is free again.
+    /// When the answer may be forgotten; the key is free once it is.
     pub expires_at: Timestamp,
 }
 

@@ -66,26 +66,21 @@ impl KeyFile {
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(unavailable)?;
         let mut keys = BTreeMap::new();
-        for (index, line) in text.lines().enumerate() {
-            let is_last = text.lines().count() == index + 1 && !text.ends_with('\n');
-            match parse_line(line) {
-                Some((owner, key)) => {
-                    keys.insert(owner, key);
-                }
-                // The file is appended to: a crash can cut the last line, whose key was never used.
-                None if is_last => {
-                    file.set_len((text.len() - line.len()) as u64)
-                        .map_err(unavailable)?;
-                    file.sync_all().map_err(unavailable)?;
-                }
-                None => {
-                    return Err(StoreError::Unusable(format!(
-                        "line {} of the key file {} is not a key",
-                        index + 1,
-                        path.display()
-                    )));
-                }
-            }
+        // The file is appended to: a crash can cut the last line, whose key was never used.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        if whole < text.len() {
+            file.set_len(whole as u64).map_err(unavailable)?;
+            file.sync_all().map_err(unavailable)?;
+        }
+        for (index, line) in text[..whole].lines().enumerate() {
+            let Some((owner, key)) = parse_line(line) else {
+                return Err(StoreError::Unusable(format!(
+                    "line {} of the key file {} is not a key",
+                    index + 1,
+                    path.display()
+                )));
+            };
+            keys.insert(owner, key);
         }
         sync_directory(directory)?;
         Ok(Self {
@@ -216,6 +211,10 @@ mod tests {
         KeyOwner::User(UserId::from_uuid(Uuid::from_u128(1)))
     }
 
+    fn tenant() -> KeyOwner {
+        KeyOwner::Tenant("default".parse().expect("a name"))
+    }
+
     #[test]
     fn a_key_is_made_once_and_found_again() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -253,6 +252,9 @@ mod tests {
             std::fs::write(&path, cut).expect("writes");
             let keys = KeyFile::open(directory.path()).expect("a cut line is no damage");
             assert_eq!(keys.get(&bob()), Some(key.clone()));
+            keys.get_or_create(&tenant())
+                .expect("a key is added after the cut");
+            KeyFile::open(directory.path()).expect("and the file is whole again");
         }
         std::fs::write(&path, [b"damage\n", &whole[..]].concat()).expect("writes");
         let refused = KeyFile::open(directory.path()).expect_err("damage is refused");

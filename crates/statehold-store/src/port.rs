@@ -121,14 +121,22 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Conflict`] if the session is at another revision, the other conflicts if shared
-    /// state, a name or an idempotency key has been taken in between.
+    /// [`StoreError::Conflict`] if the session is at another revision or has another head, the other
+    /// conflicts if shared state, a name or an idempotency key has been taken in between. If several
+    /// apply: revision, key, name, shared state.
+    ///
+    /// # Forks
+    ///
+    /// The first record of a fork ends requests and holds that are still live in the origin; they are
+    /// not ended there, and look-ups by id go on answering for the origin. State keys and private
+    /// states are copied as they were at the revision the fork was made from.
     async fn commit(&self, commit: Commit) -> Result<u64, StoreError>;
 
     /// The state of a session, from its projections.
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError>;
 
-    /// The state that a session had at an earlier revision, from its log.
+    /// The state that a session had at an earlier revision, from its log. None at revision 0 and
+    /// beyond the head; for a revision that a fork shares, the state is the origin's.
     async fn load_at(
         &self,
         session: SessionId,
@@ -143,7 +151,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<StoredRecord>, StoreError>;
 
-    /// A page of items, newest first.
+    /// A page of items, newest first. In a fork, inherited tasks have the ids that the fork gave them.
     async fn items(
         &self,
         session: SessionId,
@@ -209,7 +217,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// Leases and holds whose time has come, earliest first.
+    /// Leases and holds whose time has come, those due exactly at `now` included, earliest first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
 }
 
@@ -283,7 +291,8 @@ impl SharedOwner {
 pub struct SharedValue {
     /// JSON.
     pub value: Vec<u8>,
-    /// Counts the writes of this key.
+    /// Counts the writes of this key. A removed key counts as version 0, but its numbers are not used
+    /// again.
     pub version: u64,
     /// The session that wrote it.
     pub session: SessionId,

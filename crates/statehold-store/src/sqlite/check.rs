@@ -4,6 +4,8 @@
 //! the owner's key still exists), every record by the promises of the core, and every projection by
 //! folding the log again.
 
+mod beside;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,8 +39,10 @@ pub struct CheckReport {
     pub records: usize,
     /// Payloads whose digest was verified.
     pub payloads: usize,
-    /// Payloads that were erased, or whose key was deleted on purpose.
+    /// Payloads that were erased.
     pub erased: usize,
+    /// Payloads whose key is gone, deleted on purpose or lost: nobody can say what they must be.
+    pub unverified: usize,
     /// What is wrong, with its place.
     pub problems: Vec<Problem>,
 }
@@ -82,6 +86,12 @@ pub(super) fn check(
     }
     progress(sessions.len(), sessions.len());
     rows.compare(&conn, &mut report)?;
+    // On a damaged log this would only say the same things again.
+    if report.problems.is_empty()
+        && let Err(error) = beside::check(&conn, &mut report)
+    {
+        report.problems.push(problem_of(&error));
+    }
     Ok(report)
 }
 
@@ -252,7 +262,8 @@ fn check_payloads(
                         });
                     }
                 }
-                _ => report.erased += 1,
+                (Some(Some(_)), None) => report.unverified += 1,
+                (Some(None) | None, _) => report.erased += 1,
             }
         }
     }

@@ -104,6 +104,7 @@ impl rusqlite::types::FromSql for Uuid16 {
 #[derive(Debug)]
 pub(super) struct LogRow {
     pub(super) id: i64,
+    pub(super) session: i64,
     pub(super) seq: u64,
     pub(super) prev: i64,
     pub(super) links: Vec<u8>,
@@ -115,11 +116,12 @@ impl LogRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             id: row.get(0)?,
-            seq: from_sql(row.get(1)?),
-            prev: row.get(2)?,
-            links: row.get(3)?,
-            record: row.get(4)?,
-            bodies: row.get(5)?,
+            session: row.get(1)?,
+            seq: from_sql(row.get(2)?),
+            prev: row.get(3)?,
+            links: row.get(4)?,
+            record: row.get(5)?,
+            bodies: row.get(6)?,
         })
     }
 
@@ -220,7 +222,7 @@ fn parse_links(bytes: &[u8]) -> impl Iterator<Item = Link> + '_ {
 
 /// One row of the log, by its id.
 pub(super) fn row(conn: &Connection, id: i64) -> Result<LogRow, StoreError> {
-    let sql = "SELECT id, seq, prev, links, record, bodies FROM log WHERE id = ?1";
+    let sql = "SELECT id, session, seq, prev, links, record, bodies FROM log WHERE id = ?1";
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.query_row([id], LogRow::read).optional())
         .map_err(corrupt_or_unavailable(&format!("log row {id}")))?

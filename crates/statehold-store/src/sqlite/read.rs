@@ -36,7 +36,7 @@ fn all<T>(
 ) -> Result<Vec<T>, StoreError> {
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.query_map(params, read)?.collect())
-        .map_err(corrupt_or_unavailable("reading"))
+        .map_err(corrupt_or_unavailable(&place_of(sql)))
 }
 
 /// The first row of a query.
@@ -48,7 +48,16 @@ fn first<T>(
 ) -> Result<Option<T>, StoreError> {
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.query_row(params, read).optional())
-        .map_err(corrupt_or_unavailable("reading"))
+        .map_err(corrupt_or_unavailable(&place_of(sql)))
+}
+
+/// The table that a query reads first, to say where damage is.
+fn place_of(sql: &str) -> String {
+    let table = sql
+        .split("FROM ")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
+    format!("the table `{}`", table.unwrap_or_default())
 }
 
 fn parse<T: DeserializeOwned>(place: &str, body: &[u8]) -> Result<T, StoreError> {

@@ -11,13 +11,22 @@ pub(super) fn corrupt_or_unavailable(
     place: &str,
 ) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
     let place = place.to_owned();
-    move |error| match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => StoreError::Full,
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => StoreError::Corrupt {
-            place: place.clone(),
-            source: Box::new(error),
-        },
-        _ => StoreError::Unavailable(Box::new(error)),
+    move |error| {
+        // A value of another type than we write is damage, or somebody else's hand.
+        let is_odd_value = matches!(
+            error,
+            rusqlite::Error::InvalidColumnType(..)
+                | rusqlite::Error::FromSqlConversionFailure(..)
+                | rusqlite::Error::IntegralValueOutOfRange(..)
+        );
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => StoreError::Full,
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+                damaged(place.clone(), error)
+            }
+            _ if is_odd_value => damaged(place.clone(), error),
+            _ => StoreError::Unavailable(Box::new(error)),
+        }
     }
 }
 

@@ -541,7 +541,12 @@ fn write_shared(
     run(conn, sql, row).map(drop)
 }
 
-fn merged(write: &SharedWrite, old: Option<&[u8]>, new: &[u8]) -> Result<Vec<u8>, StoreError> {
+/// What a shared value becomes.
+pub(super) fn merged(
+    write: &SharedWrite,
+    old: Option<&[u8]>,
+    new: &[u8],
+) -> Result<Vec<u8>, StoreError> {
     let place = format!("shared key `{}`", write.key);
     let parse = |bytes: &[u8]| serde_json::from_slice(bytes);
     let new = parse(new).map_err(|error| StoreError::Unusable(format!("{place}: {error}")))?;

@@ -114,6 +114,7 @@ async fn paged(driver: &Driver, task: Option<TaskId>, limit: usize) -> Vec<Store
             return found;
         }
         found.extend(next);
+        assert!(found.len() < 1_000, "pages of {limit} never end");
     }
 }
 

@@ -69,6 +69,7 @@ pub(super) async fn sessions_are_listed_newest_first_in_pages(store: Arc<dyn Sto
                     break;
                 }
                 found.extend(page);
+                assert!(found.len() < 1_000, "pages of {limit} never end");
             }
             assert_eq!(ids(&found), expected, "pages of {limit}");
         }
@@ -204,6 +205,7 @@ pub(super) async fn open_holds_are_listed_oldest_first_in_pages(store: Arc<dyn S
                 break;
             }
             found.extend(page);
+            assert!(found.len() < 1_000, "pages of {limit} never end");
         }
         for summary in &mut found {
             summary.place = 0;

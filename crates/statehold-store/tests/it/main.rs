@@ -2,5 +2,6 @@
 
 #![cfg(feature = "suite")]
 
+mod check;
 mod memory;
 mod sqlite;

@@ -68,8 +68,8 @@ fn report(data: &Path, json: bool) -> anyhow::Result<ExitCode> {
 
 fn print(report: &CheckReport) {
     println!(
-        "{} sessions, {} records, {} payloads verified, {} erased",
-        report.sessions, report.records, report.payloads, report.erased
+        "{} sessions, {} records, {} payloads verified, {} erased, {} without a key",
+        report.sessions, report.records, report.payloads, report.erased, report.unverified
     );
     for problem in &report.problems {
         println!(

@@ -1,0 +1,428 @@
+//! The rows beside the log: links, waypoints, rewinds, names, shared values, private states. One pass
+//! over the log in the order in which it was written makes them all again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::Connection;
+use statehold_core::ids::TaskId;
+use statehold_core::record::{Event, Record};
+use statehold_core::scope::StateKey;
+use statehold_core::session::Owner;
+
+use super::super::log::{self, Link, LogRow, SessionRow, WAYPOINT_EVERY, pack_links};
+use super::super::sql::{corrupt_or_unavailable, from_sql, to_sql};
+use super::super::{read, write};
+use super::{CheckReport, Problem};
+use crate::codec;
+use crate::commit::SharedWrite;
+use crate::port::{SharedOwner, StoreError};
+
+/// Whose shared key it is, as the table names it.
+type SharedKey = (String, String, Vec<u8>, String);
+
+/// What the table must say about a shared key.
+#[derive(Debug, PartialEq, Eq)]
+struct Shared {
+    version: u64,
+    /// The value, or nothing if the key was removed.
+    value: Option<Vec<u8>>,
+}
+
+/// What one pass over the log has learned.
+#[derive(Default)]
+struct Pass {
+    sessions: BTreeMap<i64, SessionRow>,
+    last_rows: BTreeMap<i64, i64>,
+    items: BTreeMap<i64, u64>,
+    grown: BTreeMap<TaskId, i64>,
+    waypoints: BTreeSet<(i64, i64, i64, i64)>,
+    rewinds: BTreeSet<(i64, i64, i64, i64)>,
+    names: BTreeMap<i64, (Option<String>, Option<String>)>,
+    shared: BTreeMap<SharedKey, Shared>,
+    /// Shared keys that a payload was erased of, so that nobody can say what they must be.
+    unknown: BTreeSet<SharedKey>,
+    private: BTreeMap<TaskId, i64>,
+    problems: Vec<Problem>,
+}
+
+/// Compares every row beside the log with what the log says.
+pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
+    let mut pass = Pass::default();
+    let mut last = 0;
+    loop {
+        let ids = next_ids(conn, last)?;
+        let Some(newest) = ids.last() else { break };
+        last = *newest;
+        for id in ids {
+            let row = log::row(conn, id)?;
+            let record = row.record()?;
+            pass.learn(conn, &row, &record)?;
+        }
+    }
+    pass.compare_sets(conn)?;
+    pass.compare_names(conn)?;
+    pass.compare_shared(conn)?;
+    pass.compare_private(conn)?;
+    report.problems.append(&mut pass.problems);
+    Ok(())
+}
+
+fn next_ids(conn: &Connection, after: i64) -> Result<Vec<i64>, StoreError> {
+    conn.prepare_cached("SELECT id FROM log WHERE id > ?1 ORDER BY id LIMIT 1000")
+        .and_then(|mut statement| statement.query_map([after], |row| row.get(0))?.collect())
+        .map_err(corrupt_or_unavailable("the table `log`"))
+}
+
+impl Pass {
+    fn wrong(&mut self, place: impl Into<String>, what: &str) {
+        self.problems.push(Problem {
+            place: place.into(),
+            what: what.to_owned(),
+        });
+    }
+
+    fn learn(
+        &mut self,
+        conn: &Connection,
+        row: &LogRow,
+        record: &Record,
+    ) -> Result<(), StoreError> {
+        let content = &record.content;
+        let Some(session) = log::session_row(conn, content.session)? else {
+            self.wrong(format!("log row {}", row.id), "belongs to no session");
+            return Ok(());
+        };
+        let pk = session.pk;
+        if row.session != pk {
+            self.wrong(
+                format!("log row {}", row.id),
+                "is filed under another session",
+            );
+        }
+        let before = match self.last_rows.insert(pk, row.id) {
+            Some(before) => before,
+            None if session.origin == 0 => 0,
+            None => log::seek(conn, &session, session.origin_seq)?.id,
+        };
+        if row.prev != before {
+            self.wrong(
+                format!("log row {}", row.id),
+                "does not follow the record before it",
+            );
+        }
+        if pack_links(&self.links(conn, row, record, before)?) != row.links {
+            self.wrong(
+                format!("log row {}", row.id),
+                "has links that the log does not call for",
+            );
+        }
+        let items = self.count_items(conn, pk, record, before)?;
+        if content.seq.is_multiple_of(WAYPOINT_EVERY) {
+            self.waypoints
+                .insert((pk, to_sql(content.seq), to_sql(items), row.id));
+        }
+        self.sessions.insert(pk, session);
+        self.learn_events(conn, row, record, pk)
+    }
+
+    fn links(
+        &mut self,
+        conn: &Connection,
+        row: &LogRow,
+        record: &Record,
+        before: i64,
+    ) -> Result<Vec<Link>, StoreError> {
+        let mut links: Vec<Link> = Vec::new();
+        let mut renamed = Vec::new();
+        for event in &record.content.events {
+            match event {
+                Event::ItemsAppended { task, .. }
+                    if links.iter().all(|link| link.task != *task) =>
+                {
+                    let prev = self.grown.insert(*task, row.id).unwrap_or(0);
+                    links.push(Link {
+                        task: *task,
+                        prev,
+                        before: *task,
+                    });
+                }
+                Event::TaskRenamed { from, to } => {
+                    let prev = log::last_growth(conn, before, *from)?;
+                    self.grown.insert(*to, row.id);
+                    renamed.push(Link {
+                        task: *to,
+                        prev,
+                        before: *from,
+                    });
+                }
+                _ => {}
+            }
+        }
+        links.extend(renamed);
+        Ok(links)
+    }
+
+    /// How many items the session has after this record.
+    fn count_items(
+        &mut self,
+        conn: &Connection,
+        pk: i64,
+        record: &Record,
+        before: i64,
+    ) -> Result<u64, StoreError> {
+        let mut at = before;
+        let mut found = last_item(record);
+        if found.is_none() {
+            found = self.items.get(&pk).copied();
+        }
+        // Only the first records of a fork get here: they go on counting where the origin was.
+        while found.is_none() && at != 0 {
+            let row = log::row(conn, at)?;
+            found = last_item(&row.record()?);
+            at = row.prev;
+        }
+        let items = found.unwrap_or(0);
+        self.items.insert(pk, items);
+        Ok(items)
+    }
+
+    fn learn_events(
+        &mut self,
+        conn: &Connection,
+        row: &LogRow,
+        record: &Record,
+        pk: i64,
+    ) -> Result<(), StoreError> {
+        let (user, seq) = (self.sessions[&pk].user, record.content.seq);
+        let bodies = row.bodies(conn, user, record)?;
+        let mut index = 0;
+        for event in &record.content.events {
+            let own = &bodies[index..index + event.bodies().len()];
+            index += own.len();
+            match event {
+                Event::SessionCreated { name, labels, .. } => {
+                    let text = |body: &Option<Vec<u8>>| {
+                        body.as_ref()
+                            .map(|body| String::from_utf8_lossy(body).into_owned())
+                    };
+                    let mut own = own.iter().map(text);
+                    let name = name.and_then(|_| own.next()).flatten();
+                    let labels = labels.and_then(|_| own.next()).flatten();
+                    self.names.insert(pk, (name, labels));
+                }
+                Event::Rewound {
+                    items_kept,
+                    items_until,
+                    ..
+                } => {
+                    let range = (to_sql(*items_kept), to_sql(*items_until));
+                    self.rewinds.insert((pk, to_sql(seq), range.0, range.1));
+                }
+                Event::TaskStatePut { task, .. } => {
+                    self.private.insert(*task, row.id);
+                }
+                Event::TaskRenamed { from, to }
+                    if read::task_state_at(conn, user, row.prev, *from)?.is_some() =>
+                {
+                    self.private.insert(*to, row.id);
+                }
+                Event::SharedStatePut {
+                    key,
+                    merge,
+                    operand,
+                    expected,
+                    request,
+                } => {
+                    let write = SharedWrite {
+                        key: key.clone(),
+                        merge: *merge,
+                        operand: own.first().cloned().flatten(),
+                        expected: *expected,
+                        request: *request,
+                    };
+                    let is_erased = operand.is_some() && write.operand.is_none();
+                    self.learn_shared(conn, pk, &write, is_erased)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn learn_shared(
+        &mut self,
+        conn: &Connection,
+        pk: i64,
+        write: &SharedWrite,
+        is_erased: bool,
+    ) -> Result<(), StoreError> {
+        let Some(owner) = owner_of(conn, &self.sessions[&pk])? else {
+            return Ok(());
+        };
+        let key = shared_key(&owner, &write.key);
+        if is_erased {
+            self.unknown.insert(key);
+            return Ok(());
+        }
+        let old = self.shared.get(&key);
+        let (version, value) = old.map_or((0, None), |old| (old.version, old.value.as_deref()));
+        let merged = write
+            .operand
+            .as_ref()
+            .map(|new| write::merged(write, value, new));
+        match merged.transpose() {
+            Ok(None) if value.is_none() => {}
+            Ok(value) => {
+                self.shared.insert(
+                    key,
+                    Shared {
+                        version: version + 1,
+                        value,
+                    },
+                );
+            }
+            Err(_) => {
+                self.unknown.insert(key);
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_sets(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        let waypoints = quadruples(conn, "SELECT session, seq, items_until, log FROM waypoint")?;
+        if waypoints != self.waypoints {
+            self.wrong("the table `waypoint`", "is not what the log says");
+        }
+        let sql = "SELECT session, seq, items_kept, items_until FROM rewind";
+        if quadruples(conn, sql)? != self.rewinds {
+            self.wrong("the table `rewind`", "is not what the log says");
+        }
+        Ok(())
+    }
+
+    fn compare_names(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        for (pk, session) in self.sessions.clone() {
+            let kept: (Option<String>, Option<String>) = conn
+                .prepare_cached("SELECT name, labels FROM session WHERE pk = ?1")
+                .and_then(|mut statement| {
+                    statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?)))
+                })
+                .map_err(corrupt_or_unavailable("the table `session`"))?;
+            // A fork has neither: they belong to the one who named the origin.
+            if kept != self.names.remove(&pk).unwrap_or_default() {
+                let place = format!("session {}", session.id);
+                self.wrong(place, "has another name or other labels than the log says");
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_shared(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        let place = corrupt_or_unavailable("the table `shared`");
+        let mut statement = conn
+            .prepare("SELECT tenant, app, user, key, version, value FROM shared")
+            .map_err(&place)?;
+        let rows = statement.query_map([], |row| {
+            let key: SharedKey = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+            Ok((
+                key,
+                row.get::<_, i64>(4)?,
+                row.get::<_, Option<Vec<u8>>>(5)?,
+            ))
+        });
+        let rows: Vec<_> = rows.and_then(Iterator::collect).map_err(&place)?;
+        for (key, version, packed) in rows {
+            let expected = self.shared.remove(&key);
+            if self.unknown.contains(&key) {
+                continue;
+            }
+            let value = packed.map(|packed| codec::unpack(&packed)).transpose();
+            let found = value
+                .map(|value| Shared {
+                    version: from_sql(version),
+                    value,
+                })
+                .ok();
+            if found != expected {
+                self.wrong(
+                    format!("shared key `{}`", key.3),
+                    "is not what the log says",
+                );
+            }
+        }
+        let missing: Vec<String> = self.shared.keys().map(|key| key.3.clone()).collect();
+        for key in missing {
+            self.wrong(format!("shared key `{key}`"), "is missing");
+        }
+        Ok(())
+    }
+
+    fn compare_private(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        let place = corrupt_or_unavailable("the table `task_state`");
+        let found: i64 = conn
+            .query_row("SELECT count(*) FROM task_state", [], |row| row.get(0))
+            .map_err(&place)?;
+        if usize::try_from(found).ok() != Some(self.private.len()) {
+            self.wrong(
+                "the table `task_state`",
+                "has more or fewer rows than the log calls for",
+            );
+        }
+        for (task, written) in std::mem::take(&mut self.private) {
+            let record = log::row(conn, written)?.record()?;
+            let Some(session) = log::session_row(conn, record.content.session)? else {
+                continue;
+            };
+            let logged = read::task_state_at(conn, session.user, written, task)?;
+            if logged.is_some() && read::task_state(conn, task)? != logged {
+                self.wrong(
+                    format!("the private state of {task}"),
+                    "is not what the log says",
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn last_item(record: &Record) -> Option<u64> {
+    record
+        .content
+        .events
+        .iter()
+        .rev()
+        .find_map(|event| match event {
+            Event::ItemsAppended { items, .. } => items.last().map(|item| item.seq),
+            _ => None,
+        })
+}
+
+fn owner_of(conn: &Connection, session: &SessionRow) -> Result<Option<Owner>, StoreError> {
+    Ok(read::load(conn, session.id)?.and_then(|state| state.owner))
+}
+
+fn shared_key(owner: &Owner, key: &StateKey) -> SharedKey {
+    let shared = SharedOwner::of(owner, key.scope());
+    let user = shared
+        .user
+        .map(|user| user.as_uuid().as_bytes().to_vec())
+        .unwrap_or_default();
+    (
+        shared.tenant.to_string(),
+        shared.app.to_string(),
+        user,
+        key.to_string(),
+    )
+}
+
+fn quadruples(conn: &Connection, sql: &str) -> Result<BTreeSet<(i64, i64, i64, i64)>, StoreError> {
+    conn.prepare(sql)
+        .and_then(|mut statement| {
+            statement
+                .query_map([], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+                })?
+                .collect()
+        })
+        .map_err(corrupt_or_unavailable("the rows beside the log"))
+}
