@@ -77,7 +77,7 @@ pub enum Mutant {
     LostWake,
     /// A parent is not told that its last child ended.
     ForgetParent,
-    /// A fork loses the mapping of an inherited task.
+    /// A fork keeps what was in flight in its origin.
     ForkKeepsLive,
 }
 

@@ -182,8 +182,8 @@ mod tests {
             b"short".to_vec(),
             b"again and ".repeat(200),
             Vec::new(),
-            (0..1000u32)
-                .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+            (0..1000_u32)
+                .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
                 .collect(),
         ]
     }

@@ -8,6 +8,7 @@
 
 mod explore;
 mod scope;
+mod situations;
 mod world;
 
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use statehold_core::invariant::Invariant;
 use statehold_core::mutant::{self, Mutant};
 use stateright::{Model, Property};
 
-pub use explore::{Report, explore};
+pub use explore::{Caught, Report, explore, hunt};
 pub use scope::Scope;
 pub use world::{Action, World};
 
@@ -95,7 +96,7 @@ impl Model for CoreModel {
                 )*]
             };
         }
-        twins! {
+        let mut properties = twins! {
             SingleDecision "a hold is decided",
             DecisionIdempotence "a decision comes again",
             AtMostOnceRelease "an action is released",
@@ -124,6 +125,8 @@ impl Model for CoreModel {
             ScopeLifetime "a state key is written or refused",
             RefusalIsClean "a command is refused",
             Progress "a request waits for something",
-        }
+        };
+        properties.extend(situations::all());
+        properties
     }
 }

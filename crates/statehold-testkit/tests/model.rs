@@ -6,7 +6,7 @@ use statehold_testkit::model::{Scope, explore};
 
 #[test]
 fn every_promise_holds_in_every_reachable_state() {
-    let limit = Duration::from_secs(600);
+    let limit = Duration::from_mins(10);
     let report = explore(Scope::small(), limit, |line| println!("{line}"));
     println!(
         "{:>10} states {:>11} transitions in all",
@@ -15,7 +15,7 @@ fn every_promise_holds_in_every_reachable_state() {
     assert!(report.broken.is_empty(), "broken: {:#?}", report.broken);
     assert!(
         report.vacuous.is_empty(),
-        "never exercised: {:?}",
+        "never happened: {:?}",
         report.vacuous
     );
     assert!(
@@ -24,7 +24,7 @@ fn every_promise_holds_in_every_reachable_state() {
         report.cut_short
     );
     assert!(
-        report.states >= 200_000,
+        report.states >= 250_000,
         "only {} distinct states; widen a scope",
         report.states
     );

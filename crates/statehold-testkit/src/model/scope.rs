@@ -9,6 +9,7 @@ use super::world::{Action, Ask, Person, Probe, World};
 
 /// A budget for each costly thing, and the choices on offer.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Scope {
     /// What the scope is for.
     pub name: &'static str,
@@ -80,107 +81,117 @@ const EMPTY: Scope = Scope {
     ends_tasks: false,
 };
 
+/// The largest first, so that none is left alone at the end.
+const SMALL: [Scope; 6] = [
+    Scope {
+        name: "two holds on one request, two approvers, a deadline",
+        holds: 2,
+        asks: &[
+            Ask::TwoApprovals,
+            Ask::Approval,
+            Ask::ApprovalOrFail,
+            Ask::Question,
+        ],
+        people: &[
+            Person::Approver(1),
+            Person::AgainApprover(1),
+            Person::Approver(2),
+            Person::Owner,
+            Person::Opener,
+        ],
+        decisions: &[Approve, Reject, Edit, Respond],
+        ticks: 1,
+        steps_back: 1,
+        ..EMPTY
+    },
+    Scope {
+        name: "calls of unknown outcome after a lost worker",
+        holds: 1,
+        asks: &[Ask::Approval],
+        people: &[Person::Approver(1), Person::Opener],
+        decisions: &[Approve, Reject, Respond],
+        calls: 1,
+        claims: 3,
+        workers: 2,
+        ticks: 2,
+        steps_back: 1,
+        writes: 1,
+        ..EMPTY
+    },
+    Scope {
+        name: "cascade: depth 3 and a sibling, two holds",
+        spawns: 3,
+        depth: 2,
+        agents: &["a"],
+        holds: 2,
+        asks: &[Ask::Approval],
+        people: &[Person::Approver(1)],
+        decisions: &[Approve, Dismiss],
+        results: false,
+        ends: 1,
+        ends_tasks: true,
+        ..EMPTY
+    },
+    Scope {
+        name: "crashes with a disk that lags behind",
+        spawns: 1,
+        depth: 1,
+        agents: &["a"],
+        holds: 1,
+        asks: &[Ask::TwoApprovals, Ask::Approval],
+        people: &[Person::Approver(1), Person::Approver(2)],
+        decisions: &[Approve, Reject],
+        results: false,
+        ticks: 1,
+        crashes: 1,
+        pipelined: true,
+        ends: 1,
+        ..EMPTY
+    },
+    Scope {
+        name: "a hold below a reused child task",
+        starts: 2,
+        spawns: 2,
+        depth: 1,
+        agents: &["a"],
+        holds: 1,
+        asks: &[Ask::Approval],
+        people: &[Person::Approver(1)],
+        decisions: &[Approve, Dismiss],
+        results: false,
+        claims: 2,
+        ends: 2,
+        ..EMPTY
+    },
+    Scope {
+        name: "lost leases of a parent and a child that is held",
+        spawns: 1,
+        depth: 1,
+        agents: &["a"],
+        leased_spawns: false,
+        holds: 1,
+        asks: &[Ask::Question],
+        people: &[Person::Owner],
+        decisions: &[Respond, Reject],
+        claims: 4,
+        workers: 2,
+        ticks: 2,
+        steps_back: 1,
+        ends: 1,
+        ..EMPTY
+    },
+];
+
+impl Default for Scope {
+    fn default() -> Self {
+        EMPTY
+    }
+}
+
 impl Scope {
     /// The worlds of the test command.
     pub fn small() -> Vec<Self> {
-        vec![
-            Self {
-                name: "cascade: depth 3 and a sibling, two holds",
-                spawns: 3,
-                depth: 2,
-                agents: &["a"],
-                holds: 2,
-                asks: &[Ask::Approval],
-                people: &[Person::Approver(1)],
-                decisions: &[Approve, Dismiss],
-                results: false,
-                ends: 1,
-                ends_tasks: true,
-                ..EMPTY
-            },
-            Self {
-                name: "two holds on one request, two approvers, a deadline",
-                holds: 2,
-                asks: &[
-                    Ask::TwoApprovals,
-                    Ask::Approval,
-                    Ask::ApprovalOrFail,
-                    Ask::Question,
-                ],
-                people: &[
-                    Person::Approver(1),
-                    Person::AgainApprover(1),
-                    Person::Approver(2),
-                    Person::Owner,
-                    Person::Opener,
-                ],
-                decisions: &[Approve, Reject, Edit, Respond],
-                ticks: 1,
-                steps_back: 1,
-                ends: 0,
-                ..EMPTY
-            },
-            Self {
-                name: "a hold below a reused child task",
-                starts: 2,
-                spawns: 2,
-                depth: 1,
-                agents: &["a"],
-                holds: 1,
-                asks: &[Ask::Approval],
-                people: &[Person::Approver(1)],
-                decisions: &[Approve, Dismiss],
-                results: false,
-                claims: 2,
-                ends: 2,
-                ..EMPTY
-            },
-            Self {
-                name: "lost leases of a parent and a child that is held",
-                spawns: 1,
-                depth: 1,
-                agents: &["a"],
-                leased_spawns: false,
-                holds: 1,
-                asks: &[Ask::Question],
-                people: &[Person::Owner],
-                decisions: &[Respond, Reject],
-                claims: 4,
-                workers: 2,
-                ticks: 2,
-                ends: 1,
-                ..EMPTY
-            },
-            Self {
-                name: "calls of unknown outcome after a lost worker",
-                holds: 1,
-                asks: &[Ask::Approval],
-                people: &[Person::Approver(1), Person::Opener],
-                decisions: &[Approve, Reject, Respond],
-                calls: 1,
-                claims: 3,
-                workers: 2,
-                ticks: 2,
-                steps_back: 1,
-                writes: 1,
-                ..EMPTY
-            },
-            Self {
-                name: "crashes with a disk that lags behind",
-                spawns: 1,
-                depth: 1,
-                agents: &["a"],
-                holds: 1,
-                asks: &[Ask::TwoApprovals],
-                people: &[Person::Approver(1), Person::Approver(2)],
-                decisions: &[Approve, Reject],
-                results: false,
-                crashes: 1,
-                pipelined: true,
-                ends: 1,
-                ..EMPTY
-            },
-        ]
+        SMALL.to_vec()
     }
 
     /// The same worlds, larger. Millions of states.

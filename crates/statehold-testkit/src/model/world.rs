@@ -1,7 +1,7 @@
 //! The state of a modelled world, and what one action does to it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use statehold_core::apply::apply;
@@ -37,7 +37,7 @@ pub struct World {
     /// The folded state.
     pub core: SessionState,
     /// What the records say, gathered independently.
-    pub facts: Facts,
+    pub facts: Arc<Facts>,
     /// Holds that were decided, as the store would load them. A function of the log.
     pub decided: Arc<BTreeMap<HoldId, DecidedHold>>,
     /// The records. One path to this world; not part of its identity.
@@ -48,6 +48,8 @@ pub struct World {
     pub grace: u8,
     /// The last revision that is on disk.
     pub durable: u64,
+    /// A digest of what is on disk, where that differs from what was decided.
+    pub on_disk: u64,
     /// The last revision that somebody was told about.
     pub acknowledged: u64,
     /// What was spent of the budget.
@@ -72,22 +74,36 @@ pub struct Spent {
 
 impl World {
     /// Two worlds are the same if they behave the same: where they are in the log does not matter,
-    /// only how far disk and acknowledgements are behind.
+    /// only what is on disk and how far acknowledgements are behind.
     fn identity(&self) -> impl Hash + PartialEq + '_ {
         let core = &self.core;
         (
-            (&core.tasks, &core.requests, &core.holds, &self.facts),
-            (
-                core.closed,
-                core.last_at,
-                core.keys.len(),
-                core.items_appended,
-            ),
+            self.content(),
             (self.wall, self.grace, self.spent, self.broken),
-            (
-                core.revision - self.durable,
-                core.revision - self.acknowledged,
-            ),
+            (core.revision - self.durable, self.on_disk),
+            core.revision - self.acknowledged,
+        )
+    }
+
+    /// What the records say, without their numbers.
+    fn content(&self) -> impl Hash + PartialEq + '_ {
+        let (core, facts) = (&self.core, &*self.facts);
+        let tasks = core.tasks.values().map(|task| {
+            let above = (task.parent, &task.agent, task.close_on);
+            (task.id, above, task.status, task.live, task.last_outcome)
+        });
+        let holds = core.holds.values().map(|hold| {
+            let voters: Vec<_> = hold.votes.keys().collect();
+            (hold.id, hold.kind, hold.on_expiry, voters)
+        });
+        let keys = facts.keys.iter().map(|(key, (call, _))| (key, call));
+        (
+            (tasks.collect::<Vec<_>>(), &core.requests),
+            (holds.collect::<Vec<_>>(), &facts.holds),
+            (&facts.ended, &facts.closed, &facts.calls, &facts.children),
+            keys.collect::<Vec<_>>(),
+            (core.closed, core.last_at, core.items_appended),
+            core.keys.len(),
         )
     }
 }
@@ -213,19 +229,20 @@ impl World {
     pub fn new(model: &CoreModel) -> Self {
         let mut world = Self {
             core: SessionState::new(fixtures::session(1)),
-            facts: Facts::default(),
+            facts: Arc::default(),
             decided: Arc::default(),
             log: Arc::default(),
             wall: 0,
             grace: 0,
             durable: 0,
+            on_disk: 0,
             acknowledged: 0,
             spent: Spent::default(),
             broken: 0,
         };
         let ctx = world.context(fixtures::client());
         model.deliver(&mut world, &fixtures::create_session(), &ctx);
-        world.sync();
+        world.sync(model);
         world
     }
 
@@ -276,9 +293,10 @@ impl World {
         };
         findings.add(judge_all(&self.facts, &Observation::Record(seen)));
         self.remember_decided(&before, record);
-        self.facts.absorb(record);
+        let facts = Arc::make_mut(&mut self.facts);
+        facts.absorb(record);
         if let Some(key) = ctx.key {
-            self.facts.absorb_key(key, record.content.seq);
+            facts.absorb_key(key, record.content.seq);
         }
         Arc::make_mut(&mut self.log).push(record.clone());
         if mutant::is_on(Mutant::AckEarly) {
@@ -327,7 +345,12 @@ impl World {
         }
     }
 
-    fn sync(&mut self) {
+    fn sync(&mut self, model: &CoreModel) {
+        if model.scope.pipelined {
+            let mut hasher = DefaultHasher::new();
+            self.content().hash(&mut hasher);
+            self.on_disk = hasher.finish();
+        }
         self.durable = self.core.revision;
         self.acknowledged = self.core.revision;
     }
@@ -462,12 +485,12 @@ impl World {
             Action::StepBack => {
                 self.wall -= 1;
             }
-            Action::Sync => self.sync(),
+            Action::Sync => self.sync(model),
             Action::Crash { keeps_tail } => self.crash(model, keeps_tail),
             Action::Probe(probe) => self.probe(model, probe),
         }
         if !model.scope.pipelined {
-            self.sync();
+            self.sync(model);
         }
     }
 
@@ -623,12 +646,12 @@ impl World {
             .fetch_or(found.exercised, std::sync::atomic::Ordering::Relaxed);
         self.broken |= found.broken;
         self.core = recovered;
-        self.facts = facts;
+        self.facts = Arc::new(facts);
         self.decided = rebuilt.decided;
         self.log = Arc::new(survived);
         self.grace = self.wall + 1;
         if self.broken == 0 {
-            self.sync();
+            self.sync(model);
         } else {
             self.durable = self.durable.min(self.core.revision);
             self.acknowledged = self.durable;

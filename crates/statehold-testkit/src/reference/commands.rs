@@ -362,6 +362,8 @@ impl World {
     }
 
     fn claim(&mut self, id: RequestId, ttl_ms: u64, ctx: &Context) -> Result<(), Rejection> {
+        // What is wrong with the call itself comes before what stands against it here.
+        check_ttl(ttl_ms)?;
         let request = self.live_named(id)?;
         let status = self.request_status(request);
         let is_lost = status == RequestStatus::Running && !self.has_live_lease(request, ctx);
@@ -388,7 +390,6 @@ impl World {
         if may_have_run.is_empty() {
             return self.grant(request, ttl_ms, ctx);
         }
-        check_ttl(ttl_ms)?;
         let lost = self.requests[request].leases.last();
         let worker = lost.map_or(ctx.actor.principal, |lease| lease.worker);
         for call in may_have_run {
