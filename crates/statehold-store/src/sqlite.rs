@@ -120,14 +120,9 @@ impl SqliteStore {
         let path = directory.join(FILE_NAME);
         let create = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let mut conn = schema::open(&path, create)?;
+        schema::require_usable(&conn, &path)?;
         schema::make_writer(&conn, options.sync)?;
         schema::migrate(&mut conn)?;
-        if schema::meta(&conn, "kind")? != "live" {
-            return Err(StoreError::Unusable(
-                "this is a backup; restore it into a data directory instead of opening it"
-                    .to_owned(),
-            ));
-        }
         sync_directory(directory)?;
         if let Some(pages) = options.pages_max {
             conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))

@@ -1,7 +1,9 @@
 //! Copying a store while it is in use, and making a store from a copy.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
@@ -14,13 +16,18 @@ use super::log::Uuid16;
 use super::sql::corrupt_or_unavailable;
 use super::{read, schema, write};
 use crate::commit::Commit;
+use crate::keys::sync_directory;
 use crate::port::StoreError;
 
 /// Copies the snapshot that `conn` sees to a new file, and marks it as a backup.
 pub(super) fn copy(conn: &Connection, to: &Path) -> Result<(), StoreError> {
     require_absent(to)?;
     let place = corrupt_or_unavailable("the backup");
-    let mut target = Connection::open(to).map_err(&place)?;
+    // Reading begins the snapshot; without one, each commit would make the copy begin again.
+    schema::meta(conn, "kind")?;
+    // Until it is marked, the copy looks like a store, so it has another name.
+    let part = part_of(to)?;
+    let mut target = Connection::open(&part).map_err(&place)?;
     {
         let backup = rusqlite::backup::Backup::new(conn, &mut target).map_err(&place)?;
         backup
@@ -33,7 +40,7 @@ pub(super) fn copy(conn: &Connection, to: &Path) -> Result<(), StoreError> {
         .and_then(|()| target.execute("UPDATE meta SET value = 'backup' WHERE key = 'kind'", []))
         .map_err(&place)?;
     drop(target);
-    sync(to)
+    finish(&part, to)
 }
 
 /// Makes the data file of an empty directory from a backup.
@@ -48,7 +55,9 @@ pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
                 .to_owned(),
         ));
     }
-    let mut target = Connection::open(to).map_err(&place)?;
+    // A restore that is cut short must not be in the way of the next.
+    let part = part_of(to)?;
+    let mut target = Connection::open(&part).map_err(&place)?;
     {
         let copy = rusqlite::backup::Backup::new(&source, &mut target).map_err(&place)?;
         copy.run_to_completion(1024, Duration::ZERO, None)
@@ -63,7 +72,7 @@ pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
     give_up_leases(&tx)?;
     tx.commit().map_err(&place)?;
     drop(target);
-    sync(to)
+    finish(&part, to)
 }
 
 /// Takes every running request from the worker that had it when the backup was made: that worker may
@@ -121,8 +130,27 @@ fn require_absent(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn sync(path: &Path) -> Result<(), StoreError> {
-    std::fs::File::open(path)
+/// The name of a file that is still being made, of which nothing is there yet.
+fn part_of(to: &Path) -> Result<PathBuf, StoreError> {
+    let mut part = to.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    match std::fs::remove_file(&part) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(unavailable(error)),
+        _ => Ok(part),
+    }
+}
+
+/// Gives a file that is done its name. After `Ok` both survive a loss of power.
+fn finish(part: &Path, to: &Path) -> Result<(), StoreError> {
+    File::open(part)
         .and_then(|file| file.sync_all())
-        .map_err(|error| StoreError::Unavailable(Box::new(error)))
+        .and_then(|()| std::fs::rename(part, to))
+        .map_err(unavailable)?;
+    let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty());
+    sync_directory(directory.unwrap_or(Path::new(".")))
+}
+
+fn unavailable(error: std::io::Error) -> StoreError {
+    StoreError::Unavailable(Box::new(error))
 }

@@ -5,6 +5,7 @@
 //! folding the log again.
 
 mod beside;
+mod columns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +23,7 @@ use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionState;
 
 use super::log::{self, SessionRow, Uuid16};
-use super::sql::corrupt_or_unavailable;
+use super::sql::{corrupt_or_unavailable, damaged};
 use super::{read, schema};
 use crate::keys::{KeyFile, KeyOwner};
 use crate::port::{StateValue, StoreError, StoredRecord};
@@ -63,36 +64,61 @@ pub(super) fn check(
 ) -> Result<CheckReport, StoreError> {
     let conn = schema::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     schema::require_ours(&conn)?;
+    schema::require_writable(&conn)?;
+    schema::require_length(&conn, path)?;
     let keys = directory
         .join(KeyFile::NAME)
         .is_file()
         .then(|| KeyFile::open(directory));
     let keys = keys.transpose()?;
     let mut report = CheckReport::default();
-    check_pages(&conn, &mut report)?;
+    match check_all(&conn, keys.as_ref(), &mut report, progress) {
+        // Damage is what a check is there to report.
+        Err(error @ StoreError::Corrupt { .. }) => report.problems.push(problem_of(&error)),
+        other => other?,
+    }
+    Ok(report)
+}
+
+fn check_all(
+    conn: &Connection,
+    keys: Option<&KeyFile>,
+    report: &mut CheckReport,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<(), StoreError> {
+    check_pages(conn, report)?;
     if !report.problems.is_empty() {
         // What lies on damaged pages cannot be judged any further.
-        return Ok(report);
+        return Ok(());
     }
-    let sessions = session_ids(&conn)?;
-    let mut rows = RowCounts::default();
+    check_meta(conn, report)?;
+    let sessions = session_ids(conn)?;
+    let mut rows = RowCounts::new();
     for (done, session) in sessions.iter().enumerate() {
         progress(done, sessions.len());
-        let checked = check_session(&conn, *session, keys.as_ref(), &mut report, &mut rows);
-        if let Err(error) = checked {
+        if let Err(error) = check_session(conn, *session, keys, report, &mut rows) {
             report.problems.push(problem_of(&error));
         }
         report.sessions += 1;
     }
     progress(sessions.len(), sessions.len());
-    rows.compare(&conn, &mut report)?;
+    rows.compare(conn, report)?;
     // On a damaged log this would only say the same things again.
-    if report.problems.is_empty()
-        && let Err(error) = beside::check(&conn, &mut report)
-    {
-        report.problems.push(problem_of(&error));
+    if report.problems.is_empty() {
+        beside::check(conn, report)?;
     }
-    Ok(report)
+    Ok(())
+}
+
+fn check_meta(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
+    let (kind, epoch) = (schema::meta(conn, "kind")?, schema::meta(conn, "epoch")?);
+    if kind != "live" || epoch.parse::<u64>().is_err() {
+        report.problems.push(Problem {
+            place: "the table `meta`".to_owned(),
+            what: format!("says kind {kind:?} and epoch {epoch:?}"),
+        });
+    }
+    Ok(())
 }
 
 fn problem_of(error: &StoreError) -> Problem {
@@ -137,12 +163,28 @@ fn session_ids(conn: &Connection) -> Result<Vec<SessionId>, StoreError> {
 }
 
 /// How many rows the logs call for, over all sessions; more in the file means rows out of nowhere.
-#[derive(Default)]
 struct RowCounts {
     expected: BTreeMap<&'static str, usize>,
 }
 
 impl RowCounts {
+    /// Without sessions there are no rows.
+    fn new() -> Self {
+        let tables = [
+            "session",
+            "log",
+            "open_task",
+            "closed_task",
+            "live_request",
+            "ended_request",
+            "open_hold",
+            "closed_hold",
+            "state",
+        ];
+        let expected = tables.map(|table| (table, 0)).into();
+        Self { expected }
+    }
+
     fn add(&mut self, table: &'static str, rows: usize) {
         *self.expected.entry(table).or_default() += rows;
     }
@@ -189,15 +231,20 @@ fn check_session(
             check_record(stored, state, &mut facts, report);
             check_payloads(stored, state, keys, report);
             // Records before a fork belong to the origin, and were counted there.
-            if stored.record.content.seq > row.origin_seq {
-                check_ended(conn, stored, state, report, rows)?;
+            let seq = stored.record.content.seq;
+            if seq > row.origin_seq {
+                check_ended(conn, row.pk, stored, state, report, rows)?;
                 report.records += 1;
+            }
+            if seq == row.origin_seq + 1 {
+                columns::compare_beginning(conn, &row, &stored.record, report)?;
             }
             apply(state, &stored.record);
         }
         first += PAGE;
     }
-    let Some(folded) = state else { return Ok(()) };
+    let folded = state.ok_or_else(|| damaged(format!("session {session}"), "it has no records"))?;
+    columns::compare_queues(conn, &folded, report)?;
     compare_projections(conn, &row, &folded, report, rows)
 }
 
@@ -272,6 +319,7 @@ fn check_payloads(
 /// Compares what a record ended with the rows kept for it.
 fn check_ended(
     conn: &Connection,
+    pk: i64,
     stored: &StoredRecord,
     before: &SessionState,
     report: &mut CheckReport,
@@ -311,6 +359,7 @@ fn check_ended(
             differs("closed hold", closed.hold.id.to_string());
         }
     }
+    columns::compare_ended(conn, pk, &changes, report)?;
     rows.add("ended_request", changes.ended_requests.len());
     rows.add("closed_task", changes.closed_tasks.len());
     rows.add("closed_hold", changes.closed_holds.len());

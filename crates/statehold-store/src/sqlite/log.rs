@@ -74,8 +74,12 @@ fn one_session(
         return Ok(None);
     };
     let id = SessionId::from_uuid(id);
-    let head = digest(&head)
-        .ok_or_else(|| damaged(format!("the row of session {id}"), "its head is not a hash"))?;
+    let place = || format!("the row of session {id}");
+    let head = digest(&head).ok_or_else(|| damaged(place(), "its head is not a hash"))?;
+    // Walks along origins end only because of this.
+    if origin >= pk {
+        return Err(damaged(place(), "it is older than its origin"));
+    }
     Ok(Some(SessionRow {
         pk,
         id,
@@ -125,8 +129,15 @@ impl LogRow {
         })
     }
 
-    fn place(&self) -> String {
+    pub(super) fn place(&self) -> String {
         format!("log row {} (record {})", self.id, self.seq)
+    }
+
+    /// Whether everything it names lies before it: walks backwards end only because of this.
+    fn is_after_its_links(&self) -> bool {
+        self.prev < self.id
+            && self.links.len().is_multiple_of(LINK_BYTES)
+            && parse_links(&self.links).all(|link| link.prev < self.id)
     }
 
     /// The record, which must be the one this row says.
@@ -223,10 +234,16 @@ fn parse_links(bytes: &[u8]) -> impl Iterator<Item = Link> + '_ {
 /// One row of the log, by its id.
 pub(super) fn row(conn: &Connection, id: i64) -> Result<LogRow, StoreError> {
     let sql = "SELECT id, session, seq, prev, links, record, bodies FROM log WHERE id = ?1";
-    conn.prepare_cached(sql)
+    let row = conn
+        .prepare_cached(sql)
         .and_then(|mut statement| statement.query_row([id], LogRow::read).optional())
         .map_err(corrupt_or_unavailable(&format!("log row {id}")))?
-        .ok_or_else(|| damaged(format!("log row {id}"), "the row is missing"))
+        .ok_or_else(|| damaged(format!("log row {id}"), "the row is missing"))?;
+    if row.is_after_its_links() {
+        Ok(row)
+    } else {
+        Err(damaged(row.place(), "it follows a row that came later"))
+    }
 }
 
 /// The newest log row at or before `from` that added to a task; 0 if there is none.
@@ -258,7 +275,7 @@ pub(super) fn seek(
     while row.seq > seq {
         row = self::row(conn, row.prev)?;
     }
-    if row.seq == seq {
+    if row.seq == seq && row.session == session.pk {
         Ok(row)
     } else {
         Err(damaged(

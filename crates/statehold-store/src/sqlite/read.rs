@@ -28,7 +28,7 @@ use crate::port::{
 };
 
 /// All rows of a query.
-fn all<T>(
+pub(super) fn all<T>(
     conn: &Connection,
     sql: &str,
     params: impl rusqlite::Params,
@@ -40,7 +40,7 @@ fn all<T>(
 }
 
 /// The first row of a query.
-fn first<T>(
+pub(super) fn first<T>(
     conn: &Connection,
     sql: &str,
     params: impl rusqlite::Params,
@@ -413,6 +413,9 @@ pub(super) fn state_at(
                     key: restored,
                     from,
                 } if restored == key => {
+                    if *from >= at.seq {
+                        return Err(damaged(at.place(), "it restores a value of the future"));
+                    }
                     return state_at(conn, session, key, *from);
                 }
                 _ => index += event.bodies().len(),

@@ -1,9 +1,9 @@
 //! Opening a file: is it ours, is it whole, is it of a version we know?
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, MAIN_DB, OpenFlags};
 use std::path::Path;
 
-use super::sql::corrupt_or_unavailable;
+use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use crate::port::StoreError;
 
 /// "SHLD" as a number: the application id in the file header.
@@ -77,8 +77,9 @@ pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreErro
     .map_err(&place)
 }
 
-/// Brings a file to the current layout: makes a new one, or applies what is missing.
-pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
+/// Lets in a file that nobody has written to, or the data file of a store up to this version; reads
+/// only, so that what is refused stays as it is.
+pub(super) fn require_usable(conn: &Connection, path: &Path) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
     let (application, version) = header(conn)?;
     let is_empty: bool = conn
@@ -87,8 +88,13 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
         })
         .map_err(&place)?;
     match (application, version) {
-        (0, 0) if is_empty => {}
+        (0, 0) if is_empty => return Ok(()),
         (APPLICATION_ID, 1..) => {}
+        (APPLICATION_ID, _) => {
+            return Err(StoreError::Unusable(format!(
+                "the file has layout {version}, which no version writes"
+            )));
+        }
         _ => return Err(not_ours(application)),
     }
     if version > LAYOUT_VERSION {
@@ -96,6 +102,56 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
             "the data was written by a newer version (layout {version}, this build knows {LAYOUT_VERSION})"
         )));
     }
+    if version == LAYOUT_VERSION {
+        require_known_schema(conn)?;
+    }
+    require_writable(conn)?;
+    require_length(conn, path)?;
+    match meta(conn, "kind")?.as_str() {
+        "live" => Ok(()),
+        "backup" => Err(StoreError::Unusable(
+            "this is a backup; restore it into a data directory instead of opening it".to_owned(),
+        )),
+        other => Err(damaged("the table `meta`", format!("it says {other:?}"))),
+    }
+}
+
+/// A file can say in its header that this engine must not write to it.
+pub(super) fn require_writable(conn: &Connection) -> Result<(), StoreError> {
+    let place = "the file header";
+    let is_readonly = conn.is_readonly(MAIN_DB);
+    if is_readonly.map_err(corrupt_or_unavailable(place))? {
+        return Err(damaged(place, "the file can only be read"));
+    }
+    Ok(())
+}
+
+/// Without a log beside it, a file is exactly as long as its pages; otherwise its end was cut off,
+/// or something else was put behind it.
+pub(super) fn require_length(conn: &Connection, path: &Path) -> Result<(), StoreError> {
+    let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    if length(Path::new(&log)) > 0 {
+        return Ok(());
+    }
+    let pragma = |name: &str| conn.query_row(&format!("PRAGMA {name}"), [], |row| row.get(0));
+    let place = corrupt_or_unavailable("the file header");
+    let pages: i64 = pragma("page_count").map_err(&place)?;
+    let page_size: i64 = pragma("page_size").map_err(&place)?;
+    let (found, expected) = (length(path), from_sql(pages.saturating_mul(page_size)));
+    if found == expected {
+        Ok(())
+    } else {
+        let what = format!("it has {found} bytes, and its pages have {expected}");
+        Err(damaged("the end of the file", what))
+    }
+}
+
+/// Brings a file to the current layout: makes a new one, or applies what is missing.
+pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
+    let place = corrupt_or_unavailable("the layout");
+    let (_, version) = header(conn)?;
     let done = usize::try_from(version).unwrap_or(0);
     if done < MIGRATIONS.len() {
         let tx = conn.transaction().map_err(&place)?;

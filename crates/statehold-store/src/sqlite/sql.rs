@@ -18,6 +18,8 @@ pub(super) fn corrupt_or_unavailable(
             rusqlite::Error::InvalidColumnType(..)
                 | rusqlite::Error::FromSqlConversionFailure(..)
                 | rusqlite::Error::IntegralValueOutOfRange(..)
+                | rusqlite::Error::QueryReturnedNoRows
+                | rusqlite::Error::Utf8Error(..)
         );
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => StoreError::Full,

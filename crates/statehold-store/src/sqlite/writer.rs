@@ -25,8 +25,9 @@ const GROUP_MAX: usize = 512;
 const CHECKPOINT_BYTES: usize = 2 * 1024 * 1024;
 
 type Reply = oneshot::Sender<Result<u64, StoreError>>;
-/// Runs on the writing connection, or learns that it has stopped, and answers by itself.
-type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) + Send>;
+/// Runs on the writing connection, or learns that it has stopped, and answers by itself. What it
+/// returns is a failure of the disk.
+type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) -> Result<(), StoreError> + Send>;
 
 enum Job {
     Commit(Box<Commit>, Reply),
@@ -75,8 +76,13 @@ impl Writer {
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         let task: Task = Box::new(move |conn| {
+            let (answer, failed) = match conn.and_then(task) {
+                Err(error @ StoreError::Unavailable(_)) => (Err(StoreError::Stopped), Err(error)),
+                other => (other, Ok(())),
+            };
             // The caller may have gone away; what it asked for is done all the same.
-            drop(reply.send(conn.and_then(task)));
+            drop(reply.send(answer));
+            failed
         });
         self.send(Job::Run(task))?;
         answer.await.unwrap_or(Err(StoreError::Stopped))
@@ -128,7 +134,9 @@ impl Group {
                         } else {
                             Ok(&mut self.conn)
                         };
-                        task(conn);
+                        if let Err(error) = task(conn) {
+                            self.stop(&error);
+                        }
                     }
                     Job::FoldLog(reply) => {
                         self.commit_group(&mut commits);
@@ -253,10 +261,21 @@ impl Group {
     }
 
     fn empty_log(&mut self) -> Result<(), StoreError> {
+        if self.stopped {
+            return Err(StoreError::Stopped);
+        }
         self.unfolded_bytes = 0;
-        self.conn
+        let folded = self
+            .conn
             .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-            .map_err(corrupt_or_unavailable("folding the log"))
+            .map_err(corrupt_or_unavailable("folding the log"));
+        match folded {
+            Ok(()) | Err(StoreError::Full) => folded,
+            Err(error) => {
+                self.stop(&error);
+                Err(StoreError::Stopped)
+            }
+        }
     }
 
     fn stop(&mut self, error: &StoreError) {

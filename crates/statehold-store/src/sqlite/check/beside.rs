@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
 use statehold_core::ids::TaskId;
-use statehold_core::record::{Event, Record};
+use statehold_core::record::{Event, Record, RecordContent};
 use statehold_core::scope::StateKey;
 use statehold_core::session::Owner;
 
-use super::super::log::{self, Link, LogRow, SessionRow, WAYPOINT_EVERY, pack_links};
+use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
 use super::super::sql::{corrupt_or_unavailable, from_sql, to_sql};
 use super::super::{read, write};
 use super::{CheckReport, Problem};
@@ -26,7 +26,11 @@ struct Shared {
     version: u64,
     /// The value, or nothing if the key was removed.
     value: Option<Vec<u8>>,
+    by: WrittenBy,
 }
+
+/// Session, revision, principal, time and request of the last write.
+type WrittenBy = (Vec<u8>, i64, String, i64, Option<Vec<u8>>);
 
 /// What one pass over the log has learned.
 #[derive(Default)]
@@ -60,6 +64,7 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
         }
     }
     pass.compare_sets(conn)?;
+    pass.compare_tails(conn)?;
     pass.compare_names(conn)?;
     pass.compare_shared(conn)?;
     pass.compare_private(conn)?;
@@ -241,7 +246,7 @@ impl Pass {
                         request: *request,
                     };
                     let is_erased = operand.is_some() && write.operand.is_none();
-                    self.learn_shared(conn, pk, &write, is_erased)?;
+                    self.learn_shared(conn, pk, &write, is_erased, &record.content)?;
                 }
                 _ => {}
             }
@@ -255,6 +260,7 @@ impl Pass {
         pk: i64,
         write: &SharedWrite,
         is_erased: bool,
+        content: &RecordContent,
     ) -> Result<(), StoreError> {
         let Some(owner) = owner_of(conn, &self.sessions[&pk])? else {
             return Ok(());
@@ -278,6 +284,7 @@ impl Pass {
                     Shared {
                         version: version + 1,
                         value,
+                        by: written_by(content, write),
                     },
                 );
             }
@@ -290,12 +297,30 @@ impl Pass {
 
     fn compare_sets(&mut self, conn: &Connection) -> Result<(), StoreError> {
         let waypoints = quadruples(conn, "SELECT session, seq, items_until, log FROM waypoint")?;
-        if waypoints != self.waypoints {
+        if !waypoints.iter().eq(&self.waypoints) {
             self.wrong("the table `waypoint`", "is not what the log says");
         }
         let sql = "SELECT session, seq, items_kept, items_until FROM rewind";
-        if quadruples(conn, sql)? != self.rewinds {
+        if !quadruples(conn, sql)?.iter().eq(&self.rewinds) {
             self.wrong("the table `rewind`", "is not what the log says");
+        }
+        Ok(())
+    }
+
+    /// Where reading the items of a task begins.
+    fn compare_tails(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        for table in ["open_task", "closed_task"] {
+            let sql = format!("SELECT id, last_log FROM {table}");
+            let tails = read::all(conn, &sql, [], |row| {
+                Ok((row.get::<_, Uuid16>(0)?.0, row.get::<_, i64>(1)?))
+            })?;
+            for (task, tail) in tails {
+                let task = TaskId::from_uuid(task);
+                if tail != self.grown.get(&task).copied().unwrap_or(0) {
+                    let place = format!("`{table}` {task}");
+                    self.wrong(place, "does not end where the log says");
+                }
+            }
         }
         Ok(())
     }
@@ -320,7 +345,10 @@ impl Pass {
     fn compare_shared(&mut self, conn: &Connection) -> Result<(), StoreError> {
         let place = corrupt_or_unavailable("the table `shared`");
         let mut statement = conn
-            .prepare("SELECT tenant, app, user, key, version, value FROM shared")
+            .prepare(
+                "SELECT tenant, app, user, key, version, value,
+                 session, revision, principal, at, request FROM shared",
+            )
             .map_err(&place)?;
         let rows = statement.query_map([], |row| {
             let key: SharedKey = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
@@ -328,10 +356,17 @@ impl Pass {
                 key,
                 row.get::<_, i64>(4)?,
                 row.get::<_, Option<Vec<u8>>>(5)?,
+                (
+                    row.get(6)?,
+                    row.get(7)?,
+                    row.get(8)?,
+                    row.get(9)?,
+                    row.get(10)?,
+                ),
             ))
         });
         let rows: Vec<_> = rows.and_then(Iterator::collect).map_err(&place)?;
-        for (key, version, packed) in rows {
+        for (key, version, packed, by) in rows {
             let expected = self.shared.remove(&key);
             if self.unknown.contains(&key) {
                 continue;
@@ -341,6 +376,7 @@ impl Pass {
                 .map(|value| Shared {
                     version: from_sql(version),
                     value,
+                    by,
                 })
                 .ok();
             if found != expected {
@@ -397,6 +433,16 @@ fn last_item(record: &Record) -> Option<u64> {
         })
 }
 
+fn written_by(content: &RecordContent, write: &SharedWrite) -> WrittenBy {
+    (
+        content.session.as_uuid().as_bytes().to_vec(),
+        to_sql(content.seq),
+        content.principal.to_string(),
+        content.at.as_micros(),
+        write.request.map(|id| id.as_uuid().as_bytes().to_vec()),
+    )
+}
+
 fn owner_of(conn: &Connection, session: &SessionRow) -> Result<Option<Owner>, StoreError> {
     Ok(read::load(conn, session.id)?.and_then(|state| state.owner))
 }
@@ -415,8 +461,9 @@ fn shared_key(owner: &Owner, key: &StateKey) -> SharedKey {
     )
 }
 
-fn quadruples(conn: &Connection, sql: &str) -> Result<BTreeSet<(i64, i64, i64, i64)>, StoreError> {
-    conn.prepare(sql)
+/// All rows of a query, in order: one that is there twice is there twice.
+fn quadruples(conn: &Connection, sql: &str) -> Result<Vec<(i64, i64, i64, i64)>, StoreError> {
+    conn.prepare(&format!("{sql} ORDER BY 1, 2, 3, 4"))
         .and_then(|mut statement| {
             statement
                 .query_map([], |row| {
