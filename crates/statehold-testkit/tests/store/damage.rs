@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_store::sqlite::{Problem, SqliteStore};
-use statehold_store::{Store, StoreError, codec};
+use statehold_store::{ItemQuery, Store, StoreError, codec};
 use statehold_testkit::workload::{Random, session_id};
 use tempfile::TempDir;
 
@@ -245,6 +245,37 @@ fn a_record_changed_alone_breaks_the_chain() {
         let report = check(whole.path()).expect("the file opens");
         let words = [format!("record {seq} of session {session}")];
         assert!(names(&report.problems, &words), "{:?}", report.problems);
+    }
+}
+
+#[test]
+fn a_row_that_follows_itself_or_a_stranger_ends_every_walk() {
+    let whole = Whole::new();
+    for (follows, session, seq) in [("id", 0_u32, 30), ("id + 1", 0, 30), ("5", 1, 6)] {
+        // Row 5 is record 5 of session 0; whoever asks for record 5 of session 1 must not get it.
+        whole.write(&whole.bytes);
+        let sql = format!("UPDATE log SET prev = {follows} WHERE session = ?1 AND seq = ?2");
+        let changed = whole.conn().execute(&sql, (session + 1, seq));
+        assert_eq!(changed.expect("a statement"), 1);
+        let session = session_id(RUN, session.into());
+        let store = open(whole.path());
+        let key = || "absent".parse().expect("a key");
+        let every = ItemQuery {
+            limit: 1_000,
+            ..ItemQuery::default()
+        };
+        let reads = [
+            wait(store.records(session, 0, 4)).map(drop),
+            wait(store.records(session, 0, 1_000)).map(drop),
+            wait(store.load_at(session, 3)).map(drop),
+            wait(store.state_at(session, key(), 4)).map(drop),
+        ];
+        for read in reads {
+            let refused = read.expect_err("the walk comes by there");
+            assert!(matches!(refused, StoreError::Corrupt { .. }), "{refused:?}");
+        }
+        // Items are read without the chain; it is enough that this ends.
+        drop(wait(store.items(session, every)));
     }
 }
 

@@ -360,8 +360,9 @@ impl Author {
     }
 }
 
-/// Something of everything: whole turns past a waypoint, pauses, a rewind, a fork with a turn of its
-/// own, a blob, compressed and plain payloads, shared keys, and requests that run, wait and are held.
+/// Something of everything: whole turns past a waypoint, pauses, a rewind, a fork with a turn of
+/// its own, a blob, compressed and plain payloads, shared keys, and requests that run, wait and are
+/// held.
 pub(crate) async fn fill(store: &SqliteStore) {
     let mut long = Author::begin(store, 0).await;
     for _ in 0..4 {

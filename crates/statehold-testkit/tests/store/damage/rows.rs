@@ -69,14 +69,18 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("UPDATE waypoint SET log = log - 1", &["table `waypoint`"]),
     ("UPDATE waypoint SET items_until = items_until + 1", &["table `waypoint`"]),
     ("UPDATE waypoint SET seq = 65", &["table `waypoint`"]),
-    ("INSERT INTO waypoint SELECT session, seq, items_until, log FROM waypoint", &["table `waypoint`"]),
+    (
+        "INSERT INTO waypoint SELECT session, seq, items_until, log FROM waypoint",
+        &["table `waypoint`"],
+    ),
     ("DELETE FROM rewind", &["table `rewind`"]),
     ("UPDATE rewind SET items_kept = items_kept + 1", &["table `rewind`"]),
     ("UPDATE rewind SET session = 1", &["table `rewind`"]),
     // What is open.
     (
         "UPDATE open_task SET body =
-         CAST(replace(CAST(body AS TEXT), '\"number\":1', '\"number\":9') AS BLOB) WHERE session = 4",
+         CAST(replace(CAST(body AS TEXT), '\"number\":1', '\"number\":9') AS BLOB)
+         WHERE session = 4",
         &["{3}"],
     ),
     ("UPDATE open_task SET body = x'7b7d' WHERE session = 4", &["open_task"]),
@@ -102,18 +106,37 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("DELETE FROM closed_task WHERE rowid = 1", &["closed task tsk_"]),
     ("UPDATE closed_task SET last_log = 1 WHERE rowid = 1", &["`closed_task` tsk_"]),
     ("DELETE FROM closed_hold", &["closed hold hld_"]),
-    ("INSERT INTO closed_hold SELECT zeroblob(16), session, body FROM closed_hold", &["closed_hold"]),
+    (
+        "INSERT INTO closed_hold SELECT zeroblob(16), session, body FROM closed_hold",
+        &["closed_hold"],
+    ),
     ("UPDATE closed_hold SET session = 2", &["closed_hold"]),
     // Values.
-    ("UPDATE state SET value = (SELECT value FROM state WHERE key = 'step') WHERE key = 'lap'", &["`lap` of session {0}"]),
+    (
+        "UPDATE state SET value = (SELECT value FROM state WHERE key = 'step') WHERE key = 'lap'",
+        &["`lap` of session {0}"],
+    ),
     ("UPDATE state SET version = version - 1 WHERE key = 'lap'", &["{0}"]),
     ("DELETE FROM state WHERE key = 'lap'", &["{0}"]),
-    ("INSERT INTO state SELECT session, 'more', version, value FROM state WHERE key = 'lap'", &["{0}"]),
-    ("INSERT INTO state SELECT 99, key, version, value FROM state WHERE key = 'lap'", &["table `state`"]),
-    ("UPDATE task_state SET value = (SELECT value FROM state WHERE key = 'lap')", &["the private state of tsk_"]),
+    (
+        "INSERT INTO state SELECT session, 'more', version, value FROM state WHERE key = 'lap'",
+        &["{0}"],
+    ),
+    (
+        "INSERT INTO state SELECT 99, key, version, value FROM state WHERE key = 'lap'",
+        &["table `state`"],
+    ),
+    (
+        "UPDATE task_state SET value = (SELECT value FROM state WHERE key = 'lap')",
+        &["the private state of tsk_"],
+    ),
     ("DELETE FROM task_state", &["the private state of tsk_"]),
     ("INSERT INTO task_state SELECT zeroblob(16), value FROM task_state", &["task_state"]),
-    ("UPDATE shared SET value = (SELECT value FROM state WHERE key = 'lap') WHERE key = 'app:count'", &["app:count"]),
+    (
+        "UPDATE shared SET value = (SELECT value FROM state WHERE key = 'lap')
+         WHERE key = 'app:count'",
+        &["app:count"],
+    ),
     ("UPDATE shared SET version = version + 1 WHERE key = 'app:count'", &["app:count"]),
     ("UPDATE shared SET revision = 1 WHERE key = 'user:theme'", &["user:theme"]),
     ("UPDATE shared SET value = NULL WHERE key = 'user:theme'", &["user:theme"]),
@@ -123,7 +146,10 @@ const CHANGES: &[(&str, &[&str])] = &[
          principal, at, request FROM shared WHERE key = 'app:count'",
         &["app:more"],
     ),
-    ("UPDATE blob SET data = (SELECT value FROM state WHERE key = 'lap')", &["record 3 of session {3}"]),
+    (
+        "UPDATE blob SET data = (SELECT value FROM state WHERE key = 'lap')",
+        &["record 3 of session {3}"],
+    ),
     ("DELETE FROM blob", &["record 3"]),
     // About the file.
     ("UPDATE meta SET value = 'lost' WHERE key = 'kind'", &["`meta`"]),

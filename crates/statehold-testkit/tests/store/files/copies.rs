@@ -105,7 +105,7 @@ fn a_backup_of_a_busy_store_ends_and_is_a_whole_prefix() {
         .worker_threads(2)
         .build()
         .expect("a runtime");
-    // More than is copied in one go.
+    // More than is copied in one go: a copy without a snapshot would begin again at each commit.
     let mut large = wait(Author::begin(&store, WRITERS));
     for n in 0..100 {
         let text = large.client.random.text(70_000);
