@@ -180,7 +180,6 @@ impl SqliteStore {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<CheckReport, StoreError> {
         schema::require_engine()?;
-        let _lock = take_lock(directory)?;
         let path = directory.join(FILE_NAME);
         if !path.is_file() {
             return Err(StoreError::Unusable(format!(
@@ -188,6 +187,7 @@ impl SqliteStore {
                 directory.display()
             )));
         }
+        let _lock = take_lock(directory)?;
         check::check(&path, directory, progress)
     }
 

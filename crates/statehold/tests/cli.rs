@@ -1,0 +1,90 @@
+//! What the command line says, and with which code it ends.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Runs the program and returns its exit code and everything it said.
+fn run(args: &[&str]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_statehold"))
+        .args(args)
+        .output();
+    let output = output.expect("the program starts");
+    let said = [output.stdout, output.stderr].concat();
+    let code = output.status.code().expect("it ends by itself");
+    (code, String::from_utf8(said).expect("it speaks UTF-8"))
+}
+
+#[track_caller]
+fn check(args: &[&str], code: i32, says: &[&str]) {
+    let (found, said) = run(args);
+    assert_eq!(found, code, "{args:?} said: {said}");
+    for words in says {
+        assert!(
+            said.contains(words),
+            "{args:?} does not say {words:?} but: {said}"
+        );
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+#[test]
+fn the_demo_pauses_decides_once_and_is_what_its_log_says() {
+    let paused = "T1 coordinator               paused    waits for R2.h1";
+    let says = [
+        paused,
+        "second click: hold",
+        "was already decided",
+        "✓ everything is what the log says",
+    ];
+    check(&["check", "--demo"], 0, &says);
+}
+
+#[test]
+fn wrong_calls_say_what_to_do() {
+    check(&["check"], 2, &["--data", "--demo"]);
+    check(
+        &["check", "--data", "no such place"],
+        1,
+        &["there is no data in", "--data"],
+    );
+    check(
+        &["check", "--data", "x", "--print-chain", "ses_1"],
+        2,
+        &["32 lower-case hexadecimal"],
+    );
+    check(
+        &["backup", "--data", "no such place", "x"],
+        1,
+        &["there is no data in", "--data"],
+    );
+}
+
+#[test]
+fn damage_ends_with_code_ten_and_a_place() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = text(directory.path());
+    let options = statehold_store::sqlite::SqliteOptions::default();
+    let store = statehold_store::sqlite::SqliteStore::open(directory.path(), options);
+    drop(store.expect("a new store opens"));
+    check(&["check", "--data", data], 0, &["0 sessions", "✓"]);
+    let copy = directory.path().join("copy.db");
+    check(
+        &["backup", "--data", data, text(&copy)],
+        0,
+        &["copy.db", "user-keys"],
+    );
+    check(
+        &["backup", "--data", data, text(&copy)],
+        1,
+        &["exists already"],
+    );
+    let file = directory.path().join(statehold_store::sqlite::FILE_NAME);
+    let bytes = std::fs::read(&file).expect("one tidy file");
+    // The second page holds the first table; whatever it is overwritten with, it is damage.
+    let damaged = [&bytes[..4096], &[0xff; 4096][..], &bytes[8192..]].concat();
+    std::fs::write(&file, damaged).expect("the file is overwritten");
+    check(&["check", "--data", data], 10, &["✗"]);
+}
