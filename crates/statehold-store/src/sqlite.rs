@@ -11,6 +11,7 @@ mod read;
 mod readers;
 mod schema;
 mod sql;
+mod wal;
 mod write;
 mod writer;
 
@@ -118,6 +119,7 @@ impl SqliteStore {
             .map_err(|error| StoreError::Unavailable(Box::new(error)))?;
         let lock = take_lock(directory)?;
         let path = directory.join(FILE_NAME);
+        wal::require_no_gap(&path)?;
         let create = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let mut conn = schema::open(&path, create)?;
         schema::require_usable(&conn, &path)?;
@@ -188,6 +190,7 @@ impl SqliteStore {
             )));
         }
         let _lock = take_lock(directory)?;
+        wal::require_no_gap(&path)?;
         check::check(&path, directory, progress)
     }
 

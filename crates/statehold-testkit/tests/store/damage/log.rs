@@ -9,6 +9,7 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
+use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_store::{Store, StoredRecord};
 use statehold_testkit::workload::session_id;
 use uuid::Uuid;
@@ -225,18 +226,34 @@ fn a_bit_flipped_in_the_log_cuts_it_there() {
 }
 
 #[test]
-fn a_store_opens_on_what_a_flipped_bit_leaves() {
+fn a_store_cuts_a_damaged_tail_and_refuses_damage_before_it() {
     let unclosed = Unclosed::new();
-    let all = unclosed.log.len();
-    let places = (0..all)
-        .step_by(7_919)
-        .chain((all - 2 * FRAME..all).step_by(101));
-    let places: Vec<usize> = places.collect();
+    let (all, last) = (unclosed.log.len(), unclosed.commits.len() - 2);
+    let headers = [0, 5, 17, 25, 30];
+    let places = headers.into_iter().chain((40..all).step_by(2_003));
+    let places: Vec<usize> = places.chain((all - 2 * FRAME..all).step_by(101)).collect();
+    let mut refused = 0;
     for at in &places {
         let directory = directory();
         let mask = 1 << (at % 8);
         unclosed.write(directory.path(), all, Some((*at, mask)));
-        unclosed.require_prefix(directory.path(), unclosed.whole_before(*at));
+        if unclosed.whole_before(*at) >= last {
+            unclosed.require_prefix(directory.path(), unclosed.whole_before(*at));
+            continue;
+        }
+        let opened = SqliteStore::open(directory.path(), SqliteOptions::default());
+        let error = opened
+            .expect_err("acknowledged commits would be dropped")
+            .to_string();
+        assert!(
+            error.contains("of the write-ahead log"),
+            "flipped at {at}: {error}"
+        );
+        refused += 1;
     }
-    println!("{} flips, each opened, read and checked", places.len());
+    println!(
+        "{} flips, {refused} of them refused with their place",
+        places.len()
+    );
+    assert!(refused > 100 && refused < places.len());
 }
