@@ -188,6 +188,18 @@ fn require_private(file: &File) -> Result<(), StoreError> {
     }
 }
 
+/// Makes a file that only its owner can read, if it is not there: hidden items lie in it as they are.
+pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
+    let mut options = OpenOptions::new();
+    options
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map(drop)
+        .map_err(unavailable)
+}
+
 /// Makes the names in a directory survive a loss of power.
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), StoreError> {
     File::open(directory)

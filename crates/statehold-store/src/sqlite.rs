@@ -33,7 +33,7 @@ use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
 use crate::commit::{Answer, Commit};
-use crate::keys::sync_directory;
+use crate::keys::{create_private, sync_directory};
 use crate::port::{
     Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner, SharedValue,
     StateValue, Store, StoreError, StoredItem, StoredRecord,
@@ -120,6 +120,8 @@ impl SqliteStore {
         let lock = take_lock(directory)?;
         let path = directory.join(FILE_NAME);
         wal::require_no_gap(&path)?;
+        // The engine gives the files beside it the same mode.
+        create_private(&path)?;
         let create = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let mut conn = schema::open(&path, create)?;
         schema::require_usable(&conn, &path)?;

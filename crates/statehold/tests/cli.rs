@@ -88,3 +88,31 @@ fn damage_ends_with_code_ten_and_a_place() {
     std::fs::write(&file, damaged).expect("the file is overwritten");
     check(&["check", "--data", data], 10, &["✗"]);
 }
+
+#[test]
+fn only_the_owner_can_read_data_and_backups() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = statehold_store::sqlite::SqliteOptions::default();
+    let store = statehold_store::sqlite::SqliteStore::open(directory.path(), options);
+    let store = store.expect("a new store opens");
+    let mut names = vec!["statehold.db", "statehold.db-wal", "statehold.db-shm"];
+    names.retain(|name| directory.path().join(name).exists());
+    assert_eq!(names.len(), 3, "the store is open");
+    let mode = |name: &str| {
+        let found = std::fs::metadata(directory.path().join(name)).expect("the file is there");
+        found.permissions().mode() & 0o777
+    };
+    assert_eq!(
+        names.iter().map(|name| mode(name)).collect::<Vec<_>>(),
+        [0o600; 3]
+    );
+    drop(store);
+    let copy = directory.path().join("copy.db");
+    check(
+        &["backup", "--data", text(directory.path()), text(&copy)],
+        0,
+        &["copy.db"],
+    );
+    assert_eq!(mode("copy.db"), 0o600);
+}

@@ -16,7 +16,7 @@ use super::log::Uuid16;
 use super::sql::corrupt_or_unavailable;
 use super::{read, schema, write};
 use crate::commit::Commit;
-use crate::keys::sync_directory;
+use crate::keys::{create_private, sync_directory};
 use crate::port::StoreError;
 
 /// Copies the snapshot that `conn` sees to a new file, and marks it as a backup.
@@ -27,6 +27,7 @@ pub(super) fn copy(conn: &Connection, to: &Path) -> Result<(), StoreError> {
     schema::meta(conn, "kind")?;
     // Until it is marked, the copy looks like a store, so it has another name.
     let part = part_of(to)?;
+    create_private(&part)?;
     let mut target = Connection::open(&part).map_err(&place)?;
     {
         let backup = rusqlite::backup::Backup::new(conn, &mut target).map_err(&place)?;
@@ -57,6 +58,7 @@ pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
     }
     // A restore that is cut short must not be in the way of the next.
     let part = part_of(to)?;
+    create_private(&part)?;
     let mut target = Connection::open(&part).map_err(&place)?;
     {
         let copy = rusqlite::backup::Backup::new(&source, &mut target).map_err(&place)?;
