@@ -11,8 +11,26 @@ use serde_json::Value;
 const DIRECTION: &[(&str, &[&str])] = &[
     ("statehold-core", &[]),
     ("statehold-store", &["statehold-core"]),
-    ("statehold", &["statehold-core", "statehold-store"]),
-    ("statehold-testkit", &["statehold-core", "statehold-store"]),
+    ("statehold-engine", &["statehold-core", "statehold-store"]),
+    ("statehold-server", &["statehold-core", "statehold-engine"]),
+    (
+        "statehold",
+        &[
+            "statehold-core",
+            "statehold-store",
+            "statehold-engine",
+            "statehold-server",
+        ],
+    ),
+    (
+        "statehold-testkit",
+        &[
+            "statehold-core",
+            "statehold-store",
+            "statehold-engine",
+            "statehold-server",
+        ],
+    ),
     ("xtask", &[]),
 ];
 
