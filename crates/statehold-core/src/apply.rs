@@ -7,10 +7,11 @@ use crate::hold::{Decision, Hold, HoldKind, HoldStatus, Vote};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::item::{CallMark, Item};
 use crate::principal::Principal;
-use crate::record::{Event, Record};
+use crate::record::{Change, ErasedPayloads, Event, Record};
 use crate::request::{CallState, Lease, LiveRequest, OpenCall, RequestStatus};
-use crate::session::SessionState;
+use crate::session::{SessionState, TimeToLive, TtlMode};
 use crate::task::{ParentLink, Task, TaskStatus};
+use crate::time::Timestamp;
 
 /// Folds one record into the state.
 pub fn apply(state: &mut SessionState, record: &Record) {
@@ -18,17 +19,47 @@ pub fn apply(state: &mut SessionState, record: &Record) {
     for event in &content.events {
         apply_event(state, event, content.seq, content.principal);
     }
+    state.expires_at = expiry(state, &content.events, content.at);
     state.session = content.session;
     state.revision = content.seq;
     state.last_at = content.at;
     state.head = record.hash;
 }
 
+/// When the session ends by itself, after a record of these events.
+fn expiry(state: &SessionState, events: &[Event], at: Timestamp) -> Option<Timestamp> {
+    let TimeToLive { mode, ms } = state.ttl?;
+    let is_set = events.iter().any(|event| {
+        matches!(
+            event,
+            Event::SessionCreated { .. } | Event::SessionPatched { ttl: Some(_), .. }
+        )
+    });
+    match mode {
+        TtlMode::Sliding => Some(at.plus_ms(ms)),
+        TtlMode::Fixed if is_set => Some(at.plus_ms(ms)),
+        TtlMode::Fixed => state.expires_at,
+    }
+}
+
 /// Folds one event of record `seq`, sent by `principal`.
 #[expect(clippy::too_many_lines, reason = "one arm per event, nothing else")]
 pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, principal: Principal) {
     match event {
-        Event::SessionCreated { owner, .. } => state.owner = Some(owner.clone()),
+        Event::SessionCreated { owner, ttl, .. } => {
+            state.owner = Some(owner.clone());
+            state.ttl = *ttl;
+        }
+        Event::SessionPatched { ttl, .. } => {
+            if let Some(ttl) = ttl {
+                state.ttl = Change::value(*ttl);
+            }
+        }
+        Event::PayloadsErased { payloads } => {
+            // What is gone cannot expire again.
+            state.ttl = None;
+            state.deleted |= *payloads == ErasedPayloads::All;
+        }
         Event::SessionClosed => state.closed = true,
         Event::SessionForked { session, .. } => {
             state.session = *session;
@@ -70,7 +101,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             task,
             parent,
         } => {
-            start_request(state, *request, *number, *task, *parent);
+            start_request(state, (*request, *number), *task, *parent, seq);
         }
         Event::RequestLeased {
             request,
@@ -183,10 +214,10 @@ fn start_released(live: &mut LiveRequest) {
 
 fn start_request(
     state: &mut SessionState,
-    request: RequestId,
-    number: u64,
+    (request, number): (RequestId, u64),
     task: TaskId,
     parent: Option<RequestId>,
+    started_by: u64,
 ) {
     state.requests_started = number;
     let mut depth = 0;
@@ -199,6 +230,7 @@ fn start_request(
     let started = LiveRequest {
         id: request,
         number,
+        started_by,
         task,
         parent,
         depth,

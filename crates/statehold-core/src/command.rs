@@ -8,10 +8,10 @@ use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::{Attachment, NewItem};
 use crate::name::Name;
 use crate::principal::Actor;
-use crate::record::{CommandName, Record};
+use crate::record::{Change, CommandName, Record};
 use crate::request::{RequestOutcome, RequestStatus};
 use crate::scope::{MergePolicy, StateKey};
-use crate::session::Owner;
+use crate::session::{Owner, TimeToLive};
 use crate::task::CloseOn;
 use crate::time::Timestamp;
 
@@ -28,12 +28,27 @@ pub enum Command {
         labels: Option<BodyRef>,
         /// Its first state.
         state: StatePatch,
+        /// How long it lives.
+        ttl: Option<TimeToLive>,
+    },
+    /// Change what a session is called, or how long it lives.
+    PatchSession {
+        /// All of its labels from now on.
+        labels: Option<BodyRef>,
+        /// Its name from now on.
+        name: Option<Change<BodyRef>>,
+        /// How long it lives from now on.
+        ttl: Option<Change<TimeToLive>>,
     },
     /// Take no more commands.
     CloseSession {
         /// Stop what still runs; otherwise live requests are a reason to refuse.
         cancel_live: bool,
     },
+    /// End a session whose time is over, and remove what clients do not see.
+    ExpireSession,
+    /// Remove every payload of a session. Its records stay.
+    DeleteSession,
     /// Invoke an agent. One call may carry a whole turn.
     StartRequest(StartRequest),
     /// Take a request that waits for a worker.
@@ -318,6 +333,15 @@ pub enum Rejection {
     /// The session takes no more commands.
     #[error("the session is closed; start a new one, or fork it")]
     SessionClosed,
+    /// The time of the session is over.
+    #[error("the session has expired; start a new one")]
+    SessionExpired,
+    /// The time of the session is not over.
+    #[error("the session has not expired")]
+    SessionNotExpired,
+    /// A patch that changes nothing.
+    #[error("name at least one thing to change")]
+    EmptyPatch,
     /// The session still has live requests.
     #[error("{live} requests are live; cancel them first, or close with `cancel_live`")]
     RequestsLive {
@@ -525,12 +549,60 @@ pub enum Rejection {
     },
 }
 
+/// Things that a command names. Those that are finished must be loaded for its context.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Named {
+    /// The hold it opens or decides.
+    pub hold: Option<HoldId>,
+    /// The request it is about, or that acts.
+    pub request: Option<RequestId>,
+    /// The task it is about.
+    pub task: Option<TaskId>,
+    /// The revision it goes back to.
+    pub past: Option<u64>,
+}
+
 impl Command {
+    /// What the command names.
+    pub fn named(&self) -> Named {
+        let mut named = Named::default();
+        match self {
+            Self::StartRequest(start) => {
+                named.request = start.parent.map(|by| by.request);
+                named.task = start.task;
+            }
+            Self::ClaimRequest { request, .. }
+            | Self::LapseLease { request }
+            | Self::CancelRequest { request } => named.request = Some(*request),
+            Self::AppendItems { by, .. }
+            | Self::CompleteRequest { by, .. }
+            | Self::FailRequest { by, .. } => named.request = Some(by.request),
+            Self::OpenHold { by, hold, .. } => {
+                named.request = Some(by.request);
+                named.hold = Some(hold.id);
+            }
+            Self::DecideHold { hold, .. } | Self::ExpireHold { hold } => named.hold = Some(*hold),
+            Self::CloseTask { task } | Self::CancelTask { task } => named.task = Some(*task),
+            Self::PutState { by, .. } => named.request = by.map(|by| by.request),
+            Self::Rewind { to } => named.past = Some(*to),
+            Self::CreateSession { .. }
+            | Self::PatchSession { .. }
+            | Self::CloseSession { .. }
+            | Self::ExpireSession
+            | Self::DeleteSession
+            | Self::Fork { .. } => {}
+        }
+        named
+    }
+
     /// The name that records carry.
     pub fn name(&self) -> CommandName {
         match self {
             Self::CreateSession { .. } => CommandName::CreateSession,
+            Self::PatchSession { .. } => CommandName::PatchSession,
             Self::CloseSession { .. } => CommandName::CloseSession,
+            Self::ExpireSession => CommandName::ExpireSession,
+            Self::DeleteSession => CommandName::DeleteSession,
             Self::StartRequest(_) => CommandName::StartRequest,
             Self::ClaimRequest { .. } => CommandName::ClaimRequest,
             Self::LapseLease { .. } => CommandName::LapseLease,

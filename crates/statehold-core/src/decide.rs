@@ -34,13 +34,27 @@ pub fn decide(
         if let Some(done) = replay(ctx)? {
             return Ok(done);
         }
+        if state.deleted {
+            return Err(Rejection::NotFound);
+        }
         // A closed session still answers for what was decided in it, and may be copied.
         let may_be_closed = matches!(
             command,
-            Command::CreateSession { .. } | Command::DecideHold { .. } | Command::Fork { .. }
+            Command::CreateSession { .. }
+                | Command::ExpireSession
+                | Command::DeleteSession
+                | Command::DecideHold { .. }
+                | Command::Fork { .. }
         );
         if state.closed && !may_be_closed {
             return Err(Rejection::SessionClosed);
+        }
+        // The deadline counts, not the moment at which somebody notices it.
+        let is_over = state
+            .expires_at
+            .is_some_and(|deadline| ctx.now.max(state.last_at) >= deadline);
+        if is_over && !state.closed && !may_be_closed {
+            return Err(Rejection::SessionExpired);
         }
     }
     let mut draft = Draft::new(state, ctx);
@@ -50,9 +64,15 @@ pub fn decide(
             name,
             labels,
             state,
+            ttl,
         } => {
-            session::create(&mut draft, owner, *name, *labels, state)?;
+            session::create(&mut draft, owner, *name, *labels, state, *ttl)?;
         }
+        Command::PatchSession { labels, name, ttl } => {
+            session::patch(&mut draft, *labels, *name, *ttl)?;
+        }
+        Command::ExpireSession => session::expire(&mut draft)?,
+        Command::DeleteSession => session::delete(&mut draft)?,
         Command::CloseSession { cancel_live } => session::close(&mut draft, *cancel_live)?,
         Command::StartRequest(start) => request::start(&mut draft, start)?,
         Command::ClaimRequest { request, ttl_ms } => {

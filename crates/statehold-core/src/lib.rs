@@ -24,5 +24,6 @@ pub mod request;
 pub mod scope;
 pub mod session;
 pub mod task;
+pub mod tenant;
 pub mod time;
 pub mod view;

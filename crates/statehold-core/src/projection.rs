@@ -34,6 +34,8 @@ pub struct EndedRequest {
     pub parent: Option<RequestId>,
     /// How it ended.
     pub outcome: RequestOutcome,
+    /// The record that started it.
+    pub started_by: u64,
     /// The record that ended it.
     pub ended_by: u64,
     /// When it ended.
@@ -113,6 +115,7 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
                         task: live.task,
                         parent: live.parent,
                         outcome: *outcome,
+                        started_by: live.started_by,
                         ended_by: content.seq,
                         ended_at: content.at,
                     });

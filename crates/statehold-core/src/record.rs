@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{BodyRef, Digest};
 use crate::hold::{DecideBy, Decision, DecisionKind, HoldKind, OnExpiry};
 use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
-use crate::item::Item;
+use crate::item::{Item, Visibility};
 use crate::name::Name;
 use crate::principal::Principal;
 use crate::request::{RequestOutcome, RequestStatus};
 use crate::scope::{MergePolicy, StateKey};
-use crate::session::Owner;
+use crate::session::{Owner, TimeToLive};
 use crate::task::{CloseOn, ParentLink, TaskStatus};
 use crate::time::Timestamp;
 
@@ -62,7 +62,10 @@ pub struct RecordContent {
 #[expect(missing_docs, reason = "each name is the command of that name")]
 pub enum CommandName {
     CreateSession,
+    PatchSession,
     CloseSession,
+    ExpireSession,
+    DeleteSession,
     StartRequest,
     ClaimRequest,
     LapseLease,
@@ -94,9 +97,29 @@ pub enum Event {
         name: Option<BodyRef>,
         /// Whose it is.
         owner: Owner,
+        /// How long it lives.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ttl: Option<TimeToLive>,
+    },
+    /// What a session is called, or how long it lives, changed.
+    SessionPatched {
+        /// All of its labels from now on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        labels: Option<BodyRef>,
+        /// Its name from now on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<Change<BodyRef>>,
+        /// How long it lives from now on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ttl: Option<Change<TimeToLive>>,
     },
     /// A session takes no more commands.
     SessionClosed,
+    /// Payloads of all records so far were removed. Their digests stay.
+    PayloadsErased {
+        /// Which payloads.
+        payloads: ErasedPayloads,
+    },
     /// A session began as a copy of another.
     SessionForked {
         /// The last revision both share.
@@ -311,6 +334,36 @@ pub enum Event {
     },
 }
 
+/// A new value, or none any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Change<T> {
+    /// This value.
+    Set(T),
+    /// None any more.
+    Clear,
+}
+
+impl<T> Change<T> {
+    /// The value, if there is one.
+    pub fn value(self) -> Option<T> {
+        match self {
+            Self::Set(value) => Some(value),
+            Self::Clear => None,
+        }
+    }
+}
+
+/// Which payloads are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErasedPayloads {
+    /// What clients do not see: hidden items, private state, holds, errors.
+    Hidden,
+    /// Everything.
+    All,
+}
+
 /// Why bytes are not a record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
@@ -386,11 +439,38 @@ impl Record {
 }
 
 impl Event {
+    /// Which of [`Event::bodies`] are removed, in the same order.
+    pub fn erased(&self, payloads: ErasedPayloads) -> Vec<bool> {
+        let count = self.bodies().len();
+        match (payloads, self) {
+            (ErasedPayloads::All, _)
+            | (
+                _,
+                Self::RequestEnded { .. }
+                | Self::HoldOpened { .. }
+                | Self::HoldDecided { .. }
+                | Self::TaskStatePut { .. },
+            ) => vec![true; count],
+            (ErasedPayloads::Hidden, Self::ItemsAppended { items, .. }) => items
+                .iter()
+                .flat_map(|item| {
+                    let is_hidden = item.visibility == Visibility::Hidden;
+                    std::iter::repeat_n(is_hidden, 1 + item.attachments.len())
+                })
+                .collect(),
+            (ErasedPayloads::Hidden, _) => vec![false; count],
+        }
+    }
+
     /// The payloads the event refers to, in the order a commit carries them.
     pub fn bodies(&self) -> Vec<BodyRef> {
         match self {
             Self::SessionCreated { name, labels, .. } => {
                 name.iter().chain(labels).copied().collect()
+            }
+            Self::SessionPatched { labels, name, .. } => {
+                let name = name.and_then(Change::value);
+                labels.iter().copied().chain(name).collect()
             }
             Self::RequestEnded { error, .. } => error.iter().copied().collect(),
             Self::ItemsAppended { items, .. } => items
@@ -405,6 +485,7 @@ impl Event {
             Self::StatePut { value, .. } | Self::TaskStatePut { value, .. } => vec![*value],
             Self::SharedStatePut { operand, .. } => operand.iter().copied().collect(),
             Self::SessionClosed
+            | Self::PayloadsErased { .. }
             | Self::SessionForked { .. }
             | Self::Rewound { .. }
             | Self::TaskOpened { .. }

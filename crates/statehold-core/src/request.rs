@@ -100,6 +100,8 @@ pub struct LiveRequest {
     pub id: RequestId,
     /// The n of the alias `Rn`.
     pub number: u64,
+    /// The record that started it.
+    pub started_by: u64,
     /// The task it belongs to.
     pub task: TaskId,
     /// The request that waits for it.

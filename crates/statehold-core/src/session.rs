@@ -46,6 +46,32 @@ pub enum SessionStatus {
     Closed,
 }
 
+/// How long a session lives when nobody ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimeToLive {
+    /// From when it counts.
+    pub mode: TtlMode,
+    /// How long, in milliseconds.
+    pub ms: u64,
+}
+
+/// From when a time to live counts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum TtlMode {
+    /// From the last commit: every use starts it again.
+    #[default]
+    Sliding,
+    /// From the commit that set it.
+    Fixed,
+}
+
+/// The agent of sessions that only carry writes of shared state. Lists leave them out.
+pub const STATE_KEEPER: &str = "statehold.state";
+
 /// What the next decision needs to know. The fold of the session's records.
 ///
 /// The maps are shared on clone and copied on the first write, so a draft of the next state is cheap.
@@ -64,6 +90,15 @@ pub struct SessionState {
     pub owner: Option<Owner>,
     /// Whether it takes no more commands.
     pub closed: bool,
+    /// Whether its payloads were removed for good; it answers like one that never was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleted: bool,
+    /// How long it lives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<TimeToLive>,
+    /// When that ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
     /// Tasks opened so far: the last alias `Tn`.
     pub tasks_opened: u64,
     /// Requests started so far: the last alias `Rn`.
@@ -90,6 +125,9 @@ impl SessionState {
             last_at: Timestamp::default(),
             owner: None,
             closed: false,
+            deleted: false,
+            ttl: None,
+            expires_at: None,
             tasks_opened: 0,
             requests_started: 0,
             items_appended: 0,

@@ -142,6 +142,33 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
     }
 }
 
+/// The same payloads, with those that `erased` marks replaced by the mark of one that is gone.
+///
+/// # Errors
+///
+/// If the bytes are damaged.
+pub fn erase_bodies(packed: &[u8], erased: &[bool]) -> Result<Vec<u8>, CodecError> {
+    let mut rest = packed;
+    let mut kept = Vec::with_capacity(packed.len());
+    for is_erased in erased {
+        let (head, tail) = rest.split_at_checked(6).ok_or(CodecError::Length)?;
+        let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
+        let (bytes, tail) = tail.split_at_checked(length).ok_or(CodecError::Length)?;
+        if *is_erased {
+            push_body(&mut kept, ERASED, &[]);
+        } else {
+            kept.extend_from_slice(head);
+            kept.extend_from_slice(bytes);
+        }
+        rest = tail;
+    }
+    if rest.is_empty() {
+        Ok(kept)
+    } else {
+        Err(CodecError::Length)
+    }
+}
+
 thread_local! {
     // A fresh context costs more than compressing a payload of a few kilobytes.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };

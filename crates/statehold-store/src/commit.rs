@@ -4,7 +4,7 @@ use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::projection::{Changes, changes};
-use statehold_core::record::{Event, Record};
+use statehold_core::record::{Change, ErasedPayloads, Event, Record};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
@@ -32,9 +32,11 @@ pub struct Commit {
 /// The payloads of a record, by what they are for.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Writes {
-    /// The name and the labels of a new session.
-    pub(crate) name: Option<String>,
-    pub(crate) labels: Option<String>,
+    /// What the session is called from now on.
+    pub(crate) name: Option<Change<String>>,
+    pub(crate) labels: Option<Change<String>>,
+    /// Payloads of all records so far that are to be removed.
+    pub(crate) erased: Option<ErasedPayloads>,
     pub(crate) state: Vec<StateWrite>,
     pub(crate) shared: Vec<SharedWrite>,
     pub(crate) task_states: Vec<(TaskId, Vec<u8>)>,
@@ -161,8 +163,24 @@ impl Writes {
                     let mut own = own
                         .into_iter()
                         .map(|text| String::from_utf8_lossy(&text).into_owned());
-                    writes.name = name.and_then(|_| own.next());
-                    writes.labels = labels.and_then(|_| own.next());
+                    writes.name = name.and_then(|_| own.next()).map(Change::Set);
+                    writes.labels = labels.and_then(|_| own.next()).map(Change::Set);
+                }
+                Event::SessionPatched { labels, name, .. } => {
+                    let mut own = own
+                        .into_iter()
+                        .map(|text| String::from_utf8_lossy(&text).into_owned());
+                    writes.labels = labels.and_then(|_| own.next()).map(Change::Set);
+                    writes.name = name.map(|name| match name {
+                        Change::Set(_) => own.next().map_or(Change::Clear, Change::Set),
+                        Change::Clear => Change::Clear,
+                    });
+                }
+                Event::PayloadsErased { payloads } => {
+                    writes.erased = Some(*payloads);
+                    if *payloads == ErasedPayloads::All {
+                        (writes.name, writes.labels) = (Some(Change::Clear), Some(Change::Clear));
+                    }
                 }
                 Event::SessionForked { origin, at, .. } => writes.fork = Some((*origin, *at)),
                 Event::ItemsAppended { task, .. } => writes.grown_tasks.push(*task),

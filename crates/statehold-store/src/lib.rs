@@ -15,6 +15,7 @@ pub mod suite;
 
 pub use commit::{Answer, BodyMismatch, Commit};
 pub use port::{
-    BoxError, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
+    ApiKey, BoxError, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord, TenantCommit,
 };

@@ -4,8 +4,10 @@
 //! log. That is slow for long sessions and easy to believe, which is what the other adapters are
 //! compared with. Nothing survives the process.
 
+mod erase;
 mod history;
 mod listing;
+mod tenant;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,16 +19,18 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
-use statehold_core::record::{Event, Record};
+use statehold_core::record::{Change, ErasedPayloads, Event, Record};
 use statehold_core::scope::{MergeError, MergePolicy, StateKey, merge};
 use statehold_core::session::SessionState;
+use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, Commit, SharedWrite};
 use crate::port::{
-    Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, Store, StoreError, StoredItem, StoredRecord,
+    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
+    StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -62,6 +66,15 @@ struct Tables {
     closed_holds: BTreeMap<HoldId, ClosedHold>,
     /// The place of every hold that was ever opened.
     hold_places: BTreeMap<HoldId, u64>,
+    /// When each hold was decided, in the order of decisions.
+    decided_places: BTreeMap<u64, HoldId>,
+    holds_of: BTreeMap<RequestId, Vec<HoldId>>,
+    children_of: BTreeMap<RequestId, Vec<RequestId>>,
+    /// All commits in the order of arrival; place n is at n - 1.
+    committed: Vec<(SessionId, u64)>,
+    /// Sessions whose payloads are to be removed.
+    erasing: BTreeMap<SessionId, ErasedPayloads>,
+    tenants: tenant::Tenants,
     last_place: u64,
 }
 
@@ -71,6 +84,8 @@ struct Session {
     name: Option<String>,
     labels: Option<String>,
     created_at: Timestamp,
+    /// Where a fork comes from, and the last revision both share.
+    origin: Option<(SessionId, u64)>,
     /// All records, those that a fork shares with its origin included: record n is at n - 1.
     log: Vec<Arc<Entry>>,
     /// Invariant: the fold of `log`.
@@ -80,7 +95,8 @@ struct Session {
 #[derive(Debug)]
 struct Entry {
     record: Record,
-    bodies: Vec<Vec<u8>>,
+    /// None where one was erased.
+    bodies: Vec<Option<Vec<u8>>>,
 }
 
 /// A shared key. It stays when its value is removed, so that a version never comes back.
@@ -103,20 +119,29 @@ impl Tables {
         let (session, at, revision) = (commit.session(), entry.record.content.at, state.revision);
         self.index(&commit);
         log.push(Arc::new(entry));
-        if let Some(kept) = self.sessions.get_mut(&session) {
-            (kept.log, kept.state) = (log, state);
-        } else {
-            let begun = Session {
-                place: self.next_place(),
-                name: commit.writes.name,
-                labels: commit.writes.labels,
-                created_at: at,
-                log,
-                state,
-            };
-            self.sessions.insert(session, begun);
+        let place = self.next_place();
+        let kept = self.sessions.entry(session).or_insert_with(|| Session {
+            place,
+            name: None,
+            labels: None,
+            created_at: at,
+            origin: commit.writes.fork,
+            log: Vec::new(),
+            state: SessionState::new(session),
+        });
+        (kept.log, kept.state) = (log, state);
+        if let Some(labels) = commit.writes.labels {
+            kept.labels = labels.value();
+        }
+        if let Some(name) = commit.writes.name {
+            kept.name = name.value();
+            self.names.retain(|_, named| *named != session);
         }
         self.names.extend(name.map(|name| (name, session)));
+        self.committed.push((session, revision));
+        if let Some(payloads) = commit.writes.erased {
+            self.begin_erasure(session, payloads);
+        }
         for (owner, key, written) in shared {
             self.shared.entry(owner).or_default().insert(key, written);
         }
@@ -177,7 +202,8 @@ impl Tables {
         &self,
         commit: &Commit,
     ) -> Result<Option<(Name, Name, UserId, String)>, StoreError> {
-        let (Some(name), Some(owner)) = (&commit.writes.name, &commit.after.owner) else {
+        let (Some(Change::Set(name)), Some(owner)) = (&commit.writes.name, &commit.after.owner)
+        else {
             return Ok(None);
         };
         let name = (
@@ -187,8 +213,8 @@ impl Tables {
             name.clone(),
         );
         match self.names.get(&name) {
-            Some(&session) => Err(StoreError::NameTaken { session }),
-            None => Ok(Some(name)),
+            Some(&session) if session != commit.session() => Err(StoreError::NameTaken { session }),
+            _ => Ok(Some(name)),
         }
     }
 
@@ -219,14 +245,20 @@ impl Tables {
         let session = commit.session();
         for event in &commit.record.content.events {
             match event {
-                Event::RequestStarted { request, .. } => {
+                Event::RequestStarted {
+                    request, parent, ..
+                } => {
                     self.session_of_request.insert(*request, session);
+                    if let Some(parent) = parent {
+                        self.children_of.entry(*parent).or_default().push(*request);
+                    }
                 }
                 Event::TaskOpened { task, .. } | Event::TaskRenamed { to: task, .. } => {
                     self.session_of_task.insert(*task, session);
                 }
-                Event::HoldOpened { hold, .. } => {
+                Event::HoldOpened { hold, request, .. } => {
                     self.session_of_hold.insert(*hold, session);
+                    self.holds_of.entry(*request).or_default().push(*hold);
                     let place = self.next_place();
                     self.hold_places.insert(*hold, place);
                 }
@@ -239,6 +271,10 @@ impl Tables {
             let ended = changes.ended_requests.iter().cloned();
             self.ended_requests
                 .extend(ended.map(|ended| (ended.id, ended)));
+            for closed in &changes.closed_holds {
+                let place = self.next_place();
+                self.decided_places.insert(place, closed.hold.id);
+            }
             let closed = changes.closed_holds.iter().cloned();
             self.closed_holds
                 .extend(closed.map(|closed| (closed.hold.id, closed)));
@@ -328,9 +364,9 @@ impl Entry {
             .into_iter()
             .zip(&named)
             .map(|(body, named)| match body {
-                StoredBody::Inline(bytes) => Ok(bytes),
+                StoredBody::Inline(bytes) => Ok(Some(bytes)),
                 StoredBody::Blob => match blob(named.digest) {
-                    Some((_, bytes)) => Ok(bytes.clone()),
+                    Some((_, bytes)) => Ok(Some(bytes.clone())),
                     None => Err(damaged("a blob is missing".into())),
                 },
                 StoredBody::Erased => Err(damaged("a new payload is erased".into())),
@@ -342,8 +378,106 @@ impl Entry {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
-        self.lock()?.commit(commit)
+    async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
+        let done = self.lock()?.commit(commit);
+        Ok(Box::pin(std::future::ready(done)))
+    }
+
+    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
+        Ok(self.lock()?.summary_of(session))
+    }
+
+    async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
+        let tables = self.lock()?;
+        Ok(tables.holds_of.get(&request).cloned().unwrap_or_default())
+    }
+
+    async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError> {
+        let tables = self.lock()?;
+        Ok(tables
+            .children_of
+            .get(&request)
+            .cloned()
+            .unwrap_or_default())
+    }
+
+    async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
+        let tables = self.lock()?;
+        let skipped = usize::try_from(after).unwrap_or(usize::MAX);
+        let later = tables.committed.iter().zip(1..).skip(skipped).take(limit);
+        let commits = later.map(|(&(session, revision), place)| Committed {
+            place,
+            session,
+            revision,
+        });
+        Ok(commits.collect())
+    }
+
+    async fn last_place(&self) -> Result<u64, StoreError> {
+        Ok(self.lock()?.committed.len() as u64)
+    }
+
+    async fn erase_some(&self, _limit: usize) -> Result<bool, StoreError> {
+        self.lock()?.erase_all();
+        Ok(false)
+    }
+
+    async fn intern_user(
+        &self,
+        tenant: Name,
+        name: String,
+        fresh: UserId,
+    ) -> Result<UserId, StoreError> {
+        Ok(self.lock()?.tenants.intern_user(tenant, name, fresh))
+    }
+
+    async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError> {
+        Ok(self.lock()?.tenants.user(tenant, name))
+    }
+
+    async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
+        Ok(self.lock()?.tenants.user_name(user))
+    }
+
+    async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
+        self.lock()?.tenants.commit(commit)
+    }
+
+    async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError> {
+        Ok(self.lock()?.tenants.head(&tenant))
+    }
+
+    async fn tenant_records(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<TenantRecord>, StoreError> {
+        Ok(self.lock()?.tenants.records(&tenant, after, limit))
+    }
+
+    async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
+        Ok(self
+            .lock()?
+            .tenants
+            .keys()
+            .find(|key| key.secret == secret)
+            .cloned())
+    }
+
+    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
+        let tables = self.lock()?;
+        let keys = tables.tenants.keys().filter(|key| key.tenant == tenant);
+        Ok(keys.cloned().collect())
+    }
+
+    async fn has_api_keys(&self) -> Result<bool, StoreError> {
+        let tables = self.lock()?;
+        Ok(tables.tenants.keys().any(|key| key.revoked_at.is_none()))
+    }
+
+    async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
+        Ok(self.lock()?.list_decided_holds(&query))
     }
 
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {

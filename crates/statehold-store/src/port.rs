@@ -1,18 +1,21 @@
 //! The store port: what the engine asks of a store, and what it may rely on after a crash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::PlacedItem;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
 use statehold_core::scope::{MergeError, Scope, StateKey};
-use statehold_core::session::{Owner, SessionState};
+use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
+use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 use crate::commit::{Answer, Commit};
@@ -58,6 +61,12 @@ pub enum StoreError {
         /// That session.
         session: SessionId,
     },
+    /// The audit stream has moved on.
+    #[error("the audit stream has moved on to entry {found}")]
+    TenantConflict {
+        /// The entry that is there.
+        found: u64,
+    },
     /// The idempotency key was used by another call in the meantime.
     #[error("the idempotency key was used by revision {revision} of session {session}")]
     KeyTaken {
@@ -95,6 +104,7 @@ impl StoreError {
         match self {
             Self::Conflict { .. }
             | Self::SharedConflict { .. }
+            | Self::TenantConflict { .. }
             | Self::Full
             | Self::Unavailable(_) => true,
             Self::Merge { .. }
@@ -106,6 +116,9 @@ impl StoreError {
         }
     }
 }
+
+/// A commit that is in line: resolves when it is durable, or refused.
+pub type PendingCommit = Pin<Box<dyn Future<Output = Result<u64, StoreError>> + Send>>;
 
 /// Where sessions last.
 ///
@@ -130,7 +143,20 @@ pub trait Store: Send + Sync + 'static {
     /// The first record of a fork ends requests and holds that are still live in the origin; they are
     /// not ended there, and look-ups by id go on answering for the origin. State keys and private
     /// states are copied as they were at the revision the fork was made from.
-    async fn commit(&self, commit: Commit) -> Result<u64, StoreError>;
+    async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
+        self.begin_commit(commit).await?.await
+    }
+
+    /// Puts a commit in line and returns at once; what it returns resolves as [`Store::commit`] does.
+    ///
+    /// Commits are written in the order in which they were put in line, so that a session may go on
+    /// deciding on a state that is not durable yet: if one is refused, those behind it that build on
+    /// it are refused with a conflict.
+    ///
+    /// # Errors
+    ///
+    /// If the store takes no more commits at all.
+    async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError>;
 
     /// The state of a session, from its projections.
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError>;
@@ -203,11 +229,81 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets answers that expired before `now`, at most `limit`; returns how many.
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
-    /// A page of sessions, newest first.
+    /// One session as lists show it, deleted ones too.
+    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError>;
+
+    /// The holds that a request ever opened, oldest first.
+    async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError>;
+
+    /// The requests that a request ever started, oldest first.
+    async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError>;
+
+    /// Commits after a place in the order of arrival, of all sessions: for feeds.
+    ///
+    /// Places only grow. A commit that is seen has every commit with a smaller place before it.
+    async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError>;
+
+    /// The place of the newest commit; 0 without any.
+    async fn last_place(&self) -> Result<u64, StoreError>;
+
+    /// Goes on removing payloads of sessions that were deleted or have expired, in at most `limit`
+    /// records; returns whether there is more to do. What a living fork shares is kept.
+    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError>;
+
+    /// The pseudonym of a user, which is `fresh` if the name is new.
+    ///
+    /// After `Ok`, it survives a crash.
+    async fn intern_user(
+        &self,
+        tenant: Name,
+        name: String,
+        fresh: UserId,
+    ) -> Result<UserId, StoreError>;
+
+    /// The pseudonym of a user who was here before.
+    async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError>;
+
+    /// Who is behind a pseudonym.
+    async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError>;
+
+    /// Appends to the audit stream of a tenant, and changes keys in the same transaction.
+    ///
+    /// After `Ok`, it survives a crash and a loss of power.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::TenantConflict`] if the stream has moved on.
+    async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError>;
+
+    /// The end of the audit stream of a tenant.
+    async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError>;
+
+    /// Up to `limit` entries of the audit stream after number `after`, in order.
+    async fn tenant_records(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<TenantRecord>, StoreError>;
+
+    /// The key with this digest, also if it was revoked or has ended.
+    async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError>;
+
+    /// All keys of a tenant, oldest first.
+    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError>;
+
+    /// Whether there is any key that is not revoked.
+    async fn has_api_keys(&self) -> Result<bool, StoreError>;
+
+    /// A page of sessions, newest first. Deleted ones and those that only carry shared state are left
+    /// out.
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError>;
 
     /// A page of open holds, oldest first.
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
+
+    /// A page of decided holds, the last decided first.
+    async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
 
     /// Requests of an agent that wait for a worker, oldest first.
     async fn claimable(
@@ -217,7 +313,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// Leases and holds whose time has come, those due exactly at `now` included, earliest first.
+    /// Leases, holds and sessions whose time has come, those due exactly at `now` included, earliest first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
 }
 
@@ -332,8 +428,14 @@ pub struct SessionSummary {
     pub name: Option<String>,
     /// The labels the client gave it, as JSON.
     pub labels: Option<String>,
-    /// Whether it takes no more commands.
-    pub closed: bool,
+    /// What it does.
+    pub status: SessionStatus,
+    /// Whether its payloads were removed for good.
+    pub deleted: bool,
+    /// How long it lives.
+    pub ttl: Option<TimeToLive>,
+    /// When that ends.
+    pub expires_at: Option<Timestamp>,
     /// Its revision.
     pub revision: u64,
     /// When it began.
@@ -342,7 +444,53 @@ pub struct SessionSummary {
     pub updated_at: Timestamp,
 }
 
-/// Which open holds to list.
+/// A commit in the order of arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Committed {
+    /// Its place.
+    pub place: u64,
+    /// The session.
+    pub session: SessionId,
+    /// The revision it made.
+    pub revision: u64,
+}
+
+/// An entry of the audit stream with the key it changes.
+#[derive(Debug, Clone)]
+pub struct TenantCommit {
+    /// The entry.
+    pub record: TenantRecord,
+    /// The key that is new or different, whole.
+    pub key: Option<ApiKey>,
+}
+
+/// An API key as it is kept: never the key itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApiKey {
+    /// The id.
+    pub id: KeyId,
+    /// The isolation wall it opens.
+    pub tenant: Name,
+    /// SHA-256 of the key.
+    pub secret: Digest,
+    /// What people call it.
+    pub name: Option<String>,
+    /// What it may do.
+    pub roles: BTreeSet<Name>,
+    /// The user it is bound to.
+    pub user: Option<UserId>,
+    /// The agents it is bound to; none means any.
+    pub agents: BTreeSet<Name>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it ends.
+    pub expires_at: Option<Timestamp>,
+    /// When it was taken back.
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// Which holds to list.
 #[derive(Debug, Clone)]
 pub struct HoldQuery {
     /// The isolation wall.
@@ -353,7 +501,7 @@ pub struct HoldQuery {
     pub limit: usize,
 }
 
-/// An open hold in a list.
+/// A hold in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldSummary {
     /// Its place in the list, for the next page.
@@ -382,4 +530,6 @@ pub enum DueKind {
     Lease(RequestId),
     /// The deadline of a hold.
     Hold(HoldId),
+    /// The life of the session.
+    Session,
 }

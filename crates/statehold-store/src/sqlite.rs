@@ -6,11 +6,13 @@
 
 mod backup;
 mod check;
+mod erase;
 mod log;
 mod read;
 mod readers;
 mod schema;
 mod sql;
+mod tenant;
 mod wal;
 mod write;
 mod writer;
@@ -25,18 +27,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use rusqlite::OpenFlags;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
+use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 use crate::commit::{Answer, Commit};
 use crate::keys::{create_private, sync_directory};
 use crate::port::{
-    Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, Store, StoreError, StoredItem, StoredRecord,
+    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
+    StoredRecord, TenantCommit,
 };
 use readers::Readers;
 use writer::Writer;
@@ -235,8 +239,106 @@ fn take_lock(directory: &Path) -> Result<File, StoreError> {
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
-        self.writer.commit(commit).await
+    async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
+        self.writer.begin_commit(commit).await
+    }
+
+    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
+        self.readers
+            .read(move |conn| read::session(conn, session))
+            .await
+    }
+
+    async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
+        self.readers
+            .read(move |conn| read::holds_of(conn, request))
+            .await
+    }
+
+    async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError> {
+        self.readers
+            .read(move |conn| read::children_of(conn, request))
+            .await
+    }
+
+    async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
+        self.readers
+            .read(move |conn| read::committed(conn, after, limit))
+            .await
+    }
+
+    async fn last_place(&self) -> Result<u64, StoreError> {
+        self.readers.read(read::last_place).await
+    }
+
+    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
+        self.writer.run(move |conn| erase::some(conn, limit)).await
+    }
+
+    async fn intern_user(
+        &self,
+        tenant: Name,
+        name: String,
+        fresh: UserId,
+    ) -> Result<UserId, StoreError> {
+        self.writer
+            .run(move |conn| tenant::intern_user(conn, &tenant, &name, fresh))
+            .await
+    }
+
+    async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError> {
+        self.readers
+            .read(move |conn| tenant::user(conn, &tenant, &name))
+            .await
+    }
+
+    async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
+        self.readers
+            .read(move |conn| tenant::user_name(conn, user))
+            .await
+    }
+
+    async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
+        self.writer
+            .run(move |conn| tenant::commit(conn, &commit))
+            .await
+    }
+
+    async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError> {
+        self.readers
+            .read(move |conn| tenant::head(conn, &tenant))
+            .await
+    }
+
+    async fn tenant_records(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<TenantRecord>, StoreError> {
+        self.readers
+            .read(move |conn| tenant::records(conn, &tenant, after, limit))
+            .await
+    }
+
+    async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
+        self.readers
+            .read(move |conn| tenant::api_key(conn, secret))
+            .await
+    }
+
+    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
+        self.readers
+            .read(move |conn| tenant::api_keys(conn, Some(&tenant)))
+            .await
+    }
+
+    async fn has_api_keys(&self) -> Result<bool, StoreError> {
+        let keys = self
+            .readers
+            .read(|conn| tenant::api_keys(conn, None))
+            .await?;
+        Ok(keys.iter().any(|key| key.revoked_at.is_none()))
     }
 
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
@@ -381,6 +483,12 @@ impl Store for SqliteStore {
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
         self.readers
             .read(move |conn| read::open_holds(conn, &query))
+            .await
+    }
+
+    async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
+        self.readers
+            .read(move |conn| read::decided_holds(conn, &query))
             .await
     }
 

@@ -108,6 +108,7 @@ pub fn create_session() -> Command {
         name: None,
         labels: None,
         state: StatePatch::default(),
+        ttl: None,
     }
 }
 

@@ -23,7 +23,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
 use statehold_core::scope::StateKey;
-use statehold_core::session::{Owner, SessionStatus};
+use statehold_core::session::{Owner, SessionStatus, TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_core::time::Timestamp;
 
@@ -35,10 +35,16 @@ pub struct World {
     pub owner: Option<Owner>,
     /// Whether it takes no more commands.
     pub closed: bool,
+    /// Whether its payloads were removed for good.
+    pub deleted: bool,
+    /// How long it lives, and when that was said.
+    pub life: Option<(TimeToLive, Timestamp)>,
     /// How many commands were committed.
     pub revision: u64,
     /// When the last one was.
     pub last_at: Timestamp,
+    /// When the one before it was.
+    pub was_at: Timestamp,
     /// All tasks, in the order of their aliases.
     pub tasks: Vec<KnownTask>,
     /// All requests, in the order of their aliases.
@@ -79,6 +85,8 @@ pub struct KnownRequest {
     pub task: usize,
     /// The request that asked.
     pub parent: Option<usize>,
+    /// The revision that started it.
+    pub started_by: u64,
     /// Every lease it ever had. The fence is their number.
     pub leases: Vec<Lease>,
     /// Whether the last worker still has the lease, as far as records say. A lease that ran out is
@@ -187,6 +195,7 @@ impl World {
     pub fn run(&mut self, command: &Command, ctx: &Context) -> Answer {
         let mut next = self.clone();
         next.revision += 1;
+        next.was_at = self.last_at;
         next.last_at = ctx.now.max(self.last_at);
         let answer = next.perform(command, ctx).unwrap_or_else(Answer::Refused);
         if matches!(answer, Answer::Done | Answer::Late(_)) {
@@ -218,6 +227,15 @@ impl World {
                 self.holds[hold].handed_over = true;
             }
         }
+    }
+
+    /// When the session ends by itself.
+    pub fn expires_at(&self) -> Option<Timestamp> {
+        let (ttl, since) = self.life?;
+        Some(match ttl.mode {
+            TtlMode::Sliding => self.last_at.plus_ms(ttl.ms),
+            TtlMode::Fixed => since.plus_ms(ttl.ms),
+        })
     }
 
     /// Whether a request has not ended.

@@ -201,6 +201,7 @@ impl Client {
             name,
             labels: None,
             state: StatePatch::default(),
+            ttl: None,
         }
     }
 

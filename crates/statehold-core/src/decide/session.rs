@@ -7,9 +7,10 @@ use super::state;
 use crate::command::{Rejection, StatePatch};
 use crate::digest::BodyRef;
 use crate::ids::{RequestId, SessionId, TaskId};
+use crate::limits;
 use crate::mutant::{self, Mutant};
-use crate::record::Event;
-use crate::session::Owner;
+use crate::record::{Change, ErasedPayloads, Event};
+use crate::session::{Owner, TimeToLive};
 use crate::task::TaskStatus;
 
 pub(super) fn create(
@@ -18,6 +19,7 @@ pub(super) fn create(
     name: Option<BodyRef>,
     labels: Option<BodyRef>,
     patch: &StatePatch,
+    ttl: Option<TimeToLive>,
 ) -> Result<(), Rejection> {
     if draft.state.owner.is_some() {
         return Err(Rejection::SessionExists);
@@ -25,12 +27,66 @@ pub(super) fn create(
     if owner.tenant != draft.ctx.actor.tenant {
         return Err(Rejection::NotFound);
     }
+    require_ttl(ttl)?;
     draft.emit(Event::SessionCreated {
         owner: owner.clone(),
         name,
         labels,
+        ttl,
     });
     state::write(draft, patch, None)
+}
+
+pub(super) fn patch(
+    draft: &mut Draft<'_>,
+    labels: Option<BodyRef>,
+    name: Option<Change<BodyRef>>,
+    ttl: Option<Change<TimeToLive>>,
+) -> Result<(), Rejection> {
+    if labels.is_none() && name.is_none() && ttl.is_none() {
+        return Err(Rejection::EmptyPatch);
+    }
+    require_ttl(ttl.and_then(Change::value))?;
+    draft.emit(Event::SessionPatched { labels, name, ttl });
+    Ok(())
+}
+
+fn require_ttl(ttl: Option<TimeToLive>) -> Result<(), Rejection> {
+    match ttl {
+        Some(ttl) if !limits::SESSION_TTL_MS.contains(&ttl.ms) => Err(Rejection::Limit {
+            limit: "milliseconds a session lives",
+            max: *limits::SESSION_TTL_MS.end(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn expire(draft: &mut Draft<'_>) -> Result<(), Rejection> {
+    let is_due = draft
+        .state
+        .expires_at
+        .is_some_and(|deadline| draft.at >= deadline);
+    if !is_due {
+        return Err(Rejection::SessionNotExpired);
+    }
+    end(draft, ErasedPayloads::Hidden)
+}
+
+pub(super) fn delete(draft: &mut Draft<'_>) -> Result<(), Rejection> {
+    end(draft, ErasedPayloads::All)?;
+    let keys: Vec<_> = draft.state.keys.keys().cloned().collect();
+    for key in keys {
+        draft.emit(Event::StateDeleted { key, request: None });
+    }
+    Ok(())
+}
+
+fn end(draft: &mut Draft<'_>, payloads: ErasedPayloads) -> Result<(), Rejection> {
+    if !draft.state.closed {
+        close(draft, true)?;
+    }
+    draft.emit(Event::PayloadsErased { payloads });
+    Ok(())
 }
 
 pub(super) fn close(draft: &mut Draft<'_>, cancel_live: bool) -> Result<(), Rejection> {

@@ -20,8 +20,8 @@ use uuid::Uuid;
 use super::step;
 use crate::apply::apply;
 use crate::command::{
-    Cold, Command, CommandKey, Context, DecidedHold, Fenced, KnownKey, Outcome, Output, Past,
-    Rejection, StartRequest, StatePatch,
+    Cold, Command, CommandKey, Context, DecidedHold, Fenced, KnownKey, Named, Outcome, Output,
+    Past, Rejection, StartRequest, StatePatch,
 };
 use crate::digest::{BodyRef, Digest, PayloadKey};
 use crate::hold::{CallTarget, DecisionKind, HoldKind, HoldStatus, NewDecision, NewHold, OnExpiry};
@@ -282,7 +282,12 @@ impl World {
     }
 
     fn cold(&self, command: &Command) -> Cold {
-        let (hold, request, task) = named_by(command);
+        let Named {
+            hold,
+            request,
+            task,
+            ..
+        } = command.named();
         let past = match command {
             Command::Rewind { to } if *to < self.state.revision => {
                 let then = fold(&self.records[..usize::try_from(*to).expect("a short story")]);
@@ -669,29 +674,6 @@ fn fold(records: &[Record]) -> SessionState {
     state
 }
 
-/// The hold, the request and the task that a command names.
-fn named_by(command: &Command) -> (Option<HoldId>, Option<RequestId>, Option<TaskId>) {
-    match command {
-        Command::StartRequest(start) => (None, start.parent.map(|by| by.request), start.task),
-        Command::ClaimRequest { request, .. }
-        | Command::LapseLease { request }
-        | Command::CancelRequest { request } => (None, Some(*request), None),
-        Command::AppendItems { by, .. }
-        | Command::CompleteRequest { by, .. }
-        | Command::FailRequest { by, .. } => (None, Some(by.request), None),
-        Command::OpenHold { by, hold, .. } => (Some(hold.id), Some(by.request), None),
-        Command::DecideHold { hold, .. } | Command::ExpireHold { hold } => {
-            (Some(*hold), None, None)
-        }
-        Command::CloseTask { task } | Command::CancelTask { task } => (None, None, Some(*task)),
-        Command::PutState { by, .. } => (None, by.map(|by| by.request), None),
-        Command::CreateSession { .. }
-        | Command::CloseSession { .. }
-        | Command::Fork { .. }
-        | Command::Rewind { .. } => (None, None, None),
-    }
-}
-
 /// Who sends a command when nothing special happens.
 fn usual_actor(command: &Command) -> Actor {
     match command {
@@ -705,11 +687,15 @@ fn usual_actor(command: &Command) -> Actor {
         | Command::FailRequest { .. }
         | Command::PutState { by: Some(_), .. } => worker(1),
         Command::DecideHold { .. } => approver(1),
-        Command::LapseLease { .. } | Command::ExpireHold { .. } => Actor::system(name("t1")),
+        Command::LapseLease { .. } | Command::ExpireHold { .. } | Command::ExpireSession => {
+            Actor::system(name("t1"))
+        }
         Command::StartRequest(_)
         | Command::PutState { .. }
         | Command::CreateSession { .. }
+        | Command::PatchSession { .. }
         | Command::CloseSession { .. }
+        | Command::DeleteSession
         | Command::CancelRequest { .. }
         | Command::CloseTask { .. }
         | Command::CancelTask { .. }
@@ -781,6 +767,7 @@ fn create_session() -> Command {
         name: None,
         labels: None,
         state: StatePatch::default(),
+        ttl: None,
     }
 }
 

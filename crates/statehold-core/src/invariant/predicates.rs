@@ -574,7 +574,10 @@ fn fence_of(command: &Command) -> Option<Fenced> {
         Command::StartRequest(start) => start.parent,
         Command::PutState { by, .. } => *by,
         Command::CreateSession { .. }
+        | Command::PatchSession { .. }
         | Command::CloseSession { .. }
+        | Command::ExpireSession
+        | Command::DeleteSession
         | Command::ClaimRequest { .. }
         | Command::LapseLease { .. }
         | Command::DecideHold { .. }

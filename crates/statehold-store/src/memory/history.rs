@@ -36,7 +36,7 @@ impl Session {
         let entries = self.log[skipped..].iter().take(limit);
         let stored = entries.map(|entry| StoredRecord {
             record: entry.record.clone(),
-            bodies: entry.bodies.iter().cloned().map(Some).collect(),
+            bodies: entry.bodies.clone(),
         });
         stored.collect()
     }
@@ -77,13 +77,13 @@ impl Session {
                             rewound: false,
                             item: item.clone(),
                         };
-                        let body = bodies.next();
+                        let body = bodies.next().flatten();
                         let attached = bodies.by_ref().take(item.attachments.len());
                         items.push(StoredItem {
                             placed,
                             at: entry.record.content.at,
                             body,
-                            attachments: attached.map(Some).collect(),
+                            attachments: attached.collect(),
                         });
                     }
                 }
@@ -115,8 +115,15 @@ impl Session {
         for (_, event, bodies) in events(&self.log) {
             match event {
                 Event::TaskStatePut { task, .. } => {
-                    states.extend(bodies.first().map(|value| (*task, value.clone())));
+                    states.extend(
+                        bodies
+                            .first()
+                            .cloned()
+                            .flatten()
+                            .map(|value| (*task, value)),
+                    );
                 }
+                Event::PayloadsErased { .. } => states.clear(),
                 Event::TaskRenamed { from, to } => {
                     let value = states.remove(from);
                     states.extend(value.map(|value| (*to, value)));
@@ -134,7 +141,7 @@ pub(super) fn values(log: &[Arc<Entry>]) -> BTreeMap<StateKey, StateValue> {
     for (entry, event, bodies) in events(log) {
         let version = entry.record.content.seq;
         let (key, value) = match event {
-            Event::StatePut { key, .. } => (key, bodies.first().cloned()),
+            Event::StatePut { key, .. } => (key, bodies.first().cloned().flatten()),
             Event::StateRestored { key, from } => {
                 let end = usize::try_from(*from).unwrap_or(usize::MAX);
                 (key, value(&log[..end.min(log.len())], key))
@@ -156,7 +163,7 @@ pub(super) fn value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
 }
 
 /// Every event with its record and its own payloads.
-fn events(log: &[Arc<Entry>]) -> impl Iterator<Item = (&Entry, &Event, &[Vec<u8>])> {
+fn events(log: &[Arc<Entry>]) -> impl Iterator<Item = (&Entry, &Event, &[Option<Vec<u8>>])> {
     log.iter().flat_map(|entry| {
         let mut next = 0;
         entry.record.content.events.iter().map(move |event| {

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::request::{LiveRequest, RequestStatus};
-use statehold_core::session::Owner;
+use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
@@ -16,7 +16,9 @@ impl Tables {
         let is_asked = |found: &SessionSummary| {
             let of = &found.owner;
             let fits = |(app, user): &(Name, _)| *app == of.app && *user == of.user;
+            let is_listed = !found.deleted && of.agent.as_str() != STATE_KEEPER;
             of.tenant == query.tenant
+                && is_listed
                 && query.owner.as_ref().is_none_or(fits)
                 && query.after.is_none_or(|after| found.place < after)
         };
@@ -44,6 +46,37 @@ impl Tables {
         found.sort_by_key(|summary| summary.place);
         found.truncate(query.limit);
         found
+    }
+
+    pub(super) fn list_decided_holds(&self, query: &HoldQuery) -> Vec<HoldSummary> {
+        let mut found = Vec::new();
+        for (place, id) in self.decided_places.iter().rev() {
+            let (Some(closed), Some(session)) =
+                (self.closed_holds.get(id), self.session_of_hold.get(id))
+            else {
+                continue;
+            };
+            let owner = self
+                .sessions
+                .get(session)
+                .and_then(|kept| kept.state.owner.as_ref());
+            if owner.is_some_and(|owner| owner.tenant == query.tenant)
+                && query.after.is_none_or(|after| *place < after)
+                && found.len() < query.limit
+            {
+                found.push(HoldSummary {
+                    place: *place,
+                    session: *session,
+                    hold: closed.hold.clone(),
+                });
+            }
+        }
+        found
+    }
+
+    pub(super) fn summary_of(&self, session: SessionId) -> Option<SessionSummary> {
+        let kept = self.sessions.get(&session)?;
+        Some(summary(kept, kept.state.owner.as_ref()?))
     }
 
     /// The oldest is the one that was started first, however often it was claimed in between.
@@ -79,6 +112,9 @@ impl Tables {
                     push(lease.until, DueKind::Lease(live.id));
                 }
             }
+            if let Some(at) = kept.state.expires_at {
+                push(at, DueKind::Session);
+            }
             for hold in kept.state.holds.values() {
                 if let Some(deadline) = hold.deadline {
                     push(deadline, DueKind::Hold(hold.id));
@@ -104,7 +140,10 @@ fn summary(kept: &Session, owner: &Owner) -> SessionSummary {
         owner: owner.clone(),
         name: kept.name.clone(),
         labels: kept.labels.clone(),
-        closed: kept.state.closed,
+        status: kept.state.status(),
+        deleted: kept.state.deleted,
+        ttl: kept.state.ttl,
+        expires_at: kept.state.expires_at,
         revision: kept.state.revision,
         created_at: kept.created_at,
         updated_at: kept.state.last_at,

@@ -6,6 +6,7 @@
 
 mod beside;
 mod columns;
+mod tenant;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,7 +19,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::invariant::{Facts, Observation, RecordStep, judge_all};
 use statehold_core::projection::changes;
-use statehold_core::record::Event;
+use statehold_core::record::{ErasedPayloads, Event};
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionState;
 
@@ -103,6 +104,7 @@ fn check_all(
     }
     progress(sessions.len(), sessions.len());
     rows.compare(conn, report)?;
+    tenant::check(conn, report)?;
     // On a damaged log this would only say the same things again.
     if report.problems.is_empty() {
         beside::check(conn, report)?;
@@ -219,6 +221,7 @@ fn check_session(
     };
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
+    let mut missing = Missing::default();
     let mut first = 1;
     while first <= row.revision {
         let page = log::read_range(conn, &row, first, first + PAGE - 1)?;
@@ -230,6 +233,9 @@ fn check_session(
             let state = state.get_or_insert_with(|| SessionState::new(begins));
             check_record(stored, state, &mut facts, report);
             check_payloads(stored, state, keys, report);
+            if begins == session {
+                missing.note(stored);
+            }
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {
@@ -244,8 +250,56 @@ fn check_session(
         first += PAGE;
     }
     let folded = state.ok_or_else(|| damaged(format!("session {session}"), "it has no records"))?;
+    missing.report(session, report);
     columns::compare_queues(conn, &folded, report)?;
+    columns::compare_life(conn, &row, &folded, report)?;
     compare_projections(conn, &row, &folded, report, rows)
+}
+
+/// Payloads that are not there, and what was ever removed.
+#[derive(Default)]
+struct Missing {
+    /// A record that lacks a payload which is not hidden, and one that lacks any.
+    visible: Option<u64>,
+    any: Option<u64>,
+    removed: Option<ErasedPayloads>,
+}
+
+impl Missing {
+    fn note(&mut self, stored: &StoredRecord) {
+        let content = &stored.record.content;
+        let hidden = content
+            .events
+            .iter()
+            .flat_map(|event| event.erased(ErasedPayloads::Hidden));
+        for (body, is_hidden) in stored.bodies.iter().zip(hidden) {
+            if body.is_none() {
+                self.any.get_or_insert(content.seq);
+                if !is_hidden {
+                    self.visible.get_or_insert(content.seq);
+                }
+            }
+        }
+        for event in &content.events {
+            if let Event::PayloadsErased { payloads } = event {
+                self.removed = self.removed.max(Some(*payloads));
+            }
+        }
+    }
+
+    fn report(&self, session: SessionId, report: &mut CheckReport) {
+        let unexplained = match self.removed {
+            None => self.any,
+            Some(ErasedPayloads::Hidden) => self.visible,
+            Some(ErasedPayloads::All) => None,
+        };
+        if let Some(seq) = unexplained {
+            report.problems.push(Problem {
+                place: format!("a payload of record {seq} of session {session}"),
+                what: "is gone, and no record says that it was removed".to_owned(),
+            });
+        }
+    }
 }
 
 fn check_record(
@@ -359,7 +413,8 @@ fn check_ended(
             differs("closed hold", closed.hold.id.to_string());
         }
     }
-    columns::compare_ended(conn, pk, &changes, report)?;
+    let tenant = after.owner.as_ref().map(|owner| owner.tenant.to_string());
+    columns::compare_ended(conn, pk, &tenant.unwrap_or_default(), &changes, report)?;
     rows.add("ended_request", changes.ended_requests.len());
     rows.add("closed_task", changes.closed_tasks.len());
     rows.add("closed_hold", changes.closed_holds.len());

@@ -113,7 +113,7 @@ pub(super) struct LogRow {
     pub(super) prev: i64,
     pub(super) links: Vec<u8>,
     record: Vec<u8>,
-    bodies: Vec<u8>,
+    pub(super) bodies: Vec<u8>,
 }
 
 impl LogRow {
@@ -173,6 +173,17 @@ impl LogRow {
             });
         }
         Ok(bodies)
+    }
+
+    /// For each payload of the record, its digest if it is kept as a blob.
+    pub(super) fn blobs(&self, record: &Record) -> Result<Vec<Option<Digest>>, StoreError> {
+        let named = record.bodies();
+        let stored = codec::unpack_bodies(&self.bodies, &named)
+            .map_err(|error| damaged(self.place(), error))?;
+        let digest = |(body, name): (StoredBody, statehold_core::digest::BodyRef)| {
+            (body == StoredBody::Blob).then_some(name.digest)
+        };
+        Ok(stored.into_iter().zip(named).map(digest).collect())
     }
 
     /// The log row that added to `task` before this one, and the name the task has there.

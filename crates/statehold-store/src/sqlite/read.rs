@@ -9,11 +9,13 @@ use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::{Item, PlacedItem};
 use statehold_core::name::Name;
-use statehold_core::projection::ClosedTask;
+use statehold_core::projection::{ClosedHold, ClosedTask};
 use statehold_core::record::{Event, Record};
 use statehold_core::request::LiveRequest;
 use statehold_core::scope::StateKey;
-use statehold_core::session::{Owner, SessionState};
+use statehold_core::session::{
+    Owner, STATE_KEEPER, SessionState, SessionStatus, TimeToLive, TtlMode,
+};
 use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
@@ -23,8 +25,8 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    Due, DueKind, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, StoreError, StoredItem,
+    Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, StoreError, StoredItem,
 };
 
 /// All rows of a query.
@@ -103,22 +105,27 @@ pub(super) fn load(
         return Ok(None);
     };
     let sql = "SELECT tenant, app, agent, closed, last_at, tasks_opened, requests_started,
-               items_appended FROM session WHERE pk = ?1";
+               items_appended, deleted, ttl_mode, ttl_ms, expires_at FROM session WHERE pk = ?1";
     let head = first(conn, sql, [row.pk], |row| {
         Ok((
             [row.get::<_, String>(0)?, row.get(1)?, row.get(2)?],
-            row.get::<_, bool>(3)?,
+            [row.get::<_, bool>(3)?, row.get(8)?],
             [row.get::<_, i64>(4)?, row.get(5)?, row.get(6)?, row.get(7)?],
+            row.get::<_, Option<String>>(9)?,
+            [row.get::<_, Option<i64>>(10)?, row.get(11)?],
         ))
     })?;
-    let Some((names, closed, numbers)) = head else {
+    let Some((names, flags, numbers, ttl_mode, life)) = head else {
         return Ok(None);
     };
     let mut state = SessionState::new(session);
     state.revision = row.revision;
     state.head = row.head;
     state.owner = Some(owner(&row, &names)?);
-    state.closed = closed;
+    [state.closed, state.deleted] = flags;
+    let place = format!("the row of session {session}");
+    state.ttl = time_to_live(ttl_mode.as_deref(), life[0], &place)?;
+    state.expires_at = life[1].map(Timestamp::from_micros);
     state.last_at = Timestamp::from_micros(numbers[0]);
     state.tasks_opened = from_sql(numbers[1]);
     state.requests_started = from_sql(numbers[2]);
@@ -548,71 +555,226 @@ pub(super) fn sessions(
     conn: &Connection,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, StoreError> {
-    let columns =
-        "pk, id, tenant, app, user, agent, name, labels, closed, revision, created_at, last_at";
+    let columns = SUMMARY_COLUMNS;
     let after = query.after.map_or(i64::MAX, to_sql);
     let limit = to_sql(query.limit as u64);
-    let read = |row: &Row<'_>| {
-        Ok((
-            row.get::<_, i64>(0)?,
-            row.get::<_, Uuid16>(1)?.0,
-            row.get::<_, Uuid16>(4)?.0,
-            [row.get::<_, String>(2)?, row.get(3)?, row.get(5)?],
-            [row.get::<_, Option<String>>(6)?, row.get(7)?],
-            row.get::<_, bool>(8)?,
-            [row.get::<_, i64>(9)?, row.get(10)?, row.get(11)?],
-        ))
-    };
     let found = match &query.owner {
         None => {
             let sql = format!(
-                "SELECT {columns} FROM session WHERE tenant = ?1 AND pk < ?2
+                "SELECT {columns} FROM session
+                 WHERE tenant = ?1 AND pk < ?2 AND NOT deleted AND agent <> ?4
                  ORDER BY pk DESC LIMIT ?3"
             );
-            all(conn, &sql, (query.tenant.as_str(), after, limit), read)?
+            let key = (query.tenant.as_str(), after, limit, STATE_KEEPER);
+            all(conn, &sql, key, SummaryRow::read)?
         }
         Some((app, user)) => {
             let sql = format!(
                 "SELECT {columns} FROM session
                  WHERE tenant = ?1 AND app = ?4 AND user = ?5 AND pk < ?2
+                 AND NOT deleted AND agent <> ?6
                  ORDER BY pk DESC LIMIT ?3"
             );
             let user: &[u8] = id_bytes(user.as_uuid());
             all(
                 conn,
                 &sql,
-                (query.tenant.as_str(), after, limit, app.as_str(), user),
-                read,
+                (
+                    query.tenant.as_str(),
+                    after,
+                    limit,
+                    app.as_str(),
+                    user,
+                    STATE_KEEPER,
+                ),
+                SummaryRow::read,
             )?
         }
     };
-    let summaries = found
+    found.into_iter().map(SummaryRow::into_summary).collect()
+}
+
+/// One session as lists show it.
+pub(super) fn session(
+    conn: &Connection,
+    session: SessionId,
+) -> Result<Option<SessionSummary>, StoreError> {
+    let sql = format!("SELECT {SUMMARY_COLUMNS} FROM session WHERE id = ?1");
+    let key = [id_bytes(session.as_uuid())];
+    first(conn, &sql, key, SummaryRow::read)?
+        .map(SummaryRow::into_summary)
+        .transpose()
+}
+
+const SUMMARY_COLUMNS: &str = "pk, id, tenant, app, user, agent, name, labels, status, deleted, \
+    ttl_mode, ttl_ms, expires_at, revision, created_at, last_at";
+
+/// The columns of a session that lists show, before they are understood.
+struct SummaryRow {
+    pk: i64,
+    id: Uuid,
+    user: Uuid,
+    names: [String; 3],
+    texts: [Option<String>; 2],
+    status: String,
+    deleted: bool,
+    ttl: (Option<String>, Option<i64>),
+    expires_at: Option<i64>,
+    numbers: [i64; 3],
+}
+
+impl SummaryRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            pk: row.get(0)?,
+            id: row.get::<_, Uuid16>(1)?.0,
+            user: row.get::<_, Uuid16>(4)?.0,
+            names: [row.get(2)?, row.get(3)?, row.get(5)?],
+            texts: [row.get(6)?, row.get(7)?],
+            status: row.get(8)?,
+            deleted: row.get(9)?,
+            ttl: (row.get(10)?, row.get(11)?),
+            expires_at: row.get(12)?,
+            numbers: [row.get(13)?, row.get(14)?, row.get(15)?],
+        })
+    }
+
+    fn into_summary(self) -> Result<SessionSummary, StoreError> {
+        let id = SessionId::from_uuid(self.id);
+        let place = || format!("the row of session {id}");
+        let name = |text: &str| {
+            text.parse::<Name>()
+                .map_err(|error| damaged(place(), error))
+        };
+        let [name_text, labels] = self.texts;
+        Ok(SessionSummary {
+            place: from_sql(self.pk),
+            id,
+            owner: Owner {
+                tenant: name(&self.names[0])?,
+                app: name(&self.names[1])?,
+                user: UserId::from_uuid(self.user),
+                agent: name(&self.names[2])?,
+            },
+            name: name_text,
+            labels,
+            status: match self.status.as_str() {
+                "running" => SessionStatus::Running,
+                "paused" => SessionStatus::Paused,
+                "idle" => SessionStatus::Idle,
+                "closed" => SessionStatus::Closed,
+                _ => return Err(damaged(place(), "it has no known status")),
+            },
+            deleted: self.deleted,
+            ttl: time_to_live(self.ttl.0.as_deref(), self.ttl.1, &place())?,
+            expires_at: self.expires_at.map(Timestamp::from_micros),
+            revision: from_sql(self.numbers[0]),
+            created_at: Timestamp::from_micros(self.numbers[1]),
+            updated_at: Timestamp::from_micros(self.numbers[2]),
+        })
+    }
+}
+
+fn time_to_live(
+    mode: Option<&str>,
+    ms: Option<i64>,
+    place: &str,
+) -> Result<Option<TimeToLive>, StoreError> {
+    let mode = match (mode, ms) {
+        (None, None) => return Ok(None),
+        (Some("sliding"), Some(_)) => TtlMode::Sliding,
+        (Some("fixed"), Some(_)) => TtlMode::Fixed,
+        _ => return Err(damaged(place, "its time to live makes no sense")),
+    };
+    Ok(ms.map(|ms| TimeToLive {
+        mode,
+        ms: from_sql(ms),
+    }))
+}
+
+/// The holds that a request ever opened, oldest first.
+pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
+    let id = id_bytes(request.as_uuid());
+    let mut found = Vec::new();
+    for table in ["open_hold", "closed_hold"] {
+        let sql = format!("SELECT id FROM {table} WHERE request = ?1");
+        let ids = all(conn, &sql, [id], |row| row.get::<_, Uuid16>(0))?;
+        found.extend(ids.into_iter().map(|id| HoldId::from_uuid(id.0)));
+    }
+    // Ids sort by the time they were made.
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The requests that a request ever started, oldest first.
+pub(super) fn children_of(
+    conn: &Connection,
+    request: RequestId,
+) -> Result<Vec<RequestId>, StoreError> {
+    let sql = "SELECT child FROM child_request WHERE parent = ?1 ORDER BY rowid";
+    let key = [id_bytes(request.as_uuid())];
+    let ids = all(conn, sql, key, |row| row.get::<_, Uuid16>(0))?;
+    Ok(ids
         .into_iter()
-        .map(|(pk, id, user, names, texts, closed, numbers)| {
-            let id = SessionId::from_uuid(id);
-            let place = || format!("the row of session {id}");
-            let name = |text: &str| {
-                text.parse::<Name>()
-                    .map_err(|error| damaged(place(), error))
-            };
-            let [name_text, labels] = texts;
-            Ok(SessionSummary {
-                place: from_sql(pk),
-                id,
-                owner: Owner {
-                    tenant: name(&names[0])?,
-                    app: name(&names[1])?,
-                    user: UserId::from_uuid(user),
-                    agent: name(&names[2])?,
-                },
-                name: name_text,
-                labels,
-                closed,
-                revision: from_sql(numbers[0]),
-                created_at: Timestamp::from_micros(numbers[1]),
-                updated_at: Timestamp::from_micros(numbers[2]),
-            })
-        });
+        .map(|id| RequestId::from_uuid(id.0))
+        .collect())
+}
+
+/// Commits after a place, in the order of arrival.
+pub(super) fn committed(
+    conn: &Connection,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Committed>, StoreError> {
+    let sql = "SELECT log.id, session.id, log.seq FROM log JOIN session ON session.pk = log.session
+               WHERE log.id > ?1 ORDER BY log.id LIMIT ?2";
+    let key = (to_sql(after), to_sql(limit as u64));
+    all(conn, sql, key, |row| {
+        Ok(Committed {
+            place: from_sql(row.get(0)?),
+            session: SessionId::from_uuid(row.get::<_, Uuid16>(1)?.0),
+            revision: from_sql(row.get(2)?),
+        })
+    })
+}
+
+/// The place of the newest commit.
+pub(super) fn last_place(conn: &Connection) -> Result<u64, StoreError> {
+    let newest = first(conn, "SELECT max(id) FROM log", [], |row| {
+        row.get::<_, Option<i64>>(0)
+    })?;
+    Ok(newest.flatten().map_or(0, from_sql))
+}
+
+/// A page of decided holds, the last decided first.
+pub(super) fn decided_holds(
+    conn: &Connection,
+    query: &HoldQuery,
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let sql = "SELECT closed_hold.pk, session.id, closed_hold.body
+               FROM closed_hold JOIN session ON session.pk = closed_hold.session
+               WHERE closed_hold.tenant = ?1 AND closed_hold.pk < ?2
+               ORDER BY closed_hold.pk DESC LIMIT ?3";
+    let key = (
+        query.tenant.as_str(),
+        query.after.map_or(i64::MAX, to_sql),
+        to_sql(query.limit as u64),
+    );
+    let found = all(conn, sql, key, |row| {
+        Ok((
+            row.get::<_, i64>(0)?,
+            row.get::<_, Uuid16>(1)?.0,
+            row.get::<_, Vec<u8>>(2)?,
+        ))
+    })?;
+    let summaries = found.into_iter().map(|(pk, session, body)| {
+        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
+        Ok(HoldSummary {
+            place: from_sql(pk),
+            session: SessionId::from_uuid(session),
+            hold: closed.hold,
+        })
+    });
     summaries.collect()
 }
 
@@ -684,6 +846,11 @@ pub(super) fn due(conn: &Connection, now: Timestamp, limit: usize) -> Result<Vec
     found.extend(all(conn, sql, (now.as_micros(), limit_sql), |row| {
         let id = HoldId::from_uuid(row.get::<_, Uuid16>(2)?.0);
         read_due(row, DueKind::Hold(id))
+    })?);
+    let sql = "SELECT id, expires_at FROM session WHERE expires_at <= ?1
+               ORDER BY expires_at LIMIT ?2";
+    found.extend(all(conn, sql, (now.as_micros(), limit_sql), |row| {
+        read_due(row, DueKind::Session)
     })?);
     found.sort_by_key(|due| due.at);
     found.truncate(limit);

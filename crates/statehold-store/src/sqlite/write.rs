@@ -2,15 +2,16 @@
 
 use rusqlite::{Connection, OptionalExtension, ToSql, params};
 use statehold_core::ids::TaskId;
-use statehold_core::record::{Event, RecordContent};
+use statehold_core::record::{Change, ErasedPayloads, Event, RecordContent};
 use statehold_core::request::RequestStatus;
 use statehold_core::scope::{Scope, StateKey, merge};
-use statehold_core::session::Owner;
+use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
+use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
 use super::log::{self, Link, SessionRow, WAYPOINT_EVERY, pack_links};
-use super::read;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
+use super::{erase, read};
 use crate::codec;
 use crate::commit::{Answer, Commit, SharedWrite, StateWrite};
 use crate::port::{SharedOwner, StoreError};
@@ -46,15 +47,46 @@ pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreErr
     write_requests(conn, commit, owner, pk)?;
     write_holds(conn, commit, owner, pk)?;
     write_state(conn, commit, pk)?;
+    if let Some(payloads) = commit.writes.erased {
+        begin_erasure(conn, pk, payloads, log)?;
+    }
     for write in &commit.writes.shared {
         write_shared(conn, content, owner, write)?;
     }
     for (digest, payload) in &commit.blobs {
         let user = id_bytes(owner.user.as_uuid());
         let row = params![user, digest.as_bytes().as_slice(), codec::pack(payload)];
-        run(conn, "INSERT OR IGNORE INTO blob VALUES(?1, ?2, ?3)", row)?;
+        run(
+            conn,
+            "INSERT INTO blob VALUES(?1, ?2, 1, ?3)
+             ON CONFLICT(user, digest) DO UPDATE SET refs = refs + 1",
+            row,
+        )?;
     }
     Ok(content.seq)
+}
+
+/// Removes what lies beside the log at once, and notes that the log has to follow.
+fn begin_erasure(
+    conn: &Connection,
+    pk: i64,
+    payloads: ErasedPayloads,
+    log: i64,
+) -> Result<(), StoreError> {
+    run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
+    let sql = "INSERT OR REPLACE INTO erasure VALUES(?1, ?2, ?3)";
+    run(conn, sql, (pk, erase::name_of(payloads), log))?;
+    if payloads == ErasedPayloads::All {
+        // What the origin could not remove because this session shared it can go now.
+        run(
+            conn,
+            "INSERT OR REPLACE INTO erasure SELECT origin.pk, 'all', origin.last_log
+             FROM session JOIN session AS origin ON origin.pk = session.origin
+             WHERE session.pk = ?1 AND origin.deleted",
+            [pk],
+        )?;
+    }
+    Ok(())
 }
 
 /// Lets a commit in only at the head it was decided on, and says which log row that head is.
@@ -178,7 +210,8 @@ fn write_session(
 ) -> Result<i64, StoreError> {
     let (after, content) = (&commit.after, &commit.record.content);
     if let Some(row) = found {
-        let values: [&dyn ToSql; 9] = [
+        let columns = LifeColumns::of(after);
+        let values: [&dyn ToSql; 14] = [
             &row.pk,
             &after.closed,
             &to_sql(after.revision),
@@ -188,32 +221,44 @@ fn write_session(
             &to_sql(after.requests_started),
             &to_sql(after.items_appended),
             &log,
+            &columns.status,
+            &after.deleted,
+            &columns.ttl_mode,
+            &columns.ttl_ms,
+            &columns.expires_at,
         ];
         run(
             conn,
             "UPDATE session SET closed = ?2, revision = ?3, head = ?4, last_at = ?5,
-             tasks_opened = ?6, requests_started = ?7, items_appended = ?8, last_log = ?9
+             tasks_opened = ?6, requests_started = ?7, items_appended = ?8, last_log = ?9,
+             status = ?10, deleted = ?11, ttl_mode = ?12, ttl_ms = ?13, expires_at = ?14
              WHERE pk = ?1",
             &values[..],
         )?;
+        write_names(conn, commit, owner, row.pk)?;
         return Ok(row.pk);
     }
-    if let Some(name) = &commit.writes.name {
-        require_free_name(conn, owner, name)?;
+    if let Some(Change::Set(name)) = &commit.writes.name {
+        require_free_name(conn, owner, name, 0)?;
     }
+    let (name, labels) = (
+        commit.writes.name.clone().and_then(Change::value),
+        commit.writes.labels.clone().and_then(Change::value),
+    );
+    let columns = LifeColumns::of(after);
     let (origin, origin_seq) = match commit.writes.fork {
         Some((origin, at)) => (log::session_row(conn, origin)?.map_or(0, |row| row.pk), at),
         None => (0, 0),
     };
     let id = commit.session();
-    let values: [&dyn ToSql; 17] = [
+    let values: [&dyn ToSql; 22] = [
         &id_bytes(id.as_uuid()),
         &owner.tenant.as_str(),
         &owner.app.as_str(),
         &id_bytes(owner.user.as_uuid()),
         &owner.agent.as_str(),
-        &commit.writes.name,
-        &commit.writes.labels,
+        &name,
+        &labels,
         &after.closed,
         &to_sql(after.revision),
         &after.head.as_bytes().as_slice(),
@@ -224,25 +269,93 @@ fn write_session(
         &log,
         &origin,
         &to_sql(origin_seq),
+        &columns.status,
+        &after.deleted,
+        &columns.ttl_mode,
+        &columns.ttl_ms,
+        &columns.expires_at,
     ];
     run(
         conn,
         "INSERT INTO session(id, tenant, app, user, agent, name, labels, closed, revision, head,
          created_at, last_at, tasks_opened, requests_started, items_appended, last_log, origin,
-         origin_seq)
-         VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+         origin_seq, status, deleted, ttl_mode, ttl_ms, expires_at)
+         VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
+         ?18, ?19, ?20, ?21, ?22)",
         &values[..],
     )?;
     Ok(conn.last_insert_rowid())
 }
 
-fn require_free_name(conn: &Connection, owner: &Owner, name: &str) -> Result<(), StoreError> {
-    let sql = "SELECT id FROM session WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4";
+/// What lists and timers find a session by, beside what every session has.
+pub(super) struct LifeColumns {
+    pub(super) status: &'static str,
+    pub(super) ttl_mode: Option<&'static str>,
+    pub(super) ttl_ms: Option<i64>,
+    pub(super) expires_at: Option<i64>,
+}
+
+impl LifeColumns {
+    pub(super) fn of(state: &SessionState) -> Self {
+        Self {
+            status: status_name(state.status()),
+            ttl_mode: state.ttl.map(|ttl| match ttl.mode {
+                TtlMode::Sliding => "sliding",
+                TtlMode::Fixed => "fixed",
+            }),
+            ttl_ms: state.ttl.map(|ttl| to_sql(ttl.ms)),
+            expires_at: state.expires_at.map(Timestamp::as_micros),
+        }
+    }
+}
+
+fn status_name(status: SessionStatus) -> &'static str {
+    match status {
+        SessionStatus::Running => "running",
+        SessionStatus::Paused => "paused",
+        SessionStatus::Idle => "idle",
+        SessionStatus::Closed => "closed",
+    }
+}
+
+/// Changes the name and the labels of a session that is there.
+fn write_names(
+    conn: &Connection,
+    commit: &Commit,
+    owner: &Owner,
+    pk: i64,
+) -> Result<(), StoreError> {
+    if let Some(name) = commit.writes.name.clone() {
+        let name = name.value();
+        if let Some(name) = &name {
+            require_free_name(conn, owner, name, pk)?;
+        }
+        run(
+            conn,
+            "UPDATE session SET name = ?2 WHERE pk = ?1",
+            (pk, name),
+        )?;
+    }
+    if let Some(labels) = commit.writes.labels.clone() {
+        let sql = "UPDATE session SET labels = ?2 WHERE pk = ?1";
+        run(conn, sql, (pk, labels.value()))?;
+    }
+    Ok(())
+}
+
+fn require_free_name(
+    conn: &Connection,
+    owner: &Owner,
+    name: &str,
+    but: i64,
+) -> Result<(), StoreError> {
+    let sql = "SELECT id FROM session
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4 AND pk <> ?5";
     let user = id_bytes(owner.user.as_uuid());
     let taken = conn
         .prepare_cached(sql)
         .and_then(|mut statement| {
-            let key = (owner.tenant.as_str(), owner.app.as_str(), user, name);
+            let key = (owner.tenant.as_str(), owner.app.as_str(), user, name, but);
             statement
                 .query_row(key, |row| row.get::<_, log::Uuid16>(0))
                 .optional()
@@ -323,8 +436,13 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
         run(conn, "INSERT INTO closed_task VALUES(?1, ?2, ?3, ?4)", row)?;
     }
     for (task, value) in &commit.writes.task_states {
-        let sql = "INSERT OR REPLACE INTO task_state VALUES(?1, ?2)";
-        run(conn, sql, (id_bytes(task.as_uuid()), codec::pack(value)))?;
+        let sql = "INSERT INTO task_state VALUES(?1, ?2, ?3)
+                   ON CONFLICT(task) DO UPDATE SET value = excluded.value";
+        run(
+            conn,
+            sql,
+            (id_bytes(task.as_uuid()), pk, codec::pack(value)),
+        )?;
     }
     for (old, new) in &commit.changes.renamed_tasks {
         // The origin may have gone on; the copy has the state of the time it was made from.
@@ -334,8 +452,12 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
             .map(|user| read::task_state_at(conn, user, before, *old))
             .transpose()?;
         if let Some(value) = value.flatten() {
-            let sql = "INSERT INTO task_state VALUES(?1, ?2)";
-            run(conn, sql, (id_bytes(new.as_uuid()), codec::pack(&value)))?;
+            let sql = "INSERT INTO task_state VALUES(?1, ?2, ?3)";
+            run(
+                conn,
+                sql,
+                (id_bytes(new.as_uuid()), pk, codec::pack(&value)),
+            )?;
         }
     }
     Ok(())
@@ -371,6 +493,17 @@ fn write_requests(
             row,
         )?;
     }
+    for event in &commit.record.content.events {
+        if let Event::RequestStarted {
+            request,
+            parent: Some(parent),
+            ..
+        } = event
+        {
+            let row = (id_bytes(parent.as_uuid()), id_bytes(request.as_uuid()));
+            run(conn, "INSERT INTO child_request VALUES(?1, ?2)", row)?;
+        }
+    }
     // In a fork, what was live stays live in the origin; here it has never been.
     let is_fork = commit.writes.fork.is_some();
     for ended in commit.changes.ended_requests.iter().filter(|_| !is_fork) {
@@ -398,9 +531,17 @@ fn write_holds(
         let id = id_bytes(hold.id.as_uuid());
         run(
             conn,
-            "INSERT INTO open_hold(id, session, tenant, deadline, body) VALUES(?1, ?2, ?3, ?4, ?5)
+            "INSERT INTO open_hold(id, session, request, tenant, deadline, body)
+             VALUES(?1, ?2, ?3, ?4, ?5, ?6)
              ON CONFLICT(id) DO UPDATE SET body = excluded.body",
-            params![id, pk, owner.tenant.as_str(), deadline, json(hold)],
+            params![
+                id,
+                pk,
+                id_bytes(hold.request.as_uuid()),
+                owner.tenant.as_str(),
+                deadline,
+                json(hold)
+            ],
         )?;
     }
     let is_fork = commit.writes.fork.is_some();
@@ -409,8 +550,15 @@ fn write_holds(
         run(conn, "DELETE FROM open_hold WHERE id = ?1", [id])?;
         run(
             conn,
-            "INSERT INTO closed_hold VALUES(?1, ?2, ?3)",
-            (id, pk, json(closed)),
+            "INSERT INTO closed_hold(id, session, request, tenant, body)
+             VALUES(?1, ?2, ?3, ?4, ?5)",
+            params![
+                id,
+                pk,
+                id_bytes(closed.hold.request.as_uuid()),
+                owner.tenant.as_str(),
+                json(closed)
+            ],
         )?;
     }
     Ok(())

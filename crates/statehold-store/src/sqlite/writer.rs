@@ -6,16 +6,15 @@
 //! dropped after a failed sync cannot be written again by trying again.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use rusqlite::{Connection, ErrorCode};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::sql::corrupt_or_unavailable;
 use super::{OnStop, schema, write};
 use crate::commit::Commit;
-use crate::port::StoreError;
+use crate::port::{PendingCommit, StoreError};
 
 /// How many commits may wait before callers do.
 const QUEUE_MAX: usize = 1024;
@@ -37,14 +36,14 @@ enum Job {
 
 /// The handle of the writing thread.
 pub(super) struct Writer {
-    jobs: Option<SyncSender<Job>>,
+    jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     /// Starts the thread with the connection that writes.
     pub(super) fn start(conn: Connection, epoch: String, on_stop: OnStop) -> Self {
-        let (jobs, queue) = sync_channel(QUEUE_MAX);
+        let (jobs, mut queue) = mpsc::channel(QUEUE_MAX);
         let name = "statehold-writer".to_owned();
         let mut group = Group {
             conn,
@@ -55,18 +54,20 @@ impl Writer {
         };
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || group.run(&queue));
+            .spawn(move || group.run(&mut queue));
         Self {
             jobs: Some(jobs),
             thread: thread.ok(),
         }
     }
 
-    /// Commits in the next group.
-    pub(super) async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
+    /// Puts a commit in line for the next group.
+    pub(super) async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Job::Commit(Box::new(commit), reply))?;
-        answer.await.unwrap_or(Err(StoreError::Stopped))
+        self.send(Job::Commit(Box::new(commit), reply)).await?;
+        Ok(Box::pin(async {
+            answer.await.unwrap_or(Err(StoreError::Stopped))
+        }))
     }
 
     /// Runs something else on the writing connection, between groups.
@@ -84,20 +85,20 @@ impl Writer {
             drop(reply.send(answer));
             failed
         });
-        self.send(Job::Run(task))?;
+        self.send(Job::Run(task)).await?;
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
     /// Folds the whole log into the file and empties it.
     pub(super) async fn fold_log(&self) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Job::FoldLog(reply))?;
+        self.send(Job::FoldLog(reply)).await?;
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
-    fn send(&self, job: Job) -> Result<(), StoreError> {
+    async fn send(&self, job: Job) -> Result<(), StoreError> {
         let jobs = self.jobs.as_ref().ok_or(StoreError::Stopped)?;
-        jobs.send(job).map_err(|_| StoreError::Stopped)
+        jobs.send(job).await.map_err(|_| StoreError::Stopped)
     }
 }
 
@@ -120,9 +121,9 @@ struct Group {
 }
 
 impl Group {
-    fn run(&mut self, queue: &Receiver<Job>) {
+    fn run(&mut self, queue: &mut mpsc::Receiver<Job>) {
         let mut commits = Vec::with_capacity(GROUP_MAX);
-        while let Ok(first) = queue.recv() {
+        while let Some(first) = queue.blocking_recv() {
             let mut next = Some(first);
             while let Some(job) = next.take() {
                 match job {

@@ -9,7 +9,7 @@ use std::task::{self, Poll, Wake};
 use std::thread::{self, Thread};
 
 use statehold_core::apply::apply;
-use statehold_core::command::{Cold, Command, Context, Fenced, Outcome, Past, Rejection};
+use statehold_core::command::{Cold, Command, Context, Fenced, Named, Outcome, Past, Rejection};
 use statehold_core::decide::decide;
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
@@ -299,28 +299,12 @@ impl Driver {
     /// The finished things that a command names, and the past that a rewind goes back to.
     async fn cold(&self, command: &Command) -> Cold {
         const HEALTHY: &str = "the store answers";
-        let (mut request, mut task, mut hold, mut to) = (None, None, None, None);
-        match command {
-            Command::OpenHold { by, hold: new, .. } => {
-                (request, hold) = (Some(by.request), Some(new.id));
-            }
-            Command::AppendItems { by, .. }
-            | Command::CompleteRequest { by, .. }
-            | Command::FailRequest { by, .. } => request = Some(by.request),
-            Command::ClaimRequest { request: id, .. }
-            | Command::LapseLease { request: id }
-            | Command::CancelRequest { request: id } => request = Some(*id),
-            Command::DecideHold { hold: id, .. } | Command::ExpireHold { hold: id } => {
-                hold = Some(*id);
-            }
-            Command::StartRequest(start) => task = start.task,
-            Command::CloseTask { task: id } | Command::CancelTask { task: id } => task = Some(*id),
-            Command::Rewind { to: revision } => to = Some(*revision),
-            Command::CreateSession { .. }
-            | Command::CloseSession { .. }
-            | Command::PutState { .. }
-            | Command::Fork { .. } => {}
-        }
+        let Named {
+            hold,
+            request,
+            task,
+            past: to,
+        } = command.named();
         let mut cold = Cold::default();
         if let Some(id) = request {
             let ended = self.store.ended_request(id).await.expect(HEALTHY);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use statehold_core::command::{Command, StatePatch};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::SessionId;
-use statehold_core::session::Owner;
+use statehold_core::session::{Owner, SessionStatus};
 
 use super::HEALTHY;
 use super::driver::Driver;
@@ -118,6 +118,7 @@ pub(super) async fn a_listed_session_says_what_it_is(store: Arc<dyn Store>) {
         name: None,
         labels: Some(driver.body(r#"{"team":"red"}"#)),
         state: StatePatch::default(),
+        ttl: None,
     };
     driver.ok(&driver.client(), create).await;
     let created_at = driver.now;
@@ -129,7 +130,10 @@ pub(super) async fn a_listed_session_says_what_it_is(store: Arc<dyn Store>) {
         owner: owner(),
         name: None,
         labels: Some(r#"{"team":"red"}"#.to_owned()),
-        closed: false,
+        status: SessionStatus::Idle,
+        deleted: false,
+        ttl: None,
+        expires_at: None,
         revision: 2,
         created_at,
         updated_at: driver.now,
@@ -140,7 +144,8 @@ pub(super) async fn a_listed_session_says_what_it_is(store: Arc<dyn Store>) {
     let close = Command::CloseSession { cancel_live: false };
     driver.ok(&driver.client(), close).await;
     found = sessions(&store, of_owner(&owner())).await;
-    (expected.closed, expected.revision, expected.updated_at) = (true, 3, driver.now);
+    (expected.status, expected.revision, expected.updated_at) =
+        (SessionStatus::Closed, 3, driver.now);
     assert_eq!(found, [expected]);
 }
 

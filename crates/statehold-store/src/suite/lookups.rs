@@ -6,6 +6,7 @@ use statehold_core::command::Command;
 use statehold_core::hold::{DecisionKind, HoldStatus};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::projection::EndedRequest;
+use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::TaskStatus;
 
@@ -57,6 +58,11 @@ pub(super) async fn ended_requests_are_found(store: Arc<dyn Store>) {
         task: driver.tasks[2],
         parent: Some(driver.requests[1]),
         outcome: RequestOutcome::Failed,
+        started_by: driver
+            .log
+            .iter()
+            .find(|stored| starts(&stored.record, driver.requests[2]))
+            .map_or(0, |stored| stored.record.content.seq),
         ended_by: 15,
         ended_at: driver.log[14].record.content.at,
     };
@@ -158,4 +164,9 @@ pub(super) async fn everything_knows_its_session(store: Arc<dyn Store>) {
     assert_eq!(found.expect(HEALTHY), None);
     let found = store.session_of_hold(HoldId::from_uuid(stranger)).await;
     assert_eq!(found.expect(HEALTHY), None);
+}
+
+fn starts(record: &Record, wanted: RequestId) -> bool {
+    let is_it = |event: &Event| matches!(event, Event::RequestStarted { request, .. } if *request == wanted);
+    record.content.events.iter().any(is_it)
 }

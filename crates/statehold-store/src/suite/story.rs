@@ -52,6 +52,7 @@ pub const STEPS: &[Step] = &[
             name: Some(d.body("trip to Malmö")),
             labels: Some(d.body(r#"{"team":"red"}"#)),
             state,
+            ttl: None,
         };
         (d.client(), create)
     }),

@@ -24,6 +24,7 @@ impl Driver {
             name: name.map(|name| self.body(name)),
             labels: None,
             state: StatePatch::default(),
+            ttl: None,
         }
     }
 

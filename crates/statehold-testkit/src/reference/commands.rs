@@ -12,11 +12,11 @@ use statehold_core::item::{NewItem, Role};
 use statehold_core::limits;
 use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
 use statehold_core::scope::StateKey;
-use statehold_core::session::Owner;
+use statehold_core::session::{Owner, TimeToLive};
 use statehold_core::task::{CloseOn, TaskStatus};
 
 use super::holds::{decided_by_nobody, decisions_of};
-use super::{Answer, KnownHold, KnownMark, KnownRequest, KnownTask, World};
+use super::{Answer, KeyWrite, KnownHold, KnownMark, KnownRequest, KnownTask, World};
 
 pub(super) type Performed = Result<Answer, Rejection>;
 
@@ -37,10 +37,18 @@ impl World {
             };
         }
         let answer = match command {
-            Command::CreateSession { owner, state, .. } => self.create(owner, state, ctx)?,
+            _ if self.deleted => return Err(Rejection::NotFound),
+            Command::CreateSession {
+                owner, state, ttl, ..
+            } => self.create(owner, state, *ttl, ctx)?,
             _ if self.owner.is_none() => return Err(Rejection::NotFound),
             Command::DecideHold { hold, decision } => self.decide(*hold, decision, ctx)?,
+            Command::ExpireSession if !self.is_over(ctx) => {
+                return Err(Rejection::SessionNotExpired);
+            }
+            Command::ExpireSession | Command::DeleteSession => self.end_session(command)?,
             _ if self.closed => return Err(Rejection::SessionClosed),
+            _ if self.is_over(ctx) => return Err(Rejection::SessionExpired),
             _ => self.perform_while_open(command, ctx)?,
         };
         if answer == Answer::Done && payloads(command).any(|b| b.bytes > limits::PAYLOAD_BYTES_MAX)
@@ -105,14 +113,71 @@ impl World {
                 self.write_state(patch)?;
             }
             Command::Rewind { to } => self.rewind(*to)?,
-            Command::CreateSession { .. } | Command::DecideHold { .. } | Command::Fork { .. } => {
+            Command::PatchSession { labels, name, ttl } => {
+                if labels.is_none() && name.is_none() && ttl.is_none() {
+                    return Err(Rejection::EmptyPatch);
+                }
+                if let Some(ttl) = ttl {
+                    self.live_for(ttl.value())?;
+                }
+            }
+            Command::CreateSession { .. }
+            | Command::ExpireSession
+            | Command::DeleteSession
+            | Command::DecideHold { .. }
+            | Command::Fork { .. } => {
                 unreachable!("done elsewhere; a fork makes another world")
             }
         }
         Ok(Answer::Done)
     }
 
-    fn create(&mut self, owner: &Owner, state: &StatePatch, ctx: &Context) -> Performed {
+    fn is_over(&self, ctx: &Context) -> bool {
+        // This command has moved `last_at` on already; the deadline was set before it.
+        let before = Self {
+            last_at: self.was_at,
+            ..self.clone()
+        };
+        let now = ctx.now.max(self.was_at);
+        before.expires_at().is_some_and(|deadline| now >= deadline)
+    }
+
+    fn live_for(&mut self, ttl: Option<TimeToLive>) -> Result<(), Rejection> {
+        if let Some(ttl) = ttl
+            && !limits::SESSION_TTL_MS.contains(&ttl.ms)
+        {
+            let max = *limits::SESSION_TTL_MS.end();
+            return Err(Rejection::Limit { limit: "life", max });
+        }
+        self.life = ttl.map(|ttl| (ttl, self.last_at));
+        Ok(())
+    }
+
+    fn end_session(&mut self, command: &Command) -> Performed {
+        if !self.closed {
+            self.close_session(true)?;
+        }
+        self.life = None;
+        if *command == Command::DeleteSession {
+            self.deleted = true;
+            let keys: Vec<_> = self.writes.iter().map(|write| write.key.clone()).collect();
+            let (revision, is_there) = (self.revision, false);
+            self.writes.extend(keys.into_iter().map(|key| KeyWrite {
+                key,
+                revision,
+                is_there,
+            }));
+        }
+        Ok(Answer::Done)
+    }
+
+    fn create(
+        &mut self,
+        owner: &Owner,
+        state: &StatePatch,
+        ttl: Option<TimeToLive>,
+        ctx: &Context,
+    ) -> Performed {
         if self.owner.is_some() {
             return Err(Rejection::SessionExists);
         }
@@ -120,6 +185,7 @@ impl World {
             return Err(Rejection::NotFound);
         }
         self.owner = Some(owner.clone());
+        self.live_for(ttl)?;
         self.write_state(state)?;
         Ok(Answer::Done)
     }
@@ -304,6 +370,7 @@ impl World {
             id: None,
             task,
             parent,
+            started_by: self.revision,
             leases: Vec::new(),
             attended: false,
             waited: false,

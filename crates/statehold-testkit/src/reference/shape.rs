@@ -97,6 +97,9 @@ impl World {
             last_at: self.last_at,
             owner: self.owner.clone(),
             closed: self.closed,
+            deleted: self.deleted,
+            ttl: self.life.map(|(ttl, _)| ttl),
+            expires_at: self.expires_at(),
             tasks_opened: self.tasks.len() as u64,
             requests_started: self.requests.len() as u64,
             items_appended: self.items.len() as u64,
@@ -185,6 +188,7 @@ impl World {
         LiveRequest {
             id: self.request_id(request),
             number: request as u64 + 1,
+            started_by: known.started_by,
             task: self.task_id(known.task),
             parent: known.parent.map(|parent| self.request_id(parent)),
             depth: u16::try_from(self.depth(request)).expect("the tree is not that deep"),
@@ -272,8 +276,12 @@ impl World {
                 task = Some(*named);
             }
             Command::Rewind { to } => past = Some(*to),
-            Command::CreateSession { .. } | Command::CloseSession { .. } | Command::Fork { .. } => {
-            }
+            Command::CreateSession { .. }
+            | Command::PatchSession { .. }
+            | Command::CloseSession { .. }
+            | Command::ExpireSession
+            | Command::DeleteSession
+            | Command::Fork { .. } => {}
         }
         let past = past.filter(|to| (1..self.revision).contains(to));
         Cold {

@@ -92,6 +92,7 @@ impl Story {
                 name: None,
                 labels,
                 state,
+                ttl: None,
             },
             "bob",
         )?;

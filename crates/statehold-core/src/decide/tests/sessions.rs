@@ -1,7 +1,8 @@
 //! What a session is from outside: created once, reachable by its tenant, closed for good.
 
 use super::*;
-use crate::session::SessionStatus;
+use crate::record::Change;
+use crate::session::{SessionStatus, TimeToLive, TtlMode};
 
 /// Every command there is, about a session with a live request `R1` in `T1` and a hold `R1.h1`.
 fn every_command(w: &World) -> Vec<Command> {
@@ -23,6 +24,11 @@ fn every_command(w: &World) -> Vec<Command> {
         },
         Command::Rewind { to: 1 },
         close_session(true),
+        Command::PatchSession {
+            labels: None,
+            name: Some(Change::Clear),
+            ttl: None,
+        },
         fork(),
     ]);
     commands
@@ -134,6 +140,70 @@ fn a_closed_session_refuses_everything_that_would_change_it() {
         }
     }
     assert_eq!(w.no(create_session()), Rejection::SessionExists);
+}
+
+fn lives(mode: TtlMode, ms: u64) -> Command {
+    Command::PatchSession {
+        labels: None,
+        name: None,
+        ttl: Some(Change::Set(TimeToLive { mode, ms })),
+    }
+}
+
+#[test]
+fn a_sliding_session_lives_from_its_last_commit_and_a_fixed_one_from_the_first() {
+    for (mode, slides) in [(TtlMode::Sliding, true), (TtlMode::Fixed, false)] {
+        let mut w = new_session();
+        w.ok(lives(mode, 60_000));
+        let first = w.state.expires_at.expect("it expires");
+        w.wait_s(30);
+        w.ok(leased(start("a1")));
+        let second = w.state.expires_at.expect("it still expires");
+        assert_eq!(second > first, slides, "{mode:?}");
+    }
+}
+
+#[test]
+fn an_expired_session_refuses_commands_before_anybody_notices() {
+    let mut w = held_chain(1);
+    w.ok(lives(TtlMode::Fixed, 60_000));
+    assert_eq!(w.no(Command::ExpireSession), Rejection::SessionNotExpired);
+    w.wait_s(60);
+    assert_eq!(w.no(start("a1")), Rejection::SessionExpired);
+    w.ok(Command::ExpireSession);
+    assert_eq!(w.outcome("R1"), Some(RequestOutcome::Cancelled));
+    assert_eq!(w.state.status(), SessionStatus::Closed);
+    assert_eq!(w.state.expires_at, None);
+    assert_eq!(w.no(start("a1")), Rejection::SessionClosed);
+    assert_eq!(w.no(Command::ExpireSession), Rejection::SessionNotExpired);
+}
+
+#[test]
+fn a_life_that_is_too_short_or_too_long_is_refused() {
+    let mut w = new_session();
+    for ms in [0, 999, u64::MAX] {
+        assert!(matches!(
+            w.no(lives(TtlMode::Fixed, ms)),
+            Rejection::Limit { .. }
+        ));
+    }
+    let nothing = Command::PatchSession {
+        labels: None,
+        name: None,
+        ttl: None,
+    };
+    assert_eq!(w.no(nothing), Rejection::EmptyPatch);
+}
+
+#[test]
+fn a_deleted_session_answers_like_one_that_never_was() {
+    let mut w = held_chain(1);
+    w.ok(Command::DeleteSession);
+    assert_eq!(w.outcome("R1"), Some(RequestOutcome::Cancelled));
+    for command in every_command(&w) {
+        assert_eq!(w.no(command), Rejection::NotFound);
+    }
+    assert_eq!(w.no(Command::DeleteSession), Rejection::NotFound);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
 use statehold_core::ids::TaskId;
-use statehold_core::record::{Event, Record, RecordContent};
+use statehold_core::record::{Change, ErasedPayloads, Event, Record, RecordContent};
 use statehold_core::scope::StateKey;
 use statehold_core::session::Owner;
 
@@ -45,7 +45,11 @@ struct Pass {
     shared: BTreeMap<SharedKey, Shared>,
     /// Shared keys that a payload was erased of, so that nobody can say what they must be.
     unknown: BTreeSet<SharedKey>,
-    private: BTreeMap<TaskId, i64>,
+    /// The log row that last wrote the private state of a task, and the task's session.
+    private: BTreeMap<TaskId, (i64, i64)>,
+    children: BTreeSet<(Vec<u8>, Vec<u8>)>,
+    /// How many payloads of the log are kept in each blob.
+    blobs: BTreeMap<(Vec<u8>, Vec<u8>), i64>,
     problems: Vec<Problem>,
 }
 
@@ -68,6 +72,8 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
     pass.compare_names(conn)?;
     pass.compare_shared(conn)?;
     pass.compare_private(conn)?;
+    pass.compare_children(conn)?;
+    pass.compare_blobs(conn)?;
     report.problems.append(&mut pass.problems);
     Ok(())
 }
@@ -200,6 +206,13 @@ impl Pass {
     ) -> Result<(), StoreError> {
         let (user, seq) = (self.sessions[&pk].user, record.content.seq);
         let bodies = row.bodies(conn, user, record)?;
+        for digest in row.blobs(record)?.into_iter().flatten() {
+            let key = (
+                user.as_uuid().as_bytes().to_vec(),
+                digest.as_bytes().to_vec(),
+            );
+            *self.blobs.entry(key).or_default() += 1;
+        }
         let mut index = 0;
         for event in &record.content.events {
             let own = &bodies[index..index + event.bodies().len()];
@@ -215,6 +228,37 @@ impl Pass {
                     let labels = labels.and_then(|_| own.next()).flatten();
                     self.names.insert(pk, (name, labels));
                 }
+                Event::SessionPatched { labels, name, .. } => {
+                    let text = |body: &Option<Vec<u8>>| {
+                        body.as_ref()
+                            .map(|body| String::from_utf8_lossy(body).into_owned())
+                    };
+                    let mut own = own.iter().map(text);
+                    let kept = self.names.entry(pk).or_default();
+                    if labels.is_some() {
+                        kept.1 = own.next().flatten();
+                    }
+                    match name {
+                        Some(Change::Set(_)) => kept.0 = own.next().flatten(),
+                        Some(Change::Clear) => kept.0 = None,
+                        None => {}
+                    }
+                }
+                Event::PayloadsErased { payloads } => {
+                    self.private.retain(|_, (_, session)| *session != pk);
+                    if *payloads == ErasedPayloads::All {
+                        self.names.insert(pk, (None, None));
+                    }
+                }
+                Event::RequestStarted {
+                    request,
+                    parent: Some(parent),
+                    ..
+                } => {
+                    let bytes = |id: &uuid::Uuid| id.as_bytes().to_vec();
+                    self.children
+                        .insert((bytes(parent.as_uuid()), bytes(request.as_uuid())));
+                }
                 Event::Rewound {
                     items_kept,
                     items_until,
@@ -224,12 +268,12 @@ impl Pass {
                     self.rewinds.insert((pk, to_sql(seq), range.0, range.1));
                 }
                 Event::TaskStatePut { task, .. } => {
-                    self.private.insert(*task, row.id);
+                    self.private.insert(*task, (row.id, pk));
                 }
                 Event::TaskRenamed { from, to }
                     if read::task_state_at(conn, user, row.prev, *from)?.is_some() =>
                 {
-                    self.private.insert(*to, row.id);
+                    self.private.insert(*to, (row.id, pk));
                 }
                 Event::SharedStatePut {
                     key,
@@ -404,7 +448,7 @@ impl Pass {
                 "has more or fewer rows than the log calls for",
             );
         }
-        for (task, written) in std::mem::take(&mut self.private) {
+        for (task, (written, _)) in std::mem::take(&mut self.private) {
             let record = log::row(conn, written)?.record()?;
             let Some(session) = log::session_row(conn, record.content.session)? else {
                 continue;
@@ -416,6 +460,30 @@ impl Pass {
                     "is not what the log says",
                 );
             }
+        }
+        Ok(())
+    }
+}
+
+impl Pass {
+    fn compare_children(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        let sql = "SELECT parent, child FROM child_request ORDER BY 1, 2";
+        let found: Vec<(Vec<u8>, Vec<u8>)> =
+            read::all(conn, sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if !found.iter().eq(&self.children) {
+            self.wrong("the table `child_request`", "is not what the log says");
+        }
+        Ok(())
+    }
+
+    fn compare_blobs(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        let sql = "SELECT user, digest, refs FROM blob ORDER BY 1, 2";
+        let found: Vec<((Vec<u8>, Vec<u8>), i64)> = read::all(conn, sql, [], |row| {
+            Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
+        })?;
+        let found: BTreeMap<_, _> = found.into_iter().collect();
+        if found != self.blobs {
+            self.wrong("the table `blob`", "is not what the log refers to");
         }
         Ok(())
     }

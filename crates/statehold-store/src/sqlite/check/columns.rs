@@ -10,6 +10,7 @@ use statehold_core::time::Timestamp;
 use super::super::log::{self, SessionRow};
 use super::super::read;
 use super::super::sql::id_bytes;
+use super::super::write::LifeColumns;
 use super::{CheckReport, Problem};
 use crate::port::StoreError;
 
@@ -42,10 +43,27 @@ pub(super) fn compare_beginning(
     Ok(())
 }
 
+/// Compares what lists find a session by.
+pub(super) fn compare_life(
+    conn: &Connection,
+    row: &SessionRow,
+    folded: &SessionState,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
+    let sql = "SELECT status FROM session WHERE pk = ?1";
+    let status: Option<String> = read::first(conn, sql, [row.pk], |row| row.get(0))?;
+    if status.as_deref() != Some(LifeColumns::of(folded).status) {
+        let place = format!("the row of session {}", row.id);
+        wrong(report, place, "has another status than the log says");
+    }
+    Ok(())
+}
+
 /// Compares which session the rows that a record ended belong to.
 pub(super) fn compare_ended(
     conn: &Connection,
     pk: i64,
+    tenant: &str,
     changes: &Changes,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
@@ -66,6 +84,17 @@ pub(super) fn compare_ended(
                 place,
                 "does not belong to the session that ended it",
             );
+        }
+    }
+    for closed in &changes.closed_holds {
+        let sql = "SELECT request, tenant FROM closed_hold WHERE id = ?1";
+        let id = id_bytes(closed.hold.id.as_uuid());
+        let found: Option<(Vec<u8>, String)> =
+            read::first(conn, sql, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let request = closed.hold.request.as_uuid().as_bytes().as_slice();
+        if !found.is_some_and(|(of, owner)| of == request && owner == tenant) {
+            let place = format!("closed hold {}", closed.hold.id);
+            wrong(report, place, "is filed under another request or tenant");
         }
     }
     Ok(())
@@ -98,12 +127,15 @@ pub(super) fn compare_queues(
         }
     }
     for hold in folded.holds.values() {
-        let sql = "SELECT tenant, deadline FROM open_hold WHERE id = ?1";
+        let sql = "SELECT tenant, deadline, request FROM open_hold WHERE id = ?1";
         let id = id_bytes(hold.id.as_uuid());
-        let found: Option<(String, Option<i64>)> =
-            read::first(conn, sql, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let is_same = found.is_some_and(|(found, deadline)| {
-            Some(found.as_str()) == tenant && deadline == hold.deadline.map(Timestamp::as_micros)
+        let found: Option<(String, Option<i64>, Vec<u8>)> = read::first(conn, sql, [id], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?;
+        let is_same = found.is_some_and(|(found, deadline, request)| {
+            Some(found.as_str()) == tenant
+                && deadline == hold.deadline.map(Timestamp::as_micros)
+                && request == hold.request.as_uuid().as_bytes()
         });
         if !is_same {
             wrong(report, format!("open hold {}", hold.id), what);

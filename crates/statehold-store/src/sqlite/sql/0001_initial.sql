@@ -17,7 +17,12 @@ CREATE TABLE session(
   agent TEXT NOT NULL,
   name TEXT,
   labels TEXT,
+  status TEXT NOT NULL,
   closed INTEGER NOT NULL,
+  deleted INTEGER NOT NULL,
+  ttl_mode TEXT,
+  ttl_ms INTEGER,
+  expires_at INTEGER,
   revision INTEGER NOT NULL,
   head BLOB NOT NULL,
   created_at INTEGER NOT NULL,
@@ -32,6 +37,8 @@ CREATE TABLE session(
 CREATE UNIQUE INDEX session_by_name ON session(tenant, app, user, name);
 CREATE INDEX session_by_tenant ON session(tenant);
 CREATE INDEX session_by_owner ON session(tenant, app, user);
+CREATE INDEX session_by_expiry ON session(expires_at);
+CREATE INDEX session_by_origin ON session(origin);
 
 CREATE TABLE log(
   id INTEGER PRIMARY KEY,
@@ -77,8 +84,10 @@ CREATE TABLE closed_task(
 
 CREATE TABLE task_state(
   task BLOB PRIMARY KEY NOT NULL,
+  session INTEGER NOT NULL,
   value BLOB NOT NULL
 );
+CREATE INDEX task_state_by_session ON task_state(session);
 
 CREATE TABLE live_request(
   id BLOB PRIMARY KEY NOT NULL,
@@ -99,23 +108,37 @@ CREATE TABLE ended_request(
   body BLOB NOT NULL
 );
 
+-- Few requests have a parent: a table of their own keeps the others cheap.
+CREATE TABLE child_request(
+  parent BLOB NOT NULL,
+  child BLOB NOT NULL
+);
+CREATE INDEX child_request_by_parent ON child_request(parent);
+
 CREATE TABLE open_hold(
   pk INTEGER PRIMARY KEY,
   id BLOB NOT NULL UNIQUE,
   session INTEGER NOT NULL,
+  request BLOB NOT NULL,
   tenant TEXT NOT NULL,
   deadline INTEGER,
   body BLOB NOT NULL
 );
+CREATE INDEX open_hold_by_request ON open_hold(request);
 CREATE INDEX open_hold_by_session ON open_hold(session);
 CREATE INDEX open_hold_by_tenant ON open_hold(tenant);
 CREATE INDEX open_hold_by_deadline ON open_hold(deadline);
 
 CREATE TABLE closed_hold(
-  id BLOB PRIMARY KEY NOT NULL,
+  pk INTEGER PRIMARY KEY,
+  id BLOB NOT NULL UNIQUE,
   session INTEGER NOT NULL,
+  request BLOB NOT NULL,
+  tenant TEXT NOT NULL,
   body BLOB NOT NULL
 );
+CREATE INDEX closed_hold_by_request ON closed_hold(request);
+CREATE INDEX closed_hold_by_tenant ON closed_hold(tenant);
 
 CREATE TABLE state(
   session INTEGER NOT NULL,
@@ -154,6 +177,37 @@ CREATE INDEX answer_by_expiry ON answer(expires_at);
 CREATE TABLE blob(
   user BLOB NOT NULL,
   digest BLOB NOT NULL,
+  refs INTEGER NOT NULL,
   data BLOB NOT NULL,
   PRIMARY KEY (user, digest)
+);
+
+-- Payloads that are to be removed from the log, and the row at which that goes on, backwards.
+CREATE TABLE erasure(
+  session INTEGER PRIMARY KEY,
+  payloads TEXT NOT NULL,
+  log INTEGER NOT NULL
+);
+
+-- Who is behind a pseudonym. The only place that knows the name.
+CREATE TABLE user(
+  id BLOB PRIMARY KEY NOT NULL,
+  tenant TEXT NOT NULL,
+  name TEXT NOT NULL
+);
+CREATE UNIQUE INDEX user_by_name ON user(tenant, name);
+
+CREATE TABLE api_key(
+  id BLOB PRIMARY KEY NOT NULL,
+  tenant TEXT NOT NULL,
+  secret BLOB NOT NULL UNIQUE,
+  body BLOB NOT NULL
+);
+CREATE INDEX api_key_by_tenant ON api_key(tenant);
+
+CREATE TABLE tenant_log(
+  tenant TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  record BLOB NOT NULL,
+  PRIMARY KEY (tenant, seq)
 );

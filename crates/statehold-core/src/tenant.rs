@@ -1,0 +1,197 @@
+//! The audit stream of a tenant: what happens beside sessions, as a chain of its own.
+//!
+//! Changes of keys and reads of traces. Like the records of sessions, its entries hold ids, enums,
+//! numbers and times; never free text, never a key.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::ids::{KeyId, SessionId, UserId};
+use crate::name::Name;
+use crate::principal::Principal;
+use crate::record::{RECORD_VERSION, RecordError};
+use crate::time::Timestamp;
+
+/// One entry of the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantRecord {
+    /// The content; its canonical bytes are what is hashed.
+    pub content: TenantContent,
+    /// SHA-256 of the canonical bytes of the content.
+    pub hash: Digest,
+    bytes: Arc<[u8]>,
+}
+
+/// The hashed part of an entry. Fields are declared in the order of their names: that is the format.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantContent {
+    /// When it was committed. Never earlier than the entry before.
+    pub at: Timestamp,
+    /// What happened.
+    pub event: TenantEvent,
+    /// Hash of the entry before; zeros for the first.
+    pub prev_hash: Digest,
+    /// Who did it.
+    pub principal: Principal,
+    /// Its number in the stream: 1, 2, 3, …
+    pub seq: u64,
+    /// The tenant.
+    pub tenant: Name,
+    /// Format version.
+    pub v: u8,
+}
+
+/// One thing that happened beside sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "act", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TenantEvent {
+    /// A key was made.
+    KeyCreated {
+        /// The agents it is bound to; none means any.
+        #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+        agents: BTreeSet<Name>,
+        /// When it ends.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expires_at: Option<Timestamp>,
+        /// The key.
+        key: KeyId,
+        /// What it may do.
+        roles: BTreeSet<Name>,
+        /// The user it is bound to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        user: Option<UserId>,
+    },
+    /// A key was taken back.
+    KeyRevoked {
+        /// The key.
+        key: KeyId,
+    },
+    /// Somebody read what clients do not see.
+    TraceRead {
+        /// The session that was read.
+        session: SessionId,
+    },
+}
+
+impl TenantRecord {
+    /// The entry after one with this number, hash and time.
+    ///
+    /// # Panics
+    ///
+    /// Never: an entry always serializes to JSON.
+    pub fn after(
+        head: &TenantHead,
+        tenant: Name,
+        principal: Principal,
+        now: Timestamp,
+        event: TenantEvent,
+    ) -> Self {
+        Self::seal(TenantContent {
+            at: now.max(head.at),
+            event,
+            prev_hash: head.hash,
+            principal,
+            seq: head.seq + 1,
+            tenant,
+            v: RECORD_VERSION,
+        })
+    }
+
+    fn seal(content: TenantContent) -> Self {
+        let bytes = serde_json::to_vec(&content).expect("entries always serialize to JSON");
+        Self {
+            content,
+            hash: Digest::sha256(&bytes),
+            bytes: bytes.into(),
+        }
+    }
+
+    /// The canonical bytes: what is stored, hashed and exported.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Reads an entry back from its canonical bytes.
+    ///
+    /// # Errors
+    ///
+    /// Refuses unknown fields and any byte that is not in its canonical place.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+        let content: TenantContent = serde_json::from_slice(bytes).map_err(RecordError::Shape)?;
+        if content.v != RECORD_VERSION {
+            return Err(RecordError::Version {
+                found: content.v.into(),
+            });
+        }
+        let record = Self::seal(content);
+        if record.as_bytes() == bytes {
+            Ok(record)
+        } else {
+            Err(RecordError::NotCanonical)
+        }
+    }
+
+    /// What the next entry goes on from.
+    pub fn head(&self) -> TenantHead {
+        TenantHead {
+            seq: self.content.seq,
+            hash: self.hash,
+            at: self.content.at,
+        }
+    }
+}
+
+/// The end of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TenantHead {
+    /// How many entries there are.
+    pub seq: u64,
+    /// Hash of the last.
+    pub hash: Digest,
+    /// Time of the last.
+    pub at: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn entries_chain_and_have_one_spelling() {
+        let tenant: Name = "default".parse().expect("a name");
+        let key = KeyId::from_uuid(Uuid::from_u128(1));
+        let made = TenantEvent::KeyCreated {
+            agents: BTreeSet::new(),
+            expires_at: None,
+            key,
+            roles: ["admin".parse().expect("a name")].into(),
+            user: None,
+        };
+        let now = Timestamp::from_micros(5);
+        let first = TenantRecord::after(
+            &TenantHead::default(),
+            tenant.clone(),
+            Principal::Local,
+            now,
+            made,
+        );
+        let earlier = Timestamp::from_micros(3);
+        let revoked = TenantEvent::KeyRevoked { key };
+        let second = TenantRecord::after(&first.head(), tenant, Principal::Local, earlier, revoked);
+        assert_eq!(second.content.prev_hash, first.hash);
+        assert_eq!((second.content.seq, second.content.at), (2, now));
+        let canonical = crate::digest::canonical_bytes(&first.content);
+        assert_eq!(first.as_bytes(), canonical);
+        assert_eq!(TenantRecord::from_bytes(&canonical).expect("reads"), first);
+        let spaced = String::from_utf8(canonical)
+            .expect("text")
+            .replace("\"v\":1", "\"v\": 1");
+        assert!(TenantRecord::from_bytes(spaced.as_bytes()).is_err());
+    }
+}

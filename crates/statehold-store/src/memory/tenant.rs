@@ -1,0 +1,60 @@
+//! Beside sessions: users behind pseudonyms, keys, and the audit stream of a tenant.
+
+use std::collections::BTreeMap;
+
+use statehold_core::ids::{KeyId, UserId};
+use statehold_core::name::Name;
+use statehold_core::tenant::{TenantHead, TenantRecord};
+
+use crate::port::{ApiKey, StoreError, TenantCommit};
+
+#[derive(Debug, Default)]
+pub(super) struct Tenants {
+    users: BTreeMap<(Name, String), UserId>,
+    keys: BTreeMap<KeyId, ApiKey>,
+    streams: BTreeMap<Name, Vec<TenantRecord>>,
+}
+
+impl Tenants {
+    pub(super) fn intern_user(&mut self, tenant: Name, name: String, fresh: UserId) -> UserId {
+        *self.users.entry((tenant, name)).or_insert(fresh)
+    }
+
+    pub(super) fn user(&self, tenant: Name, name: String) -> Option<UserId> {
+        self.users.get(&(tenant, name)).copied()
+    }
+
+    pub(super) fn user_name(&self, user: UserId) -> Option<String> {
+        let mut users = self.users.iter();
+        users
+            .find(|(_, id)| **id == user)
+            .map(|((_, name), _)| name.clone())
+    }
+
+    pub(super) fn commit(&mut self, commit: TenantCommit) -> Result<(), StoreError> {
+        let content = &commit.record.content;
+        let head = self.head(&content.tenant);
+        if content.seq != head.seq + 1 || content.prev_hash != head.hash {
+            return Err(StoreError::TenantConflict { found: head.seq });
+        }
+        let stream = self.streams.entry(content.tenant.clone()).or_default();
+        stream.push(commit.record);
+        self.keys.extend(commit.key.map(|key| (key.id, key)));
+        Ok(())
+    }
+
+    pub(super) fn head(&self, tenant: &Name) -> TenantHead {
+        let last = self.streams.get(tenant).and_then(|stream| stream.last());
+        last.map(TenantRecord::head).unwrap_or_default()
+    }
+
+    pub(super) fn records(&self, tenant: &Name, after: u64, limit: usize) -> Vec<TenantRecord> {
+        let skipped = usize::try_from(after).unwrap_or(usize::MAX);
+        let stream = self.streams.get(tenant).into_iter().flatten();
+        stream.skip(skipped).take(limit).cloned().collect()
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &ApiKey> {
+        self.keys.values()
+    }
+}

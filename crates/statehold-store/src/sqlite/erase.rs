@@ -1,0 +1,133 @@
+//! Removing payloads from the log, a few rows at a time. Records and their digests stay.
+
+use rusqlite::{Connection, OptionalExtension};
+use statehold_core::record::ErasedPayloads;
+
+use super::log;
+use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
+use crate::codec;
+use crate::port::StoreError;
+
+/// How the table spells it.
+pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
+    match payloads {
+        ErasedPayloads::Hidden => "hidden",
+        ErasedPayloads::All => "all",
+    }
+}
+
+/// Removes payloads in at most `limit` rows of the log, in one transaction; returns whether there is
+/// more to do.
+pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
+    let place = corrupt_or_unavailable("removing payloads");
+    // What is removed must not stay readable in the free space of a page.
+    conn.execute_batch("PRAGMA secure_delete = ON")
+        .map_err(&place)?;
+    let more = some_rows(conn, limit);
+    conn.execute_batch("PRAGMA secure_delete = OFF")
+        .map_err(&place)?;
+    more
+}
+
+fn some_rows(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
+    let place = corrupt_or_unavailable("removing payloads");
+    let transaction = conn.transaction().map_err(&place)?;
+    for _ in 0..limit {
+        if !one(&transaction)? {
+            transaction.commit().map_err(&place)?;
+            return Ok(false);
+        }
+    }
+    transaction.commit().map_err(&place)?;
+    Ok(true)
+}
+
+/// Goes one row back in some session; returns whether there was one.
+fn one(conn: &Connection) -> Result<bool, StoreError> {
+    let place = corrupt_or_unavailable("the table `erasure`");
+    let next: Option<(i64, String, i64)> = conn
+        .prepare_cached("SELECT session, payloads, log FROM erasure LIMIT 1")
+        .and_then(|mut statement| {
+            statement
+                .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+                .optional()
+        })
+        .map_err(&place)?;
+    let Some((pk, payloads, at)) = next else {
+        return Ok(false);
+    };
+    let payloads = match payloads.as_str() {
+        "hidden" => ErasedPayloads::Hidden,
+        "all" => ErasedPayloads::All,
+        _ => {
+            return Err(damaged(
+                "the table `erasure`",
+                "it names no kind of payloads",
+            ));
+        }
+    };
+    let before = row(conn, pk, payloads, at)?;
+    let sql = match before {
+        0 => "DELETE FROM erasure WHERE session = ?1 AND ?2 = 0",
+        _ => "UPDATE erasure SET log = ?2 WHERE session = ?1",
+    };
+    conn.prepare_cached(sql)
+        .and_then(|mut statement| statement.execute((pk, before)))
+        .map_err(&place)?;
+    Ok(true)
+}
+
+/// Removes the payloads of one row; returns the row before it, or 0 at the end.
+fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<i64, StoreError> {
+    if at == 0 {
+        return Ok(0);
+    }
+    let row = log::row(conn, at)?;
+    let Some(session) = log::session_by_pk(conn, pk)? else {
+        return Ok(0);
+    };
+    if row.session != pk || row.seq <= shared_until(conn, pk)? {
+        return Ok(0);
+    }
+    let record = row.record()?;
+    let events = record.content.events.iter();
+    let erased: Vec<bool> = events.flat_map(|event| event.erased(payloads)).collect();
+    if erased.contains(&true) {
+        let digests = row.blobs(&record)?;
+        for (digest, _) in digests.into_iter().zip(&erased).filter(|(_, gone)| **gone) {
+            let Some(digest) = digest else { continue };
+            let key = (
+                id_bytes(session.user.as_uuid()),
+                digest.as_bytes().as_slice(),
+            );
+            for sql in [
+                "UPDATE blob SET refs = refs - 1 WHERE user = ?1 AND digest = ?2",
+                "DELETE FROM blob WHERE user = ?1 AND digest = ?2 AND refs <= 0",
+            ] {
+                conn.prepare_cached(sql)
+                    .and_then(|mut statement| statement.execute(key))
+                    .map_err(corrupt_or_unavailable("the table `blob`"))?;
+            }
+        }
+        let bodies = row.erased_bodies(&erased)?;
+        conn.prepare_cached("UPDATE log SET bodies = ?2 WHERE id = ?1")
+            .and_then(|mut statement| statement.execute((at, bodies)))
+            .map_err(corrupt_or_unavailable("the table `log`"))?;
+    }
+    Ok(row.prev)
+}
+
+/// The last record that a living fork shares.
+fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
+    conn.prepare_cached("SELECT max(origin_seq) FROM session WHERE origin = ?1 AND NOT deleted")
+        .and_then(|mut statement| statement.query_row([pk], |row| row.get::<_, Option<i64>>(0)))
+        .map(|seq| seq.map_or(0, from_sql))
+        .map_err(corrupt_or_unavailable("the table `session`"))
+}
+
+impl log::LogRow {
+    /// The packed payloads without those that are marked.
+    fn erased_bodies(&self, erased: &[bool]) -> Result<Vec<u8>, StoreError> {
+        codec::erase_bodies(&self.bodies, erased).map_err(|error| damaged(self.place(), error))
+    }
+}

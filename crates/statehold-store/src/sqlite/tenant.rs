@@ -1,0 +1,132 @@
+//! Beside sessions: users behind pseudonyms, keys, and the audit stream of a tenant.
+
+use rusqlite::{Connection, params};
+use statehold_core::digest::Digest;
+use statehold_core::ids::UserId;
+use statehold_core::name::Name;
+use statehold_core::tenant::{TenantHead, TenantRecord};
+
+use super::log::Uuid16;
+use super::read::{all, first};
+use super::sql::{corrupt_or_unavailable, damaged, id_bytes, to_sql};
+use crate::codec;
+use crate::port::{ApiKey, StoreError, TenantCommit};
+
+pub(super) fn user(
+    conn: &Connection,
+    tenant: &Name,
+    name: &str,
+) -> Result<Option<UserId>, StoreError> {
+    let sql = "SELECT id FROM user WHERE tenant = ?1 AND name = ?2";
+    let id = first(conn, sql, (tenant.as_str(), name), |row| {
+        row.get::<_, Uuid16>(0)
+    })?;
+    Ok(id.map(|id| UserId::from_uuid(id.0)))
+}
+
+pub(super) fn user_name(conn: &Connection, user: UserId) -> Result<Option<String>, StoreError> {
+    let sql = "SELECT name FROM user WHERE id = ?1";
+    first(conn, sql, [id_bytes(user.as_uuid())], |row| row.get(0))
+}
+
+pub(super) fn intern_user(
+    conn: &Connection,
+    tenant: &Name,
+    name: &str,
+    fresh: UserId,
+) -> Result<UserId, StoreError> {
+    if let Some(known) = user(conn, tenant, name)? {
+        return Ok(known);
+    }
+    conn.prepare_cached("INSERT INTO user VALUES(?1, ?2, ?3)")
+        .and_then(|mut statement| {
+            statement.execute((id_bytes(fresh.as_uuid()), tenant.as_str(), name))
+        })
+        .map_err(corrupt_or_unavailable("the table `user`"))?;
+    Ok(fresh)
+}
+
+/// Appends one entry and changes the key that goes with it, in one transaction.
+pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(), StoreError> {
+    let content = &commit.record.content;
+    let head = head(conn, &content.tenant)?;
+    if content.seq != head.seq + 1 || content.prev_hash != head.hash {
+        return Err(StoreError::TenantConflict { found: head.seq });
+    }
+    let place = corrupt_or_unavailable("the audit stream");
+    let transaction = conn.transaction().map_err(&place)?;
+    let row = params![
+        content.tenant.as_str(),
+        to_sql(content.seq),
+        codec::pack(commit.record.as_bytes())
+    ];
+    transaction
+        .execute("INSERT INTO tenant_log VALUES(?1, ?2, ?3)", row)
+        .map_err(&place)?;
+    if let Some(key) = &commit.key {
+        let body = serde_json::to_vec(key).expect("our own types always serialize to JSON");
+        let row = params![
+            id_bytes(key.id.as_uuid()),
+            key.tenant.as_str(),
+            key.secret.as_bytes().as_slice(),
+            body
+        ];
+        transaction
+            .execute("INSERT OR REPLACE INTO api_key VALUES(?1, ?2, ?3, ?4)", row)
+            .map_err(&place)?;
+    }
+    transaction.commit().map_err(&place)
+}
+
+pub(super) fn head(conn: &Connection, tenant: &Name) -> Result<TenantHead, StoreError> {
+    let sql = "SELECT record FROM tenant_log WHERE tenant = ?1 ORDER BY seq DESC LIMIT 1";
+    let last: Option<Vec<u8>> = first(conn, sql, [tenant.as_str()], |row| row.get(0))?;
+    Ok(match last {
+        Some(packed) => parse(&packed)?.head(),
+        None => TenantHead::default(),
+    })
+}
+
+pub(super) fn records(
+    conn: &Connection,
+    tenant: &Name,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<TenantRecord>, StoreError> {
+    let sql = "SELECT record FROM tenant_log WHERE tenant = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3";
+    let key = (tenant.as_str(), to_sql(after), to_sql(limit as u64));
+    let packed: Vec<Vec<u8>> = all(conn, sql, key, |row| row.get(0))?;
+    packed.iter().map(|packed| parse(packed)).collect()
+}
+
+fn parse(packed: &[u8]) -> Result<TenantRecord, StoreError> {
+    let place = "the audit stream";
+    let bytes = codec::unpack(packed).map_err(|error| damaged(place, error))?;
+    TenantRecord::from_bytes(&bytes).map_err(|error| damaged(place, error))
+}
+
+pub(super) fn api_key(conn: &Connection, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
+    let sql = "SELECT body FROM api_key WHERE secret = ?1";
+    let body: Option<Vec<u8>> = first(conn, sql, [secret.as_bytes().as_slice()], |row| row.get(0))?;
+    body.map(|body| parse_key(&body)).transpose()
+}
+
+pub(super) fn api_keys(
+    conn: &Connection,
+    tenant: Option<&Name>,
+) -> Result<Vec<ApiKey>, StoreError> {
+    let sql = "SELECT body FROM api_key WHERE ?1 IS NULL OR tenant = ?1 ORDER BY id";
+    let bodies: Vec<Vec<u8>> = all(conn, sql, [tenant.map(Name::as_str)], |row| row.get(0))?;
+    bodies.iter().map(|body| parse_key(body)).collect()
+}
+
+fn parse_key(body: &[u8]) -> Result<ApiKey, StoreError> {
+    serde_json::from_slice(body).map_err(|error| damaged("the table `api_key`", error))
+}
+
+/// The tenants that have an audit stream.
+pub(super) fn tenants(conn: &Connection) -> Result<Vec<String>, StoreError> {
+    all(conn, "SELECT DISTINCT tenant FROM tenant_log", [], |row| {
+        row.get(0)
+    })
+}
