@@ -2,3 +2,4 @@
 //! wire types, and never touches a store.
 
 pub mod json;
+pub mod seal;
