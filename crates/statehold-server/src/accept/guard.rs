@@ -1,0 +1,204 @@
+//! A stream that gives up on a client that sends its headers too slowly or does not read.
+
+use std::future::Future as _;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// How many requests of one connection have begun and ended: what the stream cannot see by itself.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Progress {
+    fn begun(&self) -> usize {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    fn is_serving(&self) -> bool {
+        self.begun() != self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// A request whose head has been read and whose response is not over yet.
+#[derive(Debug)]
+pub(super) struct Serving(Arc<Progress>);
+
+impl Serving {
+    pub(super) fn begin(progress: &Arc<Progress>) -> Self {
+        progress.begun.fetch_add(1, Ordering::Release);
+        Self(Arc::clone(progress))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Wraps a stream so that it fails with [`io::ErrorKind::TimedOut`] when a client takes too long.
+///
+/// A head has its time from its first byte to its last, so trickling does not help; the first one
+/// has it from the connection on. A write has its time from each byte the client took.
+#[derive(Debug)]
+pub(super) struct StallGuard<S> {
+    stream: S,
+    progress: Arc<Progress>,
+    head: Deadline,
+    /// How many requests had begun when the head began that `head` watches.
+    head_after: usize,
+    write: Deadline,
+    flush: Deadline,
+}
+
+impl<S> StallGuard<S> {
+    pub(super) fn new(
+        stream: S,
+        progress: Arc<Progress>,
+        head_read_timeout: Duration,
+        write_stall_timeout: Duration,
+    ) -> Self {
+        let mut head = Deadline::new(head_read_timeout);
+        head.start();
+        Self {
+            stream,
+            head_after: progress.begun(),
+            progress,
+            head,
+            write: Deadline::new(write_stall_timeout),
+            flush: Deadline::new(write_stall_timeout),
+        }
+    }
+
+    /// Stops the clock of a head that has been read since.
+    fn check_head(&mut self) {
+        if self.progress.begun() != self.head_after {
+            self.head.stop();
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        this.check_head();
+        let filled = buffer.filled().len();
+        match Pin::new(&mut this.stream).poll_read(cx, buffer) {
+            Poll::Pending => {
+                ready!(this.head.poll(cx));
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+            Poll::Ready(Ok(())) => {
+                // Bytes that come in while a request is served are its body, or come too early.
+                let is_new = !this.head.is_running() && !this.progress.is_serving();
+                if is_new && buffer.filled().len() > filled {
+                    this.head_after = this.progress.begun();
+                    this.head.start();
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        this.write.watch(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, slices);
+        this.write.watch(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let flushed = Pin::new(&mut this.stream).poll_flush(cx);
+        this.flush.watch(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let shut_down = Pin::new(&mut this.stream).poll_shutdown(cx);
+        this.flush.watch(cx, shut_down)
+    }
+}
+
+/// A time limit that runs from `start` to `stop`.
+#[derive(Debug)]
+struct Deadline {
+    limit: Duration,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Deadline {
+    fn new(limit: Duration) -> Self {
+        Self { limit, sleep: None }
+    }
+
+    fn start(&mut self) {
+        self.sleep = Some(Box::pin(tokio::time::sleep(self.limit)));
+    }
+
+    fn stop(&mut self) {
+        self.sleep = None;
+    }
+
+    fn is_running(&self) -> bool {
+        self.sleep.is_some()
+    }
+
+    /// Ready when the time is over; never if the clock does not run.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Runs while an operation is pending, and turns into an error if it stays so.
+    fn watch<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            self.stop();
+            return outcome;
+        }
+        if !self.is_running() {
+            self.start();
+        }
+        ready!(self.poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}

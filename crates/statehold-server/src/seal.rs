@@ -1,0 +1,281 @@
+//! Sealed handles: page cursors and feed positions that go out to a caller and come back.
+//!
+//! A handle tells its holder nothing and works only where it was given: for the same purpose, the
+//! same caller and the same filter. Everything else is refused in one way, so that a refusal tells
+//! nothing either. Expiry, if a handle needs one, belongs in its content.
+//!
+//! The envelope is a version byte, four bytes that name the key, a random nonce of 24 bytes, and the
+//! XChaCha20-Poly1305 ciphertext, together as URL-safe base64 without padding. Nonces of that length
+//! may be drawn at random on every node without any of them asking another.
+
+use std::fmt;
+
+use chacha20poly1305::aead::{Aead, Payload};
+use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
+use data_encoding::BASE64URL_NOPAD;
+use hkdf::Hkdf;
+use sha2::Sha256;
+
+/// The longest content that can be sealed. Cursors and positions are far below.
+pub const CONTENT_BYTES_MAX: usize = 4096;
+
+const VERSION: u8 = 1;
+const KEY_ID_BYTES: usize = 4;
+const NONCE_BYTES: usize = 24;
+const TAG_BYTES: usize = 16;
+const HEAD_BYTES: usize = 1 + KEY_ID_BYTES;
+const ENVELOPE_BYTES_MAX: usize = HEAD_BYTES + NONCE_BYTES + CONTENT_BYTES_MAX + TAG_BYTES;
+const TEXT_BYTES_MAX: usize = (ENVELOPE_BYTES_MAX * 4).div_ceil(3);
+
+/// Separates these keys from whatever else is derived from the same secret.
+const SALT: &[u8] = b"statehold handle v1";
+
+/// A handle that was not given by this server to this caller for this use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the handle is not valid here; start again without it")]
+pub struct BadHandle;
+
+/// Seals and opens handles under one secret.
+pub struct Sealer {
+    derivation: Hkdf<Sha256>,
+    key_id: [u8; KEY_ID_BYTES],
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sealer(…)")
+    }
+}
+
+impl Sealer {
+    /// Takes 32 secret bytes. Nodes that share them open each other's handles.
+    pub fn new(key: [u8; 32]) -> Self {
+        let derivation = Hkdf::<Sha256>::new(Some(SALT), &key);
+        let key_id = derive(&derivation, "key id", "");
+        Self { derivation, key_id }
+    }
+
+    /// Seals `content` for one purpose and for whoever and whatever `bound_to` names (tenant,
+    /// principal, digest of the filter; the order matters).
+    ///
+    /// # Panics
+    ///
+    /// If the content is longer than [`CONTENT_BYTES_MAX`], as nobody could open it again, or if the
+    /// system has no random source, without which nothing can be kept secret.
+    pub fn seal(&self, purpose: &str, bound_to: &[&str], content: &[u8]) -> String {
+        assert!(
+            content.len() <= CONTENT_BYTES_MAX,
+            "a handle holds a position, not a document"
+        );
+        let mut nonce = [0; NONCE_BYTES];
+        getrandom::fill(&mut nonce).expect("the system has a random source");
+        let head = self.head();
+        let payload = Payload {
+            msg: content,
+            aad: &associated_data(head, purpose, bound_to),
+        };
+        let ciphertext = self
+            .cipher(purpose)
+            .encrypt(&XNonce::from(nonce), payload)
+            .expect("a short content can always be encrypted");
+
+        let mut envelope = Vec::with_capacity(HEAD_BYTES + NONCE_BYTES + ciphertext.len());
+        envelope.extend_from_slice(&head);
+        envelope.extend_from_slice(&nonce);
+        envelope.extend_from_slice(&ciphertext);
+        BASE64URL_NOPAD.encode(&envelope)
+    }
+
+    /// Gives the content of a handle that was sealed for exactly this purpose and `bound_to`.
+    ///
+    /// # Errors
+    ///
+    /// [`BadHandle`] for everything else, whatever is wrong with it.
+    pub fn open(&self, purpose: &str, bound_to: &[&str], text: &str) -> Result<Vec<u8>, BadHandle> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(BadHandle);
+        }
+        // This encoding has one spelling per value: trailing bits must be zero, and neither padding
+        // nor white space is skipped.
+        let envelope = BASE64URL_NOPAD
+            .decode(text.as_bytes())
+            .map_err(|_| BadHandle)?;
+        let (head, rest) = envelope
+            .split_first_chunk::<HEAD_BYTES>()
+            .ok_or(BadHandle)?;
+        let (nonce, ciphertext) = rest.split_first_chunk::<NONCE_BYTES>().ok_or(BadHandle)?;
+        if *head != self.head() {
+            return Err(BadHandle);
+        }
+        let payload = Payload {
+            msg: ciphertext,
+            aad: &associated_data(*head, purpose, bound_to),
+        };
+        self.cipher(purpose)
+            .decrypt(&XNonce::from(*nonce), payload)
+            .map_err(|_| BadHandle)
+    }
+
+    fn head(&self) -> [u8; HEAD_BYTES] {
+        let [a, b, c, d] = self.key_id;
+        [VERSION, a, b, c, d]
+    }
+
+    fn cipher(&self, purpose: &str) -> XChaCha20Poly1305 {
+        let key: [u8; 32] = derive(&self.derivation, "purpose", purpose);
+        XChaCha20Poly1305::new(&key.into())
+    }
+}
+
+/// Derives bytes for one use. `kind` is ours, so no purpose can be spelled to get the key id.
+fn derive<const N: usize>(derivation: &Hkdf<Sha256>, kind: &str, name: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    derivation
+        .expand_multi_info(&[kind.as_bytes(), b"\0", name.as_bytes()], &mut bytes)
+        .expect("HKDF gives up to 8160 bytes");
+    bytes
+}
+
+/// Everything that must be the same on the way back. Each part has its length before it, so that
+/// `["ab", "c"]` and `["a", "bc"]` differ.
+fn associated_data(head: [u8; HEAD_BYTES], purpose: &str, bound_to: &[&str]) -> Vec<u8> {
+    let parts = || std::iter::once(&purpose).chain(bound_to);
+    let bytes = parts().map(|part| 8 + part.len()).sum::<usize>();
+    let mut data = Vec::with_capacity(HEAD_BYTES + bytes);
+    data.extend_from_slice(&head);
+    for part in parts() {
+        data.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        data.extend_from_slice(part.as_bytes());
+    }
+    data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PURPOSE: &str = "sessions page";
+    const BOUND: [&str; 3] = ["acme", "key_1", "filter-digest"];
+
+    fn sealer() -> Sealer {
+        Sealer::new([7; 32])
+    }
+
+    #[track_caller]
+    fn check_refused(purpose: &str, bound_to: &[&str], text: &str) {
+        assert_eq!(
+            sealer().open(purpose, bound_to, text),
+            Err(BadHandle),
+            "{purpose} {bound_to:?} {text}"
+        );
+    }
+
+    #[test]
+    fn what_was_sealed_is_opened_by_whoever_has_the_key() {
+        for content in [&b""[..], b"x", b"ses_1/42", &[0; CONTENT_BYTES_MAX]] {
+            let text = sealer().seal(PURPOSE, &BOUND, content);
+            assert_eq!(
+                sealer().open(PURPOSE, &BOUND, &text).as_deref(),
+                Ok(content)
+            );
+        }
+        let text = sealer().seal("", &[], b"unbound");
+        assert_eq!(
+            sealer().open("", &[], &text).as_deref(),
+            Ok(&b"unbound"[..])
+        );
+    }
+
+    #[test]
+    fn a_handle_stands_in_a_query_as_it_is_and_never_looks_the_same_twice() {
+        let (one, two) = (
+            sealer().seal(PURPOSE, &BOUND, b"42"),
+            sealer().seal(PURPOSE, &BOUND, b"42"),
+        );
+        assert_ne!(one, two);
+        assert!(
+            one.bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        );
+    }
+
+    #[test]
+    fn a_handle_of_another_caller_filter_or_purpose_is_refused() {
+        let text = sealer().seal(PURPOSE, &BOUND, b"42");
+        check_refused(PURPOSE, &["acme", "key_2", "filter-digest"], &text);
+        check_refused(PURPOSE, &["other", "key_1", "filter-digest"], &text);
+        check_refused(PURPOSE, &["acme", "key_1", "filter-digest-2"], &text);
+        check_refused("holds page", &BOUND, &text);
+        check_refused(PURPOSE, &["key_1", "acme", "filter-digest"], &text);
+        check_refused(PURPOSE, &["acme", "key_1"], &text);
+        check_refused(PURPOSE, &["acme", "key_1", "filter-digest", ""], &text);
+        check_refused(PURPOSE, &[], &text);
+    }
+
+    #[test]
+    fn parts_cannot_be_cut_at_another_place() {
+        let text = sealer().seal("p", &["ab", "c"], b"42");
+        check_refused("p", &["a", "bc"], &text);
+        check_refused("p", &["abc"], &text);
+        check_refused("pa", &["b", "c"], &text);
+    }
+
+    #[test]
+    fn a_handle_under_another_key_is_refused() {
+        let text = Sealer::new([8; 32]).seal(PURPOSE, &BOUND, b"42");
+        check_refused(PURPOSE, &BOUND, &text);
+    }
+
+    #[test]
+    fn any_flipped_bit_is_refused() {
+        let text = sealer().seal(PURPOSE, &BOUND, b"position");
+        let envelope = BASE64URL_NOPAD.decode(text.as_bytes()).expect("our own");
+        for bit in 0..envelope.len() * 8 {
+            let mut changed = envelope.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            check_refused(PURPOSE, &BOUND, &BASE64URL_NOPAD.encode(&changed));
+        }
+    }
+
+    #[test]
+    fn any_other_character_is_refused_even_if_lax_decoders_read_the_same_bytes() {
+        // 5 + 24 + 16 bytes and one of content leave unused bits in the last character.
+        let text = sealer().seal(PURPOSE, &BOUND, b"p");
+        let alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        for index in 0..text.len() {
+            for c in alphabet.chars() {
+                let mut changed = text.clone();
+                changed.replace_range(index..=index, c.encode_utf8(&mut [0; 4]));
+                if changed != text {
+                    check_refused(PURPOSE, &BOUND, &changed);
+                }
+            }
+        }
+        for changed in [
+            format!("{text}="),
+            format!("{text}=="),
+            format!("{text}\n"),
+            format!(" {text}"),
+            format!("{text}A"),
+            text.replacen(&text[..1], "%41", 1),
+        ] {
+            check_refused(PURPOSE, &BOUND, &changed);
+        }
+    }
+
+    #[test]
+    fn truncation_and_garbage_are_refused() {
+        let text = sealer().seal(PURPOSE, &BOUND, b"position");
+        for end in 0..text.len() {
+            check_refused(PURPOSE, &BOUND, &text[..end]);
+        }
+        for garbage in ["", "A", "null", "é", "\0", "0".repeat(1 << 20).as_str()] {
+            check_refused(PURPOSE, &BOUND, garbage);
+        }
+    }
+
+    #[test]
+    fn the_sealer_does_not_print_its_key() {
+        assert_eq!(format!("{:?}", sealer()), "Sealer(…)");
+    }
+}
