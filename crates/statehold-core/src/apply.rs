@@ -154,7 +154,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
                 }
             });
         }
-        Event::HoldOpened { .. } => open_hold(state, event),
+        Event::HoldOpened { .. } => open_hold(state, event, seq),
         Event::VoteRecorded {
             hold,
             key,
@@ -274,7 +274,7 @@ fn note_call(live: &mut LiveRequest, item: &Item) {
     }
 }
 
-fn open_hold(state: &mut SessionState, event: &Event) {
+fn open_hold(state: &mut SessionState, event: &Event, seq: u64) {
     let Event::HoldOpened {
         hold,
         number,
@@ -310,6 +310,7 @@ fn open_hold(state: &mut SessionState, event: &Event) {
         number: *number,
         request: *request,
         task,
+        opened_at: seq,
         kind: *kind,
         body: *body,
         call: *call,

@@ -139,6 +139,8 @@ pub struct Hold {
     pub request: RequestId,
     /// The task of that request.
     pub task: TaskId,
+    /// The revision that opened it.
+    pub opened_at: u64,
     /// What is asked for.
     pub kind: HoldKind,
     /// Everything a person reads. Absent for holds the server opens itself.

@@ -1,2 +1,42 @@
 //! What happens: every session has one order of commands, decided on its newest state and answered
 //! only when they are durable.
+//!
+//! An [`Engine`] is made of ports: a store, a clock, a source of randomness and the payload keys. It
+//! decides with the core, commits in pipelined groups, keeps hot sessions in memory, feeds readers in
+//! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
+
+mod access;
+mod caller;
+mod claim;
+mod engine;
+mod error;
+mod feed;
+mod idempotency;
+mod keys;
+mod mailbox;
+mod payloads;
+mod ports;
+mod read;
+mod rights;
+mod shared;
+mod temp;
+mod timers;
+mod tree;
+mod users;
+
+pub use caller::{Caller, Role, Roles};
+pub use claim::{Claim, ClaimedRequest};
+pub use engine::{Engine, EngineOptions};
+pub use error::EngineError;
+pub use feed::{FeedEntry, GlobalPosition};
+pub use idempotency::IdempotencyKey;
+pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
+pub use mailbox::{Call, Committed, Done, Reply};
+pub use payloads::Payloads;
+pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
+pub use read::{HoldDetail, HoldFilter, ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
+pub use shared::SharedView;
+pub use statehold_store::{
+    ApiKey, DueKind, SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,
+};
+pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

@@ -407,8 +407,10 @@ pub struct SharedValue {
 pub struct SessionQuery {
     /// The isolation wall.
     pub tenant: Name,
-    /// Only sessions of this app and user.
-    pub owner: Option<(Name, UserId)>,
+    /// Only sessions of this app.
+    pub app: Option<Name>,
+    /// Only sessions of this user.
+    pub user: Option<UserId>,
     /// Go on after this place of the page before.
     pub after: Option<u64>,
     /// At most so many.

@@ -105,6 +105,7 @@ pub struct KnownHold {
     pub id: Option<HoldId>,
     pub request: usize,
     pub number: u32,
+    pub opened_at: u64,
     pub kind: HoldKind,
     pub body: Option<BodyRef>,
     pub call: Option<usize>,

@@ -15,11 +15,11 @@ impl Tables {
     pub(super) fn list_sessions(&self, query: &SessionQuery) -> Vec<SessionSummary> {
         let is_asked = |found: &SessionSummary| {
             let of = &found.owner;
-            let fits = |(app, user): &(Name, _)| *app == of.app && *user == of.user;
             let is_listed = !found.deleted && of.agent.as_str() != STATE_KEEPER;
             of.tenant == query.tenant
                 && is_listed
-                && query.owner.as_ref().is_none_or(fits)
+                && query.app.as_ref().is_none_or(|app| *app == of.app)
+                && query.user.is_none_or(|user| user == of.user)
                 && query.after.is_none_or(|after| found.place < after)
         };
         let all = self.owned().map(|(kept, owner)| summary(kept, owner));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
@@ -555,42 +555,36 @@ pub(super) fn sessions(
     conn: &Connection,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, StoreError> {
-    let columns = SUMMARY_COLUMNS;
-    let after = query.after.map_or(i64::MAX, to_sql);
-    let limit = to_sql(query.limit as u64);
-    let found = match &query.owner {
-        None => {
-            let sql = format!(
-                "SELECT {columns} FROM session
-                 WHERE tenant = ?1 AND pk < ?2 AND NOT deleted AND agent <> ?4
-                 ORDER BY pk DESC LIMIT ?3"
-            );
-            let key = (query.tenant.as_str(), after, limit, STATE_KEEPER);
-            all(conn, &sql, key, SummaryRow::read)?
-        }
-        Some((app, user)) => {
-            let sql = format!(
-                "SELECT {columns} FROM session
-                 WHERE tenant = ?1 AND app = ?4 AND user = ?5 AND pk < ?2
-                 AND NOT deleted AND agent <> ?6
-                 ORDER BY pk DESC LIMIT ?3"
-            );
-            let user: &[u8] = id_bytes(user.as_uuid());
-            all(
-                conn,
-                &sql,
-                (
-                    query.tenant.as_str(),
-                    after,
-                    limit,
-                    app.as_str(),
-                    user,
-                    STATE_KEEPER,
-                ),
-                SummaryRow::read,
-            )?
-        }
+    // One index each for the tenant, its apps and its users; what is left is filtered on the way.
+    let by = match (&query.app, &query.user) {
+        (_, Some(_)) => "session_by_user",
+        (Some(_), None) => "session_by_app",
+        (None, None) => "session_by_tenant",
     };
+    let app = if query.app.is_some() {
+        "AND app = ?5"
+    } else {
+        "AND ?5 IS NULL"
+    };
+    let user = if query.user.is_some() {
+        "AND user = ?6"
+    } else {
+        "AND ?6 IS NULL"
+    };
+    let sql = format!(
+        "SELECT {SUMMARY_COLUMNS} FROM session INDEXED BY {by}
+         WHERE tenant = ?1 AND pk < ?2 AND NOT deleted AND agent <> ?4 {app} {user}
+         ORDER BY pk DESC LIMIT ?3"
+    );
+    let key = params![
+        query.tenant.as_str(),
+        query.after.map_or(i64::MAX, to_sql),
+        to_sql(query.limit as u64),
+        STATE_KEEPER,
+        query.app.as_ref().map(Name::as_str),
+        query.user.as_ref().map(|user| id_bytes(user.as_uuid())),
+    ];
+    let found = all(conn, &sql, key, SummaryRow::read)?;
     found.into_iter().map(SummaryRow::into_summary).collect()
 }
 

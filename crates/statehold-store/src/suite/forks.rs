@@ -314,7 +314,8 @@ pub(super) async fn a_fork_is_listed_without_the_name_of_its_origin(store: Arc<d
     let fork = driver.fork(2, 10).await;
     let query = SessionQuery {
         tenant: driver.owner.tenant.clone(),
-        owner: None,
+        app: None,
+        user: None,
         after: None,
         limit: 10,
     };

@@ -19,7 +19,8 @@ async fn sessions(store: &Arc<dyn Store>, query: SessionQuery) -> Vec<SessionSum
 fn of_tenant(tenant: &str) -> SessionQuery {
     SessionQuery {
         tenant: name(tenant),
-        owner: None,
+        app: None,
+        user: None,
         after: None,
         limit: 1_000,
     }
@@ -27,7 +28,8 @@ fn of_tenant(tenant: &str) -> SessionQuery {
 
 fn of_owner(owner: &Owner) -> SessionQuery {
     SessionQuery {
-        owner: Some((owner.app.clone(), owner.user)),
+        app: Some(owner.app.clone()),
+        user: Some(owner.user),
         ..of_tenant(owner.tenant.as_str())
     }
 }

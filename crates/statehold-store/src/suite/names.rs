@@ -55,7 +55,8 @@ pub(super) async fn a_name_is_free_for_other_users_apps_and_tenants(store: Arc<d
         let driver = begin_named(&store, owner.clone(), n, "trip").await;
         let query = SessionQuery {
             tenant: owner.tenant,
-            owner: Some((owner.app, owner.user)),
+            app: Some(owner.app),
+            user: Some(owner.user),
             after: None,
             limit: 10,
         };

@@ -195,7 +195,8 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
     let tenant = driver.owner.tenant.clone();
     let query = SessionQuery {
         tenant: tenant.clone(),
-        owner: Some((driver.owner.app.clone(), driver.owner.user)),
+        app: Some(driver.owner.app.clone()),
+        user: Some(driver.owner.user),
         after: None,
         limit: 1_000,
     };

@@ -464,6 +464,7 @@ impl World {
                 id: None,
                 request,
                 number: self.next_hold_number(request),
+                opened_at: self.revision,
                 kind: HoldKind::Reconcile,
                 body: None,
                 call: Some(call),

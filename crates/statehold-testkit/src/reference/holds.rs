@@ -66,6 +66,7 @@ impl World {
             id: Some(new.id),
             request,
             number: self.next_hold_number(request),
+            opened_at: self.revision,
             kind: new.kind,
             body: Some(new.body),
             call,

@@ -236,6 +236,7 @@ impl World {
             number: known.number,
             request: self.request_id(known.request),
             task: self.task_id(self.requests[known.request].task),
+            opened_at: known.opened_at,
             kind: known.kind,
             body: known.body,
             call: known.call.map(|call| self.item_id(call)),

@@ -509,7 +509,8 @@ impl Picture {
         }
         let sessions = SessionQuery {
             tenant: tenant.clone(),
-            owner: Some((owner.app, owner.user)),
+            app: Some(owner.app),
+            user: Some(owner.user),
             after: None,
             limit: 100,
         };

@@ -36,7 +36,8 @@ CREATE TABLE session(
 );
 CREATE UNIQUE INDEX session_by_name ON session(tenant, app, user, name);
 CREATE INDEX session_by_tenant ON session(tenant);
-CREATE INDEX session_by_owner ON session(tenant, app, user);
+CREATE INDEX session_by_app ON session(tenant, app);
+CREATE INDEX session_by_user ON session(tenant, user);
 CREATE INDEX session_by_expiry ON session(expires_at);
 CREATE INDEX session_by_origin ON session(origin);
 

@@ -1,0 +1,94 @@
+//! Who may read what. What is out of reach is not there.
+
+use statehold_core::ids::SessionId;
+use statehold_core::session::{STATE_KEEPER, SessionState};
+use statehold_store::SessionSummary;
+
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+impl Engine {
+    /// A session that the caller may read as a client, a worker or an operator.
+    pub(crate) async fn readable(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<SessionSummary, EngineError> {
+        require_any(
+            caller,
+            &[Role::Client, Role::Worker, Role::Operator, Role::Admin],
+        )?;
+        let found = self.inner().store.session(session).await?;
+        let summary = found.ok_or(EngineError::NotFound)?;
+        if !is_listed(caller, &summary) {
+            return Err(EngineError::NotFound);
+        }
+        let user = summary.owner.user;
+        if caller.acts_for(user) || caller.reads_all() {
+            return Ok(summary);
+        }
+        // A worker reads where its agents work.
+        let is_near = caller.user.is_none_or(|bound| bound == user);
+        if is_near && caller.has(Role::Worker) {
+            if caller.agents.is_empty() {
+                return Ok(summary);
+            }
+            let state = self.durable_state(session).await?;
+            if state
+                .tasks
+                .values()
+                .any(|task| caller.works_for(&task.agent))
+            {
+                return Ok(summary);
+            }
+        }
+        Err(EngineError::NotFound)
+    }
+
+    /// A session whose trace or records the caller may read.
+    pub(crate) async fn traceable(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<SessionSummary, EngineError> {
+        require_any(caller, &[Role::Operator, Role::Admin])?;
+        let found = self.inner().store.session(session).await?;
+        let summary = found.ok_or(EngineError::NotFound)?;
+        if summary.owner.tenant == caller.tenant {
+            Ok(summary)
+        } else {
+            Err(EngineError::NotFound)
+        }
+    }
+
+    /// The newest durable state of a session.
+    pub(crate) async fn durable_state(
+        &self,
+        session: SessionId,
+    ) -> Result<SessionState, EngineError> {
+        let mailbox = self.mailbox(session);
+        let state = mailbox.durable_state(self.inner()).await?;
+        state.ok_or(EngineError::NotFound)
+    }
+}
+
+/// Whether lists of the caller's tenant could show a session at all.
+pub(crate) fn is_listed(caller: &Caller, summary: &SessionSummary) -> bool {
+    summary.owner.tenant == caller.tenant
+        && !summary.deleted
+        && summary.owner.agent.as_str() != STATE_KEEPER
+}
+
+/// Whether a list shows a session to the caller.
+pub(crate) fn is_own(caller: &Caller, summary: &SessionSummary) -> bool {
+    is_listed(caller, summary) && (caller.reads_all() || caller.acts_for(summary.owner.user))
+}
+
+pub(crate) fn require_any(caller: &Caller, any_of: &[Role]) -> Result<(), EngineError> {
+    if any_of.iter().any(|role| caller.has(*role)) {
+        Ok(())
+    } else {
+        Err(EngineError::Forbidden { needs: any_of[0] })
+    }
+}

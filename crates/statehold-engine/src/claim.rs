@@ -1,0 +1,234 @@
+//! Handing out work: a worker asks for requests of its agent, and waits if there are none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use statehold_core::command::{Command, Rejection};
+use statehold_core::digest::PayloadKey;
+use statehold_core::ids::{ItemId, RequestId, SessionId};
+use statehold_core::name::Name;
+use statehold_core::request::{OpenCall, RequestStatus};
+use statehold_core::time::Timestamp;
+
+use crate::access::require_any;
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::mailbox::{Call, Committed, Reply};
+use crate::payloads::Payloads;
+use crate::read::RequestDetail;
+
+/// What a worker asks for.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The agent it works for.
+    pub agent: Name,
+    /// At most so many requests.
+    pub max: usize,
+    /// How long to wait for the first.
+    pub wait: Duration,
+    /// How long the lease lasts without a heartbeat.
+    pub lease_ms: u64,
+    /// Only this request.
+    pub request: Option<RequestId>,
+}
+
+/// A request that now belongs to the worker.
+#[derive(Debug, Clone)]
+pub struct ClaimedRequest {
+    /// The request, with its decisions.
+    pub detail: RequestDetail,
+    /// The requests it had started, those that have ended first.
+    pub children: Vec<RequestDetail>,
+    /// Tool calls without a result.
+    pub calls: Vec<(ItemId, OpenCall)>,
+    /// Whether `temp:` values were lost in a pause or a restart.
+    pub temp_lost: bool,
+}
+
+impl Engine {
+    /// Claims requests of an agent for the caller, waiting for the first.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not work for the agent.
+    pub async fn claim(
+        &self,
+        caller: &Caller,
+        claim: &Claim,
+    ) -> Result<Vec<ClaimedRequest>, EngineError> {
+        require_any(caller, &[Role::Worker])?;
+        if !caller.works_for(&claim.agent) {
+            let agent = claim.agent.to_string();
+            return Err(EngineError::WrongAgent { agent });
+        }
+        let deadline = tokio::time::Instant::now() + claim.wait;
+        let queue = self.inner().queue(&caller.tenant, &claim.agent);
+        loop {
+            // Listening begins before looking, so that nothing is missed in between.
+            let mut news = std::pin::pin!(queue.notified());
+            news.as_mut().enable();
+            let found = self.claim_now(caller, claim).await?;
+            if !found.is_empty() || tokio::time::Instant::now() >= deadline {
+                return Ok(found);
+            }
+            tokio::select! {
+                () = news => {}
+                () = tokio::time::sleep_until(deadline) => {}
+                () = self.inner().stop.cancelled() => return Ok(Vec::new()),
+            }
+        }
+    }
+
+    async fn claim_now(
+        &self,
+        caller: &Caller,
+        claim: &Claim,
+    ) -> Result<Vec<ClaimedRequest>, EngineError> {
+        let store = &self.inner().store;
+        let candidates = match claim.request {
+            Some(request) => {
+                let session = store.session_of_request(request).await?;
+                let session = session.ok_or(EngineError::NotFound)?;
+                vec![(session, request)]
+            }
+            None => {
+                let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
+                // Other workers want them too: look at a few more than are needed.
+                store.claimable(tenant, agent, 2 * claim.max + 8).await?
+            }
+        };
+        let mut claimed = Vec::new();
+        for (session, request) in candidates {
+            if claimed.len() == claim.max {
+                break;
+            }
+            match self
+                .claim_one(caller, session, request, claim.lease_ms)
+                .await
+            {
+                Ok(Some(one)) => claimed.push(one),
+                Ok(None) => {}
+                // Somebody was faster, or it is not this caller's.
+                Err(EngineError::Rejected(
+                    Rejection::NotClaimable { .. } | Rejection::RequestEnded { .. },
+                )) => {}
+                Err(EngineError::Rejected(
+                    Rejection::SessionClosed | Rejection::SessionExpired,
+                ))
+                | Err(EngineError::NotFound)
+                    if claim.request.is_none() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Claims one request. None if people are asked first what a lost worker did.
+    async fn claim_one(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+        ttl_ms: u64,
+    ) -> Result<Option<ClaimedRequest>, EngineError> {
+        let command = Command::ClaimRequest { request, ttl_ms };
+        let none = PayloadKey::from_bytes([0; 32]);
+        let payloads = Payloads::new(none.clone(), none);
+        let reply: Reply = Arc::new(move |done: &Committed<'_>| {
+            let live = done.after.requests.get(&request);
+            let runs = live.is_some_and(|live| live.status == RequestStatus::Running);
+            vec![u8::from(runs)]
+        });
+        let call = Call::by(caller.clone());
+        let done = self
+            .submit(session, &call, &command, &payloads, &reply)
+            .await?;
+        if done.body != [1] {
+            return Ok(None);
+        }
+        let summary = self.inner().store.session(session).await?;
+        let summary = summary.ok_or(EngineError::NotFound)?;
+        let detail = self
+            .request_detail(caller, summary.clone(), request)
+            .await?;
+        let mut children = Vec::new();
+        for child in self.inner().store.children_of(request).await? {
+            children.push(self.request_detail(caller, summary.clone(), child).await?);
+        }
+        let calls = detail.live.iter().flat_map(|live| &live.calls);
+        let calls = calls.map(|(id, call)| (*id, *call)).collect();
+        let temp_lost = self.has_lost_temp(&detail).await?;
+        Ok(Some(ClaimedRequest {
+            detail,
+            children,
+            calls,
+            temp_lost,
+        }))
+    }
+
+    /// Whether values that the request may have had around it are gone.
+    async fn has_lost_temp(&self, detail: &RequestDetail) -> Result<bool, EngineError> {
+        let Some(live) = &detail.live else {
+            return Ok(false);
+        };
+        let state = self.durable_state(detail.session.id).await?;
+        let mut root = live.id;
+        while let Some(above) = state.requests.get(&root).and_then(|live| live.parent) {
+            root = above;
+        }
+        let started = detail.started.as_ref();
+        let started_at = started.map(|stored| stored.record.content.at);
+        // What was in memory before a restart is gone, whatever it was.
+        let is_older = started_at.is_some_and(|at| at < self.inner().started_at);
+        Ok(self.inner().temps.is_lost(root) || is_older && live.fence > 1)
+    }
+
+    /// Keeps a lease alive. Soft state: nothing is committed.
+    ///
+    /// # Errors
+    ///
+    /// If the caller does not hold the fence.
+    pub async fn heartbeat(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+        fence: u64,
+    ) -> Result<(RequestStatus, Timestamp), EngineError> {
+        require_any(caller, &[Role::Worker])?;
+        let state = self.durable_state(session).await?;
+        let is_ours = state
+            .owner
+            .as_ref()
+            .is_some_and(|owner| owner.tenant == caller.tenant);
+        let works = state
+            .task_of(request)
+            .is_some_and(|task| caller.works_for(&task.agent));
+        let Some(live) = state.requests.get(&request).filter(|_| is_ours && works) else {
+            let ended = self.inner().store.ended_request(request).await?;
+            return Err(match ended.filter(|_| is_ours) {
+                Some(ended) => Rejection::RequestEnded {
+                    request,
+                    outcome: ended.outcome,
+                }
+                .into(),
+                None => EngineError::NotFound,
+            });
+        };
+        if live.fence != fence {
+            let current = live.fence;
+            let shown = fence;
+            return Err(Rejection::StaleFence { shown, current }.into());
+        }
+        let Some(lease) = live.lease.filter(|_| live.status != RequestStatus::Queued) else {
+            return Err(Rejection::NotLeased { request }.into());
+        };
+        if lease.worker != caller.principal {
+            return Err(Rejection::NotLeaseHolder.into());
+        }
+        let until = self.inner().clock.now().plus_ms(lease.ttl_ms);
+        self.inner().heartbeats().insert(request, until);
+        Ok((live.status, until))
+    }
+}

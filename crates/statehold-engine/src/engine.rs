@@ -1,0 +1,302 @@
+//! The engine itself: its parts, its mailboxes, and what follows from a commit.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use statehold_core::digest::Digest;
+use statehold_core::ids::{RequestId, SessionId, UserId};
+use statehold_core::name::Name;
+use statehold_core::request::RequestStatus;
+use statehold_core::task::TaskStatus;
+use statehold_core::time::Timestamp;
+use statehold_store::keys::KeyOwner;
+use statehold_store::{ApiKey, Commit, Store, StoreError};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::error::EngineError;
+use crate::idempotency::InFlight;
+use crate::mailbox::Mailbox;
+use crate::payloads::Payloads;
+use crate::ports::{Clock, PayloadKeys, random};
+use crate::temp::Temps;
+use crate::users::Users;
+
+/// How many sessions are kept in memory, unless somebody uses more at once.
+const HOT_SESSIONS: usize = 20_000;
+
+/// How an engine behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineOptions {
+    /// How many sessions are kept in memory, unless somebody uses more at once.
+    pub hot_sessions: usize,
+    /// How often timers look for what is due.
+    pub tick: std::time::Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            hot_sessions: HOT_SESSIONS,
+            tick: std::time::Duration::from_millis(100),
+        }
+    }
+}
+
+/// Decides, commits, feeds, times. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) payload_keys: Arc<dyn PayloadKeys>,
+    pub(crate) options: EngineOptions,
+    /// Leases that were granted before get one full ttl from here.
+    pub(crate) started_at: Timestamp,
+    /// A plain mutex: held while a map is read or written, never over an await.
+    mailboxes: Mutex<HashMap<SessionId, Arc<Mailbox>>>,
+    pub(crate) calls: AtomicU64,
+    heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) temps: Temps,
+    pub(crate) users: Users,
+    /// All keys, by the digest of their secret. This process is the only one that changes them.
+    pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
+    /// Counts changes of keys: whoever holds a right for long looks again when it moves.
+    pub(crate) keys_changed: watch::Sender<u64>,
+    /// Entries of audit streams are appended one at a time.
+    pub(crate) audit: tokio::sync::Mutex<()>,
+    /// Workers that wait, by the agent they wait for.
+    queues: Mutex<HashMap<(Name, Name), Arc<Notify>>>,
+    /// Moves on with every commit of any session.
+    pub(crate) any_commit: watch::Sender<u64>,
+    pub(crate) has_erasures: AtomicBool,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Engine {
+    /// Starts an engine on a store, with its timers.
+    ///
+    /// Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If the keys cannot be read.
+    pub async fn start(
+        store: Arc<dyn Store>,
+        payload_keys: Arc<dyn PayloadKeys>,
+        clock: Arc<dyn Clock>,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let started_at = clock.now();
+        let inner = Inner {
+            store,
+            clock,
+            payload_keys,
+            options,
+            started_at,
+            mailboxes: Mutex::default(),
+            calls: AtomicU64::new(0),
+            heartbeats: Mutex::default(),
+            in_flight: InFlight::default(),
+            temps: Temps::default(),
+            users: Users::default(),
+            api_keys: RwLock::default(),
+            keys_changed: watch::Sender::new(0),
+            audit: tokio::sync::Mutex::new(()),
+            queues: Mutex::default(),
+            any_commit: watch::Sender::new(0),
+            // Whatever was left when the last process ended.
+            has_erasures: AtomicBool::new(true),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        };
+        let engine = Self {
+            inner: Arc::new(inner),
+        };
+        engine.start_timers();
+        Ok(engine)
+    }
+
+    /// Takes no more commands, and waits until everything that was begun is durable.
+    pub async fn shut_down(&self) {
+        self.inner.stop.cancel();
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+
+    /// What time it is for the engine.
+    pub fn now(&self) -> Timestamp {
+        self.inner.clock.now()
+    }
+
+    /// Whether the store answers.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub async fn require_ready(&self) -> Result<(), EngineError> {
+        self.inner.store.last_place().await?;
+        Ok(())
+    }
+
+    /// How many sessions are in memory.
+    pub fn hot_sessions(&self) -> usize {
+        self.inner.mailboxes().len()
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    /// Payloads for a session of this owner.
+    ///
+    /// # Errors
+    ///
+    /// If a new key cannot be kept.
+    pub async fn payloads_for(&self, tenant: &Name, user: UserId) -> Result<Payloads, EngineError> {
+        let user = self.payload_key(KeyOwner::User(user)).await?;
+        let tenant = self.payload_key(KeyOwner::Tenant(tenant.clone())).await?;
+        Ok(Payloads::new(user, tenant))
+    }
+
+    async fn payload_key(
+        &self,
+        owner: KeyOwner,
+    ) -> Result<statehold_core::digest::PayloadKey, EngineError> {
+        if let Some(key) = self.inner.payload_keys.get(&owner) {
+            return Ok(key);
+        }
+        // A new key is written to disk first.
+        let keys = Arc::clone(&self.inner.payload_keys);
+        let made = tokio::task::spawn_blocking(move || keys.get_or_create(&owner)).await;
+        Ok(made.map_err(|_| EngineError::Stopping)??)
+    }
+
+    /// The mailbox of a session, made if need be.
+    pub(crate) fn mailbox(&self, session: SessionId) -> Arc<Mailbox> {
+        let mut mailboxes = self.inner.mailboxes();
+        let mailbox = Arc::clone(
+            mailboxes
+                .entry(session)
+                .or_insert_with(|| Arc::new(Mailbox::new(session))),
+        );
+        self.inner.touch(&mailbox);
+        if mailboxes.len() > self.inner.options.hot_sessions {
+            forget_idle(&mut mailboxes, self.inner.options.hot_sessions);
+        }
+        mailbox
+    }
+}
+
+/// Forgets the half of the mailboxes that was not used for longest. One that is in use stays: a task
+/// that waits for a commit, or a reader of its feed, holds it.
+fn forget_idle(mailboxes: &mut HashMap<SessionId, Arc<Mailbox>>, keep: usize) {
+    let mut idle: Vec<(u64, SessionId)> = mailboxes
+        .iter()
+        .filter(|(_, mailbox)| Arc::strong_count(mailbox) == 1)
+        .map(|(session, mailbox)| (mailbox.used.load(Ordering::Relaxed), *session))
+        .collect();
+    idle.sort_unstable();
+    let surplus = mailboxes.len() - keep / 2;
+    for (_, session) in idle.into_iter().take(surplus) {
+        mailboxes.remove(&session);
+    }
+}
+
+/// What follows from a commit once it is durable.
+pub(crate) struct Aftermath {
+    /// Requests that wait for a worker now.
+    queued: Vec<(Name, Name)>,
+    ended: Vec<RequestId>,
+    /// Root requests that ended or paused: their `temp:` values are gone.
+    temps_lost: Vec<(RequestId, bool)>,
+    erases: bool,
+}
+
+impl Inner {
+    fn mailboxes(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Mailbox>>> {
+        self.mailboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn heartbeats(&self) -> MutexGuard<'_, BTreeMap<RequestId, Timestamp>> {
+        self.heartbeats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where workers wait for requests of an agent.
+    pub(crate) fn queue(&self, tenant: &Name, agent: &Name) -> Arc<Notify> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(queues.entry((tenant.clone(), agent.clone())).or_default())
+    }
+
+    pub(crate) fn entropy(&self) -> Result<u64, StoreError> {
+        Ok(u64::from_le_bytes(random()?))
+    }
+
+    pub(crate) fn aftermath_of(&self, commit: &Commit) -> Aftermath {
+        let changes = &commit.changes;
+        let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
+        let queued: BTreeSet<(Name, Name)> = changes
+            .live_requests
+            .iter()
+            .filter(|(live, _)| live.status == RequestStatus::Queued)
+            .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
+            .collect();
+        let roots_ended = changes
+            .ended_requests
+            .iter()
+            .filter(|ended| ended.parent.is_none())
+            .map(|ended| (ended.id, true));
+        let roots_paused = changes
+            .open_tasks
+            .iter()
+            .filter(|task| task.parent.is_none() && task.status == TaskStatus::Paused)
+            .filter_map(|task| Some((task.live?, false)));
+        Aftermath {
+            queued: queued.into_iter().collect(),
+            ended: changes
+                .ended_requests
+                .iter()
+                .map(|ended| ended.id)
+                .collect(),
+            temps_lost: roots_ended.chain(roots_paused).collect(),
+            erases: commit.after.deleted
+                || commit.after.closed && commit.after.expires_at.is_none(),
+        }
+    }
+
+    pub(crate) fn after_commit(&self, aftermath: Aftermath) {
+        for (tenant, agent) in aftermath.queued {
+            self.queue(&tenant, &agent).notify_waiters();
+        }
+        if !aftermath.ended.is_empty() {
+            let mut heartbeats = self.heartbeats();
+            for request in aftermath.ended {
+                heartbeats.remove(&request);
+            }
+        }
+        for (root, has_ended) in aftermath.temps_lost {
+            self.temps.drop_root(root, has_ended);
+        }
+        if aftermath.erases {
+            self.has_erasures.store(true, Ordering::Release);
+        }
+        self.any_commit.send_modify(|count| *count += 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! Why the engine did not do what it was asked.
+
+use statehold_core::command::Rejection;
+use statehold_core::ids::SessionId;
+use statehold_core::scope::{MergeError, StateKey};
+use statehold_store::StoreError;
+
+use crate::caller::Role;
+
+/// Why not.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// There is no such thing, or the caller may not know of it.
+    #[error("there is no such object")]
+    NotFound,
+    /// The caller lacks a right, whatever the object.
+    #[error("this needs the role `{}`", needs.name())]
+    Forbidden {
+        /// A role that would do.
+        needs: Role,
+    },
+    /// A user-bound key named somebody else.
+    #[error("this key acts for one user; leave out `user`, or use another key")]
+    WrongUser,
+    /// An unbound key named nobody.
+    #[error("name the user with `user`, or use a key that is bound to one")]
+    UserNeeded,
+    /// A key bound to agents named another.
+    #[error("this key does not work for the agent `{agent}`")]
+    WrongAgent {
+        /// That agent.
+        agent: String,
+    },
+    /// The session has moved on.
+    #[error("the session is at revision {current}, not {expected}; read it again")]
+    RevisionMismatch {
+        /// The revision the caller expected.
+        expected: u64,
+        /// The revision that is there.
+        current: u64,
+    },
+    /// The core refused.
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    /// A session of this app and user has this name.
+    #[error("the name is taken by session {session}; use it, or choose another name")]
+    NameTaken {
+        /// That session.
+        session: SessionId,
+    },
+    /// A shared key has another version.
+    #[error("`{key}` is at version {found}, not {expected}")]
+    VersionConflict {
+        /// The key.
+        key: StateKey,
+        /// What was expected.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
+    /// A value does not merge with the one that is there.
+    #[error("`{key}`: {source}")]
+    Merge {
+        /// The key.
+        key: StateKey,
+        /// Why not.
+        source: MergeError,
+    },
+    /// `temp:` values have no room, or no request to live with.
+    #[error("{0}")]
+    Temp(&'static str),
+    /// Something else in the call makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// Too much of something that is bounded.
+    #[error("{0}")]
+    TooMany(&'static str),
+    /// The disk is full.
+    #[error("the disk is full; nothing was written, and reads go on")]
+    Full,
+    /// The engine is stopping, or its store has stopped.
+    #[error("the server is stopping; try again")]
+    Stopping,
+    /// The store failed.
+    #[error("the store failed")]
+    Store(#[source] StoreError),
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::SharedConflict {
+                key,
+                expected,
+                found,
+            } => Self::VersionConflict {
+                key,
+                expected,
+                found,
+            },
+            StoreError::Merge { key, source } => Self::Merge { key, source },
+            StoreError::NameTaken { session } => Self::NameTaken { session },
+            StoreError::Full => Self::Full,
+            StoreError::Stopped => Self::Stopping,
+            other => Self::Store(other),
+        }
+    }
+}

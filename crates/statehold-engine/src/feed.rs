@@ -1,0 +1,148 @@
+//! Feeds: records in order, once each, from any revision on. Read from the store when there is news,
+//! so a slow reader costs nothing but its place.
+
+use std::collections::BTreeMap;
+
+use statehold_core::ids::{SessionId, TaskId};
+use statehold_core::record::Event;
+use statehold_store::{SessionSummary, StoredRecord};
+
+use crate::access::is_own;
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// How many commits are looked at in one call.
+const SCAN_MAX: usize = 500;
+
+/// One record of a feed.
+#[derive(Debug, Clone)]
+pub struct FeedEntry {
+    /// The record with its payloads.
+    pub stored: StoredRecord,
+    /// Which of the tasks whose history grew are root tasks.
+    pub roots: BTreeMap<TaskId, bool>,
+}
+
+/// A place in the order of all commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GlobalPosition(pub u64);
+
+impl Engine {
+    /// Records of a session after a revision, for a reader of its feed.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read the session (any more).
+    pub async fn feed(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<FeedEntry>, EngineError> {
+        self.readable(caller, session).await?;
+        let records = self.inner().store.records(session, after, limit).await?;
+        self.with_roots(records).await
+    }
+
+    async fn with_roots(&self, records: Vec<StoredRecord>) -> Result<Vec<FeedEntry>, EngineError> {
+        let mut entries = Vec::with_capacity(records.len());
+        let mut known = BTreeMap::new();
+        for stored in records {
+            let session = stored.record.content.session;
+            let mut roots = BTreeMap::new();
+            for event in &stored.record.content.events {
+                match event {
+                    Event::TaskOpened { task, parent, .. } => {
+                        known.insert(*task, parent.is_none());
+                    }
+                    Event::ItemsAppended { task, .. } => {
+                        let is_root = match known.get(task) {
+                            Some(is_root) => *is_root,
+                            None => self.is_root(session, *task).await?,
+                        };
+                        known.insert(*task, is_root);
+                        roots.insert(*task, is_root);
+                    }
+                    _ => {}
+                }
+            }
+            entries.push(FeedEntry { stored, roots });
+        }
+        Ok(entries)
+    }
+
+    async fn is_root(&self, session: SessionId, task: TaskId) -> Result<bool, EngineError> {
+        let state = self.durable_state(session).await?;
+        if let Some(open) = state.tasks.get(&task) {
+            return Ok(open.parent.is_none());
+        }
+        let closed = self.inner().store.closed_task(task).await?;
+        Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
+    }
+
+    /// The newest place in the order of all commits.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn last_position(&self) -> Result<GlobalPosition, EngineError> {
+        Ok(GlobalPosition(self.inner().store.last_place().await?))
+    }
+
+    /// Records of every session that the caller may list, after a place; and the place to go on from,
+    /// which moves on even if nothing of it was the caller's.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not list sessions.
+    pub async fn global_feed(
+        &self,
+        caller: &Caller,
+        after: GlobalPosition,
+        limit: usize,
+    ) -> Result<(Vec<(GlobalPosition, FeedEntry)>, GlobalPosition), EngineError> {
+        crate::access::require_any(caller, &[Role::Client, Role::Operator, Role::Admin])?;
+        let store = &self.inner().store;
+        let commits = store.committed(after.0, SCAN_MAX).await?;
+        let mut owners: BTreeMap<SessionId, Option<SessionSummary>> = BTreeMap::new();
+        let mut found = Vec::new();
+        let mut at = after;
+        for commit in commits {
+            if found.len() == limit {
+                break;
+            }
+            at = GlobalPosition(commit.place);
+            if !owners.contains_key(&commit.session) {
+                let summary = store.session(commit.session).await?;
+                owners.insert(commit.session, summary);
+            }
+            let is_shown = owners[&commit.session]
+                .as_ref()
+                .is_some_and(|summary| is_own(caller, summary));
+            if is_shown {
+                let records = store
+                    .records(commit.session, commit.revision - 1, 1)
+                    .await?;
+                let entries = self.with_roots(records).await?;
+                found.extend(entries.into_iter().map(|entry| (at, entry)));
+            }
+        }
+        Ok((found, at))
+    }
+
+    /// Waits until something was committed anywhere after this was called. None if it is stopping.
+    pub async fn any_commit(&self) -> Option<()> {
+        let mut news = self.inner().any_commit.subscribe();
+        tokio::select! {
+            changed = news.changed() => changed.ok(),
+            () = self.inner().stop.cancelled() => None,
+        }
+    }
+
+    /// Resolves when the engine begins to stop: whoever streams ends then.
+    pub async fn stopping(&self) {
+        self.inner().stop.cancelled().await;
+    }
+}

@@ -1,0 +1,272 @@
+//! API keys, and the audit stream that remembers what was done with them.
+//!
+//! A key is 256 random bits, shown once; only its digest is kept. This process is the only one that
+//! changes the keys of its store, so they are all kept in memory and a revocation counts at once.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+
+use data_encoding::BASE32_NOPAD;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{IdMint, KeyId, Shard, UserId};
+use statehold_core::name::Name;
+use statehold_core::tenant::{TenantEvent, TenantRecord};
+use statehold_store::{ApiKey, StoreError, TenantCommit};
+
+use crate::access::require_any;
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::ports::random;
+
+/// What every key begins with.
+pub const KEY_PREFIX: &str = "shk_";
+/// The longest name of a key, in bytes.
+const NAME_BYTES_MAX: usize = 128;
+/// How many keys one tenant may have.
+const KEYS_MAX: usize = 100_000;
+
+/// A key to make.
+#[derive(Debug, Clone, Default)]
+pub struct NewKey {
+    /// What people call it.
+    pub name: Option<String>,
+    /// What it may do.
+    pub roles: BTreeSet<Name>,
+    /// The user it is bound to.
+    pub user: Option<UserId>,
+    /// The agents it is bound to; none means any.
+    pub agents: BTreeSet<Name>,
+    /// When it ends, from now.
+    pub expires_in_ms: Option<u64>,
+}
+
+/// A key that was just made. The only moment at which the key itself is known.
+#[derive(Clone)]
+pub struct IssuedKey {
+    /// What is kept of it.
+    pub key: ApiKey,
+    /// The key.
+    pub secret: String,
+}
+
+impl std::fmt::Debug for IssuedKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IssuedKey")
+            .field("key", &self.key.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Reads all keys of a tenant into memory. Called once for every tenant that is served.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn load_keys(&self, tenant: &Name) -> Result<usize, EngineError> {
+        let keys = self.inner().store.api_keys(tenant.clone()).await?;
+        let count = keys.iter().filter(|key| key.revoked_at.is_none()).count();
+        for key in keys {
+            self.note_key(key);
+        }
+        Ok(count)
+    }
+
+    fn note_key(&self, key: ApiKey) {
+        let inner = self.inner();
+        let mut keys = inner
+            .api_keys
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        keys.insert(key.secret, Arc::new(key));
+        drop(keys);
+        inner.keys_changed.send_modify(|count| *count += 1);
+    }
+
+    /// Whoever comes with this key. None if it is not one of ours, was revoked, or has ended.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn authenticate(
+        &self,
+        secret: &str,
+    ) -> Result<Option<(Caller, Digest)>, EngineError> {
+        if !secret.starts_with(KEY_PREFIX) {
+            return Ok(None);
+        }
+        let digest = Digest::sha256(secret.as_bytes());
+        if let Some(caller) = self.caller_of(digest) {
+            return Ok(Some((caller, digest)));
+        }
+        // A key of a tenant that nobody has loaded yet.
+        let known = self.known_key(digest).is_some();
+        if !known && let Some(key) = self.inner().store.api_key(digest).await? {
+            self.note_key(key);
+        }
+        Ok(self.caller_of(digest).map(|caller| (caller, digest)))
+    }
+
+    /// The caller behind a key that was seen before, if it still counts.
+    pub fn caller_of(&self, digest: Digest) -> Option<Caller> {
+        let key = self.known_key(digest)?;
+        let now = self.inner().clock.now();
+        let has_ended = key.expires_at.is_some_and(|end| now >= end);
+        (key.revoked_at.is_none() && !has_ended).then(|| Caller::with_key(&key))
+    }
+
+    fn known_key(&self, digest: Digest) -> Option<Arc<ApiKey>> {
+        let keys = self.inner().api_keys.read();
+        let keys = keys.unwrap_or_else(PoisonError::into_inner);
+        keys.get(&digest).cloned()
+    }
+
+    /// The same backend, acting for one of its users by name.
+    ///
+    /// # Errors
+    ///
+    /// If the key may not speak for users.
+    pub async fn act_for(&self, caller: &Caller, user: &str) -> Result<Caller, EngineError> {
+        let id = self.user_id(&caller.tenant, user).await?;
+        caller.for_user(id).ok_or(EngineError::WrongUser)
+    }
+
+    /// Waits until some key changes.
+    pub async fn keys_changed(&self) {
+        let mut changed = self.inner().keys_changed.subscribe();
+        // The sender lives as long as the engine.
+        drop(changed.changed().await);
+    }
+
+    /// Whether there is any key that is not revoked.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn has_keys(&self) -> Result<bool, EngineError> {
+        Ok(self.inner().store.has_api_keys().await?)
+    }
+
+    /// Makes a key.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or the key makes no sense.
+    pub async fn create_key(&self, caller: &Caller, new: NewKey) -> Result<IssuedKey, EngineError> {
+        require_any(caller, &[Role::Admin])?;
+        require_sound(&new)?;
+        let inner = self.inner();
+        let count = inner.store.api_keys(caller.tenant.clone()).await?.len();
+        if count >= KEYS_MAX {
+            return Err(EngineError::TooMany("a tenant has at most 100,000 keys"));
+        }
+        let secret = BASE32_NOPAD.encode(&random::<32>()?).to_lowercase();
+        let secret = format!("{KEY_PREFIX}{secret}");
+        let now = inner.clock.now();
+        let shard = Shard::of_owner(caller.tenant.as_str(), "", "");
+        let id = KeyId::from_uuid(IdMint::new(now, shard, inner.entropy()?).next_uuid());
+        let key = ApiKey {
+            id,
+            tenant: caller.tenant.clone(),
+            secret: Digest::sha256(secret.as_bytes()),
+            name: new.name,
+            roles: new.roles,
+            user: new.user,
+            agents: new.agents,
+            created_at: now,
+            expires_at: new.expires_in_ms.map(|ms| now.plus_ms(ms)),
+            revoked_at: None,
+        };
+        let event = TenantEvent::KeyCreated {
+            agents: key.agents.clone(),
+            expires_at: key.expires_at,
+            key: id,
+            roles: key.roles.clone(),
+            user: key.user,
+        };
+        self.append_audit(caller, event, Some(key.clone())).await?;
+        self.note_key(key.clone());
+        Ok(IssuedKey { key, secret })
+    }
+
+    /// All keys of the caller's tenant.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not see them.
+    pub async fn keys(&self, caller: &Caller) -> Result<Vec<ApiKey>, EngineError> {
+        require_any(caller, &[Role::Admin])?;
+        Ok(self.inner().store.api_keys(caller.tenant.clone()).await?)
+    }
+
+    /// Takes a key back, at once. Doing it again changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or there is no such key.
+    pub async fn revoke_key(&self, caller: &Caller, id: KeyId) -> Result<(), EngineError> {
+        require_any(caller, &[Role::Admin])?;
+        let keys = self.inner().store.api_keys(caller.tenant.clone()).await?;
+        let key = keys.into_iter().find(|key| key.id == id);
+        let mut key = key.ok_or(EngineError::NotFound)?;
+        if key.revoked_at.is_some() {
+            return Ok(());
+        }
+        key.revoked_at = Some(self.inner().clock.now());
+        let event = TenantEvent::KeyRevoked { key: id };
+        self.append_audit(caller, event, Some(key.clone())).await?;
+        self.note_key(key);
+        Ok(())
+    }
+
+    /// Records something beside sessions, before it is answered.
+    pub(crate) async fn audit(
+        &self,
+        caller: &Caller,
+        event: TenantEvent,
+    ) -> Result<(), EngineError> {
+        self.append_audit(caller, event, None).await
+    }
+
+    async fn append_audit(
+        &self,
+        caller: &Caller,
+        event: TenantEvent,
+        key: Option<ApiKey>,
+    ) -> Result<(), EngineError> {
+        let inner = self.inner();
+        let _order = inner.audit.lock().await;
+        let tenant = caller.tenant.clone();
+        let head = inner.store.tenant_head(tenant.clone()).await?;
+        let now = inner.clock.now();
+        let record = TenantRecord::after(&head, tenant, caller.principal, now, event);
+        match inner
+            .store
+            .commit_tenant(TenantCommit { record, key })
+            .await
+        {
+            Err(StoreError::TenantConflict { .. }) => Err(EngineError::TooMany(
+                "the audit stream changes too fast; try again",
+            )),
+            other => Ok(other?),
+        }
+    }
+}
+
+fn require_sound(new: &NewKey) -> Result<(), EngineError> {
+    let invalid = |text: &str| Err(EngineError::Invalid(text.to_owned()));
+    let has_name = |name: &String| {
+        !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
+    };
+    if new.roles.is_empty() {
+        return invalid("`roles` names at least one of client, worker, approver, operator, admin");
+    }
+    if new.name.as_ref().is_some_and(|name| !has_name(name)) {
+        return invalid("`name` is 1 to 128 bytes without control characters");
+    }
+    if !new.agents.is_empty() && !new.roles.iter().any(|role| role.as_str() == "worker") {
+        return invalid("`agents` binds workers; add the role `worker`, or leave it out");
+    }
+    Ok(())
+}

@@ -1,0 +1,554 @@
+//! One order of commands per session.
+//!
+//! A command is decided on the newest state, durable or not, and put in line behind the commits it
+//! builds on. Its answer leaves only when the revision it was decided on is durable, and so does a
+//! refusal. When a commit fails, those that build on it fail too; nobody has been answered, so they
+//! are decided again on what is really there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use statehold_core::command::{Cold, Command, Context, Named, Outcome, Past, Rejection};
+use statehold_core::decide::decide;
+use statehold_core::digest::BodyRef;
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::principal::Actor;
+use statehold_core::projection::Changes;
+use statehold_core::record::Record;
+use statehold_core::session::SessionState;
+use statehold_core::time::Timestamp;
+use statehold_store::{Answer, Commit, StoreError};
+use tokio::sync::{Mutex, watch};
+
+use crate::caller::Caller;
+use crate::engine::{Engine, Inner};
+use crate::error::EngineError;
+use crate::idempotency::{IdempotencyKey, KEPT_MS};
+use crate::payloads::Payloads;
+use crate::rights;
+
+/// How often a command is decided again because what it built on was refused.
+const RETRIES_MAX: usize = 64;
+
+/// What comes with a command.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Who calls.
+    pub caller: Caller,
+    /// The key under which the answer is kept.
+    pub key: Option<IdempotencyKey>,
+    /// The revision that the session must have.
+    pub if_revision: Option<u64>,
+}
+
+impl Call {
+    /// A call without conditions.
+    pub fn by(caller: Caller) -> Self {
+        Self {
+            caller,
+            key: None,
+            if_revision: None,
+        }
+    }
+}
+
+/// What a command did, for whoever writes the answer. Not durable yet; the answer waits for that.
+#[derive(Debug)]
+pub struct Committed<'a> {
+    /// The state before.
+    pub before: &'a SessionState,
+    /// The state after.
+    pub after: &'a SessionState,
+    /// The record.
+    pub record: &'a Record,
+    /// What it changed.
+    pub changes: &'a Changes,
+    payloads: &'a Payloads,
+}
+
+impl Committed<'_> {
+    /// A payload of the record.
+    pub fn payload(&self, name: &BodyRef) -> Option<&[u8]> {
+        self.payloads.get(name)
+    }
+}
+
+/// Writes the answer to a command, from what it did.
+pub type Reply = Arc<dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync>;
+
+/// A command that is done and durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// The revision it committed.
+    pub revision: u64,
+    /// What the caller is told.
+    pub body: Vec<u8>,
+    /// Whether it was done before, by the same key.
+    pub replayed: bool,
+}
+
+/// The place where commands to one session are decided.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    session: SessionId,
+    /// The newest state. None until it is loaded, and after a failed commit.
+    head: Mutex<Option<Head>>,
+    /// What is durable; feeds wait for it.
+    pub(crate) durable: watch::Sender<Durable>,
+    /// When it was last asked for, in calls to the engine.
+    pub(crate) used: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Head {
+    state: SessionState,
+    /// How many commits had failed when this state was loaded.
+    failures: u64,
+}
+
+/// How far a session is durable.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Durable {
+    /// The newest revision that is.
+    pub(crate) revision: u64,
+    /// How many commits failed since the mailbox was made.
+    failures: u64,
+}
+
+impl Mailbox {
+    pub(crate) fn new(session: SessionId) -> Self {
+        Self {
+            session,
+            head: Mutex::new(None),
+            durable: watch::Sender::new(Durable::default()),
+            used: AtomicU64::new(0),
+        }
+    }
+
+    /// The newest state that is durable.
+    pub(crate) async fn durable_state(
+        &self,
+        inner: &Inner,
+    ) -> Result<Option<SessionState>, EngineError> {
+        {
+            let mut head = self.head.lock().await;
+            let Some(found) = self.load(&mut head, inner).await? else {
+                return Ok(None);
+            };
+            if self.durable.borrow().revision >= found.state.revision {
+                return Ok(Some(found.state.clone()));
+            }
+        }
+        // Commits are under way: the store has what is durable.
+        Ok(inner.store.load(self.session).await?)
+    }
+
+    /// The head, loaded if need be. None if there is no such session.
+    async fn load<'a>(
+        &self,
+        slot: &'a mut Option<Head>,
+        inner: &Inner,
+    ) -> Result<Option<&'a mut Head>, EngineError> {
+        let failures = self.durable.borrow().failures;
+        if slot.as_ref().is_some_and(|head| head.failures != failures) {
+            *slot = None;
+        }
+        if slot.is_none() {
+            let Some(state) = inner.store.load(self.session).await? else {
+                return Ok(None);
+            };
+            self.durable.send_modify(|durable| {
+                durable.revision = durable.revision.max(state.revision);
+            });
+            *slot = Some(Head { state, failures });
+        }
+        Ok(slot.as_mut())
+    }
+}
+
+/// One command on its way.
+pub(crate) struct Submission<'a> {
+    pub(crate) call: &'a Call,
+    pub(crate) command: &'a Command,
+    pub(crate) payloads: &'a Payloads,
+    pub(crate) reply: &'a Reply,
+    /// Whether the server itself sends it, beyond all rights.
+    pub(crate) is_system: bool,
+}
+
+/// What became of one attempt.
+enum Attempt {
+    Done(Done),
+    /// What it was decided on never became durable.
+    Again,
+}
+
+impl Engine {
+    /// Sends a command to a session, and waits until what it did is durable.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, the core refuses, or the store fails. Nothing has changed then.
+    pub async fn submit(
+        &self,
+        session: SessionId,
+        call: &Call,
+        command: &Command,
+        payloads: &Payloads,
+        reply: &Reply,
+    ) -> Result<Done, EngineError> {
+        let submission = Submission {
+            call,
+            command,
+            payloads,
+            reply,
+            is_system: false,
+        };
+        self.submit_keyed(session, &submission).await
+    }
+
+    /// Sends a command of the server itself: timers, recovery.
+    pub(crate) async fn submit_system(
+        &self,
+        session: SessionId,
+        call: &Call,
+        command: &Command,
+        payloads: &Payloads,
+    ) -> Result<Done, EngineError> {
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let submission = Submission {
+            call,
+            command,
+            payloads,
+            reply: &reply,
+            is_system: true,
+        };
+        self.submit_keyed(session, &submission).await
+    }
+
+    async fn submit_keyed(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Result<Done, EngineError> {
+        let Some(key) = submission.call.key else {
+            return self.submit_again_and_again(session, submission).await;
+        };
+        if !submission.is_system {
+            rights::require_role(&submission.call.caller, submission.command)?;
+        }
+        let _turn = self.inner().in_flight.enter(key.key).await;
+        if let Some(answer) = self.kept_answer(key).await? {
+            return Ok(answer);
+        }
+        self.submit_again_and_again(session, submission).await
+    }
+
+    /// The answer kept for a key, if the same call was made under it before.
+    pub(crate) async fn kept_answer(
+        &self,
+        key: IdempotencyKey,
+    ) -> Result<Option<Done>, EngineError> {
+        let inner = self.inner();
+        let Some(answer) = inner.store.answer(key.key).await? else {
+            return Ok(None);
+        };
+        if answer.expires_at <= inner.clock.now() {
+            inner.store.forget_answers(inner.clock.now(), 1_024).await?;
+            return Ok(None);
+        }
+        if answer.fingerprint != key.fingerprint {
+            return Err(Rejection::KeyReused.into());
+        }
+        Ok(Some(Done {
+            revision: answer.revision,
+            body: answer.body,
+            replayed: true,
+        }))
+    }
+
+    async fn submit_again_and_again(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Result<Done, EngineError> {
+        let mailbox = self.mailbox(session);
+        for _ in 0..RETRIES_MAX {
+            if let Attempt::Done(done) = self.attempt(&mailbox, submission).await? {
+                return Ok(done);
+            }
+        }
+        Err(EngineError::TooMany(
+            "the session changes too fast to decide; try again",
+        ))
+    }
+
+    async fn attempt(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        submission: &Submission<'_>,
+    ) -> Result<Attempt, EngineError> {
+        let inner = self.inner();
+        let mut durable = mailbox.durable.subscribe();
+        let mut slot = mailbox.head.lock().await;
+        let is_new = matches!(submission.command, Command::CreateSession { .. });
+        let head = match mailbox.load(&mut slot, inner).await? {
+            Some(head) => head,
+            None if is_new => {
+                let failures = mailbox.durable.borrow().failures;
+                let state = SessionState::new(mailbox.session);
+                slot.insert(Head { state, failures })
+            }
+            None => return Err(EngineError::NotFound),
+        };
+        let decided_on = head.state.revision;
+        let failures = head.failures;
+        // What ended in a commit that is still under way is found only when that is durable.
+        let names_ended = is_missing(&head.state, &submission.command.named());
+        if names_ended && !settled(&mut durable, decided_on, failures).await {
+            return Ok(Attempt::Again);
+        }
+        let outcome = self.decide(&head.state, submission).await;
+        let (record, late) = match outcome {
+            Ok(Outcome::Commit(record)) => (record, None),
+            Ok(Outcome::CommitThenRefuse(record, late)) => (record, Some(late)),
+            Ok(Outcome::AlreadyDone { revision }) => {
+                drop(slot);
+                return match settled(&mut durable, decided_on, failures).await {
+                    true => {
+                        self.done_before(mailbox.session, submission, revision)
+                            .await
+                    }
+                    false => Ok(Attempt::Again),
+                };
+            }
+            Err(error) => {
+                drop(slot);
+                return match settled(&mut durable, decided_on, failures).await {
+                    true => Err(error),
+                    false => Ok(Attempt::Again),
+                };
+            }
+        };
+        let bodies = submission.payloads.of(&record);
+        let mut commit = Commit::new(&head.state, record, bodies)
+            .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        let body = if late.is_none() {
+            (submission.reply)(&Committed {
+                before: &head.state,
+                after: &commit.after,
+                record: &commit.record,
+                changes: &commit.changes,
+                payloads: submission.payloads,
+            })
+        } else {
+            Vec::new()
+        };
+        let revision = commit.after.revision;
+        if let (Some(key), None) = (submission.call.key, &late) {
+            commit.answer = Some(Answer {
+                key: key.key,
+                fingerprint: key.fingerprint,
+                session: mailbox.session,
+                revision,
+                body: body.clone(),
+                expires_at: inner.clock.now().plus_ms(KEPT_MS),
+            });
+        }
+        let after = commit.after.clone();
+        let aftermath = inner.aftermath_of(&commit);
+        let pending = inner.store.begin_commit(commit).await?;
+        // From here to the spawned task there is no await: a caller that goes away cannot leave a
+        // head that builds on a commit nobody waits for.
+        head.state = after;
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let (engine, mailbox_too) = (self.clone(), Arc::clone(mailbox));
+        inner.tasks.spawn(async move {
+            let result = pending.await;
+            match &result {
+                Ok(_) => {
+                    mailbox_too.durable.send_modify(|durable| {
+                        durable.revision = durable.revision.max(revision);
+                    });
+                    engine.inner().after_commit(aftermath);
+                }
+                Err(_) => mailbox_too
+                    .durable
+                    .send_modify(|durable| durable.failures += 1),
+            }
+            // The caller may have gone away; what it asked for is done all the same.
+            drop(tell.send(result));
+        });
+        drop(slot);
+        match told.await.unwrap_or(Err(StoreError::Stopped)) {
+            Ok(_) => match late {
+                Some(late) => Err(late.into()),
+                None => Ok(Attempt::Done(Done {
+                    revision,
+                    body,
+                    replayed: false,
+                })),
+            },
+            Err(StoreError::Conflict { .. }) => Ok(Attempt::Again),
+            Err(StoreError::KeyTaken { .. }) => match submission.call.key {
+                Some(key) => match self.kept_answer(key).await? {
+                    Some(done) => Ok(Attempt::Done(done)),
+                    None => Ok(Attempt::Again),
+                },
+                None => Ok(Attempt::Again),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The core's decision, once rights and preconditions are met.
+    async fn decide(
+        &self,
+        state: &SessionState,
+        submission: &Submission<'_>,
+    ) -> Result<Outcome, EngineError> {
+        let inner = self.inner();
+        let Submission { call, command, .. } = submission;
+        if !submission.is_system {
+            rights::require(&call.caller, state, command)?;
+        }
+        if let Some(expected) = call.if_revision
+            && expected != state.revision
+        {
+            let current = state.revision;
+            return Err(EngineError::RevisionMismatch { expected, current });
+        }
+        let actor = if submission.is_system {
+            Actor::system(call.caller.tenant.clone())
+        } else {
+            call.caller.actor()
+        };
+        let ctx = Context {
+            now: inner.clock.now(),
+            actor,
+            entropy: inner.entropy()?,
+            leases: inner.leases_of(state),
+            key: None,
+            known_key: None,
+            cold: inner.cold(state, command.named()).await?,
+        };
+        Ok(decide(state, command, &ctx)?)
+    }
+
+    /// The answer to something that was done before.
+    async fn done_before(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+        revision: u64,
+    ) -> Result<Attempt, EngineError> {
+        let body = self
+            .answer_again(session, submission.reply, revision)
+            .await?;
+        Ok(Attempt::Done(Done {
+            revision,
+            body,
+            replayed: true,
+        }))
+    }
+
+    /// Writes the answer to a record again, from the log.
+    async fn answer_again(
+        &self,
+        session: SessionId,
+        reply: &Reply,
+        revision: u64,
+    ) -> Result<Vec<u8>, EngineError> {
+        let store = &self.inner().store;
+        let before = match revision {
+            1 => Some(SessionState::new(session)),
+            _ => store.load_at(session, revision - 1).await?,
+        };
+        let stored = store.records(session, revision - 1, 1).await?;
+        let (Some(before), Some(stored)) = (before, stored.into_iter().next()) else {
+            return Err(EngineError::NotFound);
+        };
+        let mut after = before.clone();
+        statehold_core::apply::apply(&mut after, &stored.record);
+        let changes = statehold_core::projection::changes(&before, &stored.record, &after);
+        let payloads = Payloads::of_stored(&stored);
+        Ok(reply(&Committed {
+            before: &before,
+            after: &after,
+            record: &stored.record,
+            changes: &changes,
+            payloads: &payloads,
+        }))
+    }
+}
+
+/// Whether a command names something that is not live.
+fn is_missing(state: &SessionState, named: &Named) -> bool {
+    named
+        .request
+        .is_some_and(|id| !state.requests.contains_key(&id))
+        || named.task.is_some_and(|id| !state.tasks.contains_key(&id))
+        || named.hold.is_some_and(|id| !state.holds.contains_key(&id))
+        || named.past.is_some()
+}
+
+/// Waits until a revision is durable. False if a commit before it failed, so that what was decided on
+/// it means nothing.
+async fn settled(durable: &mut watch::Receiver<Durable>, revision: u64, failures: u64) -> bool {
+    let now = durable
+        .wait_for(|durable| durable.failures != failures || durable.revision >= revision)
+        .await;
+    now.is_ok_and(|now| now.failures == failures)
+}
+
+impl Inner {
+    /// How far the leases of a session reach, heartbeats and the pause after a restart included.
+    pub(crate) fn leases_of(&self, state: &SessionState) -> BTreeMap<RequestId, Timestamp> {
+        let mut reach = BTreeMap::new();
+        if state.requests.is_empty() {
+            return reach;
+        }
+        let heartbeats = self.heartbeats();
+        for live in state.requests.values() {
+            let Some(lease) = live.lease else { continue };
+            // Nobody could send a heartbeat while the server was down.
+            let mut until = lease.until.max(self.started_at.plus_ms(lease.ttl_ms));
+            if let Some(extended) = heartbeats.get(&live.id) {
+                until = until.max(*extended);
+            }
+            reach.insert(live.id, until);
+        }
+        reach
+    }
+
+    /// The finished things that a command names.
+    async fn cold(&self, state: &SessionState, named: Named) -> Result<Cold, EngineError> {
+        let mut cold = Cold::default();
+        if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
+            let ended = self.store.ended_request(id).await?;
+            cold.request = ended.map(|ended| (ended.id, ended.outcome));
+        }
+        if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
+            let closed = self.store.closed_task(id).await?;
+            cold.task = closed.map(|closed| closed.task.id);
+        }
+        if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {
+            cold.hold = self.store.closed_hold(id).await?.map(Into::into);
+        }
+        if let Some(revision) = named.past {
+            let past = self.store.load_at(state.session, revision).await?;
+            cold.past = past.map(|past| Past {
+                items_appended: past.items_appended,
+                keys: (*past.keys).clone(),
+            });
+        }
+        Ok(cold)
+    }
+
+    /// Marks a mailbox as used, so that it is among the last to be forgotten.
+    pub(crate) fn touch(&self, mailbox: &Mailbox) {
+        let now = self.calls.fetch_add(1, Ordering::Relaxed);
+        mailbox.used.store(now, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,69 @@
+//! The payloads that go with a command. Records only name them, by keyed digest.
+
+use std::collections::BTreeMap;
+
+use statehold_core::digest::{BodyRef, PayloadKey};
+use statehold_core::record::Record;
+use statehold_store::StoredRecord;
+
+/// Payloads by the name a record gives them.
+#[derive(Debug, Clone)]
+pub struct Payloads {
+    user: PayloadKey,
+    tenant: PayloadKey,
+    bodies: BTreeMap<BodyRef, Vec<u8>>,
+}
+
+impl Payloads {
+    pub(crate) fn new(user: PayloadKey, tenant: PayloadKey) -> Self {
+        Self {
+            user,
+            tenant,
+            bodies: BTreeMap::new(),
+        }
+    }
+
+    /// The payloads of a record that was stored, as far as they are still there.
+    pub(crate) fn of_stored(stored: &StoredRecord) -> Self {
+        let named = stored.record.bodies();
+        let bodies = named.into_iter().zip(&stored.bodies);
+        let none = PayloadKey::from_bytes([0; 32]);
+        Self {
+            user: none.clone(),
+            tenant: none,
+            bodies: bodies
+                .filter_map(|(name, body)| Some((name, body.clone()?)))
+                .collect(),
+        }
+    }
+
+    /// Adds a payload of the user.
+    pub fn put(&mut self, payload: Vec<u8>) -> BodyRef {
+        let name = BodyRef::of(&self.user, &payload);
+        self.bodies.insert(name, payload);
+        name
+    }
+
+    /// Adds an `app:` value, which belongs to the tenant.
+    pub fn put_app(&mut self, payload: Vec<u8>) -> BodyRef {
+        let name = BodyRef::of(&self.tenant, &payload);
+        self.bodies.insert(name, payload);
+        name
+    }
+
+    /// A payload by its name.
+    pub fn get(&self, name: &BodyRef) -> Option<&[u8]> {
+        self.bodies.get(name).map(Vec::as_slice)
+    }
+
+    /// The payloads of a record, in its order.
+    pub(crate) fn of(&self, record: &Record) -> Vec<Vec<u8>> {
+        let named = record.bodies();
+        let found = named.iter().map(|name| {
+            let body = self.bodies.get(name);
+            body.expect("a record names only what came with its command")
+                .clone()
+        });
+        found.collect()
+    }
+}

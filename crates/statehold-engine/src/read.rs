@@ -1,0 +1,813 @@
+//! Questions. They see durable revisions only, and only what the caller may see.
+
+use statehold_core::hold::{DecideBy, Hold, HoldKind};
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::projection::{ClosedHold, EndedRequest};
+use statehold_core::request::LiveRequest;
+use statehold_core::session::{SessionState, SessionStatus};
+use statehold_core::task::{Task, TaskStatus};
+use statehold_core::tenant::{TenantEvent, TenantRecord};
+use statehold_core::time::Timestamp;
+use statehold_core::view::View;
+use statehold_store::{
+    HoldQuery, ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord,
+};
+
+use crate::access::{is_own, require_any};
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// How many rows a list looks at in one call.
+const SCAN_MAX: usize = 2_000;
+/// How many rows it reads at a time.
+const SCAN_STEP: usize = 200;
+
+/// A page of something, and where the next begins.
+#[derive(Debug, Clone)]
+pub struct Page<T> {
+    /// The entries.
+    pub entries: Vec<T>,
+    /// Where the next page begins, if there may be more.
+    pub next: Option<u64>,
+}
+
+/// Which sessions to list.
+#[derive(Debug, Clone, Default)]
+pub struct SessionFilter {
+    /// Of this app.
+    pub app: Option<Name>,
+    /// Of this user.
+    pub user: Option<UserId>,
+    /// With this status.
+    pub status: Option<SessionStatus>,
+    /// With this label, and this value if one is given.
+    pub label: Option<(String, Option<String>)>,
+    /// With this text in the name or a label.
+    pub text: Option<String>,
+}
+
+/// Items in a page, with the revision they were read at.
+#[derive(Debug, Clone)]
+pub struct ItemPage {
+    /// Newest first.
+    pub items: Vec<StoredItem>,
+    /// Where the next page begins: before this `seq`.
+    pub next: Option<u64>,
+    /// At least this revision was seen.
+    pub revision: u64,
+}
+
+/// A task, live or final, with what it waits for.
+#[derive(Debug, Clone)]
+pub struct TaskDetail {
+    /// Its session.
+    pub session: SessionSummary,
+    /// The task.
+    pub task: Task,
+    /// Its status.
+    pub status: TaskStatus,
+    /// Open holds at and below it.
+    pub pending: Vec<Hold>,
+    /// The number of the request that each open hold belongs to.
+    pub numbers: Vec<u64>,
+    /// The private state of its agent, if the view shows it.
+    pub state: Option<Vec<u8>>,
+    /// The view the caller has of it.
+    pub view: View,
+    /// The revision it was read at.
+    pub revision: u64,
+}
+
+/// A request, live or ended, with the records that hold its input and its output.
+#[derive(Debug, Clone)]
+pub struct RequestDetail {
+    /// Its session.
+    pub session: SessionSummary,
+    /// The task it belongs to.
+    pub task: Task,
+    /// The live request.
+    pub live: Option<LiveRequest>,
+    /// The ended request.
+    pub ended: Option<EndedRequest>,
+    /// The record that started it.
+    pub started: Option<StoredRecord>,
+    /// The record that ended it.
+    pub finished: Option<StoredRecord>,
+    /// Its holds.
+    pub holds: Vec<HoldDetail>,
+    /// How far its lease reaches, heartbeats included.
+    pub lease_until: Option<Timestamp>,
+    /// Whether the caller works for its agent, or may read traces.
+    pub sees_hidden: bool,
+    /// The revision it was read at.
+    pub revision: u64,
+}
+
+/// A hold, open or decided, with what people read.
+#[derive(Debug, Clone)]
+pub struct HoldDetail {
+    /// Its session.
+    pub session: SessionSummary,
+    /// The hold.
+    pub hold: Hold,
+    /// How it was decided.
+    pub closed: Option<ClosedHold>,
+    /// The number of its request.
+    pub request_number: u64,
+    /// The agent that asks.
+    pub agent: Name,
+    /// The tasks from the root to the one that asks.
+    pub path: Vec<TaskId>,
+    /// Title, message, action: as it was opened.
+    pub body: Option<Vec<u8>>,
+    /// The words that came with the decision.
+    pub decision_body: Option<Vec<u8>>,
+    /// When it was opened.
+    pub opened_at: Option<Timestamp>,
+    /// When it was decided.
+    pub decided_at: Option<Timestamp>,
+    /// Whether the caller may see the action: who may decide it, or read traces.
+    pub sees_action: bool,
+    /// Who voted.
+    pub votes: Vec<Principal>,
+}
+
+/// Which holds to list.
+#[derive(Debug, Clone, Default)]
+pub struct HoldFilter {
+    /// Decided ones instead of open ones.
+    pub decided: bool,
+    /// With this status.
+    pub status: Option<statehold_core::hold::HoldStatus>,
+    /// Asked by this agent.
+    pub agent: Option<Name>,
+    /// Of this kind.
+    pub kind: Option<HoldKind>,
+}
+
+impl Engine {
+    /// One session.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it.
+    pub async fn session(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<SessionSummary, EngineError> {
+        self.readable(caller, session).await
+    }
+
+    /// A page of sessions, newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not list sessions.
+    pub async fn sessions(
+        &self,
+        caller: &Caller,
+        filter: &SessionFilter,
+        after: Option<u64>,
+        limit: usize,
+    ) -> Result<Page<SessionSummary>, EngineError> {
+        require_any(caller, &[Role::Client, Role::Operator, Role::Admin])?;
+        let sees_all = caller.reads_all();
+        let user = match (caller.user, filter.user) {
+            (Some(bound), Some(asked)) if !sees_all && bound != asked => {
+                return Ok(Page {
+                    entries: Vec::new(),
+                    next: None,
+                });
+            }
+            (Some(bound), None) if !sees_all => Some(bound),
+            (_, asked) => asked,
+        };
+        let mut entries = Vec::new();
+        let (mut after, mut seen) = (after, 0);
+        loop {
+            let query = SessionQuery {
+                tenant: caller.tenant.clone(),
+                app: filter.app.clone(),
+                user,
+                after,
+                limit: SCAN_STEP,
+            };
+            let rows = self.inner().store.sessions(query).await?;
+            let is_last = rows.len() < SCAN_STEP;
+            seen += rows.len();
+            for row in rows {
+                after = Some(row.place);
+                if is_own(caller, &row) && filter.fits(&row) {
+                    entries.push(row);
+                    if entries.len() == limit {
+                        return Ok(Page {
+                            entries,
+                            next: after,
+                        });
+                    }
+                }
+            }
+            if is_last || seen >= SCAN_MAX {
+                let next = after.filter(|_| !is_last);
+                return Ok(Page { entries, next });
+            }
+        }
+    }
+
+    /// A page of the items that a view shows, newest first, before item `before`.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails. Rights and audit are the caller's: see [`Engine::transcript`] and
+    /// [`Engine::trace`].
+    async fn items(
+        &self,
+        session: SessionId,
+        task: Option<TaskId>,
+        view: View,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<ItemPage, EngineError> {
+        let mut items: Vec<StoredItem> = Vec::new();
+        let (mut before, mut seen) = (before, 0);
+        let revision = self.durable_revision(session).await?;
+        loop {
+            // Hidden items lie between visible ones: ask for some more than are missing.
+            let step = (2 * (limit - items.len()) + 8).min(SCAN_STEP);
+            let query = ItemQuery {
+                task,
+                before,
+                limit: step,
+            };
+            let rows = self.inner().store.items(session, query).await?;
+            let is_last = rows.len() < step;
+            seen += rows.len();
+            for row in rows {
+                before = Some(row.placed.item.seq);
+                if view.shows(&row.placed) {
+                    items.push(row);
+                    if items.len() == limit {
+                        break;
+                    }
+                }
+            }
+            let has_all = items.len() == limit;
+            if has_all || is_last || seen >= SCAN_MAX {
+                let next = before.filter(|seq| *seq > 1 && (has_all || !is_last));
+                return Ok(ItemPage {
+                    items,
+                    next,
+                    revision,
+                });
+            }
+        }
+    }
+
+    async fn durable_revision(&self, session: SessionId) -> Result<u64, EngineError> {
+        let summary = self.inner().store.session(session).await?;
+        Ok(summary.map_or(0, |summary| summary.revision))
+    }
+
+    /// The transcript of a session, newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read the session.
+    pub async fn transcript(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(SessionSummary, ItemPage), EngineError> {
+        let summary = self.readable(caller, session).await?;
+        let page = self
+            .items(session, None, View::Client, before, limit)
+            .await?;
+        Ok((summary, page))
+    }
+
+    /// Everything in a session, newest first. The read is recorded before it is answered.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read traces.
+    pub async fn trace(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(SessionSummary, ItemPage), EngineError> {
+        let summary = self.traceable(caller, session).await?;
+        if summary.deleted {
+            return Err(EngineError::NotFound);
+        }
+        self.audit(caller, TenantEvent::TraceRead { session })
+            .await?;
+        let page = self
+            .items(session, None, View::Trace, before, limit)
+            .await?;
+        Ok((summary, page))
+    }
+
+    /// Records of a session after a revision, as they are chained.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read records.
+    pub async fn records(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<(SessionSummary, Vec<StoredRecord>), EngineError> {
+        let summary = self.traceable(caller, session).await?;
+        let records = self.inner().store.records(session, after, limit).await?;
+        Ok((summary, records))
+    }
+
+    /// The audit stream of the caller's tenant.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it.
+    pub async fn audit_records(
+        &self,
+        caller: &Caller,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<TenantRecord>, EngineError> {
+        require_any(caller, &[Role::Operator, Role::Admin])?;
+        let tenant = caller.tenant.clone();
+        Ok(self
+            .inner()
+            .store
+            .tenant_records(tenant, after, limit)
+            .await?)
+    }
+
+    /// One task, with the view the caller has of it.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it.
+    pub async fn task(
+        &self,
+        caller: &Caller,
+        id: TaskId,
+        wants_trace: bool,
+    ) -> Result<TaskDetail, EngineError> {
+        if wants_trace {
+            require_any(caller, &[Role::Operator, Role::Admin])?;
+        }
+        let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
+        require_any(caller, &roles)?;
+        let store = &self.inner().store;
+        let session = store.session_of_task(id).await?;
+        let session = session.ok_or(EngineError::NotFound)?;
+        let summary = self.readable(caller, session).await?;
+        let state = self.durable_state(session).await?;
+        let (task, status) = self.find_task(&state, id).await?;
+        let view = if wants_trace {
+            self.audit(caller, TenantEvent::TraceRead { session })
+                .await?;
+            View::Trace
+        } else if caller.works_for(&task.agent) && !caller.has(Role::Client) {
+            View::Agent(id)
+        } else if caller.acts_for(summary.owner.user) || caller.reads_all() {
+            View::Client
+        } else {
+            return Err(EngineError::NotFound);
+        };
+        let task_state = match view {
+            View::Client => None,
+            View::Agent(_) | View::Trace => store.task_state(id).await?,
+        };
+        let pending = state.pending_holds(id);
+        let pending = pending.iter().filter_map(|hold| state.holds.get(hold));
+        let pending: Vec<Hold> = pending.cloned().collect();
+        let numbers = pending
+            .iter()
+            .map(|hold| number_of(&state, hold.request))
+            .collect();
+        Ok(TaskDetail {
+            session: summary,
+            task,
+            status,
+            pending,
+            numbers,
+            state: task_state,
+            view,
+            revision: state.revision,
+        })
+    }
+
+    /// A page of a task's history in a view that [`Engine::task`] gave, newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn history(
+        &self,
+        task: &TaskDetail,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<ItemPage, EngineError> {
+        let id = task.task.id;
+        self.items(task.session.id, Some(id), task.view, before, limit)
+            .await
+    }
+
+    /// Items that a worker wrote in its live request, newest first: to find a call by its name.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn recent_items(
+        &self,
+        session: SessionId,
+        task: TaskId,
+        limit: usize,
+    ) -> Result<Vec<StoredItem>, EngineError> {
+        let page = self
+            .items(session, Some(task), View::Agent(task), None, limit)
+            .await?;
+        Ok(page.items)
+    }
+
+    async fn find_task(
+        &self,
+        state: &SessionState,
+        id: TaskId,
+    ) -> Result<(Task, TaskStatus), EngineError> {
+        if let Some(task) = state.tasks.get(&id) {
+            return Ok((task.clone(), task.status));
+        }
+        let closed = self.inner().store.closed_task(id).await?;
+        let closed = closed.ok_or(EngineError::NotFound)?;
+        Ok((closed.task, closed.status))
+    }
+
+    /// One request.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it.
+    pub async fn request(
+        &self,
+        caller: &Caller,
+        id: RequestId,
+    ) -> Result<RequestDetail, EngineError> {
+        let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
+        require_any(caller, &roles)?;
+        let session = self.inner().store.session_of_request(id).await?;
+        let session = session.ok_or(EngineError::NotFound)?;
+        let summary = self.readable(caller, session).await?;
+        let detail = self.request_detail(caller, summary, id).await?;
+        let may = caller.acts_for(detail.session.owner.user)
+            || caller.reads_all()
+            || caller.works_for(&detail.task.agent);
+        if may {
+            Ok(detail)
+        } else {
+            Err(EngineError::NotFound)
+        }
+    }
+
+    pub(crate) async fn request_detail(
+        &self,
+        caller: &Caller,
+        session: SessionSummary,
+        id: RequestId,
+    ) -> Result<RequestDetail, EngineError> {
+        let store = &self.inner().store;
+        let state = self.durable_state(session.id).await?;
+        let live = state.requests.get(&id).cloned();
+        let ended = match &live {
+            Some(_) => None,
+            None => store.ended_request(id).await?,
+        };
+        let (task, started_by, ended_by) = match (&live, &ended) {
+            (Some(live), _) => (live.task, live.started_by, None),
+            (None, Some(ended)) => (ended.task, ended.started_by, Some(ended.ended_by)),
+            (None, None) => return Err(EngineError::NotFound),
+        };
+        let (task, _) = self.find_task(&state, task).await?;
+        let started = self.record(session.id, started_by).await?;
+        let finished = match ended_by {
+            Some(seq) if seq == started_by => started.clone(),
+            Some(seq) => self.record(session.id, seq).await?,
+            None => None,
+        };
+        let mut holds = Vec::new();
+        if live.as_ref().is_none_or(|live| live.holds_opened > 0) {
+            for hold in store.holds_of(id).await? {
+                holds.push(self.hold_detail(caller, &session, &state, hold).await?);
+            }
+        }
+        let lease_until = self.inner().leases_of(&state).get(&id).copied();
+        let sees_hidden = caller.works_for(&task.agent) || caller.reads_all();
+        Ok(RequestDetail {
+            session,
+            task,
+            live,
+            ended,
+            started,
+            finished,
+            holds,
+            lease_until,
+            sees_hidden,
+            revision: state.revision,
+        })
+    }
+
+    async fn record(
+        &self,
+        session: SessionId,
+        seq: u64,
+    ) -> Result<Option<StoredRecord>, EngineError> {
+        let after = seq.saturating_sub(1);
+        let records = self.inner().store.records(session, after, 1).await?;
+        Ok(records.into_iter().next())
+    }
+
+    /// One hold.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not see it.
+    pub async fn hold(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
+        let session = self.inner().store.session_of_hold(id).await?;
+        let session = session.ok_or(EngineError::NotFound)?;
+        let summary = self.inner().store.session(session).await?;
+        let summary = summary.ok_or(EngineError::NotFound)?;
+        if summary.owner.tenant != caller.tenant || summary.deleted {
+            return Err(EngineError::NotFound);
+        }
+        let state = self.durable_state(session).await?;
+        let detail = self.hold_detail(caller, &summary, &state, id).await?;
+        let may = detail.sees_action
+            || caller.acts_for(summary.owner.user)
+            || caller.works_for(&detail.agent);
+        if may {
+            Ok(detail)
+        } else {
+            Err(EngineError::NotFound)
+        }
+    }
+
+    /// The session of a hold that the caller may decide or see.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such hold within reach.
+    pub async fn session_of_hold(&self, id: HoldId) -> Result<SessionId, EngineError> {
+        let session = self.inner().store.session_of_hold(id).await?;
+        session.ok_or(EngineError::NotFound)
+    }
+
+    /// The session of a request.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such request.
+    pub async fn session_of_request(&self, id: RequestId) -> Result<SessionId, EngineError> {
+        let session = self.inner().store.session_of_request(id).await?;
+        session.ok_or(EngineError::NotFound)
+    }
+
+    /// The session of a task.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such task.
+    pub async fn session_of_task(&self, id: TaskId) -> Result<SessionId, EngineError> {
+        let session = self.inner().store.session_of_task(id).await?;
+        session.ok_or(EngineError::NotFound)
+    }
+
+    /// The holds that a request ever opened.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, EngineError> {
+        Ok(self.inner().store.holds_of(request).await?)
+    }
+
+    /// A page of holds: open ones oldest first, decided ones newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not see holds.
+    pub async fn holds(
+        &self,
+        caller: &Caller,
+        filter: &HoldFilter,
+        after: Option<u64>,
+        limit: usize,
+    ) -> Result<Page<HoldDetail>, EngineError> {
+        let mut entries = Vec::new();
+        let (mut after, mut seen) = (after, 0);
+        loop {
+            let query = HoldQuery {
+                tenant: caller.tenant.clone(),
+                after,
+                limit: SCAN_STEP,
+            };
+            let rows = if filter.decided {
+                self.inner().store.decided_holds(query).await?
+            } else {
+                self.inner().store.open_holds(query).await?
+            };
+            let is_last = rows.len() < SCAN_STEP;
+            seen += rows.len();
+            for row in rows {
+                after = Some(row.place);
+                if filter.kind.is_some_and(|kind| kind != row.hold.kind) {
+                    continue;
+                }
+                let Ok(detail) = self.hold(caller, row.hold.id).await else {
+                    continue;
+                };
+                let status = detail.closed.as_ref().map(|closed| closed.decision.status);
+                let is_asked = filter
+                    .agent
+                    .as_ref()
+                    .is_none_or(|agent| *agent == detail.agent)
+                    && filter.status.is_none_or(|asked| status == Some(asked))
+                    && detail.closed.is_some() == filter.decided;
+                if is_asked {
+                    entries.push(detail);
+                    if entries.len() == limit {
+                        return Ok(Page {
+                            entries,
+                            next: after,
+                        });
+                    }
+                }
+            }
+            if is_last || seen >= SCAN_MAX {
+                let next = after.filter(|_| !is_last);
+                return Ok(Page { entries, next });
+            }
+        }
+    }
+
+    async fn hold_detail(
+        &self,
+        caller: &Caller,
+        session: &SessionSummary,
+        state: &SessionState,
+        id: HoldId,
+    ) -> Result<HoldDetail, EngineError> {
+        let store = &self.inner().store;
+        let closed = match state.holds.get(&id) {
+            Some(_) => None,
+            None => store.closed_hold(id).await?,
+        };
+        let hold = match (state.holds.get(&id), &closed) {
+            (Some(hold), _) => hold.clone(),
+            (None, Some(closed)) => closed.hold.clone(),
+            (None, None) => return Err(EngineError::NotFound),
+        };
+        let (task, _) = self.find_task(state, hold.task).await?;
+        let request_number = match state.requests.get(&hold.request) {
+            Some(live) => live.number,
+            None => store
+                .ended_request(hold.request)
+                .await?
+                .map_or(0, |ended| ended.number),
+        };
+        let opened = self.record(session.id, hold.opened_at).await?;
+        let decided = match &closed {
+            Some(closed) => self.record(session.id, closed.decided_by).await?,
+            None => None,
+        };
+        let body = payload(opened.as_ref(), hold.body);
+        let decision = closed.as_ref().map(|closed| closed.decision);
+        let decision_body = payload(decided.as_ref(), decision.and_then(|made| made.body));
+        let actor = caller.actor();
+        let sees_action = caller.reads_all() || may_see_action(caller, &hold, session, &actor);
+        Ok(HoldDetail {
+            session: session.clone(),
+            request_number,
+            agent: task.agent.clone(),
+            path: self.path(state, task).await?,
+            body,
+            decision_body,
+            opened_at: opened.map(|stored| stored.record.content.at),
+            decided_at: decided.map(|stored| stored.record.content.at),
+            sees_action,
+            votes: hold.votes.keys().copied().collect(),
+            hold,
+            closed,
+        })
+    }
+
+    /// The tasks from the root to this one.
+    async fn path(&self, state: &SessionState, task: Task) -> Result<Vec<TaskId>, EngineError> {
+        let mut path = vec![task.id];
+        let mut above = task.parent.map(|link| link.task);
+        while let Some(id) = above {
+            path.push(id);
+            let (task, _) = self.find_task(state, id).await?;
+            above = task.parent.map(|link| link.task);
+        }
+        path.reverse();
+        Ok(path)
+    }
+
+    /// Waits until a session has a revision beyond one, or is stopping.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn changed_after(
+        &self,
+        session: SessionId,
+        revision: u64,
+    ) -> Result<(), EngineError> {
+        let mailbox = self.mailbox(session);
+        let mut durable = mailbox.durable.subscribe();
+        // Loads the session, so that what is durable is known.
+        mailbox.durable_state(self.inner()).await?;
+        let beyond = durable.wait_for(|durable| durable.revision > revision);
+        tokio::select! {
+            changed = beyond => changed.map(drop).map_err(|_| EngineError::Stopping),
+            () = self.inner().stop.cancelled() => Err(EngineError::Stopping),
+        }
+    }
+}
+
+/// Those who may decide a hold see what they decide about.
+fn may_see_action(
+    caller: &Caller,
+    hold: &Hold,
+    session: &SessionSummary,
+    actor: &statehold_core::principal::Actor,
+) -> bool {
+    let has_role = match &hold.decide_by {
+        DecideBy::Role(role) => caller.roles.names().contains(role),
+        DecideBy::Other => caller.has(Role::Approver),
+        DecideBy::User => caller.acts_for(session.owner.user) || caller.has(Role::Approver),
+    };
+    has_role && actor.may_decide(hold, session.owner.user)
+}
+
+fn payload(
+    stored: Option<&StoredRecord>,
+    name: Option<statehold_core::digest::BodyRef>,
+) -> Option<Vec<u8>> {
+    let (stored, name) = (stored?, name?);
+    let index = stored
+        .record
+        .bodies()
+        .iter()
+        .position(|body| *body == name)?;
+    stored.bodies.get(index).cloned().flatten()
+}
+
+fn number_of(state: &SessionState, request: RequestId) -> u64 {
+    state.requests.get(&request).map_or(0, |live| live.number)
+}
+
+impl SessionFilter {
+    fn fits(&self, row: &SessionSummary) -> bool {
+        self.status.is_none_or(|status| status == row.status)
+            && self
+                .label
+                .as_ref()
+                .is_none_or(|label| has_label(row, label))
+            && self.text.as_ref().is_none_or(|text| has_text(row, text))
+    }
+}
+
+fn labels(row: &SessionSummary) -> serde_json::Map<String, serde_json::Value> {
+    let labels = row.labels.as_deref().unwrap_or("{}");
+    serde_json::from_str(labels).unwrap_or_default()
+}
+
+fn has_label(row: &SessionSummary, (key, value): &(String, Option<String>)) -> bool {
+    let labels = labels(row);
+    let found = labels.get(key).and_then(serde_json::Value::as_str);
+    match value {
+        Some(value) => found == Some(value.as_str()),
+        None => found.is_some(),
+    }
+}
+
+fn has_text(row: &SessionSummary, text: &str) -> bool {
+    let text = text.to_lowercase();
+    let has = |field: &str| field.to_lowercase().contains(&text);
+    row.name.as_deref().is_some_and(has)
+        || labels(row)
+            .iter()
+            .any(|(key, value)| has(key) || value.as_str().is_some_and(has))
+}

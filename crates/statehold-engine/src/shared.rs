@@ -1,0 +1,245 @@
+//! State that is shared between sessions, and values that live in memory.
+//!
+//! A direct write of `app:` or `user:` values is a commit like any other. It goes to a session that
+//! does nothing else, so that it has an order, a chain and idempotency keys; lists leave it out.
+
+use std::collections::BTreeMap;
+
+use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
+use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
+use statehold_core::name::Name;
+use statehold_core::scope::{Scope, StateKey};
+use statehold_core::session::{Owner, STATE_KEEPER};
+use statehold_core::time::Timestamp;
+use statehold_store::{SharedOwner, SharedValue, StateValue};
+use uuid::Uuid;
+
+use crate::access::require_any;
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::idempotency::digest;
+use crate::mailbox::{Call, Done, Reply};
+use crate::payloads::Payloads;
+
+/// The values of one scope.
+#[derive(Debug, Clone)]
+pub struct SharedView {
+    /// The values, with who wrote them.
+    pub values: BTreeMap<StateKey, SharedValue>,
+    /// The revision of direct writes.
+    pub revision: u64,
+}
+
+impl Engine {
+    /// The values of an app, or of a user in an app.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read them.
+    pub async fn shared(
+        &self,
+        caller: &Caller,
+        app: &Name,
+        user: Option<UserId>,
+    ) -> Result<SharedView, EngineError> {
+        require_any(
+            caller,
+            &[Role::Client, Role::Worker, Role::Operator, Role::Admin],
+        )?;
+        if let Some(user) = user {
+            let is_near = caller.user.is_none_or(|bound| bound == user);
+            if !is_near && !caller.reads_all() {
+                return Err(EngineError::NotFound);
+            }
+        }
+        let owner = SharedOwner {
+            tenant: caller.tenant.clone(),
+            app: app.clone(),
+            user,
+        };
+        let values = self.inner().store.shared(owner).await?;
+        let keeper = keeper_of(&caller.tenant, app, user);
+        let keeper = self.inner().store.session(keeper).await?;
+        Ok(SharedView {
+            values,
+            revision: keeper.map_or(0, |keeper| keeper.revision),
+        })
+    }
+
+    /// Writes values of an app, or of a user in an app.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or a version or a merge does not fit.
+    pub async fn patch_shared(
+        &self,
+        call: &Call,
+        app: &Name,
+        user: Option<UserId>,
+        patch: StatePatch,
+        payloads: &Payloads,
+        reply: &Reply,
+    ) -> Result<Done, EngineError> {
+        let caller = &call.caller;
+        let (needs, may) = match user {
+            None => (Role::Admin, caller.has(Role::Admin)),
+            Some(_) => (
+                Role::Client,
+                caller.has(Role::Client) || caller.has(Role::Admin),
+            ),
+        };
+        if !may {
+            return Err(EngineError::Forbidden { needs });
+        }
+        if let Some(user) = user
+            && !caller.acts_for(user)
+            && !caller.has(Role::Admin)
+        {
+            return Err(EngineError::NotFound);
+        }
+        let keeper = self.ensure_keeper(caller, app, user).await?;
+        let command = Command::PutState { patch, by: None };
+        self.submit(keeper, call, &command, payloads, reply).await
+    }
+
+    /// The session that carries direct writes, made if need be.
+    async fn ensure_keeper(
+        &self,
+        caller: &Caller,
+        app: &Name,
+        user: Option<UserId>,
+    ) -> Result<SessionId, EngineError> {
+        let session = keeper_of(&caller.tenant, app, user);
+        if self.inner().store.session(session).await?.is_some() {
+            return Ok(session);
+        }
+        let owner = Owner {
+            agent: STATE_KEEPER.parse().expect("a fixed name is a name"),
+            app: app.clone(),
+            tenant: caller.tenant.clone(),
+            user: user.unwrap_or(UserId::from_uuid(Uuid::nil())),
+        };
+        let payloads = self.payloads_for(&owner.tenant, owner.user).await?;
+        let command = Command::CreateSession {
+            owner,
+            name: None,
+            labels: None,
+            state: StatePatch::default(),
+            ttl: None,
+        };
+        let call = Call::by(caller.clone());
+        match self
+            .submit_system(session, &call, &command, &payloads)
+            .await
+        {
+            Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(session),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The values that a session sees: its own, its user's, its app's, each under its full key.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read the session.
+    pub async fn state(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<(BTreeMap<StateKey, StateValue>, u64), EngineError> {
+        let summary = self.readable(caller, session).await?;
+        let store = &self.inner().store;
+        let mut values = store.state(session).await?;
+        for scope in [Scope::App, Scope::User] {
+            let owner = SharedOwner::of(&summary.owner, scope);
+            for (key, shared) in store.shared(owner).await? {
+                let (value, version) = (shared.value, shared.version);
+                values.insert(key, StateValue { value, version });
+            }
+        }
+        Ok((values, summary.revision))
+    }
+
+    /// The `temp:` values around a request.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read them: they belong to those who work on it.
+    pub async fn temp(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<BTreeMap<StateKey, Vec<u8>>, EngineError> {
+        let root = self.root_of(caller, session, request, None).await?;
+        Ok(self.inner().temps.get(root))
+    }
+
+    /// Writes `temp:` values around a request, under its fence.
+    ///
+    /// # Errors
+    ///
+    /// If the caller does not hold the fence, or there is no room.
+    pub async fn put_temp(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        by: Fenced,
+        set: Vec<(StateKey, Vec<u8>)>,
+        delete: &[StateKey],
+    ) -> Result<(), EngineError> {
+        let root = self
+            .root_of(caller, session, by.request, Some(by.fence))
+            .await?;
+        self.inner().temps.put(root, set, delete)
+    }
+
+    /// The root above a live request that the caller works on.
+    async fn root_of(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+        fence: Option<u64>,
+    ) -> Result<RequestId, EngineError> {
+        require_any(caller, &[Role::Worker])?;
+        self.readable(caller, session).await?;
+        let state = self.durable_state(session).await?;
+        let live = state.requests.get(&request).ok_or(EngineError::NotFound)?;
+        let works = state
+            .task_of(request)
+            .is_some_and(|task| caller.works_for(&task.agent));
+        if !works {
+            return Err(EngineError::NotFound);
+        }
+        if let Some(shown) = fence {
+            let current = live.fence;
+            if shown != current {
+                return Err(Rejection::StaleFence { shown, current }.into());
+            }
+            if live.lease.map(|lease| lease.worker) != Some(caller.principal) {
+                return Err(Rejection::NotLeaseHolder.into());
+            }
+        }
+        let mut root = live;
+        while let Some(above) = root.parent.and_then(|parent| state.requests.get(&parent)) {
+            root = above;
+        }
+        Ok(root.id)
+    }
+}
+
+/// The session that carries direct writes: one per app, and one per user in an app.
+fn keeper_of(tenant: &Name, app: &Name, user: Option<UserId>) -> SessionId {
+    let user = user.map(|user| user.to_string()).unwrap_or_default();
+    let shard = Shard::of_owner(tenant.as_str(), app.as_str(), &user);
+    let parts = [tenant.as_str(), app.as_str(), &user].map(str::as_bytes);
+    let digest = digest(&parts);
+    let mut entropy = [0; 8];
+    entropy.copy_from_slice(&digest.as_bytes()[..8]);
+    let entropy = u64::from_be_bytes(entropy);
+    // Without a time: the same name always means the same session.
+    let mut mint = IdMint::new(Timestamp::default(), shard, entropy);
+    SessionId::from_uuid(mint.next_uuid())
+}

@@ -1,0 +1,77 @@
+//! `temp:` values: in memory, with the root request, until it ends or pauses. Never on disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use statehold_core::ids::RequestId;
+use statehold_core::scope::StateKey;
+
+use crate::error::EngineError;
+
+/// The most that the values of one root request may take.
+pub(crate) const TEMP_BYTES_MAX: usize = 1024 * 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct Temps {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    values: BTreeMap<RequestId, BTreeMap<StateKey, Vec<u8>>>,
+    /// Roots that are live and had values before a pause.
+    lost: BTreeSet<RequestId>,
+}
+
+impl Temps {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The values of a root request.
+    pub(crate) fn get(&self, root: RequestId) -> BTreeMap<StateKey, Vec<u8>> {
+        self.lock().values.get(&root).cloned().unwrap_or_default()
+    }
+
+    /// Writes and removes values, all or none.
+    pub(crate) fn put(
+        &self,
+        root: RequestId,
+        set: Vec<(StateKey, Vec<u8>)>,
+        delete: &[StateKey],
+    ) -> Result<(), EngineError> {
+        let mut kept = self.lock();
+        let mut values = kept.values.get(&root).cloned().unwrap_or_default();
+        for key in delete {
+            values.remove(key);
+        }
+        values.extend(set);
+        let size = |(key, value): (&StateKey, &Vec<u8>)| key.as_str().len() + value.len();
+        if values.iter().map(size).sum::<usize>() > TEMP_BYTES_MAX {
+            return Err(EngineError::Temp(
+                "`temp:` values of one root request take at most 1 MiB",
+            ));
+        }
+        kept.values.insert(root, values);
+        Ok(())
+    }
+
+    /// Forgets the values of a root request that ended or paused.
+    pub(crate) fn drop_root(&self, root: RequestId, has_ended: bool) {
+        let mut kept = self.lock();
+        let had = kept
+            .values
+            .remove(&root)
+            .is_some_and(|values| !values.is_empty());
+        if has_ended {
+            kept.lost.remove(&root);
+        } else if had {
+            kept.lost.insert(root);
+        }
+    }
+
+    /// Whether a live root request had values and has lost them.
+    pub(crate) fn is_lost(&self, root: RequestId) -> bool {
+        self.lock().lost.contains(&root)
+    }
+}

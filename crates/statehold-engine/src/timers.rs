@@ -1,0 +1,94 @@
+//! What happens by itself: leases lapse, holds and sessions expire, payloads are removed, answers are
+//! forgotten.
+
+use std::sync::atomic::Ordering;
+
+use statehold_core::command::Command;
+use statehold_core::digest::PayloadKey;
+use statehold_store::{Due, DueKind};
+
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::mailbox::Call;
+use crate::payloads::Payloads;
+
+/// How much is done at one tick.
+const DUE_MAX: usize = 256;
+/// How many records lose their payloads in one transaction.
+const ERASE_STEP: usize = 64;
+/// How many ticks pass between two rounds of forgetting answers.
+const FORGET_EVERY: u64 = 600;
+
+impl Engine {
+    pub(crate) fn start_timers(&self) {
+        let engine = self.clone();
+        let tracker = self.inner().tasks.clone();
+        tracker.spawn(async move {
+            let stop = engine.inner().stop.clone();
+            let mut ticks = tokio::time::interval(engine.inner().options.tick);
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let mut count = 0_u64;
+            loop {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    () = stop.cancelled() => return,
+                }
+                if let Err(error) = engine.run_timers(count.is_multiple_of(FORGET_EVERY)).await {
+                    tracing::warn!(error = %error, "timers could not do their work; trying again");
+                }
+                count += 1;
+            }
+        });
+    }
+
+    /// Does everything that is due now. Timers call this; tests with a clock of their own do too.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn run_timers(&self, forgets: bool) -> Result<(), EngineError> {
+        let inner = self.inner();
+        let now = inner.clock.now();
+        // Leases that heartbeats extended are due by the record; they must not crowd out the others.
+        let limit = DUE_MAX + inner.heartbeats().len();
+        for due in inner.store.due(now, limit).await? {
+            self.settle(due).await?;
+        }
+        if inner.has_erasures.swap(false, Ordering::AcqRel) {
+            while inner.store.erase_some(ERASE_STEP).await? {
+                tokio::task::yield_now().await;
+            }
+        }
+        if forgets {
+            while inner.store.forget_answers(now, DUE_MAX).await? == DUE_MAX {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn settle(&self, due: Due) -> Result<(), EngineError> {
+        let inner = self.inner();
+        let command = match due.kind {
+            DueKind::Lease(request) => Command::LapseLease { request },
+            DueKind::Hold(hold) => Command::ExpireHold { hold },
+            DueKind::Session => Command::ExpireSession,
+        };
+        let Some(summary) = inner.store.session(due.session).await? else {
+            return Ok(());
+        };
+        let call = Call::by(Caller::local(summary.owner.tenant));
+        // These commands carry no payloads.
+        let none = PayloadKey::from_bytes([0; 32]);
+        let payloads = Payloads::new(none.clone(), none);
+        match self
+            .submit_system(due.session, &call, &command, &payloads)
+            .await
+        {
+            // Somebody was faster, or a heartbeat has come: the next tick looks again.
+            Ok(_) | Err(EngineError::Rejected(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Names of users and their pseudonyms, kept at hand: the store asks the disk.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use statehold_core::ids::{IdMint, Shard, UserId};
+use statehold_core::name::Name;
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// The longest name of a user, in bytes.
+pub(crate) const USER_BYTES_MAX: usize = 256;
+/// How many are kept at hand.
+const HOT_USERS: usize = 50_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Users {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    ids: HashMap<(Name, String), UserId>,
+    names: HashMap<UserId, String>,
+}
+
+impl Users {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, tenant: &Name, name: &str, id: UserId) {
+        let mut known = self.lock();
+        if known.names.len() >= HOT_USERS {
+            *known = Known::default();
+        }
+        known.ids.insert((tenant.clone(), name.to_owned()), id);
+        known.names.insert(id, name.to_owned());
+    }
+}
+
+impl Engine {
+    /// The pseudonym of a user, made if the name is new.
+    ///
+    /// # Errors
+    ///
+    /// If the name cannot be one, or the store fails.
+    pub async fn user_id(&self, tenant: &Name, name: &str) -> Result<UserId, EngineError> {
+        require_user_name(name)?;
+        if let Some(id) = self.known_user(tenant, name).await? {
+            return Ok(id);
+        }
+        let inner = self.inner();
+        let shard = Shard::of_owner(tenant.as_str(), "", name);
+        let mut mint = IdMint::new(inner.clock.now(), shard, inner.entropy()?);
+        let fresh = UserId::from_uuid(mint.next_uuid());
+        let id = inner
+            .store
+            .intern_user(tenant.clone(), name.to_owned(), fresh)
+            .await?;
+        inner.users.note(tenant, name, id);
+        Ok(id)
+    }
+
+    /// The pseudonym of a user who was here before.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn known_user(
+        &self,
+        tenant: &Name,
+        name: &str,
+    ) -> Result<Option<UserId>, EngineError> {
+        let inner = self.inner();
+        let at_hand = {
+            let known = inner.users.lock();
+            known.ids.get(&(tenant.clone(), name.to_owned())).copied()
+        };
+        if at_hand.is_some() {
+            return Ok(at_hand);
+        }
+        let id = inner.store.user(tenant.clone(), name.to_owned()).await?;
+        if let Some(id) = id {
+            inner.users.note(tenant, name, id);
+        }
+        Ok(id)
+    }
+
+    /// Who is behind a pseudonym; the pseudonym itself if nobody knows any more.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn user_name(&self, tenant: &Name, id: UserId) -> Result<String, EngineError> {
+        let inner = self.inner();
+        let at_hand = inner.users.lock().names.get(&id).cloned();
+        if let Some(name) = at_hand {
+            return Ok(name);
+        }
+        match inner.store.user_name(id).await? {
+            Some(name) => {
+                inner.users.note(tenant, &name, id);
+                Ok(name)
+            }
+            None => Ok(id.to_string()),
+        }
+    }
+}
+
+/// A name that is empty, blank, padded or unprintable could be taken for another.
+fn require_user_name(name: &str) -> Result<(), EngineError> {
+    let is_plain = !name.is_empty()
+        && name.len() <= USER_BYTES_MAX
+        && name.trim() == name
+        && !name.chars().any(is_confusing);
+    if is_plain {
+        Ok(())
+    } else {
+        Err(EngineError::Invalid(
+            "`user` is 1 to 256 bytes of text without control or invisible characters, and does \
+             not begin or end with a space"
+                .to_owned(),
+        ))
+    }
+}
+
+fn is_confusing(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
