@@ -46,13 +46,15 @@ use readers::Readers;
 use writer::Writer;
 
 pub use check::{CheckReport, Problem};
+pub use schema::{APPLICATION_ID, LAYOUT_VERSION};
 
 /// What to do when the disk does not confirm a write.
 pub type OnStop = Arc<dyn Fn(&StoreError) + Send + Sync>;
 
 /// The name of the data file in a data directory.
 pub const FILE_NAME: &str = "statehold.db";
-const LOCK_NAME: &str = "statehold.lock";
+/// The name of the lock file in a data directory. Its holder writes its process id into it.
+pub const LOCK_NAME: &str = "statehold.lock";
 
 /// How to open a data directory.
 #[derive(Clone)]

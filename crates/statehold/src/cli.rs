@@ -2,59 +2,115 @@
 
 mod backup;
 mod check;
+mod completions;
+mod config;
 mod demo;
-
-use std::process::ExitCode;
+mod doctor;
+mod globals;
+mod output;
+mod printable;
+mod restore;
+#[cfg_attr(
+    not(test),
+    expect(
+        dead_code,
+        reason = "the server that these flags start is wired in next"
+    )
+)]
+mod serve;
+mod sessions;
+mod status;
+mod times;
+mod token;
 
 use clap::{Parser, Subcommand};
 
-/// Problems were found in what was looked at.
-const PROBLEMS_FOUND: u8 = 10;
+use crate::exit::Exit;
+use globals::Globals;
+
+pub(crate) use printable::printable;
+
+/// What `--config` says about itself, wherever it is.
+const CONFIG_HELP: &str =
+    "The configuration file [env: STATEHOLD_CONFIG] [default: statehold.toml if it is there]";
 
 /// The state server for multi-agent AI systems.
 #[derive(Debug, Parser)]
-#[command(name = "statehold", version, about)]
+#[command(name = "statehold", version, about, after_long_help = exit_codes())]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) globals: Globals,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Say whether a server runs, and where.
+    Status(status::Status),
+    /// Look at sessions, follow them, delete them.
+    #[command(subcommand)]
+    Sessions(sessions::Sessions),
+    /// Make, list and revoke keys.
+    #[command(subcommand)]
+    Token(token::Token),
+    /// Find problems and say what helps.
+    Doctor(doctor::Doctor),
+    /// Show the configuration and where each value comes from.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Compare everything a data directory says with what its log says.
     Check(check::Check),
     /// Copy a data directory to one file. Keys are not part of it.
     Backup(backup::Backup),
+    /// Make a data directory from a backup.
+    Restore(restore::Restore),
+    /// Print the completions for a shell.
+    Completions(completions::Completions),
 }
 
 impl Cli {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let globals = &self.globals;
+        let output = globals.output();
         match self.command {
-            Command::Check(check) => check.run(),
+            Command::Status(status) => status.run(globals, &output),
+            Command::Sessions(sessions) => sessions.run(globals, &output),
+            Command::Token(token) => token.run(globals, &output),
+            Command::Doctor(doctor) => doctor.run(globals, &output),
+            Command::Config(config) => config.run(&output),
+            Command::Check(check) => check.run(globals.json),
             Command::Backup(backup) => backup.run(),
+            Command::Restore(restore) => restore.run(&output),
+            Command::Completions(completions) => completions.run(&output),
         }
     }
 }
 
-/// Text from outside, made safe for a terminal: control characters are shown, not obeyed.
-pub(crate) fn printable(text: &str) -> String {
-    let is_unsafe = |c: char| {
-        (c.is_control() && c != '\n')
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let show = |c: char| {
-        if is_unsafe(c) {
-            c.escape_default().to_string()
-        } else {
-            c.to_string()
-        }
-    };
-    text.chars().map(show).collect()
+fn exit_codes() -> String {
+    let lines: Vec<String> = Exit::ALL
+        .iter()
+        .map(|exit| format!("  {:>3}  {}", exit.code(), exit.meaning()))
+        .collect();
+    format!("Exit codes:\n{}", lines.join("\n"))
 }
 
 /// Runs one asynchronous thing to its end.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
         .build()?
         .block_on(future))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn no_two_flags_want_the_same_name() {
+        Cli::command().debug_assert();
+    }
 }

@@ -1,23 +1,41 @@
 //! The state server for multi-agent AI systems: one binary.
 //!
-//! Today it looks after the embedded store: `check` compares everything a data directory says with
-//! what its log says, `backup` copies it while it is in use by nobody else.
+//! Today it is the command line. `check`, `backup` and `restore` look after a data directory;
+//! `status`, `sessions` and `token` call a running server; `doctor` looks at both.
 
 mod cli;
+mod client;
+mod config;
+mod data_directory;
+mod exit;
+mod run_file;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
+use exit::{Exit, Failure};
+
 fn main() -> ExitCode {
-    match cli::Cli::parse().run() {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", cli::printable(&error.to_string()));
-            for cause in error.chain().skip(1) {
-                eprintln!("  because: {}", cli::printable(&cause.to_string()));
-            }
-            ExitCode::FAILURE
+    match cli::Cli::try_parse() {
+        Ok(cli) => {
+            let json = cli.globals.json;
+            cli.run().unwrap_or_else(|error| fail(&error, json)).into()
         }
+        Err(wrong) if wrong.use_stderr() && std::env::args_os().any(|arg| arg == "--json") => {
+            let text = wrong.to_string();
+            let (message, hint) = text.split_once('\n').unwrap_or((&text, ""));
+            let message = message.trim_start_matches("error: ");
+            fail(&Failure::usage(message).hint(hint.trim()).into(), true).into()
+        }
+        Err(wrong) => wrong.exit(),
     }
+}
+
+fn fail(error: &anyhow::Error, json: bool) -> Exit {
+    let (said, exit) = exit::explain(error, json);
+    if let Some(said) = said {
+        anstream::eprintln!("{said}");
+    }
+    exit
 }

@@ -1,5 +1,10 @@
 //! What the command line says, and with which code it ends.
 
+#[path = "cli/remote.rs"]
+mod remote;
+#[path = "cli/scripted.rs"]
+mod scripted;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -115,4 +120,23 @@ fn only_the_owner_can_read_data_and_backups() {
         &["copy.db"],
     );
     assert_eq!(mode("copy.db"), 0o600);
+}
+
+#[test]
+fn a_backup_is_restored_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
+    let options = statehold_store::sqlite::SqliteOptions::default();
+    drop(statehold_store::sqlite::SqliteStore::open(&from, options).expect("a new store opens"));
+    let copy = directory.path().join("copy.db");
+    check(&["backup", "--data", text(&from), text(&copy)], 0, &[]);
+    let restore = ["restore", text(&copy), "--data", text(&to)];
+    check(&restore, 0, &["user-keys", "statehold check --data"]);
+    check(&["check", "--data", text(&to)], 0, &["0 sessions", "✓"]);
+    check(&restore, 1, &["the backup was not restored"]);
+    check(
+        &["restore", "no such file", "--data", text(&to)],
+        3,
+        &["there is no backup"],
+    );
 }

@@ -7,7 +7,7 @@ use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use crate::port::StoreError;
 
 /// "SHLD" as a number: the application id in the file header.
-const APPLICATION_ID: i32 = 0x5348_4c44;
+pub const APPLICATION_ID: i32 = 0x5348_4c44;
 /// SQLite before this version can lose committed pages when a WAL is reset.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
 const MIGRATIONS: &[&str] = &[include_str!("sql/0001_initial.sql")];
@@ -18,7 +18,7 @@ const MIGRATIONS: &[&str] = &[include_str!("sql/0001_initial.sql")];
     clippy::cast_possible_truncation,
     reason = "a handful of migrations"
 )]
-pub(super) const LAYOUT_VERSION: i32 = MIGRATIONS.len() as i32;
+pub const LAYOUT_VERSION: i32 = MIGRATIONS.len() as i32;
 
 /// Refuses an engine that can lose what it committed.
 pub(super) fn require_engine() -> Result<(), StoreError> {

@@ -1,13 +1,13 @@
 //! `statehold backup`: one file that can be copied and restored.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 
 use super::block_on;
+use crate::exit::Exit;
 
 #[derive(Debug, Args)]
 pub(super) struct Backup {
@@ -20,7 +20,7 @@ pub(super) struct Backup {
 }
 
 impl Backup {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self) -> anyhow::Result<Exit> {
         if !self.data.join(FILE_NAME).is_file() {
             bail!(
                 "there is no data in {}; name the data directory with --data",
@@ -33,6 +33,6 @@ impl Backup {
         let bytes = std::fs::metadata(&self.to)?.len();
         println!("{}  {bytes} bytes", self.to.display());
         eprintln!("The key file `user-keys` is not part of it; keep a copy of that apart.");
-        Ok(ExitCode::SUCCESS)
+        Ok(Exit::Done)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -10,7 +9,8 @@ use statehold_core::ids::SessionId;
 use statehold_store::Store;
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 
-use super::{PROBLEMS_FOUND, block_on, demo, printable};
+use super::{block_on, demo, printable};
+use crate::exit::Exit;
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["data", "demo"]))]
@@ -21,29 +21,26 @@ pub(super) struct Check {
     /// Write a short story with a pause into a temporary directory, show it, and check that.
     #[arg(long)]
     demo: bool,
-    /// Print one JSON document instead of text.
-    #[arg(long)]
-    json: bool,
     /// Print the records of one session instead, one canonical JSON line each.
     #[arg(long, value_name = "SESSION", requires = "data")]
     print_chain: Option<SessionId>,
 }
 
 impl Check {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self, json: bool) -> anyhow::Result<Exit> {
         let Some(data) = self.data else {
             let directory = tempfile::tempdir()?;
             demo::play(directory.path())?;
-            return report(directory.path(), self.json);
+            return report(directory.path(), json);
         };
         match self.print_chain {
             Some(session) => print_chain(&data, session),
-            None => report(&data, self.json),
+            None => report(&data, json),
         }
     }
 }
 
-fn report(data: &Path, json: bool) -> anyhow::Result<ExitCode> {
+fn report(data: &Path, json: bool) -> anyhow::Result<Exit> {
     let is_shown = std::io::stderr().is_terminal() && !json;
     let mut progress = |done: usize, all: usize| {
         if is_shown && all > 100 && (done.is_multiple_of(64) || done == all) {
@@ -60,9 +57,9 @@ fn report(data: &Path, json: bool) -> anyhow::Result<ExitCode> {
         print(&report);
     }
     Ok(if report.problems.is_empty() {
-        ExitCode::SUCCESS
+        Exit::Done
     } else {
-        PROBLEMS_FOUND.into()
+        Exit::ProblemsFound
     })
 }
 
@@ -87,7 +84,7 @@ fn print(report: &CheckReport) {
 }
 
 /// Prints a chain in the form that `examples/verify_chain.py` and any other tool can verify.
-fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<ExitCode> {
+fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<Exit> {
     const PAGE: usize = 500;
     if !data.join(FILE_NAME).is_file() {
         bail!(
@@ -113,5 +110,5 @@ fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<ExitCode> {
     if after == 0 {
         bail!("there is no session {session} in {}", data.display());
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Done)
 }

@@ -1,0 +1,127 @@
+//! `statehold doctor`: finds problems and says what helps. Changes nothing.
+
+mod data;
+mod disk;
+mod mounts;
+mod network;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use super::globals::Globals;
+use super::output::{Output, Tone};
+use super::printable::cell;
+use super::{CONFIG_HELP, block_on};
+use crate::config::{Surroundings, layers};
+use crate::exit::Exit;
+
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// The data directory to look at [default: as configured].
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
+    config: Option<PathBuf>,
+}
+
+/// How one check went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Good,
+    Warning,
+    Bad,
+}
+
+/// What one check found.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    level: Level,
+    message: String,
+    /// A command, or what else helps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            check,
+            level: Level::Good,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    fn warning(check: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            check,
+            level: Level::Warning,
+            message: message.into(),
+            hint: Some(hint.into()),
+        }
+    }
+
+    fn bad(check: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            level: Level::Bad,
+            ..Self::warning(check, message, hint)
+        }
+    }
+}
+
+impl Doctor {
+    pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+        let mut layers = layers(&Surroundings::of_process(), self.config.as_deref())?;
+        let data = self.data.as_ref().map(|data| data.to_string_lossy());
+        layers.set_flag("store.data", "--data", data.as_deref())?;
+        let (mut config, _) = layers.finish()?;
+        if let Some(data) = &self.data {
+            config.store.data.clone_from(data);
+        }
+        let mut findings = data::findings(&config.store.data);
+        findings.extend(disk::findings(&config.store.data));
+        findings.extend(block_on(network::findings(&config, globals, output))??);
+        report(&findings, output)
+    }
+}
+
+fn report(findings: &[Finding], output: &Output) -> anyhow::Result<Exit> {
+    let count = |level| {
+        findings
+            .iter()
+            .filter(|finding| finding.level == level)
+            .count()
+    };
+    let (problems, warnings) = (count(Level::Bad), count(Level::Warning));
+    if output.json {
+        output.json(&json!({ "checks": findings, "problems": problems, "warnings": warnings }))?;
+    } else {
+        for finding in findings {
+            if output.quiet && finding.level == Level::Good {
+                continue;
+            }
+            let (mark, tone) = match finding.level {
+                Level::Good => ("✓", Tone::Good),
+                Level::Warning => ("⚠", Tone::Warning),
+                Level::Bad => ("✗", Tone::Bad),
+            };
+            let mark = tone.paint(mark);
+            let message = cell(&finding.message);
+            output.line(&format!("{mark} {:<12} {message}", finding.check))?;
+            if let Some(hint) = &finding.hint {
+                output.line(&format!("  {:<12} {}", "", cell(hint)))?;
+            }
+        }
+        output.note(&format!("{problems} problems, {warnings} warnings"));
+    }
+    Ok(if problems == 0 {
+        Exit::Done
+    } else {
+        Exit::ProblemsFound
+    })
+}

@@ -1,0 +1,174 @@
+//! Who answers where this configuration listens, and who could call.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::fmt::rfc2822;
+
+use super::Finding;
+use crate::cli::globals::Globals;
+use crate::cli::output::Output;
+use crate::client::{Answer, Client};
+use crate::config::Config;
+use crate::exit::Exit;
+
+/// How long a server may take to say that it lives.
+const PATIENCE: Duration = Duration::from_secs(3);
+const CLOCK_SECONDS_APART_MAX: i64 = 5;
+
+pub(super) async fn findings(
+    config: &Config,
+    globals: &Globals,
+    output: &Output,
+) -> anyhow::Result<Vec<Finding>> {
+    let listen = config.server.listen;
+    let mut findings = vec![reach(listen, config.auth.required)];
+    // A server that was named is asked; else the one that this configuration would be.
+    let (client, is_named) = match globals.named_url() {
+        Some(url) => (globals.client_of(&url, output)?, true),
+        None => (globals.client_of(&local_url(listen), output)?, false),
+    };
+    let client = client.within(PATIENCE);
+    match client.probe("/healthz").await {
+        Ok(answer) => findings.extend(judge_server(&client, &answer)),
+        Err(failure) if is_named => findings.push(Finding::bad(
+            "server",
+            failure.message,
+            "start one with: statehold dev, or name another with: --url",
+        )),
+        Err(failure) => findings.push(port(listen, failure.exit)),
+    }
+    Ok(findings)
+}
+
+/// Whether somebody beyond this machine could call without a key.
+fn reach(listen: SocketAddr, is_key_required: bool) -> Finding {
+    match (listen.ip().is_loopback(), is_key_required) {
+        (true, _) => Finding::good("reach", format!("{listen} is for this machine only")),
+        (false, true) => Finding::warning(
+            "reach",
+            format!("{listen} can be reached from other machines; keys are required"),
+            "keys travel in the clear here: put a proxy that ends TLS in front",
+        ),
+        (false, false) => Finding::bad(
+            "reach",
+            format!("{listen} can be reached from other machines, and no key is required"),
+            "set auth.required = true, or listen on 127.0.0.1",
+        ),
+    }
+}
+
+/// The address at which this machine reaches what listens there.
+fn local_url(listen: SocketAddr) -> String {
+    let ip = match listen.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    format!("http://{}", SocketAddr::new(ip, listen.port()))
+}
+
+fn judge_server(client: &Client, answer: &Answer) -> Vec<Finding> {
+    let ours = env!("CARGO_PKG_VERSION");
+    let at = client.address();
+    let mut findings = vec![match answer.body["version"].as_str() {
+        Some(version) if version == ours => {
+            Finding::good("server", format!("{at} answers, version {version}"))
+        }
+        Some(version) => Finding::warning(
+            "server",
+            format!("{at} has version {version}, this program has {ours}"),
+            "use the program and the server of one version",
+        ),
+        None => Finding::warning(
+            "server",
+            format!("{at} answers, but not as a Statehold server does"),
+            "is it another program? look at: statehold status",
+        ),
+    }];
+    if !at.is_loopback() {
+        findings.extend(judge_clock(answer));
+    }
+    findings
+}
+
+/// Compares our clock with that of the server.
+fn judge_clock(answer: &Answer) -> Option<Finding> {
+    let date = answer.headers.get(hyper::header::DATE)?.to_str().ok()?;
+    let theirs = rfc2822::parse(date).ok()?.timestamp();
+    let apart = (Timestamp::now().as_second() - theirs.as_second()).abs();
+    (apart > CLOCK_SECONDS_APART_MAX).then(|| {
+        Finding::warning(
+            "clock",
+            format!("the clocks of the server and of this machine are {apart} s apart"),
+            "check both with: timedatectl status",
+        )
+    })
+}
+
+/// Nobody that we know answers: is the port free?
+fn port(listen: SocketAddr, why: Exit) -> Finding {
+    let name = "port";
+    match TcpListener::bind(listen) {
+        Ok(_) => Finding::good(name, format!("{listen} is free; no server runs there")),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            let silent = if why == Exit::TimedOut {
+                "and does not answer"
+            } else {
+                "that is not Statehold"
+            };
+            Finding::bad(
+                name,
+                format!("{listen} is in use by something {silent}"),
+                format!("see what with: ss -ltnp 'sport = :{}'", listen.port()),
+            )
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Finding::bad(
+            name,
+            format!("{listen} may not be used by this user"),
+            "choose a port above 1023 in server.listen",
+        ),
+        Err(error) => Finding::bad(
+            name,
+            format!("{listen} cannot be used: {error}"),
+            "choose another address in server.listen",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn only_an_open_door_is_a_problem() {
+        let level = |listen, is_key_required| reach(address(listen), is_key_required).level;
+        assert_eq!(level("127.0.0.1:7717", false), Level::Good);
+        assert_eq!(level("[::1]:7717", true), Level::Good);
+        assert_eq!(level("0.0.0.0:7717", true), Level::Warning);
+        assert_eq!(level("0.0.0.0:7717", false), Level::Bad);
+    }
+
+    #[test]
+    fn a_server_for_all_addresses_is_asked_on_loopback() {
+        assert_eq!(local_url(address("0.0.0.0:1")), "http://127.0.0.1:1");
+        assert_eq!(local_url(address("[::]:1")), "http://[::1]:1");
+        assert_eq!(local_url(address("10.0.0.1:1")), "http://10.0.0.1:1");
+    }
+
+    #[test]
+    fn a_port_of_somebody_else_is_a_problem() {
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listen = taken.local_addr().expect("an address");
+        assert_eq!(port(listen, Exit::Failed).level, Level::Bad);
+        drop(taken);
+        assert_eq!(port(listen, Exit::Unreachable).level, Level::Good);
+    }
+}

@@ -1,0 +1,178 @@
+//! The flags that every command takes.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anstream::ColorChoice;
+use clap::{Args, ValueEnum};
+
+use super::output::Output;
+use super::times::{TimeStyle, Times};
+use crate::client::{Address, Client};
+use crate::config::secret;
+use crate::exit::Failure;
+
+/// The server that is meant when none is named.
+pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:7717";
+
+const URL_HELP: &str = "The server to call [env: STATEHOLD_URL] [default: http://127.0.0.1:7717]";
+const TOKEN_HELP: &str =
+    "The key to call with [env: STATEHOLD_TOKEN]; here, others on this machine can see it";
+const TOKEN_FILE_HELP: &str =
+    "A file that holds the key, closed to others [env: STATEHOLD_TOKEN_FILE]";
+const COLOR_HELP: &str = "When to use colour [env: NO_COLOR, CLICOLOR_FORCE]";
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct Globals {
+    #[arg(long, global = true, value_name = "URL", help = URL_HELP)]
+    pub(super) url: Option<String>,
+    #[arg(long, global = true, value_name = "TOKEN", help = TOKEN_HELP)]
+    pub(super) token: Option<String>,
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "token", help = TOKEN_FILE_HELP)]
+    pub(super) token_file: Option<PathBuf>,
+    /// Print one JSON document; errors are JSON too.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Print results and errors only.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help = COLOR_HELP)]
+    color: Color,
+    /// Print times as RFC 3339.
+    #[arg(long, global = true, conflicts_with = "utc")]
+    iso: bool,
+    /// Print times as date and time in UTC.
+    #[arg(long, global = true)]
+    utc: bool,
+    /// Print tables without their first line.
+    #[arg(long, global = true)]
+    no_headers: bool,
+    /// How long to wait for an answer, for example 30s, 500ms or 2m.
+    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+impl Globals {
+    /// How results are printed. Also decides about colour, for the whole process.
+    pub(super) fn output(&self) -> Output {
+        match self.color {
+            Color::Auto => ColorChoice::Auto,
+            Color::Always => ColorChoice::Always,
+            Color::Never => ColorChoice::Never,
+        }
+        .write_global();
+        let is_terminal = std::io::stdout().is_terminal();
+        let style = if self.utc {
+            TimeStyle::Utc
+        } else if self.iso || !is_terminal {
+            // "2m" means nothing to whoever reads a file later.
+            TimeStyle::Iso
+        } else {
+            TimeStyle::Relative
+        };
+        Output {
+            is_terminal,
+            json: self.json,
+            quiet: self.quiet,
+            headers: !self.no_headers,
+            times: Times {
+                style,
+                now: jiff::Timestamp::now(),
+            },
+        }
+    }
+
+    /// The server that was named with a flag or in the environment.
+    pub(super) fn named_url(&self) -> Option<String> {
+        self.url.clone().or_else(|| variable("STATEHOLD_URL"))
+    }
+
+    pub(super) fn token(&self, output: &Output) -> anyhow::Result<Option<String>> {
+        if let Some(token) = &self.token {
+            output.note("warning: others on this machine can see --token; use STATEHOLD_TOKEN or --token-file");
+            return Ok(Some(token.clone()));
+        }
+        if self.token_file.is_some() {
+            return secret("token", None, self.token_file.as_deref());
+        }
+        let file = variable("STATEHOLD_TOKEN_FILE").map(PathBuf::from);
+        secret(
+            "STATEHOLD_TOKEN",
+            variable("STATEHOLD_TOKEN"),
+            file.as_deref(),
+        )
+    }
+
+    /// A client of the server that is meant.
+    pub(super) fn client(&self, output: &Output) -> anyhow::Result<Client> {
+        let url = self.named_url();
+        self.client_of(url.as_deref().unwrap_or(DEFAULT_URL), output)
+    }
+
+    /// A client of another server, with the same key and patience.
+    pub(super) fn client_of(&self, url: &str, output: &Output) -> anyhow::Result<Client> {
+        let address: Address = url.parse()?;
+        let token = self.token(output)?;
+        Ok(Client::new(address, token.as_deref(), self.timeout)?)
+    }
+}
+
+/// A variable of the environment that says something.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Reads `30s`, `500ms`, `2m`, `1h`, `7d`, or plain seconds.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, Failure> {
+    let digits = text.find(|c: char| !c.is_ascii_digit());
+    let (count, unit) = text.split_at(digits.unwrap_or(text.len()));
+    let ms = match unit {
+        "ms" => Some(1),
+        "" | "s" => Some(1_000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        "d" => Some(86_400_000),
+        _ => None,
+    };
+    let count: Option<u64> = count.parse().ok();
+    let whole = ms.zip(count).and_then(|(ms, count)| count.checked_mul(ms));
+    match whole {
+        Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err(Failure::usage("a time looks like 30s, 500ms, 2m, 1h or 7d")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_number_and_a_unit() {
+        for (text, ms) in [
+            ("30s", 30_000),
+            ("500ms", 500),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+            ("7d", 604_800_000),
+            ("5", 5_000),
+        ] {
+            assert_eq!(
+                parse_duration(text).expect("a time"),
+                Duration::from_millis(ms)
+            );
+        }
+        for text in ["", "s", "0s", "-1s", "1.5s", "1 s", "99999999999999999999d"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! `statehold serve` and `statehold dev`: what a server is started with.
+//!
+//! Here are the flags and how they lie over the configuration; the result is a [`ServePlan`].
+//! Whether the plan can be carried out (is the port free, are there keys for an address beyond
+//! loopback) is found out when it is.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::CONFIG_HELP;
+use crate::config::{Config, Explained, Layers, Surroundings, layers};
+use crate::exit::Failure;
+
+/// What `dev` is called where its own defaults are explained.
+const DEV: &str = "statehold dev";
+
+/// Start a server for real use.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
+    config: Option<PathBuf>,
+    /// The address and port to listen on.
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// The data directory.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+/// Start a local server with demo agents and open the console.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct Dev {
+    /// The port on loopback; 0 takes any that is free.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// The data directory.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Keep nothing: all data is gone when the server stops.
+    #[arg(long, conflicts_with_all = ["data", "reset"])]
+    memory: bool,
+    /// Do not open a browser.
+    #[arg(long)]
+    no_open: bool,
+    /// Start without demo agents and demo sessions.
+    #[arg(long)]
+    no_demo: bool,
+    /// Delete what is in the data directory first.
+    #[arg(long)]
+    reset: bool,
+}
+
+/// Everything that is needed to start a server.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ServePlan {
+    pub(crate) config: Config,
+    /// Each value and who set it, for the log of the start.
+    pub(crate) explained: Vec<Explained>,
+    pub(crate) storage: PlannedStorage,
+    /// Whether a browser is opened.
+    pub(crate) opens_console: bool,
+    /// Whether the demo agents run in this process.
+    pub(crate) has_demo: bool,
+}
+
+/// Where a planned server keeps its data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum PlannedStorage {
+    /// In the directory `config.store.data`, which is emptied first if `reset` is set.
+    Disk { reset: bool },
+    /// In memory.
+    Memory,
+}
+
+impl ServePlan {
+    /// Whether somebody on another machine could call: then keys must be required.
+    pub(crate) fn listens_beyond_loopback(&self) -> bool {
+        !self.config.server.listen.ip().is_loopback()
+    }
+}
+
+impl Serve {
+    /// Lays the flags over the configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration has something in it that is not known or does not fit.
+    pub(crate) fn plan(&self, around: &Surroundings) -> anyhow::Result<ServePlan> {
+        let mut layers = layers(around, self.config.as_deref())?;
+        let listen = self.listen.map(|listen| listen.to_string());
+        layers.set_flag("server.listen", "--listen", listen)?;
+        set_data(&mut layers, self.data.as_ref())?;
+        let (config, explained) = layers.finish()?;
+        Ok(ServePlan {
+            config,
+            explained,
+            storage: PlannedStorage::Disk { reset: false },
+            opens_console: false,
+            has_demo: false,
+        })
+    }
+}
+
+impl Dev {
+    /// Lays the flags over the configuration. A development server is for this machine: it asks
+    /// for no key unless it is told to, and listens on loopback only.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration has something in it that is not known or does not fit, or names an
+    /// address beyond loopback.
+    pub(crate) fn plan(&self, around: &Surroundings) -> anyhow::Result<ServePlan> {
+        let mut layers = layers(around, None)?;
+        layers.set_if_default("auth.required", false, DEV)?;
+        let listen = self
+            .port
+            .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string());
+        layers.set_flag("server.listen", "--port", listen)?;
+        set_data(&mut layers, self.data.as_ref())?;
+        let (config, explained) = layers.finish()?;
+        let plan = ServePlan {
+            config,
+            explained,
+            storage: if self.memory {
+                PlannedStorage::Memory
+            } else {
+                PlannedStorage::Disk { reset: self.reset }
+            },
+            opens_console: !self.no_open,
+            has_demo: !self.no_demo,
+        };
+        if plan.listens_beyond_loopback() {
+            let listen = plan.config.server.listen;
+            let message = format!("a development server does not listen on {listen}");
+            return Err(Failure::usage(message)
+                .hint("start a server for others with: statehold serve")
+                .into());
+        }
+        Ok(plan)
+    }
+}
+
+fn set_data(layers: &mut Layers, data: Option<&PathBuf>) -> anyhow::Result<()> {
+    let text = data
+        .map(|data| {
+            let text = data.to_str();
+            text.ok_or_else(|| Failure::usage("the name of the data directory is not UTF-8"))
+        })
+        .transpose()?;
+    layers.set_flag("store.data", "--data", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::config::Source;
+
+    #[derive(Debug, Parser)]
+    enum Program {
+        Serve(Serve),
+        Dev(Dev),
+    }
+
+    fn plan(args: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<ServePlan> {
+        let directory = tempfile::tempdir()?;
+        let around = Surroundings {
+            directory: directory.path().to_owned(),
+            environment: variables
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect(),
+        };
+        match Program::try_parse_from([&["statehold"], args].concat())? {
+            Program::Serve(serve) => serve.plan(&around),
+            Program::Dev(dev) => dev.plan(&around),
+        }
+    }
+
+    #[test]
+    fn serve_without_flags_is_the_configuration() {
+        let plan = plan(&["serve"], &[]).expect("a plan");
+        assert_eq!(plan.config, Config::default());
+        assert_eq!(plan.storage, PlannedStorage::Disk { reset: false });
+        assert!(!plan.opens_console && !plan.has_demo);
+        assert!(!plan.listens_beyond_loopback());
+    }
+
+    #[test]
+    fn flags_go_over_the_environment() {
+        let variables = [
+            ("STATEHOLD__SERVER__LISTEN", "127.0.0.1:1"),
+            ("STATEHOLD__STORE__DATA", "/a"),
+            ("STATEHOLD__STORE__READERS", "3"),
+        ];
+        let args = ["serve", "--listen", "0.0.0.0:80", "--data", "/b"];
+        let plan = plan(&args, &variables).expect("a plan");
+        assert_eq!(plan.config.server.listen.to_string(), "0.0.0.0:80");
+        assert_eq!(plan.config.store.data, Path::new("/b"));
+        assert_eq!(plan.config.store.readers.get(), 3);
+        assert!(plan.listens_beyond_loopback());
+        let source = plan
+            .explained
+            .iter()
+            .find(|value| value.key == "store.data");
+        assert_eq!(
+            source.map(|value| &value.source),
+            Some(&Source::Flag("--data"))
+        );
+    }
+
+    #[test]
+    fn serve_reads_the_file_that_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("my.toml");
+        std::fs::write(&file, "[server]\nlisten = \"127.0.0.1:9\"\n").expect("a file");
+        let file = file.to_str().expect("a plain path");
+        let named = plan(&["serve", "--config", file], &[]).expect("a plan");
+        assert_eq!(named.config.server.listen.port(), 9);
+        let flag = ["serve", "--config", file, "--listen", "127.0.0.1:10"];
+        assert_eq!(
+            plan(&flag, &[])
+                .expect("a plan")
+                .config
+                .server
+                .listen
+                .port(),
+            10
+        );
+    }
+
+    #[test]
+    fn dev_asks_for_no_key_unless_it_is_told_to() {
+        let required = |variables: &[(&str, &str)]| {
+            let plan = plan(&["dev"], variables).expect("a plan");
+            plan.config.auth.required
+        };
+        assert!(!required(&[]));
+        assert!(required(&[("STATEHOLD__AUTH__REQUIRED", "true")]));
+    }
+
+    #[test]
+    fn dev_listens_on_loopback_only() {
+        let any = plan(&["dev", "--port", "0"], &[]).expect("a plan");
+        assert_eq!(any.config.server.listen.to_string(), "127.0.0.1:0");
+        let beyond = [("STATEHOLD__SERVER__LISTEN", "0.0.0.0:7717")];
+        let refused = plan(&["dev"], &beyond).expect_err("beyond loopback");
+        assert!(refused.to_string().contains("0.0.0.0:7717"));
+    }
+
+    #[test]
+    fn dev_keeps_data_opens_a_browser_and_plays_the_demo_unless_told_otherwise() {
+        let kept = plan(&["dev"], &[]).expect("a plan");
+        assert_eq!(kept.storage, PlannedStorage::Disk { reset: false });
+        assert!(kept.opens_console && kept.has_demo);
+        let reset = plan(&["dev", "--reset", "--no-open", "--no-demo"], &[]).expect("a plan");
+        assert_eq!(reset.storage, PlannedStorage::Disk { reset: true });
+        assert!(!reset.opens_console && !reset.has_demo);
+        let memory = plan(&["dev", "--memory"], &[]).expect("a plan");
+        assert_eq!(memory.storage, PlannedStorage::Memory);
+    }
+
+    #[test]
+    fn memory_goes_with_no_data_directory() {
+        assert!(plan(&["dev", "--memory", "--data", "x"], &[]).is_err());
+        assert!(plan(&["dev", "--memory", "--reset"], &[]).is_err());
+    }
+}

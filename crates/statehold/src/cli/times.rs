@@ -1,0 +1,85 @@
+//! Times as people read them.
+
+use jiff::Timestamp;
+
+/// How times are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TimeStyle {
+    /// How long ago, or in how long.
+    Relative,
+    /// Date and time in UTC.
+    Utc,
+    /// RFC 3339, as the server sent it.
+    Iso,
+}
+
+/// A style, and what "now" is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    pub(super) style: TimeStyle,
+    pub(super) now: Timestamp,
+}
+
+impl Times {
+    /// A time of the server. What is no time is shown as it is.
+    pub(super) fn show(&self, text: &str) -> String {
+        let Ok(time) = text.parse::<Timestamp>() else {
+            return text.to_owned();
+        };
+        match self.style {
+            TimeStyle::Iso => text.to_owned(),
+            TimeStyle::Utc => time.strftime("%Y-%m-%d %H:%M:%S").to_string(),
+            TimeStyle::Relative => self.relative(time),
+        }
+    }
+
+    fn relative(&self, time: Timestamp) -> String {
+        let seconds = self.now.as_second() - time.as_second();
+        let amount = match seconds.unsigned_abs() {
+            seconds @ 0..60 => format!("{seconds}s"),
+            seconds @ 60..3_600 => format!("{}m", seconds / 60),
+            seconds @ 3_600..86_400 => format!("{}h", seconds / 3_600),
+            seconds @ 86_400..8_640_000 => format!("{}d", seconds / 86_400),
+            _ => return time.strftime("%Y-%m-%d").to_string(),
+        };
+        if seconds < 0 {
+            format!("in {amount}")
+        } else {
+            amount
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(style: TimeStyle, text: &str, shown: &str) {
+        let now = "2026-08-06T12:00:00Z".parse().expect("a time");
+        assert_eq!(Times { style, now }.show(text), shown);
+    }
+
+    #[test]
+    fn a_time_is_shown_relative_to_now_or_exactly() {
+        let time = "2026-08-06T11:57:30.123456Z";
+        check(TimeStyle::Relative, time, "2m");
+        check(TimeStyle::Utc, time, "2026-08-06 11:57:30");
+        check(TimeStyle::Iso, time, time);
+    }
+
+    #[test]
+    fn the_unit_grows_with_the_distance() {
+        for (text, shown) in [
+            ("2026-08-06T12:00:00Z", "0s"),
+            ("2026-08-06T12:00:41Z", "in 41s"),
+            ("2026-08-06T12:57:00Z", "in 57m"),
+            ("2026-08-06T07:00:00Z", "5h"),
+            ("2026-08-01T12:00:00Z", "5d"),
+            ("2025-01-01T12:00:00Z", "2025-01-01"),
+            ("yesterday", "yesterday"),
+        ] {
+            check(TimeStyle::Relative, text, shown);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `statehold token`: the keys of a tenant.
+
+mod http;
+mod keys;
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+
+use super::block_on;
+use super::globals::{Globals, parse_duration};
+use super::output::{Cell, Output, Table, Tone};
+use super::printable::cell;
+use crate::exit::{Exit, Failure};
+use http::HttpKeys;
+use keys::{KeyService, NewKey};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Token {
+    /// Make a key and print it. It is shown once.
+    Create(Create),
+    /// List keys. The keys themselves are not stored anywhere.
+    List,
+    /// Make a key worthless, now.
+    Revoke(Revoke),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Create {
+    /// What the key may do; may be given several times.
+    #[arg(
+        long = "role",
+        value_name = "ROLE",
+        required = true,
+        value_delimiter = ','
+    )]
+    roles: Vec<Role>,
+    /// A name for people.
+    #[arg(long)]
+    name: Option<String>,
+    /// Reach the sessions of this user only.
+    #[arg(long)]
+    user: Option<String>,
+    /// Work for this agent only; may be given several times.
+    #[arg(long = "agent", value_name = "AGENT", value_delimiter = ',')]
+    agents: Vec<String>,
+    /// End the key after this time, for example 90d.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    expires: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Role {
+    /// Uses sessions, as an app does for its users.
+    Client,
+    /// Does the work of agents.
+    Worker,
+    /// Decides what waits for a person.
+    Approver,
+    /// Reads everything of the tenant.
+    Operator,
+    /// Manages keys, and everything an operator may.
+    Admin,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Worker => "worker",
+            Self::Approver => "approver",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Revoke {
+    /// The id of the key, `key_…`.
+    key: String,
+}
+
+impl Token {
+    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+        let keys = HttpKeys {
+            client: globals.client(output)?,
+        };
+        block_on(self.run_with(&keys, output))?
+    }
+
+    /// Does it on the keys of a server, wherever they are reached.
+    async fn run_with(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+        match self {
+            Self::Create(create) => create.run(keys, output).await,
+            Self::List => list(keys, output).await,
+            Self::Revoke(revoke) => revoke.run(keys, output).await,
+        }
+    }
+}
+
+impl Create {
+    async fn run(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+        if self
+            .expires
+            .is_some_and(|time| time < Duration::from_secs(1))
+        {
+            return Err(Failure::usage("a key lives for at least one second").into());
+        }
+        let new = NewKey {
+            name: self.name,
+            roles: self
+                .roles
+                .iter()
+                .map(|role| role.name().to_owned())
+                .collect(),
+            user: self.user,
+            agents: (!self.agents.is_empty()).then_some(self.agents),
+            expires_in_seconds: self.expires.map(|time| time.as_secs()),
+        };
+        let made = keys.create(&new).await?;
+        if output.json {
+            output.json(&made)?;
+            return Ok(Exit::Done);
+        }
+        // Only the key goes to standard output, so that `KEY=$(statehold token create …)` works.
+        output.line(&cell(&made.key))?;
+        output.note(&format!(
+            "{} may act as {}. This is the only time the key is shown.",
+            cell(&made.about.id),
+            cell(&made.about.roles.join(", "))
+        ));
+        if made.about.expires_at.is_none() {
+            output.note("It does not expire; end it with: statehold token revoke");
+        }
+        Ok(Exit::Done)
+    }
+}
+
+async fn list(keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+    let keys = keys.list().await?;
+    if output.json {
+        output.json(&json!({ "keys": keys }))?;
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(&[
+        "KEY", "NAME", "ROLES", "USER", "AGENTS", "CREATED", "EXPIRES", "REVOKED",
+    ]);
+    for key in &keys {
+        let time = |text: &Option<String>| {
+            Cell::optional(text.as_ref().map(|text| output.times.show(text)))
+        };
+        let tone = if key.revoked_at.is_some() {
+            Tone::Dim
+        } else {
+            Tone::Plain
+        };
+        table.row(vec![
+            Cell::new(&key.id).tone(tone),
+            Cell::optional(key.name.as_ref()),
+            Cell::new(key.roles.join(",")),
+            Cell::optional(key.user.as_ref()),
+            Cell::optional(key.agents.as_ref().map(|agents| agents.join(","))),
+            Cell::new(output.times.show(&key.created_at)),
+            time(&key.expires_at),
+            time(&key.revoked_at),
+        ]);
+    }
+    output.table(&table)?;
+    Ok(Exit::Done)
+}
+
+impl Revoke {
+    async fn run(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+        if self.key.starts_with("shk_") {
+            let failure =
+                Failure::usage("that is a key itself; its id is wanted, which begins with key_");
+            return Err(failure.hint("find it with: statehold token list").into());
+        }
+        keys.revoke(&self.key).await?;
+        if output.json {
+            output.json(&json!({ "revoked": self.key }))?;
+        } else {
+            output.line(&format!("✓ revoked {}", cell(&self.key)))?;
+        }
+        Ok(Exit::Done)
+    }
+}

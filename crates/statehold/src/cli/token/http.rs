@@ -1,0 +1,47 @@
+//! Keys of a server that runs.
+
+use anyhow::Context;
+use hyper::Method;
+use serde::Deserialize;
+
+use super::keys::{Key, KeyService, MadeKey, NewKey};
+use crate::client::{Client, encode};
+use crate::exit::{Exit, Failure};
+
+const UNKNOWN_FORM: &str = "the server answered in a form that this version does not know";
+
+#[derive(Debug)]
+pub(super) struct HttpKeys {
+    pub(super) client: Client,
+}
+
+impl KeyService for HttpKeys {
+    async fn create(&self, new: &NewKey) -> anyhow::Result<MadeKey> {
+        let body = serde_json::to_value(new)?;
+        let answer = self
+            .client
+            .call(Method::POST, "/v1/keys", Some(&body))
+            .await?;
+        MadeKey::deserialize(answer.body).context(UNKNOWN_FORM)
+    }
+
+    async fn list(&self) -> anyhow::Result<Vec<Key>> {
+        let mut answer = self.client.get("/v1/keys").await?;
+        Vec::deserialize(answer.body["keys"].take()).context(UNKNOWN_FORM)
+    }
+
+    async fn revoke(&self, id: &str) -> anyhow::Result<()> {
+        let path = format!("/v1/keys/{}", encode(id));
+        match self.client.call(Method::DELETE, &path, None).await {
+            Ok(_) => Ok(()),
+            Err(failure) if failure.exit == Exit::NotFound => {
+                let failure = Failure {
+                    message: format!("there is no key {id}"),
+                    ..failure
+                };
+                Err(failure.hint("see all with: statehold token list").into())
+            }
+            Err(failure) => Err(failure.into()),
+        }
+    }
+}

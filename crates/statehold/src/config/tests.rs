@@ -1,0 +1,213 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::exit::{Exit, explain};
+
+/// A directory with an optional `statehold.toml`, and variables.
+fn around(file: Option<&str>, variables: &[(&str, &str)]) -> (tempfile::TempDir, Surroundings) {
+    let directory = tempfile::tempdir().expect("a directory");
+    if let Some(text) = file {
+        std::fs::write(directory.path().join(FILE_NAME), text).expect("a file");
+    }
+    let environment = variables
+        .iter()
+        .map(|(name, value)| ((*name).into(), (*value).into()))
+        .collect();
+    let around = Surroundings {
+        directory: directory.path().to_owned(),
+        environment,
+    };
+    (directory, around)
+}
+
+fn load(file: Option<&str>, variables: &[(&str, &str)]) -> anyhow::Result<Config> {
+    let (_directory, around) = around(file, variables);
+    Ok(layers(&around, None)?.finish()?.0)
+}
+
+#[track_caller]
+fn refused(file: Option<&str>, variables: &[(&str, &str)], says: &[&str]) {
+    let error = load(file, variables).expect_err("it is refused");
+    let (said, exit) = explain(&error, false);
+    let said = said.expect("errors are said");
+    assert_eq!(exit, Exit::Usage, "{said}");
+    for words in says {
+        assert!(
+            said.contains(words),
+            "it does not say {words:?} but: {said}"
+        );
+    }
+}
+
+#[test]
+fn nothing_set_means_the_defaults() {
+    assert_eq!(load(None, &[]).expect("defaults"), Config::default());
+}
+
+#[test]
+fn each_layer_goes_over_the_one_before_and_is_remembered() {
+    let file =
+        "[server]\nlisten = \"127.0.0.1:1\"\nshutdown_seconds = 1\n[log]\nlevel = \"warn\"\n";
+    let variables = [
+        ("STATEHOLD__SERVER__LISTEN", "127.0.0.1:2"),
+        ("STATEHOLD__SERVER__SHUTDOWN_SECONDS", "2"),
+    ];
+    let (_directory, around) = around(Some(file), &variables);
+    let mut layers = layers(&around, None).expect("known keys");
+    layers
+        .set_flag("server.listen", "--listen", Some("127.0.0.1:3"))
+        .expect("a known key");
+    let (config, explained) = layers.finish().expect("fit values");
+    assert_eq!(config.server.listen.port(), 3);
+    assert_eq!(config.server.shutdown_seconds, 2);
+    assert_eq!(config.log.level, "warn");
+    let source = |key: &str| {
+        let found = explained.iter().find(|value| value.key == key);
+        found.expect("every key is explained").source.clone()
+    };
+    assert_eq!(source("server.listen"), Source::Flag("--listen"));
+    assert_eq!(
+        source("server.shutdown_seconds"),
+        Source::Environment("STATEHOLD__SERVER__SHUTDOWN_SECONDS".to_owned())
+    );
+    assert!(matches!(source("log.level"), Source::File(_)));
+    assert_eq!(source("limits.body_bytes_max"), Source::Default);
+}
+
+#[test]
+fn a_file_may_be_named_and_must_then_be_there() {
+    let (directory, mut around) = around(Some("[log]\nlevel = \"warn\"\n"), &[]);
+    let named = directory.path().join("other.toml");
+    std::fs::write(&named, "[log]\nlevel = \"error\"\n").expect("a file");
+    let level = |around: &Surroundings, flag: Option<&Path>| {
+        let config = layers(around, flag)?.finish()?.0;
+        Ok::<_, anyhow::Error>(config.log.level)
+    };
+    assert_eq!(level(&around, None).expect("the one here"), "warn");
+    assert_eq!(level(&around, Some(&named)).expect("the flag"), "error");
+    around
+        .environment
+        .push((FILE_VARIABLE.into(), named.clone().into()));
+    assert_eq!(level(&around, None).expect("the variable"), "error");
+    std::fs::remove_file(&named).expect("it is removed");
+    let error = level(&around, None).expect_err("it is gone");
+    assert_eq!(explain(&error, false).1, Exit::Usage);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_source_and_the_nearest_one() {
+    refused(
+        Some("[server]\nlisen = \"127.0.0.1:1\"\n"),
+        &[],
+        &[
+            "`server.lisen`",
+            "file ",
+            "statehold.toml",
+            "did you mean `server.listen`",
+        ],
+    );
+    refused(
+        None,
+        &[("STATEHOLD__STORE__DATE", "x")],
+        &["`store.date`", "STATEHOLD__STORE__DATE", "`store.data`"],
+    );
+    refused(
+        None,
+        &[("STATEHOLD__SERVER", "x")],
+        &["`server`", "is a section"],
+    );
+    refused(
+        Some("[server.listen]\nport = 1\n"),
+        &[],
+        &["`server.listen.port`", "`server.listen`"],
+    );
+}
+
+#[test]
+fn a_value_that_does_not_fit_is_named_with_its_source() {
+    refused(
+        None,
+        &[("STATEHOLD__SERVER__CONNECTIONS_MAX", "0")],
+        &[
+            "`server.connections_max` cannot be 0",
+            "STATEHOLD__SERVER__CONNECTIONS_MAX",
+            "nonzero",
+        ],
+    );
+    refused(
+        Some("[server]\nlisten = \"here\"\n"),
+        &[],
+        &["`server.listen` cannot be \"here\"", "statehold.toml"],
+    );
+    refused(
+        Some("[log]\nformat = \"xml\"\n"),
+        &[],
+        &["`log.format`", "xml", "`text`", "`json`"],
+    );
+    refused(
+        Some("[log\n"),
+        &[],
+        &["statehold.toml is not TOML", "line 1"],
+    );
+}
+
+#[test]
+fn the_environment_is_toml_where_possible_and_text_where_text_is_wanted() {
+    let variables = [
+        ("STATEHOLD__STORE__DATA", "2024"),
+        ("STATEHOLD__STORE__READERS", "4"),
+        ("STATEHOLD__AUTH__REQUIRED", "false"),
+        ("STATEHOLD__LOG__LEVEL", "\"debug\""),
+        ("STATEHOLD_URL", "not a setting"),
+    ];
+    let config = load(None, &variables).expect("fit values");
+    assert_eq!(config.store.data, Path::new("2024"));
+    assert_eq!(config.store.readers.get(), 4);
+    assert!(!config.auth.required);
+    assert_eq!(config.log.level, "debug");
+}
+
+#[test]
+fn a_default_of_a_command_gives_way_to_every_choice() {
+    let (_directory, around) = around(None, &[("STATEHOLD__AUTH__REQUIRED", "true")]);
+    let mut layers = layers(&around, None).expect("known keys");
+    let dev = "statehold dev";
+    layers
+        .set_if_default("auth.required", false, dev)
+        .expect("a known key");
+    layers
+        .set_if_default("log.level", "warn", dev)
+        .expect("a known key");
+    let (config, _) = layers.finish().expect("fit values");
+    assert!(config.auth.required);
+    assert_eq!(config.log.level, "warn");
+}
+
+#[test]
+fn a_secret_comes_as_a_value_or_from_a_closed_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("token");
+    std::fs::write(&path, "shk_1\n").expect("a file");
+    let mode = |mode| {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("a mode");
+    };
+    let from_file = || secret("token", None, Some(&path));
+    mode(0o600);
+    assert_eq!(from_file().expect("closed").as_deref(), Some("shk_1"));
+    mode(0o440);
+    assert_eq!(from_file().expect("for a group").as_deref(), Some("shk_1"));
+    for open in [0o644, 0o602, 0o620] {
+        mode(open);
+        let error = from_file().expect_err("open to others");
+        let (said, _) = explain(&error, false);
+        assert!(said.expect("said").contains("chmod 600"));
+    }
+    mode(0o600);
+    let both = secret("token", Some("x".to_owned()), Some(&path));
+    assert!(both.expect_err("one too many").to_string().contains("both"));
+    let value = secret("token", Some("x".to_owned()), None).expect("a value");
+    assert_eq!(value.as_deref(), Some("x"));
+    std::fs::write(&path, "\n").expect("a file");
+    assert!(from_file().is_err(), "an empty secret is none");
+    assert_eq!(secret("token", None, None).expect("none"), None);
+}

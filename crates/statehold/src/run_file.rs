@@ -1,0 +1,151 @@
+//! The run file: which process serves a data directory, and where it listens.
+//!
+//! A server writes it when it is ready and removes it when it stops cleanly, so one that is still
+//! there without a process means that the last stop was not clean. It is a note for people and for
+//! `statehold status`: what protects the data is the lock, not this file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+/// The name of the file in the data directory.
+pub(crate) const NAME: &str = "statehold.run";
+/// The file while it is being written.
+const NEW_NAME: &str = "statehold.run.new";
+const BYTES_MAX: u64 = 64 * 1024;
+
+/// A server that runs, or ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RunFile {
+    pub(crate) pid: u32,
+    pub(crate) url: String,
+    /// RFC 3339.
+    pub(crate) started_at: String,
+}
+
+/// Writes the run file of a data directory, over one that a crash left. Readers see all or nothing.
+///
+/// # Errors
+///
+/// If the directory cannot be written.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the server that writes it is wired in next")
+)]
+pub(crate) fn write(data: &Path, run: &RunFile) -> anyhow::Result<()> {
+    let place = || format!("{} cannot be written", data.join(NAME).display());
+    let new = data.join(NEW_NAME);
+    // A leftover could be open to others; the mode counts only when a file is made.
+    if let Err(error) = std::fs::remove_file(&new)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error).with_context(place);
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)
+        .with_context(place)?;
+    serde_json::to_writer(&mut file, run).with_context(place)?;
+    file.write_all(b"\n").with_context(place)?;
+    std::fs::rename(&new, data.join(NAME)).with_context(place)
+}
+
+/// Reads the run file of a data directory, if there is one.
+///
+/// # Errors
+///
+/// If it cannot be read or is not one of ours.
+pub(crate) fn read(data: &Path) -> anyhow::Result<Option<RunFile>> {
+    let path = data.join(NAME);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error)
+            if matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("{} cannot be read", path.display()));
+        }
+    };
+    let mut text = String::new();
+    file.take(BYTES_MAX)
+        .read_to_string(&mut text)
+        .with_context(|| format!("{} cannot be read", path.display()))?;
+    serde_json::from_str(&text)
+        .map(Some)
+        .with_context(|| format!("{} is not a run file", path.display()))
+}
+
+/// Removes the run file of a data directory: the server stops cleanly. Nothing to remove is fine.
+///
+/// # Errors
+///
+/// If it is there and stays.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the server that removes it is wired in next")
+)]
+pub(crate) fn remove(data: &Path) -> anyhow::Result<()> {
+    let path = data.join(NAME);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn run(pid: u32) -> RunFile {
+        RunFile {
+            pid,
+            url: "http://127.0.0.1:7717".to_owned(),
+            started_at: "2026-08-06T12:00:00Z".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_until_it_is_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let data = directory.path();
+        assert_eq!(read(data).expect("nothing yet"), None);
+        write(data, &run(1)).expect("written");
+        write(data, &run(2)).expect("written over");
+        assert_eq!(read(data).expect("ours"), Some(run(2)));
+        let mode = std::fs::metadata(data.join(NAME))
+            .expect("there")
+            .permissions();
+        assert_eq!(mode.mode() & 0o777, 0o600);
+        remove(data).expect("removed");
+        remove(data).expect("nothing to remove");
+        assert_eq!(read(data).expect("nothing left"), None);
+        assert!(!data.join(NEW_NAME).exists());
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_not_believed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join(NAME), "7").expect("a file");
+        assert!(read(directory.path()).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_has_no_run_file() {
+        assert_eq!(read(Path::new("no such place")).expect("nothing"), None);
+    }
+}
