@@ -1,0 +1,389 @@
+//! What every handler shares, and how a call becomes one: who calls, under which key, with what body.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Method, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use statehold_core::digest::Digest;
+use statehold_core::name::Name;
+use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX};
+use tokio::sync::Semaphore;
+
+use crate::json;
+use crate::metrics::Metrics;
+use crate::problem::{Code, Problem};
+use crate::seal::Sealer;
+
+/// How a server behaves towards its callers.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Whether every call needs a key. Only a development server on loopback says no.
+    pub keys_required: bool,
+    /// The largest body, in bytes.
+    pub body_bytes_max: usize,
+    /// How long a body may take to arrive.
+    pub body_timeout: Duration,
+    /// How many feeds may be open at once.
+    pub feeds_max: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            keys_required: true,
+            body_bytes_max: 8 * 1024 * 1024,
+            body_timeout: Duration::from_secs(30),
+            feeds_max: 4_096,
+        }
+    }
+}
+
+/// What every handler shares.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Parts_>);
+
+pub(crate) struct Parts_ {
+    pub(crate) engine: Engine,
+    pub(crate) sealer: Sealer,
+    pub(crate) options: ServerOptions,
+    pub(crate) metrics: Metrics,
+    pub(crate) feeds: Arc<Semaphore>,
+    pub(crate) local: Caller,
+}
+
+impl std::ops::Deref for App {
+    type Target = Parts_;
+
+    fn deref(&self) -> &Parts_ {
+        &self.0
+    }
+}
+
+impl App {
+    pub(crate) fn new(
+        engine: Engine,
+        sealer: Sealer,
+        options: ServerOptions,
+        metrics: Metrics,
+    ) -> Self {
+        let tenant: Name = "default".parse().expect("a fixed name is a name");
+        Self(Arc::new(Parts_ {
+            engine,
+            sealer,
+            feeds: Arc::new(Semaphore::new(options.feeds_max)),
+            options,
+            metrics,
+            local: Caller::local(tenant),
+        }))
+    }
+
+    /// Whoever sends these headers, with the digest of their key.
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, Option<Digest>), Problem> {
+        let secret = credential(headers)?;
+        let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
+        let (caller, digest) = match ours {
+            Some(secret) => {
+                let found = self.engine.authenticate(secret).await?;
+                let (caller, digest) = found.ok_or_else(unauthenticated)?;
+                (caller, Some(digest))
+            }
+            // Clients of other services always send something; on a development server it is nothing.
+            None if !self.options.keys_required => {
+                require_loopback_host(headers)?;
+                (self.local.clone(), None)
+            }
+            None => return Err(unauthenticated()),
+        };
+        let Some(user) = text(headers, "x-statehold-user")? else {
+            return Ok((caller, digest));
+        };
+        Ok((self.engine.act_for(&caller, user).await?, digest))
+    }
+}
+
+fn unauthenticated() -> Problem {
+    Problem::new(
+        Code::Unauthenticated,
+        "send a valid key as `Authorization: Bearer shk_…`; make one with: statehold token create",
+    )
+}
+
+/// The one credential of a call. Two that differ are refused: nobody could say which one counts.
+fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let bearer = text(headers, "authorization")?;
+    let bearer = bearer.map(|value| {
+        let is_bearer = value.len() > 7 && value[..7].eq_ignore_ascii_case("bearer ");
+        if is_bearer { value[7..].trim() } else { value }
+    });
+    let api_key = text(headers, "api-key")?;
+    match (bearer, api_key) {
+        (Some(bearer), Some(key)) if bearer != key => Err(Problem::new(
+            Code::BadHeader,
+            "`Authorization` and `Api-Key` differ; send one of them",
+        )),
+        (Some(one), _) | (None, Some(one)) => Ok(Some(one)),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A header that may be there once, as text.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Problem> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let problem = |what: &str| Problem::new(Code::BadHeader, format!("`{name}` {what}"));
+    if values.next().is_some() {
+        return Err(problem("stands there twice"));
+    }
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| problem("is not UTF-8"))?;
+    Ok(Some(text))
+}
+
+/// Without keys only programs of this machine are served; a page of another site that a browser was
+/// led to open is not one of them.
+fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
+    let foreign = || {
+        Problem::new(
+            Code::ForeignHost,
+            "without a key this server answers only on localhost; call http://127.0.0.1",
+        )
+    };
+    if let Some(host) = text(headers, "host")?
+        && !is_loopback(host)
+    {
+        return Err(foreign());
+    }
+    match text(headers, "origin")? {
+        None => Ok(()),
+        Some(origin) => {
+            let host = origin.split_once("://").map(|(_, host)| host);
+            if host.is_some_and(is_loopback) { Ok(()) } else { Err(foreign()) }
+        }
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => return rest.split_once(']').is_some_and(|(ip, _)| ip == "::1"),
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost")
+        || name
+            .parse::<std::net::Ipv4Addr>()
+            .is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Who calls, and under which conditions.
+pub(crate) struct Asked {
+    pub(crate) caller: Caller,
+    /// The digest of the key they came with.
+    pub(crate) secret: Option<Digest>,
+    pub(crate) if_revision: Option<u64>,
+    idempotency_key: Option<String>,
+    method: Method,
+    target: String,
+}
+
+impl Asked {
+    /// The call as the engine takes it. `body` is part of what an idempotency key stands for.
+    pub(crate) fn call(&self, body: &[u8]) -> Call {
+        Call {
+            caller: self.caller.clone(),
+            key: self.key(body),
+            if_revision: self.if_revision,
+        }
+    }
+
+    fn key(&self, body: &[u8]) -> Option<IdempotencyKey> {
+        let key = self.idempotency_key.as_deref()?;
+        let parts = [self.method.as_str().as_bytes(), self.target.as_bytes(), body];
+        Some(IdempotencyKey::new(
+            &self.caller.tenant,
+            self.caller.principal,
+            key,
+            &parts,
+        ))
+    }
+
+    /// The idempotency key itself, where it means something else too.
+    pub(crate) fn key_text(&self) -> Option<&str> {
+        self.idempotency_key.as_deref()
+    }
+}
+
+impl FromRequestParts<App> for Asked {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let (caller, secret) = app.authenticate(&parts.headers).await?;
+        let key = text(&parts.headers, "idempotency-key")?;
+        if let Some(key) = key {
+            let is_plain = (1..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+            if !is_plain {
+                return Err(Problem::new(
+                    Code::BadHeader,
+                    "`Idempotency-Key` is 1 to 255 visible ASCII characters",
+                ));
+            }
+        }
+        let target = parts.uri.path_and_query();
+        Ok(Self {
+            caller,
+            secret,
+            if_revision: if_match(&parts.headers)?,
+            idempotency_key: key.map(str::to_owned),
+            method: parts.method.clone(),
+            target: target.map_or_else(String::new, ToString::to_string),
+        })
+    }
+}
+
+fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
+    let Some(text) = text(headers, "if-match")? else {
+        return Ok(None);
+    };
+    if text == "*" {
+        return Ok(None);
+    }
+    let revision = text
+        .strip_prefix('"')
+        .and_then(|text| text.strip_suffix('"'))
+        .and_then(|text| text.parse().ok());
+    revision.map(Some).ok_or_else(|| {
+        Problem::new(
+            Code::BadHeader,
+            "`If-Match` is one revision in quotes, as `ETag` gave it: \"12\"",
+        )
+    })
+}
+
+/// A body that was read whole and parsed strictly.
+pub(crate) struct Payload<T> {
+    pub(crate) value: T,
+    pub(crate) bytes: Bytes,
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        require_json(request.headers())?;
+        let bytes = read_body(request.into_body(), app).await?;
+        let value = json::parse_or_empty(&bytes)?;
+        Ok(Self { value, bytes })
+    }
+}
+
+/// What is sent as something else is not read as JSON; what says nothing is.
+fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(kind) = text(headers, header::CONTENT_TYPE.as_str())? else {
+        return Ok(());
+    };
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    let is_json = essence.eq_ignore_ascii_case("application/json")
+        || essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") && is_curl(headers);
+    if is_json {
+        Ok(())
+    } else {
+        Err(Problem::new(
+            Code::UnsupportedMedia,
+            "send the body as `Content-Type: application/json`",
+        ))
+    }
+}
+
+/// `curl -d` says that it sends a form, whatever it sends.
+fn is_curl(headers: &HeaderMap) -> bool {
+    let agent = headers.get(header::USER_AGENT);
+    agent.is_some_and(|agent| agent.as_bytes().starts_with(b"curl/"))
+}
+
+async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
+    let max = app.options.body_bytes_max;
+    let too_large = || {
+        Problem::new(
+            Code::BodyTooLarge,
+            format!("a body has at most {max} bytes; send less at a time"),
+        )
+        .with("max", max)
+    };
+    let read = Limited::new(body, max).collect();
+    match tokio::time::timeout(app.options.body_timeout, read).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
+        Ok(Err(_)) => Err(Problem::new(
+            Code::BadJson,
+            "the body broke off; send it again",
+        )),
+        Err(_) => Err(Problem::new(
+            Code::BodyTimeout,
+            "the body did not arrive in time; send it again",
+        )),
+    }
+}
+
+/// The ids of a path. One that cannot be an id is the id of nothing.
+pub(crate) struct PathIds(BTreeMap<String, String>);
+
+impl PathIds {
+    pub(crate) fn id<T: FromStr>(&self, name: &str) -> Result<T, Problem> {
+        let text = self.0.get(name).ok_or_else(Problem::not_found)?;
+        text.parse().map_err(|_| Problem::not_found())
+    }
+
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+}
+
+impl FromRequestParts<App> for PathIds {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let params = RawPathParams::from_request_parts(parts, app).await;
+        let params = params.map_err(|_| Problem::not_found())?;
+        let pairs = params.iter();
+        Ok(Self(
+            pairs
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+        ))
+    }
+}
+
+/// A query that was parsed strictly: what is not known is refused.
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        if parts.uri.query().is_some_and(|query| query.contains("%00")) {
+            return Err(Problem::new(Code::BadQuery, "the query contains a NUL"));
+        }
+        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri);
+        match query {
+            Ok(axum::extract::Query(value)) => Ok(Self(value)),
+            Err(error) => Err(Problem::new(Code::BadQuery, query_detail(&error))),
+        }
+    }
+}
+
+fn query_detail(error: &axum::extract::rejection::QueryRejection) -> String {
+    let mut detail = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        detail = inner.to_string();
+        source = inner.source();
+    }
+    detail
+}

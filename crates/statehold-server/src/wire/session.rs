@@ -1,0 +1,200 @@
+//! Sessions on the wire.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::limits;
+use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
+use statehold_engine::SessionSummary;
+use utoipa::ToSchema;
+
+use super::{Raw, time};
+use crate::problem::Problem;
+
+/// The longest name of a session, in bytes.
+const NAME_BYTES_MAX: usize = 256;
+/// How many labels a session may have, and how long their parts may be.
+const LABELS_MAX: usize = 64;
+const LABEL_KEY_BYTES_MAX: usize = 64;
+const LABEL_VALUE_BYTES_MAX: usize = 256;
+
+/// A session to begin.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SessionIn {
+    /// The app.
+    pub(crate) app: String,
+    /// The user. A key that is bound to one may leave it out.
+    #[serde(default)]
+    pub(crate) user: Option<String>,
+    /// A name, unique for the app and the user.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
+    /// The agent that answers when none is named.
+    #[serde(default)]
+    pub(crate) agent: Option<String>,
+    /// Words to find it by.
+    #[serde(default)]
+    pub(crate) labels: Option<BTreeMap<String, String>>,
+    /// First values of its state.
+    #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<String, serde_json::Value>>)]
+    pub(crate) state: Option<BTreeMap<String, Raw>>,
+    /// How long it lives.
+    #[serde(default)]
+    pub(crate) ttl_seconds: Option<u64>,
+    /// From when that counts.
+    #[serde(default)]
+    pub(crate) ttl_mode: Option<TtlModeWire>,
+}
+
+/// From when a time to live counts.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum TtlModeWire {
+    /// From the last commit.
+    Sliding,
+    /// From the commit that set it.
+    Fixed,
+}
+
+/// Changes to a session. What is left out stays; null removes.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SessionPatch {
+    /// Its name.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) name: Option<Option<String>>,
+    /// Labels to set, or to remove with null.
+    #[serde(default)]
+    pub(crate) labels: Option<BTreeMap<String, Option<String>>>,
+    /// How long it lives.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u64>)]
+    pub(crate) ttl_seconds: Option<Option<u64>>,
+    /// From when that counts.
+    #[serde(default)]
+    pub(crate) ttl_mode: Option<TtlModeWire>,
+}
+
+/// Tells a field that is null from one that is not there.
+fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: serde::Deserializer<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Some)
+}
+
+/// How to close a session.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CloseIn {
+    /// Stop what still runs.
+    #[serde(default)]
+    pub(crate) cancel_live: bool,
+}
+
+/// A session.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionOut {
+    pub(crate) id: String,
+    pub(crate) app: String,
+    pub(crate) user: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) agent: String,
+    #[schema(value_type = String)]
+    pub(crate) status: SessionStatus,
+    pub(crate) revision: u64,
+    pub(crate) labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ttl_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ttl_mode: Option<TtlModeWire>,
+    pub(crate) created_at: String,
+    pub(crate) updated_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) expires_at: Option<String>,
+}
+
+impl SessionOut {
+    pub(crate) fn of(summary: &SessionSummary, user: String) -> Self {
+        Self {
+            id: summary.id.to_string(),
+            app: summary.owner.app.to_string(),
+            user,
+            name: summary.name.clone(),
+            agent: summary.owner.agent.to_string(),
+            status: summary.status,
+            revision: summary.revision,
+            labels: parse_labels(summary.labels.as_deref()),
+            ttl_seconds: summary.ttl.map(|ttl| ttl.ms / 1_000),
+            ttl_mode: summary.ttl.map(|ttl| match ttl.mode {
+                TtlMode::Sliding => TtlModeWire::Sliding,
+                TtlMode::Fixed => TtlModeWire::Fixed,
+            }),
+            created_at: time(summary.created_at),
+            updated_at: time(summary.updated_at),
+            expires_at: summary.expires_at.map(time),
+        }
+    }
+}
+
+/// A page of sessions.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionPage {
+    pub(crate) sessions: Vec<SessionOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) next_cursor: Option<String>,
+}
+
+pub(crate) fn parse_labels(text: Option<&str>) -> BTreeMap<String, String> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+pub(crate) fn require_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
+    let fits = |(key, value): (&String, &String)| {
+        (1..=LABEL_KEY_BYTES_MAX).contains(&key.len())
+            && value.len() <= LABEL_VALUE_BYTES_MAX
+            && !key.chars().any(|c| c.is_control() || c == ':')
+            && !value.chars().any(char::is_control)
+    };
+    if labels.len() <= LABELS_MAX && labels.iter().all(fits) {
+        Ok(())
+    } else {
+        Err(Problem::invalid(
+            "`labels` has at most 64 entries, with keys of 1 to 64 bytes without `:` and values of \
+             at most 256 bytes, without control characters",
+        )
+        .with("path", "labels"))
+    }
+}
+
+pub(crate) fn require_name(name: &str) -> Result<(), Problem> {
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    if fits {
+        Ok(())
+    } else {
+        let detail = "`name` is 1 to 256 bytes without control characters";
+        Err(Problem::invalid(detail).with("path", "name"))
+    }
+}
+
+pub(crate) fn time_to_live(
+    seconds: u64,
+    mode: Option<TtlModeWire>,
+) -> Result<TimeToLive, Problem> {
+    let ms = seconds.saturating_mul(1_000);
+    if !limits::SESSION_TTL_MS.contains(&ms) {
+        let detail = "`ttl_seconds` is 1 to 316224000 (ten years)";
+        return Err(Problem::invalid(detail).with("path", "ttl_seconds"));
+    }
+    let mode = match mode {
+        Some(TtlModeWire::Fixed) => TtlMode::Fixed,
+        Some(TtlModeWire::Sliding) | None => TtlMode::Sliding,
+    };
+    Ok(TimeToLive { mode, ms })
+}
