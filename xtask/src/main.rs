@@ -39,7 +39,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// What to measure.
-        #[arg(value_parser = ["store"])]
+        #[arg(value_parser = ["store", "server"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -78,6 +78,13 @@ fn main() -> Result<()> {
             ],
         ),
         Task::Bench { what, quick, json } => {
+            if what == "server" {
+                // It is started as a process and lies beside the tool.
+                cargo(
+                    &["build", "--package", "statehold", "--bin", "statehold"],
+                    &[],
+                )?;
+            }
             let mut args = Vec::new();
             args.extend(quick.then(|| "--quick".to_owned()));
             args.extend(
@@ -91,23 +98,24 @@ fn main() -> Result<()> {
 
 /// Runs a tool of the testkit, compiled for speed.
 fn tool(name: &str, args: &[String]) -> Result<()> {
+    let run = ["run", "--package", "statehold-testkit", "--bin", name];
+    let mut rest = vec!["--".to_owned()];
+    rest.extend_from_slice(args);
+    cargo(&run, &rest)
+}
+
+/// Runs cargo on what is compiled for speed.
+fn cargo(args: &[&str], rest: &[String]) -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let status = Command::new(cargo)
-        .args([
-            "run",
-            "--quiet",
-            "--profile",
-            "bench-fast",
-            "--package",
-            "statehold-testkit",
-        ])
-        .args(["--bin", name, "--"])
         .args(args)
+        .args(["--quiet", "--profile", "bench-fast"])
+        .args(rest)
         .status()
         .context("running cargo")?;
     if status.success() {
         Ok(())
     } else {
-        bail!("{name} ended with {status}")
+        bail!("cargo {} ended with {status}", args.join(" "))
     }
 }
