@@ -29,6 +29,9 @@ enum Task {
     },
     /// Kill writers, cut their power, fail their disk, and look for what they acknowledged.
     Crash {
+        /// Kill the server under load of clients, and not the store alone.
+        #[arg(long)]
+        server: bool,
         /// How many crashes.
         #[arg(long, default_value_t = 1_000)]
         cycles: u64,
@@ -68,22 +71,25 @@ fn main() -> Result<()> {
             args.extend(deep.then(|| "--deep".to_owned()));
             tool("model", &args)
         }
-        Task::Crash { cycles, seed } => tool(
-            "crash",
-            &[
-                "--cycles".into(),
-                cycles.to_string(),
-                "--seed".into(),
-                seed.to_string(),
-            ],
-        ),
+        Task::Crash {
+            server,
+            cycles,
+            seed,
+        } => {
+            let [cycles, seed] = [cycles, seed].map(|number| number.to_string());
+            let mut args = ["--cycles", &cycles, "--seed", &seed]
+                .map(str::to_owned)
+                .to_vec();
+            if server {
+                build("statehold", "statehold")?;
+                build("statehold-testkit", "http_client")?;
+                args.push("--server".to_owned());
+            }
+            tool("crash", &args)
+        }
         Task::Bench { what, quick, json } => {
             if what == "server" {
-                // It is started as a process and lies beside the tool.
-                cargo(
-                    &["build", "--package", "statehold", "--bin", "statehold"],
-                    &[],
-                )?;
+                build("statehold", "statehold")?;
             }
             let mut args = Vec::new();
             args.extend(quick.then(|| "--quick".to_owned()));
@@ -94,6 +100,11 @@ fn main() -> Result<()> {
             tool(&format!("bench_{what}"), &args)
         }
     }
+}
+
+/// Compiles a program that a tool starts as a process of its own. It then lies beside the tool.
+fn build(package: &str, name: &str) -> Result<()> {
+    cargo(&["build", "--package", package, "--bin", name], &[])
 }
 
 /// Runs a tool of the testkit, compiled for speed.

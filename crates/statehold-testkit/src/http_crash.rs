@@ -140,11 +140,12 @@ fn compare(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let replayed = runtime.block_on(gather::replay(data, entries, options.replays, random))?;
     let mut found = runtime.block_on(gather::gather(data, entries))?;
     let feeds = followers.len();
     add_feeds(followers, &mut found)?;
     let covered = verify::verify(entries, &found)?;
+    let replayed = runtime.block_on(gather::replay(data, entries, options.replays, random))?;
+    runtime.block_on(gather::require_unchanged(data, &found))?;
     let report = HttpCrashReport {
         cycles: options.cycles,
         covered,

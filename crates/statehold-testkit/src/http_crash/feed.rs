@@ -84,8 +84,13 @@ impl Followers {
         for (session, seen) in &self.seen {
             let due = revisions.get(session).copied().unwrap_or(0);
             loop {
-                let last = lock(seen)?.last().map_or(0, |event| event.revision);
-                if last >= due {
+                let (last, count) = {
+                    let seen = lock(seen)?;
+                    let last = seen.last().map_or(0, |event| event.revision);
+                    (last, seen.len() as u64)
+                };
+                // After a gap there is nothing to wait for: the comparison will name it.
+                if last >= due || last != count {
                     break;
                 }
                 if began.elapsed() > Duration::from_secs(20) {

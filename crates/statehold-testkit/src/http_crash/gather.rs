@@ -33,13 +33,41 @@ pub(super) async fn gather(data: &Path, entries: &[Entry]) -> Result<Found> {
             .with_context(|| format!("reading {id}"))?;
         found.sessions.insert(id.clone(), session);
     }
-    let shared = link.get("/v1/state/app/crash").await?;
-    let shared = ok(&shared)?;
+    found.count = read_count(&mut link).await?;
+    Ok(found)
+}
+
+async fn read_count(link: &mut Link) -> Result<u64> {
+    let shared = ok(&link.get("/v1/state/app/crash").await?)?;
     // In the routes of one scope the prefix may be left out.
     let state = &shared["state"];
     let count = state["app:count"].as_u64().or(state["count"].as_u64());
-    found.count = count.unwrap_or(0);
-    Ok(found)
+    Ok(count.unwrap_or(0))
+}
+
+/// Nothing has happened since: calls with old keys were answered and not carried out again.
+pub(super) async fn require_unchanged(data: &Path, found: &Found) -> Result<()> {
+    let mut link = Link::new(data);
+    for (id, session) in found
+        .sessions
+        .iter()
+        .filter(|(_, session)| !session.is_gone)
+    {
+        let now = ok(&link.get(&format!("/v1/sessions/{id}")).await?)?;
+        ensure!(
+            now["revision"].as_u64() == Some(session.revision),
+            "{id} was at revision {} before old keys were used again, and is at {}",
+            session.revision,
+            now["revision"]
+        );
+    }
+    let count = read_count(&mut link).await?;
+    ensure!(
+        count == found.count,
+        "the shared counter was {} before old keys were used again, and is {count}",
+        found.count
+    );
+    Ok(())
 }
 
 async fn read_session(link: &mut Link, id: &str) -> Result<FoundSession> {

@@ -84,11 +84,11 @@ impl Lane {
             return self.create().await;
         }
         let at = usize::try_from(self.random.below(count as u64))?;
-        match self.random.below(100) {
-            0..35 => self.turn(at).await,
-            35..55 => self.patch(at).await,
-            55..62 => self.count(at).await,
-            62 if !self.sessions[at].is_followed => self.delete(at).await,
+        match self.random.below(400) {
+            0..140 => self.turn(at).await,
+            140..220 => self.patch(at).await,
+            220..250 => self.count(at).await,
+            250 if !self.sessions[at].is_followed => self.delete(at).await,
             _ => self.advance(at).await,
         }
     }
