@@ -29,6 +29,9 @@ enum Task {
     },
     /// Kill writers, cut their power, fail their disk, and look for what they acknowledged.
     Crash {
+        /// Kill the server under load of clients, and not the store alone.
+        #[arg(long)]
+        server: bool,
         /// How many crashes.
         #[arg(long, default_value_t = 1_000)]
         cycles: u64,
@@ -39,7 +42,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// What to measure.
-        #[arg(value_parser = ["store"])]
+        #[arg(value_parser = ["store", "server"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -68,16 +71,26 @@ fn main() -> Result<()> {
             args.extend(deep.then(|| "--deep".to_owned()));
             tool("model", &args)
         }
-        Task::Crash { cycles, seed } => tool(
-            "crash",
-            &[
-                "--cycles".into(),
-                cycles.to_string(),
-                "--seed".into(),
-                seed.to_string(),
-            ],
-        ),
+        Task::Crash {
+            server,
+            cycles,
+            seed,
+        } => {
+            let [cycles, seed] = [cycles, seed].map(|number| number.to_string());
+            let mut args = ["--cycles", &cycles, "--seed", &seed]
+                .map(str::to_owned)
+                .to_vec();
+            if server {
+                build("statehold", "statehold")?;
+                build("statehold-testkit", "http_client")?;
+                args.push("--server".to_owned());
+            }
+            tool("crash", &args)
+        }
         Task::Bench { what, quick, json } => {
+            if what == "server" {
+                build("statehold", "statehold")?;
+            }
             let mut args = Vec::new();
             args.extend(quick.then(|| "--quick".to_owned()));
             args.extend(
@@ -89,25 +102,31 @@ fn main() -> Result<()> {
     }
 }
 
+/// Compiles a program that a tool starts as a process of its own. It then lies beside the tool.
+fn build(package: &str, name: &str) -> Result<()> {
+    cargo(&["build", "--package", package, "--bin", name], &[])
+}
+
 /// Runs a tool of the testkit, compiled for speed.
 fn tool(name: &str, args: &[String]) -> Result<()> {
+    let run = ["run", "--package", "statehold-testkit", "--bin", name];
+    let mut rest = vec!["--".to_owned()];
+    rest.extend_from_slice(args);
+    cargo(&run, &rest)
+}
+
+/// Runs cargo on what is compiled for speed.
+fn cargo(args: &[&str], rest: &[String]) -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let status = Command::new(cargo)
-        .args([
-            "run",
-            "--quiet",
-            "--profile",
-            "bench-fast",
-            "--package",
-            "statehold-testkit",
-        ])
-        .args(["--bin", name, "--"])
         .args(args)
+        .args(["--quiet", "--profile", "bench-fast"])
+        .args(rest)
         .status()
         .context("running cargo")?;
     if status.success() {
         Ok(())
     } else {
-        bail!("{name} ended with {status}")
+        bail!("cargo {} ended with {status}", args.join(" "))
     }
 }

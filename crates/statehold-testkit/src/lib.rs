@@ -1,8 +1,10 @@
 //! For tests only, never published: fixtures, the model of the core, the reference model, the crash
-//! harness and workloads.
+//! harnesses of the store and of the server, a small HTTP client, and workloads.
 
 pub mod crash;
 pub mod fixtures;
+pub mod http;
+pub mod http_crash;
 pub mod model;
 pub mod reference;
 pub mod workload;

@@ -1,9 +1,11 @@
-//! Kills writers and looks for what they acknowledged: `crash [--cycles N] [--seed S]`.
+//! Kills writers and looks for what they acknowledged: `crash [--cycles N] [--seed S]`. With
+//! `--server STATEHOLD` it kills the server and not the store alone.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use statehold_testkit::crash::{Plan, run, write_until_killed};
+use statehold_testkit::http_crash::{self, HttpCrashOptions};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
@@ -30,6 +32,16 @@ fn harness(args: &[String]) -> anyhow::Result<()> {
     };
     let cycles = usize::try_from(value("--cycles").unwrap_or(100))?;
     let seed = value("--seed").unwrap_or(1);
+    if let Some(at) = args.iter().position(|arg| arg == "--server") {
+        // What it is made of lies beside this program, compiled by the same profile.
+        let beside =
+            |name: &str| Ok::<_, std::io::Error>(std::env::current_exe()?.with_file_name(name));
+        let program = args
+            .get(at + 1)
+            .map_or_else(|| beside("statehold"), |path| Ok(path.into()))?;
+        let options = HttpCrashOptions::new(&program, &beside("http_client")?, cycles, seed);
+        return http_crash::run(&options).map(drop);
+    }
     let plan = Plan {
         kills: cycles / 2,
         power_losses: cycles / 2 - cycles / 10,

@@ -1,0 +1,239 @@
+//! The real server as a child process on loopback: started, found, stopped or killed.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+/// What `statehold.run` in the data directory of a running server says.
+#[derive(Debug, Clone, Deserialize)]
+pub struct RunFile {
+    /// The process.
+    pub pid: u32,
+    /// Where it listens.
+    pub url: String,
+    /// Since when, as the server writes times.
+    pub started_at: serde_json::Value,
+}
+
+impl RunFile {
+    /// The name of the file in the data directory.
+    pub const NAME: &'static str = "statehold.run";
+
+    /// Reads the file of a data directory, if it is there and complete.
+    pub fn read(data: &Path) -> Option<Self> {
+        let bytes = std::fs::read(data.join(Self::NAME)).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// The address in the URL.
+    pub fn address(&self) -> Option<SocketAddr> {
+        let rest = self.url.strip_prefix("http://")?;
+        let rest = rest.split('/').next()?;
+        rest.replace("localhost", "127.0.0.1").parse().ok()
+    }
+}
+
+/// A development server of a data directory. Dropping it kills it.
+#[derive(Debug)]
+pub struct ServerProcess {
+    child: Child,
+    address: SocketAddr,
+    log: PathBuf,
+    ready_after: Duration,
+}
+
+impl ServerProcess {
+    /// How long a start may take. Recovery after a kill is part of it.
+    const START_MAX: Duration = Duration::from_secs(20);
+    const STOP_MAX: Duration = Duration::from_secs(20);
+
+    /// Starts `program` on `data` as a development server on a free port and waits until it is ready.
+    /// What it prints is appended to the file `log`.
+    ///
+    /// # Errors
+    ///
+    /// If it ends, or is not ready in time; with the end of its log.
+    pub fn start(program: &Path, data: &Path, log: &Path) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["dev", "--port", "0", "--no-open", "--no-demo", "--data"]);
+        command.arg(data);
+        Self::start_command(command, data, log)
+    }
+
+    /// Starts any command that serves `data` and writes its run file there.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerProcess::start`].
+    pub fn start_command(mut command: Command, data: &Path, log: &Path) -> Result<Self> {
+        let output = OpenOptions::new().create(true).append(true).open(log)?;
+        command.stdin(Stdio::null()).stderr(output.try_clone()?);
+        command.stdout(output);
+        let began = Instant::now();
+        let child = command.spawn().context("starting the server")?;
+        let mut server = Self {
+            child,
+            address: ([127, 0, 0, 1], 0).into(),
+            log: log.to_owned(),
+            ready_after: Duration::ZERO,
+        };
+        while began.elapsed() < Self::START_MAX {
+            if let Some(status) = server.child.try_wait()? {
+                bail!(
+                    "the server ended with {status} and said: {}",
+                    server.last_words()
+                );
+            }
+            // A run file of another process was left behind by a kill.
+            let run = RunFile::read(data).filter(|run| run.pid == server.child.id());
+            if let Some(address) = run.and_then(|run| run.address())
+                && is_ready(address)
+            {
+                server.address = address;
+                server.ready_after = began.elapsed();
+                return Ok(server);
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        bail!(
+            "the server was not ready within {:?} and said: {}",
+            Self::START_MAX,
+            server.last_words()
+        )
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The time from its start to its first answer.
+    pub fn ready_after(&self) -> Duration {
+        self.ready_after
+    }
+
+    /// Kills it with SIGKILL.
+    ///
+    /// # Errors
+    ///
+    /// If it had ended by itself before.
+    pub fn kill(mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!(
+                "the server ended by itself with {status} and said: {}",
+                self.last_words()
+            );
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Asks it to stop with SIGTERM and waits until it has.
+    ///
+    /// # Errors
+    ///
+    /// If it does not stop in time.
+    pub fn stop(mut self) -> Result<ExitStatus> {
+        terminate(self.child.id())?;
+        let began = Instant::now();
+        while began.elapsed() < Self::STOP_MAX {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        bail!(
+            "the server did not stop within {:?} and said: {}",
+            Self::STOP_MAX,
+            self.last_words()
+        )
+    }
+
+    /// User and system time that it has used so far.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn cpu(&self) -> Result<Duration> {
+        cpu(self.pid())
+    }
+
+    /// Bytes of memory that it has in use.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
+        let kilobytes: u64 = kilobytes.context("no VmRSS")?.trim().parse()?;
+        Ok(kilobytes * 1024)
+    }
+
+    /// The end of what it printed.
+    pub fn last_words(&self) -> String {
+        let mut text = Vec::new();
+        if let Ok(mut log) = File::open(&self.log)
+            && log.read_to_end(&mut text).is_err()
+        {
+            text.clear();
+        }
+        let from = text.len().saturating_sub(2_000);
+        String::from_utf8_lossy(&text[from..]).into_owned()
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // It may have ended already, and nobody is left to hear of an error.
+        self.child.kill().unwrap_or_default();
+        drop(self.child.wait());
+    }
+}
+
+fn cpu(pid: u32) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, after_name) = stat.rsplit_once(')').context("no name in stat")?;
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok());
+    let (user, system) = ticks(11).zip(ticks(12)).context("no times in stat")?;
+    // The kernel counts in hundredths of a second on every machine that Linux supports by default.
+    Ok(Duration::from_millis((user + system) * 10))
+}
+
+/// Sends SIGTERM. The shell does it, because a signal is a call that Rust counts as unsafe.
+fn terminate(pid: u32) -> Result<()> {
+    let status = Command::new("sh")
+        .args(["-c", "kill -TERM \"$0\"", &pid.to_string()])
+        .status()?;
+    ensure!(status.success(), "process {pid} cannot be signalled");
+    Ok(())
+}
+
+/// Whether `/readyz` answers 200, asked without a runtime.
+fn is_ready(address: SocketAddr) -> bool {
+    let ask = || -> std::io::Result<bool> {
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let request =
+            format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status)?;
+        Ok(&status == b"HTTP/1.1 200")
+    };
+    ask().unwrap_or(false)
+}

@@ -1,0 +1,192 @@
+//! Server-sent events: the parser, and a reader that goes on after a lost connection.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::body::Incoming;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::{collect, open, request};
+
+/// More than twice the time after which a quiet feed sends a comment.
+const QUIET_MAX: Duration = Duration::from_secs(40);
+
+/// One event of a feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SseEvent {
+    /// The id that was last set, empty if none ever was.
+    pub id: String,
+    /// The kind of event; `message` if the sender named none.
+    pub event: String,
+    /// The data, its lines joined by line feeds.
+    pub data: String,
+}
+
+/// Turns bytes, cut anywhere, into events.
+#[derive(Debug, Default)]
+pub struct SseParser {
+    line: Vec<u8>,
+    /// The last byte was a carriage return: a line feed that follows belongs to it.
+    after_return: bool,
+    has_begun: bool,
+    id: String,
+    event: String,
+    data: Option<String>,
+}
+
+impl SseParser {
+    /// Takes the next bytes and gives the events that they complete.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        for &byte in bytes {
+            let after_return = std::mem::take(&mut self.after_return);
+            match byte {
+                b'\n' if after_return => {}
+                b'\n' | b'\r' => {
+                    self.after_return = byte == b'\r';
+                    let line = std::mem::take(&mut self.line);
+                    events.extend(self.end_line(&line));
+                }
+                _ => self.line.push(byte),
+            }
+        }
+        events
+    }
+
+    fn end_line(&mut self, line: &[u8]) -> Option<SseEvent> {
+        let line = String::from_utf8_lossy(line);
+        let mut line = line.as_ref();
+        if !std::mem::replace(&mut self.has_begun, true) {
+            line = line.strip_prefix('\u{feff}').unwrap_or(line);
+        }
+        if line.is_empty() {
+            return self.dispatch();
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "data" => match &mut self.data {
+                Some(data) => {
+                    data.push('\n');
+                    data.push_str(value);
+                }
+                None => self.data = Some(value.to_owned()),
+            },
+            "event" => value.clone_into(&mut self.event),
+            "id" if !value.contains('\0') => value.clone_into(&mut self.id),
+            // A comment, `retry`, or a field that nobody knows.
+            _ => {}
+        }
+        None
+    }
+
+    fn dispatch(&mut self) -> Option<SseEvent> {
+        let event = std::mem::take(&mut self.event);
+        let data = self.data.take()?;
+        let event = if event.is_empty() {
+            "message".to_owned()
+        } else {
+            event
+        };
+        Some(SseEvent {
+            id: self.id.clone(),
+            event,
+            data,
+        })
+    }
+}
+
+/// Reads one feed over a connection of its own.
+#[derive(Debug)]
+pub struct SseReader {
+    body: Incoming,
+    driver: JoinHandle<()>,
+    parser: SseParser,
+    ready: VecDeque<SseEvent>,
+    last_event_id: Option<String>,
+}
+
+impl SseReader {
+    /// Opens a feed, after the event `last_event_id` if one is given.
+    ///
+    /// # Errors
+    ///
+    /// If nobody listens, or the answer is not a feed.
+    pub async fn connect(
+        address: SocketAddr,
+        path: &str,
+        headers: &[(&str, &str)],
+        last_event_id: Option<&str>,
+    ) -> Result<Self> {
+        let (mut sender, driver) = open(address).await?;
+        let mut headers = headers.to_vec();
+        headers.push(("accept", "text/event-stream"));
+        headers.extend(last_event_id.map(|id| ("last-event-id", id)));
+        let request = request(address, Method::GET, path, &headers, Bytes::new())?;
+        let response = timeout(QUIET_MAX, sender.send_request(request))
+            .await
+            .map_err(|_| anyhow!("the feed {path} did not begin"))??;
+        let kind = response.headers().get("content-type");
+        let is_feed = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        if !response.status().is_success() || !is_feed {
+            let answer = collect(response).await?;
+            let text = String::from_utf8_lossy(&answer.body).into_owned();
+            return Err(anyhow!("{path} answered {}: {text}", answer.status));
+        }
+        Ok(Self {
+            body: response.into_body(),
+            driver,
+            parser: SseParser::default(),
+            ready: VecDeque::new(),
+            last_event_id: last_event_id.map(str::to_owned),
+        })
+    }
+
+    /// The next event, or nothing if the sender has ended the feed.
+    ///
+    /// # Errors
+    ///
+    /// If the connection was lost or stays quiet for too long. [`SseReader::last_event_id`] says where
+    /// to go on.
+    pub async fn next(&mut self) -> Result<Option<SseEvent>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                if !event.id.is_empty() {
+                    self.last_event_id = Some(event.id.clone());
+                }
+                return Ok(Some(event));
+            }
+            let frame = timeout(QUIET_MAX, self.body.frame())
+                .await
+                .map_err(|_| anyhow!("the feed was quiet for {QUIET_MAX:?}"))?;
+            let Some(frame) = frame else {
+                return Ok(None);
+            };
+            let frame = frame.context("reading the feed")?;
+            if let Some(bytes) = frame.data_ref() {
+                self.ready.extend(self.parser.push(bytes));
+            }
+            ensure!(
+                self.parser.line.len() < 64 << 20,
+                "a line of a feed that does not end"
+            );
+        }
+    }
+
+    /// The id of the last event that was handed out: what `Last-Event-ID` says after a reconnect.
+    pub fn last_event_id(&self) -> Option<&str> {
+        self.last_event_id.as_deref()
+    }
+}
+
+impl Drop for SseReader {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}

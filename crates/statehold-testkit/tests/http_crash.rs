@@ -1,0 +1,79 @@
+//! The crash harness of the server, tried on a pretended server: it passes one that keeps its word,
+//! and notices each kind of one that does not.
+
+use std::path::{Path, PathBuf};
+
+use statehold_testkit::http_crash::{HttpCrashOptions, run};
+
+fn options(program: &Path, cycles: usize) -> HttpCrashOptions {
+    let client = Path::new(env!("CARGO_BIN_EXE_http_client"));
+    HttpCrashOptions {
+        clients: 2,
+        lanes: 3,
+        ..HttpCrashOptions::new(program, client, cycles, 7)
+    }
+}
+
+/// The pretended server under the name of its bug.
+fn with_bug(directory: &Path, name: &str) -> PathBuf {
+    let path = directory.join(name);
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_pretend_server"), &path).expect("a link");
+    path
+}
+
+#[track_caller]
+fn notices(bug: &str, complaints: &[&str]) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let error = run(&options(&with_bug(directory.path(), bug), 4)).expect_err("it has a bug");
+    let said = format!("{error:#}");
+    println!("{bug}: {said}");
+    if let Some((_, kept)) = said.split_once("everything is kept in ") {
+        let kept = kept.split(": ").next().unwrap_or_default();
+        std::fs::remove_dir_all(kept).expect("the kept directory is there");
+    }
+    let is_expected = complaints.iter().any(|complaint| said.contains(complaint));
+    assert!(is_expected, "expected one of {complaints:?}");
+}
+
+#[test]
+fn a_server_that_keeps_its_word_passes() {
+    let program = Path::new(env!("CARGO_BIN_EXE_pretend_server"));
+    let report = run(&options(program, 6)).expect("nothing is lost");
+    let covered = report.covered;
+    assert_eq!((report.cycles, report.feeds), (6, 6));
+    assert!(
+        covered.acknowledged > 500,
+        "too little happened: {report:?}"
+    );
+    assert!(covered.repeated > 0, "no call was repeated: {report:?}");
+    assert!(covered.lost > 0, "no answer was lost: {report:?}");
+    assert!(covered.deleted > 0, "nothing was deleted: {report:?}");
+    assert!(covered.feed_events > 100, "no feed was read: {report:?}");
+    assert!(report.replayed > 50, "no key was used again: {report:?}");
+}
+
+#[test]
+fn a_server_that_forgets_is_noticed() {
+    // Whatever was forgotten first: a session, a request, content, a revision, a version, a key.
+    let complaints = [
+        "acknowledged",
+        "refused with",
+        "once, and now with",
+        "is not the revision",
+        "a client ended",
+    ];
+    notices("forgets", &complaints);
+}
+
+#[test]
+fn a_server_that_carries_out_a_repeated_call_twice_is_noticed() {
+    notices(
+        "repeats",
+        &["and then", "once, and now with", "refused with"],
+    );
+}
+
+#[test]
+fn a_feed_that_skips_an_event_is_noticed() {
+    notices("skips", &["where"]);
+}
