@@ -1,8 +1,11 @@
 //! Who may read what. What is out of reach is not there.
 
-use statehold_core::ids::SessionId;
-use statehold_core::session::{STATE_KEEPER, SessionState};
-use statehold_store::SessionSummary;
+use std::collections::BTreeMap;
+
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::scope::StateKey;
+use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
+use statehold_store::{SessionSummary, StateValue};
 
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
@@ -62,6 +65,48 @@ impl Engine {
         }
     }
 
+    /// Whose session it is. Says nothing about who may see it: only whoever sends a command or asks a
+    /// question learns more, and both are checked.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn owner(&self, session: SessionId) -> Result<Owner, EngineError> {
+        let mailbox = self.mailbox(session);
+        if let Some(owner) = mailbox.owner.get() {
+            return Ok(owner.clone());
+        }
+        let found = self.inner().store.session(session).await?;
+        let owner = found.ok_or(EngineError::NotFound)?.owner;
+        Ok(mailbox.owner.get_or_init(|| owner).clone())
+    }
+
+    /// The values of a session's own keys, for whoever merges them.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn session_values(
+        &self,
+        session: SessionId,
+    ) -> Result<BTreeMap<StateKey, StateValue>, EngineError> {
+        Ok(self.inner().store.state(session).await?)
+    }
+
+    /// The task of a live request.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn task_of_request(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<Option<TaskId>, EngineError> {
+        let state = self.durable_state(session).await?;
+        Ok(state.requests.get(&request).map(|live| live.task))
+    }
+
     /// The newest durable state of a session.
     pub(crate) async fn durable_state(
         &self,
@@ -91,4 +136,13 @@ pub(crate) fn require_any(caller: &Caller, any_of: &[Role]) -> Result<(), Engine
     } else {
         Err(EngineError::Forbidden { needs: any_of[0] })
     }
+}
+
+/// Lets only an admin go on.
+///
+/// # Errors
+///
+/// If the caller is not one.
+pub fn require_admin(caller: &Caller) -> Result<(), EngineError> {
+    require_any(caller, &[Role::Admin])
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use statehold_core::command::{Command, Rejection};
-use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{ItemId, RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::request::{OpenCall, RequestStatus};
@@ -15,7 +14,6 @@ use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::mailbox::{Call, Committed, Reply};
-use crate::payloads::Payloads;
 use crate::read::RequestDetail;
 
 /// What a worker asks for.
@@ -133,8 +131,7 @@ impl Engine {
         ttl_ms: u64,
     ) -> Result<Option<ClaimedRequest>, EngineError> {
         let command = Command::ClaimRequest { request, ttl_ms };
-        let none = PayloadKey::from_bytes([0; 32]);
-        let payloads = Payloads::new(none.clone(), none);
+        let payloads = self.no_payloads();
         let reply: Reply = Arc::new(move |done: &Committed<'_>| {
             let live = done.after.requests.get(&request);
             let runs = live.is_some_and(|live| live.status == RequestStatus::Running);

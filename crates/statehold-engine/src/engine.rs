@@ -130,7 +130,12 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Takes no more commands, and waits until everything that was begun is durable.
+    /// Begins to stop: timers end, and whoever waits or follows a feed is sent away.
+    pub fn begin_stop(&self) {
+        self.inner.stop.cancel();
+    }
+
+    /// Begins to stop, and waits until everything that was begun is durable.
     pub async fn shut_down(&self) {
         self.inner.stop.cancel();
         self.inner.tasks.close();
@@ -170,6 +175,12 @@ impl Engine {
         let user = self.payload_key(KeyOwner::User(user)).await?;
         let tenant = self.payload_key(KeyOwner::Tenant(tenant.clone())).await?;
         Ok(Payloads::new(user, tenant))
+    }
+
+    /// For commands that carry no payloads.
+    pub fn no_payloads(&self) -> Payloads {
+        let none = statehold_core::digest::PayloadKey::from_bytes([0; 32]);
+        Payloads::new(none.clone(), none)
     }
 
     async fn payload_key(

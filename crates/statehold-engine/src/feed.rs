@@ -132,17 +132,27 @@ impl Engine {
         Ok((found, at))
     }
 
-    /// Waits until something was committed anywhere after this was called. None if it is stopping.
-    pub async fn any_commit(&self) -> Option<()> {
-        let mut news = self.inner().any_commit.subscribe();
-        tokio::select! {
-            changed = news.changed() => changed.ok(),
-            () = self.inner().stop.cancelled() => None,
-        }
-    }
-
     /// Resolves when the engine begins to stop: whoever streams ends then.
     pub async fn stopping(&self) {
         self.inner().stop.cancelled().await;
+    }
+}
+
+/// Listens for commits of any session, from the moment it was made.
+#[derive(Debug)]
+pub struct News(tokio::sync::watch::Receiver<u64>);
+
+impl News {
+    /// Waits for the next commit.
+    pub async fn arrives(&mut self) {
+        // The sender lives as long as the engine.
+        drop(self.0.changed().await);
+    }
+}
+
+impl Engine {
+    /// Begins to listen.
+    pub fn news(&self) -> News {
+        News(self.inner().any_commit.subscribe())
     }
 }

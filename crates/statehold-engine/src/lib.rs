@@ -24,11 +24,12 @@ mod timers;
 mod tree;
 mod users;
 
+pub use access::require_admin;
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
-pub use feed::{FeedEntry, GlobalPosition};
+pub use feed::{FeedEntry, GlobalPosition, News};
 pub use idempotency::IdempotencyKey;
 pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};

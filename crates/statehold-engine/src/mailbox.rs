@@ -6,8 +6,8 @@
 //! are decided again on what is really there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use statehold_core::command::{Cold, Command, Context, Named, Outcome, Past, Rejection};
 use statehold_core::decide::decide;
@@ -16,7 +16,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Actor;
 use statehold_core::projection::Changes;
 use statehold_core::record::Record;
-use statehold_core::session::SessionState;
+use statehold_core::session::{Owner, SessionState};
 use statehold_core::time::Timestamp;
 use statehold_store::{Answer, Commit, StoreError};
 use tokio::sync::{Mutex, watch};
@@ -92,6 +92,8 @@ pub struct Done {
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     session: SessionId,
+    /// Whose session it is: that never changes.
+    pub(crate) owner: OnceLock<Owner>,
     /// The newest state. None until it is loaded, and after a failed commit.
     head: Mutex<Option<Head>>,
     /// What is durable; feeds wait for it.
@@ -120,6 +122,7 @@ impl Mailbox {
     pub(crate) fn new(session: SessionId) -> Self {
         Self {
             session,
+            owner: OnceLock::new(),
             head: Mutex::new(None),
             durable: watch::Sender::new(Durable::default()),
             used: AtomicU64::new(0),

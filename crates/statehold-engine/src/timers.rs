@@ -4,14 +4,12 @@
 use std::sync::atomic::Ordering;
 
 use statehold_core::command::Command;
-use statehold_core::digest::PayloadKey;
 use statehold_store::{Due, DueKind};
 
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::mailbox::Call;
-use crate::payloads::Payloads;
 
 /// How much is done at one tick.
 const DUE_MAX: usize = 256;
@@ -79,9 +77,7 @@ impl Engine {
             return Ok(());
         };
         let call = Call::by(Caller::local(summary.owner.tenant));
-        // These commands carry no payloads.
-        let none = PayloadKey::from_bytes([0; 32]);
-        let payloads = Payloads::new(none.clone(), none);
+        let payloads = self.no_payloads();
         match self
             .submit_system(due.session, &call, &command, &payloads)
             .await

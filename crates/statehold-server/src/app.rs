@@ -166,7 +166,11 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
         None => Ok(()),
         Some(origin) => {
             let host = origin.split_once("://").map(|(_, host)| host);
-            if host.is_some_and(is_loopback) { Ok(()) } else { Err(foreign()) }
+            if host.is_some_and(is_loopback) {
+                Ok(())
+            } else {
+                Err(foreign())
+            }
         }
     }
 }
@@ -205,7 +209,11 @@ impl Asked {
 
     fn key(&self, body: &[u8]) -> Option<IdempotencyKey> {
         let key = self.idempotency_key.as_deref()?;
-        let parts = [self.method.as_str().as_bytes(), self.target.as_bytes(), body];
+        let parts = [
+            self.method.as_str().as_bytes(),
+            self.target.as_bytes(),
+            body,
+        ];
         Some(IdempotencyKey::new(
             &self.caller.tenant,
             self.caller.principal,
@@ -227,7 +235,8 @@ impl FromRequestParts<App> for Asked {
         let (caller, secret) = app.authenticate(&parts.headers).await?;
         let key = text(&parts.headers, "idempotency-key")?;
         if let Some(key) = key {
-            let is_plain = (1..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+            let is_plain =
+                (1..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
             if !is_plain {
                 return Err(Problem::new(
                     Code::BadHeader,

@@ -2,5 +2,201 @@
 //! wire types, and never touches a store.
 
 pub mod accept;
+mod app;
 pub mod json;
+mod metrics;
+pub mod problem;
+mod rest;
 pub mod seal;
+mod wire;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use http::HeaderValue;
+use statehold_engine::Engine;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub use app::ServerOptions;
+pub use metrics::Metrics;
+
+use app::App;
+use problem::{Code, Problem};
+use seal::Sealer;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Statehold",
+        description = "The native API of Statehold. See docs/api.md for what it means.",
+        license(name = "Apache-2.0 OR MIT")
+    ),
+    components(schemas(Problem))
+)]
+struct Document;
+
+/// The API as an axum router.
+pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: Metrics) -> Router {
+    let app = App::new(engine, sealer, options, metrics);
+    let (router, _) = routes().split_for_parts();
+    router
+        .route(
+            "/openapi.json",
+            axum::routing::get(rest::operations::schema),
+        )
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn_with_state(app.clone(), observe))
+        .layer(CatchPanicLayer::custom(|_| {
+            let detail = "the server has a bug here; nothing that was not confirmed has happened";
+            Problem::new(Code::Internal, detail).into_response()
+        }))
+        .with_state(app)
+}
+
+/// The OpenAPI document of the API, as it is committed.
+pub fn openapi_json() -> String {
+    let (_, mut document) = routes().split_for_parts();
+    for item in document.paths.paths.values_mut() {
+        for operation in [&mut item.post, &mut item.patch, &mut item.delete] {
+            if let Some(operation) = operation.as_mut() {
+                add_headers(operation);
+            }
+        }
+        for operation in [
+            &mut item.get,
+            &mut item.post,
+            &mut item.patch,
+            &mut item.delete,
+        ] {
+            if let Some(operation) = operation.as_mut() {
+                add_problem(operation);
+            }
+        }
+    }
+    let mut text = document
+        .to_pretty_json()
+        .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
+    text.push('\n');
+    text
+}
+
+/// Headers that every write takes.
+fn add_headers(operation: &mut utoipa::openapi::path::Operation) {
+    let header = |name: &str, description: &str| {
+        ParameterBuilder::new()
+            .name(name)
+            .parameter_in(ParameterIn::Header)
+            .description(Some(description))
+            .schema(Some(utoipa::openapi::schema::Object::with_type(
+                utoipa::openapi::schema::Type::String,
+            )))
+            .build()
+    };
+    let extra = [
+        header(
+            "Idempotency-Key",
+            "The same key with the same call gets the same answer.",
+        ),
+        header(
+            "If-Match",
+            "The revision that the session must have, in quotes.",
+        ),
+    ];
+    let parameters = operation.parameters.get_or_insert_default();
+    parameters.extend(extra.map(Into::into));
+}
+
+/// Every operation may answer with a problem.
+fn add_problem(operation: &mut utoipa::openapi::path::Operation) {
+    let content = utoipa::openapi::ContentBuilder::new()
+        .schema(Some(utoipa::openapi::Ref::from_schema_name("Problem")))
+        .build();
+    let response = utoipa::openapi::ResponseBuilder::new()
+        .description("A problem; `code` says which")
+        .content("application/problem+json", content)
+        .build();
+    operation
+        .responses
+        .responses
+        .insert("default".to_owned(), response.into());
+}
+
+fn routes() -> OpenApiRouter<App> {
+    use rest::{events, holds, keys, operations, requests, sessions, state, tasks};
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(sessions::create, sessions::list))
+        .routes(routes!(sessions::read, sessions::patch, sessions::delete))
+        .routes(routes!(sessions::close))
+        .routes(routes!(sessions::messages))
+        .routes(routes!(sessions::tree))
+        .routes(routes!(sessions::records))
+        .routes(routes!(events::session))
+        .routes(routes!(events::global))
+        .routes(routes!(requests::start))
+        .routes(routes!(requests::read))
+        .routes(routes!(requests::append))
+        .routes(routes!(requests::complete))
+        .routes(routes!(requests::fail))
+        .routes(routes!(requests::cancel))
+        .routes(routes!(requests::heartbeat))
+        .routes(routes!(requests::claim))
+        .routes(routes!(tasks::read))
+        .routes(routes!(tasks::close))
+        .routes(routes!(tasks::cancel))
+        .routes(routes!(holds::open))
+        .routes(routes!(holds::list))
+        .routes(routes!(holds::read))
+        .routes(routes!(holds::decide))
+        .routes(routes!(holds::resume))
+        .routes(routes!(state::read, state::patch))
+        .routes(routes!(state::read_app, state::patch_app))
+        .routes(routes!(state::read_user, state::patch_user))
+        .routes(routes!(keys::create, keys::list))
+        .routes(routes!(keys::revoke))
+        .routes(routes!(keys::audit))
+        .routes(routes!(operations::health))
+        .routes(routes!(operations::ready))
+        .routes(routes!(operations::metrics))
+}
+
+async fn no_route() -> Problem {
+    Problem::not_found()
+}
+
+async fn no_method() -> Problem {
+    Problem::new(
+        Code::MethodNotAllowed,
+        "this path does not take this method; see /openapi.json",
+    )
+}
+
+/// Counts and logs every call, by its route: never by what the caller chose.
+async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+    let begun = tokio::time::Instant::now();
+    let method = request.method().clone();
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(
+        "x-content-type-options",
+        HeaderValue::from_static("nosniff"),
+    );
+    let status = response.status().as_u16();
+    let seconds = begun.elapsed().as_secs_f64();
+    // Whoever invents methods does not get a number for each.
+    let method = match method.as_str() {
+        known @ ("GET" | "POST" | "PATCH" | "DELETE" | "PUT" | "HEAD" | "OPTIONS") => known,
+        _ => "other",
+    };
+    app.metrics.note(method, &route, status, seconds);
+    tracing::debug!(method, route, status, seconds, "answered");
+    response
+}

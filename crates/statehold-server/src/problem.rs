@@ -233,7 +233,10 @@ impl From<EngineError> for Problem {
                     inner = cause.source();
                 }
                 tracing::error!(causes, "the store failed");
-                Self::new(Code::Internal, "the store failed; see the log of the server")
+                Self::new(
+                    Code::Internal,
+                    "the store failed; see the log of the server",
+                )
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The key file: the secrets under which payloads are digested, one per user or tenant.
+//! The key file: the secrets under which payloads are digested, one per user or tenant, and the one
+//! under which the server seals what it hands out.
 //!
 //! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes
 //! every digest of their payloads meaningless, everywhere, while the chains still verify. One line
@@ -25,6 +26,8 @@ pub enum KeyOwner {
     User(UserId),
     /// A tenant: `app:` state.
     Tenant(Name),
+    /// The server itself: what it seals and hands out.
+    Server,
 }
 
 impl std::fmt::Display for KeyOwner {
@@ -32,6 +35,7 @@ impl std::fmt::Display for KeyOwner {
         match self {
             Self::User(user) => user.fmt(f),
             Self::Tenant(tenant) => write!(f, "tenant:{tenant}"),
+            Self::Server => f.write_str("server"),
         }
     }
 }

@@ -10,13 +10,6 @@ mod globals;
 mod output;
 mod printable;
 mod restore;
-#[cfg_attr(
-    not(test),
-    expect(
-        dead_code,
-        reason = "the server that these flags start is wired in next"
-    )
-)]
 mod serve;
 mod sessions;
 mod status;
@@ -25,6 +18,7 @@ mod token;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::Surroundings;
 use crate::exit::Exit;
 use globals::Globals;
 
@@ -46,13 +40,16 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Start a local server for development: loopback only, no key needed.
+    Dev(serve::Dev),
+    /// Start a server for real use.
+    Serve(serve::Serve),
     /// Say whether a server runs, and where.
     Status(status::Status),
     /// Look at sessions, follow them, delete them.
     #[command(subcommand)]
     Sessions(sessions::Sessions),
     /// Make, list and revoke keys.
-    #[command(subcommand)]
     Token(token::Token),
     /// Find problems and say what helps.
     Doctor(doctor::Doctor),
@@ -74,6 +71,8 @@ impl Cli {
         let globals = &self.globals;
         let output = globals.output();
         match self.command {
+            Command::Dev(dev) => serve::run(&dev.plan(&Surroundings::of_process())?, &output),
+            Command::Serve(serve) => serve::run(&serve.plan(&Surroundings::of_process())?, &output),
             Command::Status(status) => status.run(globals, &output),
             Command::Sessions(sessions) => sessions.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),

@@ -1,7 +1,7 @@
 //! The state server for multi-agent AI systems: one binary.
 //!
-//! Today it is the command line. `check`, `backup` and `restore` look after a data directory;
-//! `status`, `sessions` and `token` call a running server; `doctor` looks at both.
+//! `dev` and `serve` run a server. `status`, `sessions` and `token` call one; `check`, `backup` and
+//! `restore` look after a data directory; `doctor` looks at both.
 
 mod cli;
 mod client;
@@ -9,6 +9,7 @@ mod config;
 mod data_directory;
 mod exit;
 mod run_file;
+mod wire;
 
 use std::process::ExitCode;
 

@@ -32,10 +32,6 @@ pub(crate) struct RunFile {
 /// # Errors
 ///
 /// If the directory cannot be written.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "the server that writes it is wired in next")
-)]
 pub(crate) fn write(data: &Path, run: &RunFile) -> anyhow::Result<()> {
     let place = || format!("{} cannot be written", data.join(NAME).display());
     let new = data.join(NEW_NAME);
@@ -91,10 +87,6 @@ pub(crate) fn read(data: &Path) -> anyhow::Result<Option<RunFile>> {
 /// # Errors
 ///
 /// If it is there and stays.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "the server that removes it is wired in next")
-)]
 pub(crate) fn remove(data: &Path) -> anyhow::Result<()> {
     let path = data.join(NAME);
     match std::fs::remove_file(&path) {

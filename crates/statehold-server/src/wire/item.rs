@@ -5,8 +5,8 @@ use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
 use statehold_core::ids::ItemId;
 use statehold_core::item::{
-    Attachment, AttachmentSource, CallMark, CallOutcome, Item, ItemKind, NewCallMark, NewItem, Role,
-    Visibility,
+    Attachment, AttachmentSource, CallMark, CallOutcome, Item, ItemKind, NewCallMark, NewItem,
+    Role, Visibility,
 };
 use statehold_engine::{Payloads, StoredItem};
 use utoipa::ToSchema;
@@ -156,11 +156,7 @@ pub(crate) enum CallPlace {
 }
 
 /// Reads `input` or `output`: text, or an object with content.
-pub(crate) fn message(
-    raw: &Raw,
-    path: &str,
-    payloads: &mut Payloads,
-) -> Result<Output, Problem> {
+pub(crate) fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<Output, Problem> {
     let text = raw.get().trim_start();
     let message = if text.starts_with('"') {
         MessageWire {
@@ -170,7 +166,8 @@ pub(crate) fn message(
         }
     } else if text.starts_with('{') {
         serde_json::from_str(raw.get()).map_err(|error| {
-            let detail = format!("`{path}` is text or {{content, attachments?, annotations?}}: {error}");
+            let detail =
+                format!("`{path}` is text or {{content, attachments?, annotations?}}: {error}");
             Problem::invalid(detail).with("path", path)
         })?
     } else {
@@ -332,7 +329,9 @@ pub(crate) fn call_places(items: &[ItemIn]) -> Vec<Option<CallPlace>> {
         })
     };
     let numbered = items.iter().enumerate();
-    numbered.map(|(index, item)| place_of(index, item)).collect()
+    numbered
+        .map(|(index, item)| place_of(index, item))
+        .collect()
 }
 
 /// An item, as the trace and the agent itself see it.

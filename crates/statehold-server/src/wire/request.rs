@@ -257,8 +257,16 @@ impl RequestOut {
     pub(crate) fn of_commit(done: &Committed<'_>, id: RequestId, agent_view: bool) -> Option<Self> {
         let content = &done.record.content;
         let session_id = content.session.to_string();
-        let live = done.after.requests.get(&id).or_else(|| done.before.requests.get(&id));
-        let ended = done.changes.ended_requests.iter().find(|ended| ended.id == id);
+        let live = done
+            .after
+            .requests
+            .get(&id)
+            .or_else(|| done.before.requests.get(&id));
+        let ended = done
+            .changes
+            .ended_requests
+            .iter()
+            .find(|ended| ended.id == id);
         let (task, number, parent, started_by) = match (live, ended) {
             (_, Some(ended)) => (ended.task, ended.number, ended.parent, ended.started_by),
             (Some(live), None) => (live.task, live.number, live.parent, live.started_by),
@@ -278,9 +286,11 @@ impl RequestOut {
             .unwrap_or_default();
         let is_root = parent.is_none();
         let sees = is_root || agent_view;
-        let words = |role| words_of(content.events.as_slice(), id, role, &|name| {
-            done.payload(name).map(<[u8]>::to_vec)
-        });
+        let words = |role| {
+            words_of(content.events.as_slice(), id, role, &|name| {
+                done.payload(name).map(<[u8]>::to_vec)
+            })
+        };
         let live = done.after.requests.get(&id);
         let is_new = started_by == content.seq;
         Some(Self {
@@ -289,9 +299,14 @@ impl RequestOut {
             session_id,
             task_id: task.to_string(),
             agent,
-            status: status_name(live.map(|live| live.status), ended.map(|ended| ended.outcome)),
+            status: status_name(
+                live.map(|live| live.status),
+                ended.map(|ended| ended.outcome),
+            ),
             parent_request_id: parent.map(|parent| parent.to_string()),
-            fence: live.map(|live| live.fence).filter(|fence| *fence > 0 && agent_view),
+            fence: live
+                .map(|live| live.fence)
+                .filter(|fence| *fence > 0 && agent_view),
             lease_until: live
                 .and_then(|live| live.lease)
                 .filter(|_| agent_view)
@@ -335,10 +350,7 @@ impl RequestOut {
             fence: live
                 .map(|live| live.fence)
                 .filter(|fence| *fence > 0 && detail.sees_hidden),
-            lease_until: detail
-                .lease_until
-                .filter(|_| detail.sees_hidden)
-                .map(time),
+            lease_until: detail.lease_until.filter(|_| detail.sees_hidden).map(time),
             input: started
                 .filter(|_| sees)
                 .and_then(|stored| stored_words(stored, id, Role::User)),
@@ -359,7 +371,11 @@ impl RequestOut {
 
     /// A request as its new worker gets it.
     pub(crate) fn of_claim(claimed: &ClaimedRequest) -> Self {
-        let decided = claimed.detail.holds.iter().filter(|hold| hold.closed.is_some());
+        let decided = claimed
+            .detail
+            .holds
+            .iter()
+            .filter(|hold| hold.closed.is_some());
         let decisions = decided.map(HoldOut::for_worker).collect();
         let calls = claimed.calls.iter().map(|(id, call)| CallOut {
             id: id.to_string(),
@@ -426,7 +442,10 @@ fn words_of(
     });
     let found = match role {
         Role::User => items.next()?.iter().find(|item| item.role == Some(role)),
-        _ => items.next_back()?.iter().rfind(|item| item.role == Some(role)),
+        _ => items
+            .next_back()?
+            .iter()
+            .rfind(|item| item.role == Some(role)),
     };
     let body = payload(&found?.body)?;
     let body: ItemBody = serde_json::from_slice(&body).ok()?;
@@ -443,12 +462,23 @@ fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw>
 
 fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
     let named = stored.record.bodies();
-    let error = stored.record.content.events.iter().find_map(|event| match event {
-        Event::RequestEnded { request, error, .. } if *request == id => *error,
-        _ => None,
-    })?;
+    let error = stored
+        .record
+        .content
+        .events
+        .iter()
+        .find_map(|event| match event {
+            Event::RequestEnded { request, error, .. } if *request == id => *error,
+            _ => None,
+        })?;
     let index = named.iter().position(|body| *body == error)?;
-    Some(stored.bodies.get(index)?.as_deref().map_or_else(raw_null, raw_bytes))
+    Some(
+        stored
+            .bodies
+            .get(index)?
+            .as_deref()
+            .map_or_else(raw_null, raw_bytes),
+    )
 }
 
 /// A task with a page of its history.

@@ -183,10 +183,7 @@ pub(crate) fn require_name(name: &str) -> Result<(), Problem> {
     }
 }
 
-pub(crate) fn time_to_live(
-    seconds: u64,
-    mode: Option<TtlModeWire>,
-) -> Result<TimeToLive, Problem> {
+pub(crate) fn time_to_live(seconds: u64, mode: Option<TtlModeWire>) -> Result<TimeToLive, Problem> {
     let ms = seconds.saturating_mul(1_000);
     if !limits::SESSION_TTL_MS.contains(&ms) {
         let detail = "`ttl_seconds` is 1 to 316224000 (ten years)";

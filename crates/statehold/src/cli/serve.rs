@@ -4,10 +4,14 @@
 //! Whether the plan can be carried out (is the port free, are there keys for an address beyond
 //! loopback) is found out when it is.
 
+mod run;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
+
+pub(crate) use run::run;
 
 use super::CONFIG_HELP;
 use crate::config::{Config, Explained, Layers, Surroundings, layers};
@@ -29,7 +33,7 @@ pub(crate) struct Serve {
     data: Option<PathBuf>,
 }
 
-/// Start a local server with demo agents and open the console.
+/// Start a local server for development: loopback only, no key needed.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Dev {

@@ -2,7 +2,9 @@
 
 mod http;
 mod keys;
+mod offline;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -15,9 +17,20 @@ use super::printable::cell;
 use crate::exit::{Exit, Failure};
 use http::HttpKeys;
 use keys::{KeyService, NewKey};
+use offline::OfflineKeys;
+
+/// The keys of a server, or of a data directory that none serves.
+#[derive(Debug, Args)]
+pub(super) struct Token {
+    /// Work on this data directory, without a server.
+    #[arg(long, value_name = "DIR", global = true)]
+    data: Option<PathBuf>,
+    #[command(subcommand)]
+    command: TokenCommand,
+}
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Token {
+enum TokenCommand {
     /// Make a key and print it. It is shown once.
     Create(Create),
     /// List keys. The keys themselves are not stored anywhere.
@@ -27,7 +40,7 @@ pub(super) enum Token {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Create {
+struct Create {
     /// What the key may do; may be given several times.
     #[arg(
         long = "role",
@@ -77,19 +90,29 @@ impl Role {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Revoke {
+struct Revoke {
     /// The id of the key, `key_…`.
     key: String,
 }
 
 impl Token {
     pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
-        let keys = HttpKeys {
-            client: globals.client(output)?,
+        let Some(data) = &self.data else {
+            let keys = HttpKeys {
+                client: globals.client(output)?,
+            };
+            return block_on(self.command.run_with(&keys, output))?;
         };
-        block_on(self.run_with(&keys, output))?
+        block_on(async {
+            let keys = OfflineKeys::open(data).await?;
+            let exit = self.command.run_with(&keys, output).await;
+            keys.close().await;
+            exit
+        })?
     }
+}
 
+impl TokenCommand {
     /// Does it on the keys of a server, wherever they are reached.
     async fn run_with(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
         match self {

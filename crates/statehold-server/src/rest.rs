@@ -1,0 +1,174 @@
+//! The native API, one file per resource. A handler parses, calls the engine once, and converts.
+
+pub(crate) mod events;
+pub(crate) mod holds;
+pub(crate) mod keys;
+pub(crate) mod operations;
+pub(crate) mod requests;
+pub(crate) mod sessions;
+pub(crate) mod state;
+pub(crate) mod tasks;
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, StatusCode, header};
+use serde::Serialize;
+use statehold_core::digest::Digest;
+use statehold_core::name::Name;
+use statehold_engine::{Caller, Done};
+
+use crate::app::App;
+use crate::problem::{Code, Problem};
+use crate::wire::to_body;
+
+/// How many entries a page has unless the caller says, and at most.
+const PAGE_DEFAULT: usize = 50;
+const PAGE_MAX: usize = 200;
+
+/// What an answer is about, for its headers.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct About {
+    pub(crate) revision: Option<u64>,
+    pub(crate) session: Option<String>,
+    pub(crate) task: Option<String>,
+    pub(crate) request: Option<String>,
+    pub(crate) replayed: bool,
+}
+
+/// A JSON answer with the headers that say what it is about.
+pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Response {
+    let mut response = (status, body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let mut put = |name: &'static str, value: Option<String>| {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    put(
+        "etag",
+        about.revision.map(|revision| format!("\"{revision}\"")),
+    );
+    put("x-statehold-session", about.session.clone());
+    put("x-statehold-task", about.task.clone());
+    put("x-statehold-request", about.request.clone());
+    put(
+        "idempotency-replayed",
+        about.replayed.then(|| "true".to_owned()),
+    );
+    response
+}
+
+/// The answer to a read.
+pub(crate) fn shown<T: Serialize>(value: &T, about: &About) -> Response {
+    answer(StatusCode::OK, to_body(value), about)
+}
+
+/// The answer to a command: the bytes that were kept, word for word.
+pub(crate) fn done(status: StatusCode, done: Done, mut about: About) -> Response {
+    about.revision = Some(done.revision);
+    about.replayed = done.replayed;
+    if status == StatusCode::NO_CONTENT {
+        return answer(status, Vec::new(), &about);
+    }
+    answer(status, done.body, &about)
+}
+
+/// The ids inside an answer, for its headers. They are what the answer itself says.
+pub(crate) fn ids_of(body: &[u8]) -> About {
+    #[derive(serde::Deserialize)]
+    struct Ids {
+        id: String,
+        #[serde(default)]
+        session_id: Option<String>,
+        #[serde(default)]
+        task_id: Option<String>,
+    }
+    match serde_json::from_slice::<Ids>(body) {
+        Ok(ids) => About {
+            session: ids.session_id,
+            task: ids.task_id,
+            request: Some(ids.id),
+            ..About::default()
+        },
+        Err(_) => About::default(),
+    }
+}
+
+/// A name from a body.
+pub(crate) fn name(text: &str, path: &str) -> Result<Name, Problem> {
+    text.parse()
+        .map_err(|error| Problem::invalid(format!("`{path}`: {error}")).with("path", path))
+}
+
+/// The name of an agent that a caller may use: those of the server itself are not.
+pub(crate) fn agent_name(text: &str, path: &str) -> Result<Name, Problem> {
+    if text.starts_with("statehold.") {
+        let detail = format!("`{path}`: names that begin with `statehold.` are the server's own");
+        return Err(Problem::invalid(detail).with("path", path));
+    }
+    name(text, path)
+}
+
+/// How many entries to give.
+pub(crate) fn page_limit(asked: Option<usize>, max: usize) -> Result<usize, Problem> {
+    match asked {
+        None => Ok(PAGE_DEFAULT.min(max)),
+        Some(asked) if (1..=max).contains(&asked) => Ok(asked),
+        Some(_) => {
+            let detail = format!("`limit` is 1 to {max}");
+            Err(Problem::new(Code::BadQuery, detail))
+        }
+    }
+}
+
+/// Where a page begins, sealed for one caller, one list and one filter.
+pub(crate) struct Cursor<'a> {
+    app: &'a App,
+    list: &'static str,
+    bound_to: [String; 3],
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn of(app: &'a App, caller: &Caller, list: &'static str, filter: &str) -> Self {
+        let digest = Digest::sha256(filter.as_bytes()).to_string();
+        let bound_to = [
+            caller.tenant.to_string(),
+            caller.principal.to_string(),
+            digest,
+        ];
+        Self {
+            app,
+            list,
+            bound_to,
+        }
+    }
+
+    pub(crate) fn seal(&self, place: u64) -> String {
+        let [tenant, principal, filter] = &self.bound_to;
+        let bound_to = [tenant.as_str(), principal, filter];
+        self.app
+            .sealer
+            .seal(self.list, &bound_to, &place.to_be_bytes())
+    }
+
+    pub(crate) fn open(&self, cursor: Option<&str>) -> Result<Option<u64>, Problem> {
+        let Some(cursor) = cursor else {
+            return Ok(None);
+        };
+        let [tenant, principal, filter] = &self.bound_to;
+        let bound_to = [tenant.as_str(), principal, filter];
+        let bad = || {
+            Problem::new(
+                Code::BadCursor,
+                "the cursor was given to another caller or for another filter; begin without one",
+            )
+        };
+        let place = self.app.sealer.open(self.list, &bound_to, cursor);
+        let place: [u8; 8] = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
+        Ok(Some(u64::from_be_bytes(place)))
+    }
+}

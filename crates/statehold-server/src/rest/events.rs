@@ -1,0 +1,220 @@
+//! Feeds over server-sent events: one event per record, resumable, and closed with the right to read.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde::Deserialize;
+use statehold_core::digest::Digest;
+use statehold_core::ids::SessionId;
+use statehold_core::view::View;
+use statehold_engine::{Caller, GlobalPosition};
+use tokio::sync::OwnedSemaphorePermit;
+use utoipa::IntoParams;
+
+use super::Cursor;
+use crate::app::{App, Asked, Params, PathIds, text};
+use crate::problem::{Code, Problem};
+use crate::wire::feed::record;
+
+/// How often a comment keeps the connection awake.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How many records are read at a time.
+const BATCH: usize = 64;
+
+/// Where to begin.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct FeedParams {
+    /// After this revision; `Last-Event-ID` counts more.
+    after: Option<u64>,
+}
+
+/// Follow a session: one event per record, `id` is the revision.
+#[utoipa::path(
+    get, path = "/v1/sessions/{session_id}/events", tag = "feeds",
+    params(("session_id" = String, Path), FeedParams),
+    responses((status = 200, body = String, content_type = "text/event-stream"))
+)]
+pub(crate) async fn session(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+    Params(params): Params<FeedParams>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let session: SessionId = ids.id("session_id")?;
+    let summary = app.engine.session(&asked.caller, session).await?;
+    let after = match text(&headers, "last-event-id")? {
+        Some(id) => id.parse().map_err(|_| {
+            Problem::new(
+                Code::BadHeader,
+                "`Last-Event-ID` is the revision of the last event that arrived",
+            )
+        })?,
+        None => params.after.unwrap_or(summary.revision),
+    };
+    let source = Source::Session { session, after };
+    Ok(follow(Reader::new(app, asked, source)?))
+}
+
+/// Follow every session that the caller may list. `id` is opaque.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "feeds",
+    responses((status = 200, body = String, content_type = "text/event-stream"))
+)]
+pub(crate) async fn global(
+    State(app): State<App>,
+    asked: Asked,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let cursor = Cursor::of(&app, &asked.caller, "events", "");
+    let after = match cursor.open(text(&headers, "last-event-id")?)? {
+        Some(place) => GlobalPosition(place),
+        None => app.engine.last_position().await?,
+    };
+    // The right is checked before the stream begins.
+    app.engine.global_feed(&asked.caller, after, 0).await?;
+    let source = Source::Global { after };
+    Ok(follow(Reader::new(app, asked, source)?))
+}
+
+enum Source {
+    Session { session: SessionId, after: u64 },
+    Global { after: GlobalPosition },
+}
+
+/// One reader of a feed. It holds its place and nothing else, so a slow one costs nothing.
+struct Reader {
+    app: App,
+    caller: Caller,
+    /// The key it came with: the right to read goes with it.
+    secret: Option<Digest>,
+    source: Source,
+    greeted: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    fn new(app: App, asked: Asked, source: Source) -> Result<Self, Problem> {
+        let permit = app.feeds.clone().try_acquire_owned().map_err(|_| {
+            Problem::new(
+                Code::TooMany,
+                "too many feeds are open; close one, or ask for records instead",
+            )
+        })?;
+        Ok(Self {
+            app,
+            caller: asked.caller,
+            secret: asked.secret,
+            source,
+            greeted: false,
+            _permit: permit,
+        })
+    }
+
+    /// Whether the caller may still read.
+    fn is_valid(&self) -> bool {
+        self.secret
+            .is_none_or(|secret| self.app.engine.caller_of(secret).is_some())
+    }
+
+    /// The next piece of the stream. None ends it.
+    async fn next(mut self) -> Option<(Result<Bytes, std::convert::Infallible>, Self)> {
+        if !self.greeted {
+            self.greeted = true;
+            // Proxies and clients learn at once that the stream is there.
+            let hello = Bytes::from_static(b"retry: 1000\n: following\n\n");
+            return Some((Ok(hello), self));
+        }
+        let mut keep_alive = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE));
+        loop {
+            if !self.is_valid() {
+                return None;
+            }
+            // Listening begins before looking, so that nothing is missed in between.
+            let engine = self.app.engine.clone();
+            let news = engine.news();
+            let events = self.read().await?;
+            if !events.is_empty() {
+                return Some((Ok(events), self));
+            }
+            tokio::select! {
+                () = self.wait(news) => {}
+                () = engine.stopping() => return None,
+                () = engine.keys_changed() => {}
+                () = &mut keep_alive => {
+                    return Some((Ok(Bytes::from_static(b": still here\n\n")), self));
+                }
+            }
+        }
+    }
+
+    /// Waits until there may be something to read.
+    async fn wait(&self, mut news: statehold_engine::News) {
+        match &self.source {
+            Source::Session { session, after } => {
+                // Whatever goes wrong shows at the next look.
+                drop(self.app.engine.changed_after(*session, *after).await);
+            }
+            Source::Global { .. } => news.arrives().await,
+        }
+    }
+
+    /// What there is to read now, as the text of events. None if the right to read is gone.
+    async fn read(&mut self) -> Option<Bytes> {
+        let mut out = Vec::new();
+        let engine = &self.app.engine;
+        match &mut self.source {
+            Source::Session { session, after } => {
+                let entries = engine.feed(&self.caller, *session, *after, BATCH).await;
+                for entry in entries.ok()? {
+                    *after = entry.stored.record.content.seq;
+                    push_event(&mut out, &after.to_string(), &record(&entry, View::Client));
+                }
+            }
+            Source::Global { after } => {
+                let cursor = Cursor::of(&self.app, &self.caller, "events", "");
+                let found = engine.global_feed(&self.caller, *after, BATCH).await;
+                let (entries, at) = found.ok()?;
+                for (place, entry) in entries {
+                    push_event(
+                        &mut out,
+                        &cursor.seal(place.0),
+                        &record(&entry, View::Client),
+                    );
+                }
+                *after = at;
+            }
+        }
+        Some(out.into())
+    }
+}
+
+fn push_event(out: &mut Vec<u8>, id: &str, data: &[u8]) {
+    // JSON on one line: there is no line break to escape.
+    out.extend_from_slice(b"id: ");
+    out.extend_from_slice(id.as_bytes());
+    out.extend_from_slice(b"\nevent: record\ndata: ");
+    out.extend_from_slice(data);
+    out.extend_from_slice(b"\n\n");
+}
+
+fn follow(reader: Reader) -> Response {
+    let body = Body::from_stream(stream::unfold(reader, Reader::next));
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::OK;
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

@@ -1,0 +1,182 @@
+//! Keys and the audit stream.
+
+use std::collections::BTreeSet;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use statehold_core::ids::KeyId;
+use statehold_core::name::Name;
+use statehold_engine::{ApiKey, NewKey};
+use utoipa::ToSchema;
+
+use super::sessions::{RecordParams, with_hash};
+use super::{About, answer, name, page_limit, shown};
+use crate::app::{App, Asked, Params, PathIds, Payload};
+use crate::problem::Problem;
+use crate::wire::{time, to_body};
+
+/// A key to make.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyIn {
+    /// What people call it.
+    #[serde(default)]
+    name: Option<String>,
+    /// `client`, `worker`, `approver`, `operator`, `admin`, or roles that policies name.
+    roles: Vec<String>,
+    /// The user it is bound to.
+    #[serde(default)]
+    user: Option<String>,
+    /// The agents it is bound to.
+    #[serde(default)]
+    agents: Vec<String>,
+    #[serde(default)]
+    expires_in_seconds: Option<u64>,
+}
+
+/// A key. The key itself is shown once, when it is made.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KeyOut {
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    roles: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    agents: Vec<String>,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revoked_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+/// All keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KeyList {
+    keys: Vec<KeyOut>,
+}
+
+async fn key_out(app: &App, key: &ApiKey, secret: Option<String>) -> Result<KeyOut, Problem> {
+    let user = match key.user {
+        Some(user) => Some(app.engine.user_name(&key.tenant, user).await?),
+        None => None,
+    };
+    let words = |names: &BTreeSet<Name>| names.iter().map(ToString::to_string).collect();
+    Ok(KeyOut {
+        id: key.id.to_string(),
+        name: key.name.clone(),
+        roles: words(&key.roles),
+        user,
+        agents: words(&key.agents),
+        created_at: time(key.created_at),
+        expires_at: key.expires_at.map(time),
+        revoked_at: key.revoked_at.map(time),
+        key: secret,
+    })
+}
+
+/// Make a key. It is shown once.
+#[utoipa::path(
+    post, path = "/v1/keys", tag = "keys", request_body = KeyIn,
+    responses((status = 201, body = KeyOut))
+)]
+pub(crate) async fn create(
+    State(app): State<App>,
+    asked: Asked,
+    body: Payload<KeyIn>,
+) -> Result<Response, Problem> {
+    statehold_engine::require_admin(&asked.caller)?;
+    let wire = body.value;
+    let names = |texts: &[String], path: &str| {
+        let names = texts.iter().map(|text| name(text, path));
+        names.collect::<Result<BTreeSet<Name>, Problem>>()
+    };
+    let user = match &wire.user {
+        Some(user) => Some(app.engine.user_id(&asked.caller.tenant, user).await?),
+        None => None,
+    };
+    let new = NewKey {
+        name: wire.name,
+        roles: names(&wire.roles, "roles")?,
+        user,
+        agents: names(&wire.agents, "agents")?,
+        expires_in_ms: wire
+            .expires_in_seconds
+            .map(|seconds| seconds.saturating_mul(1_000)),
+    };
+    let issued = app.engine.create_key(&asked.caller, new).await?;
+    let out = key_out(&app, &issued.key, Some(issued.secret)).await?;
+    Ok(answer(
+        StatusCode::CREATED,
+        to_body(&out),
+        &About::default(),
+    ))
+}
+
+/// List keys.
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", responses((status = 200, body = KeyList)))]
+pub(crate) async fn list(State(app): State<App>, asked: Asked) -> Result<Response, Problem> {
+    let mut keys = Vec::new();
+    for key in app.engine.keys(&asked.caller).await? {
+        keys.push(key_out(&app, &key, None).await?);
+    }
+    Ok(shown(&KeyList { keys }, &About::default()))
+}
+
+/// Take a key back, at once.
+#[utoipa::path(
+    delete, path = "/v1/keys/{key_id}", tag = "keys", params(("key_id" = String, Path)),
+    responses((status = 204))
+)]
+pub(crate) async fn revoke(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+) -> Result<Response, Problem> {
+    let id: KeyId = ids.id("key_id")?;
+    app.engine.revoke_key(&asked.caller, id).await?;
+    Ok(answer(
+        StatusCode::NO_CONTENT,
+        Vec::new(),
+        &About::default(),
+    ))
+}
+
+/// Entries of the audit stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AuditPage {
+    #[schema(value_type = Vec<serde_json::Value>)]
+    records: Vec<Box<RawValue>>,
+}
+
+/// The audit stream of the tenant: changes of keys and reads of traces, as a chain.
+#[utoipa::path(
+    get, path = "/v1/audit/records", tag = "keys", params(RecordParams),
+    responses((status = 200, body = AuditPage))
+)]
+pub(crate) async fn audit(
+    State(app): State<App>,
+    asked: Asked,
+    Params(params): Params<RecordParams>,
+) -> Result<Response, Problem> {
+    let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
+    let after = params.after.unwrap_or(0);
+    let records = app
+        .engine
+        .audit_records(&asked.caller, after, limit)
+        .await?;
+    let chained = records
+        .iter()
+        .map(|record| with_hash(record.as_bytes(), &record.hash.to_string()));
+    let page = AuditPage {
+        records: chained.collect(),
+    };
+    Ok(shown(&page, &About::default()))
+}

@@ -1,0 +1,158 @@
+//! Tasks: read, close, cancel.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::Serialize;
+use statehold_core::command::Command;
+use statehold_core::hold::HoldStatus;
+use statehold_core::ids::TaskId;
+use statehold_core::task::TaskStatus;
+use statehold_engine::{Committed, Reply};
+use utoipa::ToSchema;
+
+use super::sessions::MessageParams;
+use super::{About, Cursor, PAGE_MAX, done, page_limit, shown};
+use crate::app::{App, Asked, Params, PathIds, Payload};
+use crate::problem::Problem;
+use crate::wire::hold::HoldRef;
+use crate::wire::item::ItemOut;
+use crate::wire::request::{NothingIn, TaskOut};
+use crate::wire::{raw_bytes, to_body};
+
+/// Read a task and the newest of its history, oldest first.
+#[utoipa::path(
+    get, path = "/v1/tasks/{task_id}", tag = "tasks",
+    params(("task_id" = String, Path), MessageParams),
+    responses((status = 200, body = TaskOut))
+)]
+pub(crate) async fn read(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+    Params(params): Params<MessageParams>,
+) -> Result<Response, Problem> {
+    let id: TaskId = ids.id("task_id")?;
+    let limit = page_limit(params.limit, PAGE_MAX)?;
+    let is_trace = params.wants_trace()?;
+    let filter = format!("{id} {is_trace}");
+    let cursor = Cursor::of(&app, &asked.caller, "history", &filter);
+    let before = cursor.open(params.cursor.as_deref())?;
+    let detail = app.engine.task(&asked.caller, id, is_trace).await?;
+    let page = app.engine.history(&detail, before, limit).await?;
+    let task = &detail.task;
+    let pending = detail.pending.iter().zip(&detail.numbers);
+    let out = TaskOut {
+        id: task.id.to_string(),
+        alias: format!("T{}", task.number),
+        session_id: detail.session.id.to_string(),
+        agent: task.agent.to_string(),
+        status: detail.status,
+        parent_request_id: task.parent.map(|link| link.request.to_string()),
+        live_request_id: task.live.map(|live| live.to_string()),
+        last_outcome: task.last_outcome,
+        pending_holds: pending
+            .map(|(hold, number)| HoldRef {
+                id: hold.id.to_string(),
+                alias: format!("R{number}.h{}", hold.number),
+                kind: hold.kind,
+                status: HoldStatus::Open,
+            })
+            .collect(),
+        history: page.items.iter().rev().map(ItemOut::of).collect(),
+        state: detail.state.as_deref().map(raw_bytes),
+        next_cursor: page.next.map(|seq| cursor.seal(seq)),
+    };
+    let about = About {
+        revision: Some(detail.revision),
+        session: Some(out.session_id.clone()),
+        task: Some(out.id.clone()),
+        ..About::default()
+    };
+    Ok(shown(&out, &about))
+}
+
+/// What became of a task.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TaskEnded {
+    id: String,
+    session_id: String,
+    #[schema(value_type = String)]
+    status: TaskStatus,
+    revision: u64,
+}
+
+/// End a task that has nothing to do.
+#[utoipa::path(
+    post, path = "/v1/tasks/{task_id}/close", tag = "tasks",
+    params(("task_id" = String, Path)), request_body = NothingIn,
+    responses((status = 200, body = TaskEnded))
+)]
+pub(crate) async fn close(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+    body: Payload<NothingIn>,
+) -> Result<Response, Problem> {
+    let task = ids.id("task_id")?;
+    end(&app, &asked, &body.bytes, task, Command::CloseTask { task }).await
+}
+
+/// Stop a task for good, with everything below it.
+#[utoipa::path(
+    post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks",
+    params(("task_id" = String, Path)), request_body = NothingIn,
+    responses((status = 200, body = TaskEnded))
+)]
+pub(crate) async fn cancel(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+    body: Payload<NothingIn>,
+) -> Result<Response, Problem> {
+    let task = ids.id("task_id")?;
+    end(
+        &app,
+        &asked,
+        &body.bytes,
+        task,
+        Command::CancelTask { task },
+    )
+    .await
+}
+
+async fn end(
+    app: &App,
+    asked: &Asked,
+    body: &[u8],
+    task: TaskId,
+    command: Command,
+) -> Result<Response, Problem> {
+    let call = asked.call(body);
+    let session = app.engine.session_of_task(task).await?;
+    let payloads = app.engine.no_payloads();
+    let reply: Reply = Arc::new(move |made: &Committed<'_>| {
+        let closed = made.changes.closed_tasks.iter();
+        let mut closed = closed.filter(|closed| closed.task.id == task);
+        to_body(&TaskEnded {
+            id: task.to_string(),
+            session_id: made.record.content.session.to_string(),
+            status: closed
+                .next()
+                .map_or(TaskStatus::Cancelled, |closed| closed.status),
+            revision: made.record.content.seq,
+        })
+    });
+    let made = app
+        .engine
+        .submit(session, &call, &command, &payloads, &reply)
+        .await?;
+    let about = About {
+        session: Some(session.to_string()),
+        task: Some(task.to_string()),
+        ..About::default()
+    };
+    Ok(done(StatusCode::OK, made, about))
+}

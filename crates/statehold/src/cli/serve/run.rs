@@ -1,0 +1,237 @@
+//! Carrying out a plan: open the data, listen, say what is served, stop cleanly.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use statehold_server::accept::{AcceptOptions, serve};
+use statehold_server::{Metrics, ServerOptions};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use super::{PlannedStorage, ServePlan};
+use crate::cli::output::Output;
+use crate::cli::printable;
+use crate::config::{Log, LogFormat};
+use crate::exit::{Exit, Failure};
+use crate::run_file::{self, RunFile};
+use crate::wire;
+
+/// Files that are the server's own, and that `--reset` removes.
+const OWN_FILES: [&str; 6] = [
+    "statehold.db",
+    "statehold.db-wal",
+    "statehold.db-shm",
+    "user-keys",
+    "statehold.run",
+    "statehold.run.new",
+];
+
+/// Runs a server until it is told to stop.
+///
+/// # Errors
+///
+/// If it cannot start, or should not: beyond loopback without keys.
+pub(crate) fn run(plan: &ServePlan, output: &Output) -> anyhow::Result<Exit> {
+    let begun = Instant::now();
+    start_log(&plan.config.log)?;
+    raise_file_limit();
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(run_server(plan, output, begun))
+}
+
+async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow::Result<Exit> {
+    let config = &plan.config;
+    let data = &config.store.data;
+    let on_disk = matches!(plan.storage, PlannedStorage::Disk { .. });
+    if plan.storage == (PlannedStorage::Disk { reset: true }) {
+        reset(data)?;
+    }
+    let was_unclean = on_disk && run_file::read(data).unwrap_or(None).is_some();
+    let parts = if on_disk {
+        wire::on_disk(data, config.store.readers.get()).await?
+    } else {
+        wire::in_memory().await?
+    };
+    let engine = parts.engine;
+    let has_keys = engine.has_keys().await?;
+    if plan.listens_beyond_loopback() && !(config.auth.required && has_keys) {
+        let listen = config.server.listen;
+        let message = format!("nobody may listen on {listen} without keys");
+        let hint = format!(
+            "make a key first with: statehold token create --role admin --data {}",
+            data.display()
+        );
+        return Err(Failure::usage(message).hint(&hint).into());
+    }
+    let listener = TcpListener::bind(config.server.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", config.server.listen))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    if on_disk {
+        let started_at = jiff::Timestamp::now().to_string();
+        let (pid, url) = (std::process::id(), url.clone());
+        run_file::write(
+            data,
+            &RunFile {
+                pid,
+                url,
+                started_at,
+            },
+        )?;
+    }
+    let connections_open = Arc::new(AtomicUsize::new(0));
+    let options = ServerOptions {
+        keys_required: config.auth.required,
+        body_bytes_max: config.limits.body_bytes_max.get(),
+        ..ServerOptions::default()
+    };
+    let accept = AcceptOptions {
+        connections_max: usize::try_from(config.server.connections_max.get())?,
+        head_read_timeout: Duration::from_secs(config.server.header_timeout_seconds.get()),
+        grace: Duration::from_secs(config.server.shutdown_seconds),
+        connections_open: Arc::clone(&connections_open),
+        ..AcceptOptions::default()
+    };
+    let metrics = Metrics::new(connections_open);
+    let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
+    greet(plan, output, &url, was_unclean, has_keys, begun);
+    let stop = CancellationToken::new();
+    let serving = serve(listener, router, accept, stop.clone());
+    tokio::pin!(serving);
+    tokio::select! {
+        () = &mut serving => {}
+        () = asked_to_stop() => {
+            output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
+            // Feeds and long polls end by themselves, so that the rest can finish.
+            engine.begin_stop();
+            stop.cancel();
+            tokio::select! {
+                () = &mut serving => {}
+                () = asked_to_stop() => return Ok(Exit::Interrupted),
+            }
+        }
+    }
+    engine.shut_down().await;
+    if on_disk {
+        run_file::remove(data)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Says what is served, and only that.
+fn greet(
+    plan: &ServePlan,
+    output: &Output,
+    url: &str,
+    was_unclean: bool,
+    has_keys: bool,
+    begun: Instant,
+) {
+    let config = &plan.config;
+    let mode = if config.auth.required {
+        "every call needs a key"
+    } else {
+        "dev mode, loopback only, calls need no key"
+    };
+    output.note(&format!(
+        "  Statehold {}    {mode}",
+        env!("CARGO_PKG_VERSION")
+    ));
+    output.note(&format!(
+        "  API        {url}/v1        schema {url}/openapi.json"
+    ));
+    output.note(&format!(
+        "  Health     {url}/healthz   metrics {url}/metrics"
+    ));
+    let data = printable(&config.store.data.display().to_string());
+    match plan.storage {
+        PlannedStorage::Memory => {
+            output.note("  Data       in memory: gone when the server stops");
+        }
+        PlannedStorage::Disk { .. } if config.auth.required => {
+            output.note(&format!("  Data       {data}"));
+        }
+        PlannedStorage::Disk { .. } => output.note(&format!(
+            "  Data       {data}  (kept; --memory for throw-away, --reset to start over)"
+        )),
+    }
+    if was_unclean {
+        output.note("  Recovered  from an unclean stop; everything acknowledged is there");
+    }
+    if config.auth.required && !has_keys {
+        output.note(&format!(
+            "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
+        ));
+    }
+    let ms = begun.elapsed().as_millis();
+    output.note(&format!(
+        "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
+    ));
+}
+
+/// Resolves when somebody asks this process to stop.
+async fn asked_to_stop() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        interrupted = tokio::signal::ctrl_c() => {
+            if interrupted.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Removes what a server wrote, and nothing else.
+fn reset(data: &Path) -> anyhow::Result<()> {
+    use crate::data_directory::{Holder, holder};
+    if holder(data)? != Holder::Nobody {
+        let message = format!("{} is in use; stop its server first", data.display());
+        return Err(Failure::usage(message).into());
+    }
+    for name in OWN_FILES {
+        let path = data.join(name);
+        if let Err(error) = std::fs::remove_file(&path)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            let place = format!("{} cannot be removed", path.display());
+            return Err(error).context(place);
+        }
+    }
+    Ok(())
+}
+
+fn start_log(log: &Log) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&log.level)
+        .with_context(|| format!("log.level {:?} is not a level or a filter", log.level))?;
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    let started = match log.format {
+        LogFormat::Text => lines.with_ansi(false).try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
+/// Every connection is a file; the usual limit is far below what a server is asked for.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, wanted) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}

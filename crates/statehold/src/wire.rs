@@ -1,0 +1,57 @@
+//! The composition root: the one place that chooses a store, a clock and keys, and puts a server
+//! together.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use statehold_engine::{Engine, EngineOptions, MemoryKeys, PayloadKeys, SystemClock};
+use statehold_server::seal::Sealer;
+use statehold_store::Store;
+use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::memory::MemoryStore;
+use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+
+/// An engine on its store.
+pub(crate) struct Parts {
+    pub(crate) engine: Engine,
+    pub(crate) sealer: Sealer,
+}
+
+/// The engine of a data directory.
+///
+/// # Errors
+///
+/// If the directory is in use, or what is in it is not ours.
+pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts> {
+    let options = SqliteOptions {
+        readers,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open(data, options)?;
+    let keys = KeyFile::open(data)?;
+    put_together(Arc::new(store), Arc::new(keys)).await
+}
+
+/// An engine whose data is gone when the process ends.
+///
+/// # Errors
+///
+/// If the system gives no random numbers.
+pub(crate) async fn in_memory() -> anyhow::Result<Parts> {
+    put_together(
+        Arc::new(MemoryStore::new()),
+        Arc::new(MemoryKeys::default()),
+    )
+    .await
+}
+
+async fn put_together(store: Arc<dyn Store>, keys: Arc<dyn PayloadKeys>) -> anyhow::Result<Parts> {
+    let secret = keys.get_or_create(&KeyOwner::Server)?;
+    let sealer = Sealer::new(*secret.expose());
+    let clock = Arc::new(SystemClock);
+    let engine = Engine::start(store, keys, clock, EngineOptions::default()).await?;
+    let tenant = "default".parse().context("the tenant has a name")?;
+    engine.load_keys(&tenant).await?;
+    Ok(Parts { engine, sealer })
+}
