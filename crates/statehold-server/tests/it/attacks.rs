@@ -1,1 +1,6 @@
-//! x
+//! Attacks that servers of this kind have fallen to, and the defence that each of them meets here. The
+//! number in a name is that of the list which the design keeps.
+
+mod identity;
+mod limits;
+mod tampering;

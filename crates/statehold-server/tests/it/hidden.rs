@@ -17,7 +17,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Words that may not be found, and every spelling they could be found in.
 struct Canaries {
-    spellings: BTreeMap<String, Vec<Vec<u8>>>,
+    spellings: BTreeMap<String, Vec<String>>,
 }
 
 impl Canaries {
@@ -42,9 +42,8 @@ impl Canaries {
 
     /// The places whose words stand in some bytes.
     fn found_in(&self, bytes: &[u8]) -> Vec<&str> {
-        let has = |spelling: &Vec<u8>| {
-            !spelling.is_empty() && bytes.windows(spelling.len()).any(|at| at == spelling)
-        };
+        let text = String::from_utf8_lossy(bytes);
+        let has = |spelling: &String| text.contains(spelling);
         self.spellings
             .iter()
             .filter(|(_, spellings)| spellings.iter().any(has))
@@ -60,6 +59,7 @@ impl Canaries {
             "{found:?} in {what}: {}",
             String::from_utf8_lossy(bytes)
         );
+        assert!(std::str::from_utf8(bytes).is_ok(), "{what} is text");
         let is_compressed = bytes.windows(4).any(|at| at == ZSTD_MAGIC);
         assert!(!is_compressed, "compressed bytes in {what}");
     }
@@ -74,7 +74,7 @@ impl Canaries {
 }
 
 /// A word as it is, escaped, in base64 at each of the three offsets, in hex.
-fn spellings(word: &str) -> Vec<Vec<u8>> {
+fn spellings(word: &str) -> Vec<String> {
     let bytes = word.as_bytes();
     let json = serde_json::to_string(word).expect("text is JSON");
     let json = json.trim_matches('"').to_owned();
@@ -94,34 +94,30 @@ fn spellings(word: &str) -> Vec<Vec<u8>> {
         })
         .collect();
     let mut all = vec![
-        bytes.to_vec(),
-        json.clone().into_bytes(),
+        word.to_owned(),
+        json.clone(),
         // Inside a string that is inside JSON.
         serde_json::to_string(&json)
             .expect("text is JSON")
             .trim_matches('"')
-            .as_bytes()
-            .to_vec(),
-        ascii.into_bytes(),
-        percent.into_bytes(),
-        HEXLOWER.encode(bytes).into_bytes(),
-        HEXUPPER.encode(bytes).into_bytes(),
-        format!("{bytes:?}")
-            .trim_matches(['[', ']'])
-            .as_bytes()
-            .to_vec(),
+            .to_owned(),
+        ascii,
+        percent,
+        HEXLOWER.encode(bytes),
+        HEXUPPER.encode(bytes),
+        format!("{bytes:?}").trim_matches(['[', ']']).to_owned(),
     ];
     for encoding in [BASE64, BASE64URL] {
         for shift in 0..3 {
             // Characters at either end depend on what stands beside the word.
             let inner = &bytes[shift..];
             let inner = &inner[..inner.len() / 3 * 3];
-            all.push(encoding.encode(inner).into_bytes());
+            all.push(encoding.encode(inner));
         }
     }
     // The part that no escape touches: found even where the rest is cut or changed.
     if let Some((plain, _)) = word.split_once('ö') {
-        all.push(plain.as_bytes().to_vec());
+        all.push(plain.to_owned());
     }
     all
 }
@@ -150,7 +146,7 @@ async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
             {"kind": "message", "visibility": "hidden", "content": canaries.plant("message"),
              "annotations": {"a": canaries.plant("annotation")},
              "attachments": [{"data": canaries.plant("attachment")}]},
-            {"kind": "message", "role": "tool", "visibility": "hidden", "content": canaries.plant("tool-message")},
+            {"kind": "message", "role": "user", "visibility": "hidden", "content": canaries.plant("user-message")},
             {"kind": "note", "data": {canaries.plant("data-key"): canaries.plant("data")}},
             {"kind": "step", "name": canaries.plant("step"), "data": [canaries.plant("step-data")]},
             {"kind": "tool_call", "name": canaries.plant("tool"), "call_id": canaries.plant("call"),

@@ -3,7 +3,7 @@
 mod feeds;
 mod idempotency;
 mod keys;
-mod records;
+pub(crate) mod records;
 mod sessions;
 mod state;
 mod work;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::handshake;
+use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use statehold_core::name::Name;
@@ -88,6 +88,11 @@ impl Rig {
 
     pub(crate) async fn with(setup: Setup) -> Self {
         Self::start(None, setup).await
+    }
+
+    pub(crate) async fn on_disk_with(setup: Setup) -> Self {
+        let data = tempfile::tempdir().expect("a directory for the test");
+        Self::start(Some(data), setup).await
     }
 
     async fn start(data: Option<TempDir>, setup: Setup) -> Self {
@@ -332,13 +337,7 @@ impl Who {
     ) -> Result<Answer, String> {
         let exchange = async {
             let response = self.begin(method, path, headers, body).await?;
-            let (parts, body) = response.into_parts();
-            let body = body.collect().await.map_err(|error| error.to_string())?;
-            Ok(Answer {
-                status: parts.status.as_u16(),
-                headers: parts.headers,
-                body: body.to_bytes(),
-            })
+            collect(response).await
         };
         timeout(PATIENCE, exchange)
             .await
@@ -352,16 +351,28 @@ impl Who {
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> Result<http::Response<Incoming>, String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let stream = TcpStream::connect(self.address)
-            .await
-            .map_err(|e| text(&e))?;
-        let (mut sender, connection) = handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| text(&e))?;
-        // An error of the connection also reaches whoever waits for an answer on it.
-        tokio::spawn(async move { connection.await.unwrap_or_default() });
-        let method = Method::from_bytes(method.as_bytes()).map_err(|e| text(&e))?;
+        let mut sender = open_connection(self.address).await?;
+        let request = self.request(method, path, headers, body)?;
+        sender.send_request(request).await.map_err(|e| e.to_string())
+    }
+
+    /// A connection that is kept open.
+    pub(crate) async fn connect(&self) -> Connection {
+        let sender = open_connection(self.address).await;
+        Connection {
+            who: self.clone(),
+            sender: sender.expect("a connection"),
+        }
+    }
+
+    fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, String> {
+        let method = Method::from_bytes(method.as_bytes()).map_err(|e| e.to_string())?;
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -375,8 +386,13 @@ impl Who {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.body(Full::new(body)).map_err(|e| text(&e))?;
-        sender.send_request(request).await.map_err(|e| text(&e))
+        request.body(Full::new(body)).map_err(|e| e.to_string())
+    }
+
+    /// Asks for a feed, and reads nothing of it.
+    pub(crate) async fn begin_feed(&self, path: &str) -> http::Response<Incoming> {
+        let response = self.begin("GET", path, &[], Bytes::new()).await;
+        response.expect("an answer")
     }
 
     /// Opens a feed.
@@ -399,6 +415,50 @@ impl Who {
             raw: Vec::new(),
             ready: VecDeque::new(),
         }
+    }
+}
+
+async fn open_connection(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, String> {
+    let stream = TcpStream::connect(address).await.map_err(|e| e.to_string())?;
+    let shaken = handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = shaken.map_err(|e| e.to_string())?;
+    // An error of the connection also reaches whoever waits for an answer on it.
+    tokio::spawn(async move { connection.await.unwrap_or_default() });
+    Ok(sender)
+}
+
+async fn collect(response: http::Response<Incoming>) -> Result<Answer, String> {
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.map_err(|error| error.to_string())?;
+    Ok(Answer {
+        status: parts.status.as_u16(),
+        headers: parts.headers,
+        body: body.to_bytes(),
+    })
+}
+
+/// One connection of a caller.
+pub(crate) struct Connection {
+    who: Who,
+    sender: SendRequest<Full<Bytes>>,
+}
+
+impl Connection {
+    pub(crate) async fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: impl Into<Bytes>,
+    ) -> Answer {
+        let request = self.who.request(method, path, &[], body.into());
+        let request = request.expect("a request");
+        let exchange = async {
+            self.sender.ready().await.map_err(|e| e.to_string())?;
+            let response = self.sender.send_request(request).await;
+            collect(response.map_err(|e| e.to_string())?).await
+        };
+        let answer = timeout(PATIENCE, exchange).await.expect("an answer in time");
+        answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 }
 

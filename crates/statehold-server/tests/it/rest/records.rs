@@ -6,7 +6,7 @@ use crate::rig::{Answer, Rig};
 
 /// Takes the records out of an answer byte for byte, and checks each hash and the chain.
 #[track_caller]
-fn check_chain(answer: &Answer) -> Vec<Value> {
+pub(crate) fn check_chain(answer: &Answer) -> Vec<Value> {
     #[derive(serde::Deserialize)]
     struct Page<'a> {
         #[serde(borrow)]
