@@ -118,7 +118,7 @@ fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<
 }
 
 /// The last record that a living fork shares.
-fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
+pub(super) fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
     conn.prepare_cached("SELECT max(origin_seq) FROM session WHERE origin = ?1 AND NOT deleted")
         .and_then(|mut statement| statement.query_row([pk], |row| row.get::<_, Option<i64>>(0)))
         .map(|seq| seq.map_or(0, from_sql))
