@@ -42,6 +42,9 @@ impl World {
                 owner, state, ttl, ..
             } => self.create(owner, state, *ttl, ctx)?,
             _ if self.owner.is_none() => return Err(Rejection::NotFound),
+            Command::DecideHold { hold, .. } if self.is_over(ctx) && self.is_open(*hold) => {
+                return Err(Rejection::SessionExpired);
+            }
             Command::DecideHold { hold, decision } => self.decide(*hold, decision, ctx)?,
             Command::ExpireSession if !self.is_over(ctx) => {
                 return Err(Rejection::SessionNotExpired);
