@@ -41,7 +41,11 @@ impl Driver {
         }
     }
 
-    /// Gives the session another name, as the client.
+    /// Gives the session another name, or none, as the client.
+    ///
+    /// # Errors
+    ///
+    /// If the core or the store refuses.
     pub async fn rename(&mut self, name: Option<&str>) -> Result<u64, Refusal> {
         let name = name.map_or(Change::Clear, |name| Change::Set(self.body(name)));
         let patch = Command::PatchSession {

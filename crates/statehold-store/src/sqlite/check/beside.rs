@@ -486,7 +486,7 @@ impl Pass {
 
     fn compare_blobs(&mut self, conn: &Connection) -> Result<(), StoreError> {
         let sql = "SELECT user, digest, refs FROM blob ORDER BY 1, 2";
-        let found: Vec<((Vec<u8>, Vec<u8>), i64)> = read::all(conn, sql, [], |row| {
+        let found = read::all(conn, sql, [], |row| {
             Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
         })?;
         let found: BTreeMap<_, _> = found.into_iter().collect();
