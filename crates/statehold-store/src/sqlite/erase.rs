@@ -20,26 +20,16 @@ pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
 /// more to do.
 pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
-    // What is removed must not stay readable in the free space of a page.
-    conn.execute_batch("PRAGMA secure_delete = ON")
-        .map_err(&place)?;
-    let more = some_rows(conn, limit);
-    conn.execute_batch("PRAGMA secure_delete = OFF")
-        .map_err(&place)?;
-    more
-}
-
-fn some_rows(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
-    let place = corrupt_or_unavailable("removing payloads");
     let transaction = conn.transaction().map_err(&place)?;
+    let mut is_more = true;
     for _ in 0..limit {
-        if !one(&transaction)? {
-            transaction.commit().map_err(&place)?;
-            return Ok(false);
+        is_more = one(&transaction)?;
+        if !is_more {
+            break;
         }
     }
     transaction.commit().map_err(&place)?;
-    Ok(true)
+    Ok(is_more)
 }
 
 /// Goes one row back in some session; returns whether there was one.
