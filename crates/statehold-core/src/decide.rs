@@ -171,24 +171,16 @@ fn require_alive(state: &SessionState, command: &Command, ctx: &Context) -> Resu
     if state.deleted {
         return Err(Rejection::NotFound);
     }
-    let ends_or_copies = matches!(
+    let may_be_over = matches!(
         command,
         Command::CreateSession { .. }
             | Command::ExpireSession
             | Command::DeleteSession
+            | Command::DecideHold { .. }
             | Command::Fork { .. }
     );
-    // What is decided can be asked for; what is open can no longer be decided.
-    let asks_for_decided = matches!(
-        command,
-        Command::DecideHold { hold, .. } if !state.holds.contains_key(hold)
-    );
-    // The deadline counts, not the moment at which somebody notices it.
-    let is_expired = state
-        .expires_at
-        .is_some_and(|deadline| ctx.now.max(state.last_at) >= deadline);
-    match (state.closed, is_expired) {
-        _ if ends_or_copies || asks_for_decided => Ok(()),
+    match (state.closed, state.is_expired(ctx.now)) {
+        _ if may_be_over => Ok(()),
         (true, _) => Err(Rejection::SessionClosed),
         (false, true) => Err(Rejection::SessionExpired),
         (false, false) => Ok(()),

@@ -10,6 +10,7 @@ use statehold_core::hold::{DecideBy, HoldKind, HoldStatus, OnExpiry};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{NewItem, Role};
 use statehold_core::limits;
+use statehold_core::record::Change;
 use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
 use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, TimeToLive};
@@ -42,9 +43,6 @@ impl World {
                 owner, state, ttl, ..
             } => self.create(owner, state, *ttl, ctx)?,
             _ if self.owner.is_none() => return Err(Rejection::NotFound),
-            Command::DecideHold { hold, .. } if self.is_over(ctx) && self.is_open(*hold) => {
-                return Err(Rejection::SessionExpired);
-            }
             Command::DecideHold { hold, decision } => self.decide(*hold, decision, ctx)?,
             Command::ExpireSession if !self.is_over(ctx) => {
                 return Err(Rejection::SessionNotExpired);
@@ -135,7 +133,7 @@ impl World {
         Ok(Answer::Done)
     }
 
-    fn is_over(&self, ctx: &Context) -> bool {
+    pub(super) fn is_over(&self, ctx: &Context) -> bool {
         // This command has moved `last_at` on already; the deadline was set before it.
         let before = Self {
             last_at: self.was_at,
@@ -538,6 +536,10 @@ fn payloads(command: &Command) -> impl Iterator<Item = BodyRef> {
             state,
             ..
         } => (name.iter().chain(labels).copied().collect(), &[], state),
+        Command::PatchSession { labels, name, .. } => {
+            let name = name.and_then(Change::value);
+            (labels.iter().copied().chain(name).collect(), &[], &none)
+        }
         Command::StartRequest(start) => {
             let output = start.output.iter().map(|output| output.body);
             (

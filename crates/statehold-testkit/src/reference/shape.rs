@@ -31,12 +31,6 @@ impl World {
         self.holds.iter().position(|hold| hold.id == Some(id))
     }
 
-    /// Whether a hold waits for a decision.
-    pub fn is_open(&self, id: HoldId) -> bool {
-        let hold = self.hold_named(id);
-        hold.is_some_and(|hold| self.holds[hold].decided.is_none())
-    }
-
     /// The place of an item.
     pub fn item_named(&self, id: ItemId) -> Option<usize> {
         self.items.iter().position(|item| item.id == Some(id))
