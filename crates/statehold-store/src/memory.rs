@@ -169,7 +169,9 @@ impl Tables {
             (Some(kept), _) => Err(conflict(session, kept.state.revision)),
             (None, Some((origin, at))) => {
                 let origin_found = |found| conflict(origin, found);
-                let shared = self.sessions.get(&origin).ok_or(origin_found(0))?;
+                let living = |kept: &&Session| !kept.state.deleted;
+                let shared = self.sessions.get(&origin).filter(living);
+                let shared = shared.ok_or(origin_found(0))?;
                 let state = shared.state_at(at);
                 state
                     .filter(|state| at == expected && state.head == prev_hash)

@@ -142,7 +142,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// The first record of a fork ends requests and holds that are still live in the origin; they are
     /// not ended there, and look-ups by id go on answering for the origin. State keys and private
-    /// states are copied as they were at the revision the fork was made from.
+    /// states are copied as they were at the revision the fork was made from. A deleted session is
+    /// not copied: that is a conflict.
     async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
         self.begin_commit(commit).await?.await
     }
@@ -232,7 +233,7 @@ pub trait Store: Send + Sync + 'static {
     /// One session as lists show it, deleted ones too.
     async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError>;
 
-    /// The holds that a request ever opened, oldest first.
+    /// The holds that a request ever opened, in the order of opening.
     async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError>;
 
     /// The requests that a request ever started, oldest first.

@@ -25,9 +25,10 @@ pub(super) struct SessionRow {
     pub(super) last_log: i64,
     pub(super) origin: i64,
     pub(super) origin_seq: u64,
+    pub(super) deleted: bool,
 }
 
-const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq";
+const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq, deleted";
 
 /// The row of a session, if there is one.
 pub(super) fn session_row(
@@ -65,12 +66,13 @@ fn one_session(
                         row.get::<_, i64>(5)?,
                         row.get::<_, i64>(6)?,
                         row.get::<_, i64>(7)?,
+                        row.get::<_, bool>(8)?,
                     ))
                 })
                 .optional()
         })
         .map_err(corrupt_or_unavailable("the table `session`"))?;
-    let Some((pk, id, user, revision, head, last_log, origin, origin_seq)) = row else {
+    let Some((pk, id, user, revision, head, last_log, origin, origin_seq, deleted)) = row else {
         return Ok(None);
     };
     let id = SessionId::from_uuid(id);
@@ -89,6 +91,7 @@ fn one_session(
         last_log,
         origin,
         origin_seq: from_sql(origin_seq),
+        deleted,
     }))
 }
 

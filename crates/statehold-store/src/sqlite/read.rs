@@ -686,18 +686,23 @@ fn time_to_live(
     }))
 }
 
-/// The holds that a request ever opened, oldest first.
+/// The holds that a request ever opened, in the order of opening.
 pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-    let id = id_bytes(request.as_uuid());
-    let mut found = Vec::new();
-    for table in ["open_hold", "closed_hold"] {
-        let sql = format!("SELECT id FROM {table} WHERE request = ?1");
-        let ids = all(conn, &sql, [id], |row| row.get::<_, Uuid16>(0))?;
-        found.extend(ids.into_iter().map(|id| HoldId::from_uuid(id.0)));
+    let bodies = |table: &str| -> Result<Vec<Vec<u8>>, StoreError> {
+        let sql = format!("SELECT body FROM {table} WHERE request = ?1");
+        all(conn, &sql, [id_bytes(request.as_uuid())], |row| row.get(0))
+    };
+    let mut found: Vec<Hold> = Vec::new();
+    for body in bodies("open_hold")? {
+        found.push(parse("the table `open_hold`", &body)?);
     }
-    // Ids sort by the time they were made.
-    found.sort_unstable();
-    Ok(found)
+    for body in bodies("closed_hold")? {
+        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
+        found.push(closed.hold);
+    }
+    // Ids say nothing: whoever opens a hold chooses its id.
+    found.sort_unstable_by_key(|hold| hold.number);
+    Ok(found.into_iter().map(|hold| hold.id).collect())
 }
 
 /// The requests that a request ever started, oldest first.
