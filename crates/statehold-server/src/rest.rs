@@ -74,6 +74,10 @@ pub(crate) fn done(status: StatusCode, done: Done, mut about: About) -> Response
     if status == StatusCode::NO_CONTENT {
         return answer(status, Vec::new(), &about);
     }
+    if done.body.is_empty() {
+        // What was answered went with the session it was about.
+        return Problem::not_found().into_response();
+    }
     answer(status, done.body, &about)
 }
 

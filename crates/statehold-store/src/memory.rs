@@ -139,14 +139,15 @@ impl Tables {
         }
         self.names.extend(name.map(|name| (name, session)));
         self.committed.push((session, revision));
-        if let Some(payloads) = commit.writes.erased {
-            self.begin_erasure(session, payloads);
-        }
+        let erased = commit.writes.erased;
         for (owner, key, written) in shared {
             self.shared.entry(owner).or_default().insert(key, written);
         }
         self.answers
             .extend(commit.answer.map(|answer| (answer.key, answer)));
+        if let Some(payloads) = erased {
+            self.begin_erasure(session, payloads);
+        }
         Ok(revision)
     }
 
@@ -582,6 +583,10 @@ impl Store for MemoryStore {
 
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
         Ok(self.lock()?.answers.get(&key).cloned())
+    }
+
+    async fn answers_kept(&self) -> Result<u64, StoreError> {
+        Ok(self.lock()?.answers.len() as u64)
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {

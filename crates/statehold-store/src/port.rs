@@ -224,8 +224,12 @@ pub trait Store: Send + Sync + 'static {
     /// The session that a hold, open or decided, belongs to.
     async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError>;
 
-    /// The answer kept for an idempotency key.
+    /// The answer kept for an idempotency key. Its body is empty if the session it was about was
+    /// deleted or has expired.
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError>;
+
+    /// How many answers are kept.
+    async fn answers_kept(&self) -> Result<u64, StoreError>;
 
     /// Forgets answers that expired before `now`, at most `limit`; returns how many.
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;

@@ -10,6 +10,10 @@ use super::{Entry, Session, Tables};
 impl Tables {
     pub(super) fn begin_erasure(&mut self, session: SessionId, payloads: ErasedPayloads) {
         self.erasing.insert(session, payloads);
+        let answers = self.answers.values_mut();
+        for answer in answers.filter(|answer| answer.session == session) {
+            answer.body.clear();
+        }
         if payloads == ErasedPayloads::Hidden {
             return;
         }

@@ -16,20 +16,52 @@ pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
     }
 }
 
-/// Removes payloads in at most `limit` rows of the log, in one transaction; returns whether there is
-/// more to do.
-pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
+/// How much there was to remove.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Erased {
+    /// Nothing.
+    Nothing,
+    /// Some, and there may be more.
+    Some,
+    /// Some, and it was the last.
+    Last,
+}
+
+/// Whether pages that fall free are overwritten too.
+pub(super) fn overwrite_pages(conn: &Connection, always: bool) -> Result<(), StoreError> {
+    let sql = if always {
+        "PRAGMA secure_delete = ON"
+    } else {
+        "PRAGMA secure_delete = FAST"
+    };
+    conn.execute_batch(sql)
+        .map_err(corrupt_or_unavailable("the settings"))
+}
+
+/// Removes payloads in at most `limit` rows of the log, in one transaction.
+pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
+    overwrite_pages(conn, true)?;
+    let erased = some_rows(conn, limit)?;
+    overwrite_pages(conn, false)?;
+    Ok(erased)
+}
+
+fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
     let transaction = conn.transaction().map_err(&place)?;
-    let mut is_more = true;
+    let mut erased = Erased::Nothing;
     for _ in 0..limit {
-        is_more = one(&transaction)?;
-        if !is_more {
+        if one(&transaction)? {
+            erased = Erased::Some;
+        } else {
+            if erased == Erased::Some {
+                erased = Erased::Last;
+            }
             break;
         }
     }
     transaction.commit().map_err(&place)?;
-    Ok(is_more)
+    Ok(erased)
 }
 
 /// Goes one row back in some session; returns whether there was one.

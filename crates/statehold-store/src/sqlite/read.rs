@@ -10,7 +10,7 @@ use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::{Item, PlacedItem};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask};
-use statehold_core::record::{Event, Record};
+use statehold_core::record::{Event, RecordContent};
 use statehold_core::request::LiveRequest;
 use statehold_core::scope::StateKey;
 use statehold_core::session::{
@@ -212,9 +212,9 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let record = log.record()?;
-        let bodies = log.bodies(conn, row.user, &record)?;
-        let mut page = place_items(conn, &record, bodies, &mut placing)?;
+        let content = log.content()?;
+        let bodies = log.bodies(conn, row.user, &content)?;
+        let mut page = place_items(conn, &content, bodies, &mut placing)?;
         page.retain(|item| item.placed.item.seq < before);
         page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
         found.extend(page.into_iter().rev());
@@ -282,13 +282,13 @@ fn last_log_of(
 /// The items of a record with their payloads, oldest first.
 fn place_items(
     conn: &Connection,
-    record: &Record,
+    content: &RecordContent,
     bodies: Vec<Option<Vec<u8>>>,
     placing: &mut Placing,
 ) -> Result<Vec<StoredItem>, StoreError> {
     let mut bodies = bodies.into_iter();
     let mut placed = Vec::new();
-    for event in &record.content.events {
+    for event in &content.events {
         let Event::ItemsAppended {
             task,
             request,
@@ -319,7 +319,7 @@ fn place_items(
                 rewound,
                 item,
             };
-            let at = record.content.at;
+            let at = content.at;
             placed.push(StoredItem {
                 placed: placed_item,
                 at,
@@ -412,7 +412,7 @@ pub(super) fn state_at(
         for event in &record.content.events {
             match event {
                 Event::StatePut { key: put, .. } if put == key => {
-                    let bodies = at.bodies(conn, row.user, &record)?;
+                    let bodies = at.bodies(conn, row.user, &record.content)?;
                     return Ok(bodies.into_iter().nth(index).flatten());
                 }
                 Event::StateDeleted { key: deleted, .. } if deleted == key => return Ok(None),
@@ -468,7 +468,7 @@ pub(super) fn task_state_at(
             index += event.bodies().len();
         }
         if let Some(index) = found {
-            let bodies = row.bodies(conn, user, &record)?;
+            let bodies = row.bodies(conn, user, &record.content)?;
             return Ok(bodies.into_iter().nth(index).flatten());
         }
         at = row.prev;

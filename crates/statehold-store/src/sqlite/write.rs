@@ -25,6 +25,16 @@ fn run(conn: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<us
 
 /// Writes everything a commit wants written, or says why not; the caller rolls back then.
 pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
+    if commit.writes.erased.is_none() {
+        return write_all(conn, commit);
+    }
+    erase::overwrite_pages(conn, true)?;
+    let revision = write_all(conn, commit);
+    erase::overwrite_pages(conn, false)?;
+    revision
+}
+
+fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     let found = log::session_row(conn, commit.session())?;
     let owner = commit.after.owner.as_ref().ok_or_else(|| {
         StoreError::Unusable("a commit must belong to a session that was created".to_owned())
@@ -50,6 +60,13 @@ pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreErr
     if let Some(payloads) = commit.writes.erased {
         // What lies beside the log goes at once, and the log has to follow.
         run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
+        // The keys stay taken; what was answered goes with what it was about.
+        let id = id_bytes(content.session.as_uuid());
+        run(
+            conn,
+            "UPDATE answer SET body = x'' WHERE session = ?1",
+            [id],
+        )?;
         erase::begin(conn, pk, payloads, log)?;
     }
     for write in &commit.writes.shared {
