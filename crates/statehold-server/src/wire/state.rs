@@ -126,7 +126,7 @@ pub(crate) fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, Problem>
         Some(Scope::User) => "user:",
         _ => "",
     };
-    let full = if text.starts_with(prefix) {
+    let full = if text.contains(':') {
         text.to_owned()
     } else {
         format!("{prefix}{text}")
@@ -226,4 +226,31 @@ pub(crate) struct StateOut {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct StateWritten {
     pub(crate) revision: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(text: &str, scope: Scope) -> Option<String> {
+        let key = key(text, Some(scope)).ok()?;
+        Some(key.as_str().to_owned())
+    }
+
+    #[test]
+    fn in_the_routes_of_one_scope_its_prefix_may_be_left_out() {
+        assert_eq!(full("theme", Scope::User).as_deref(), Some("user:theme"));
+        assert_eq!(
+            full("user:theme", Scope::User).as_deref(),
+            Some("user:theme")
+        );
+        assert_eq!(full("app:a:b", Scope::App).as_deref(), Some("app:a:b"));
+    }
+
+    #[test]
+    fn in_the_routes_of_one_scope_other_prefixes_are_refused() {
+        for text in ["user:theme", "temp:x", "App:x", "other:x", ":x", ""] {
+            assert_eq!(full(text, Scope::App), None, "{text}");
+        }
+    }
 }
