@@ -13,9 +13,11 @@ QUERIES = [
     "SELECT count(*) FROM log",
     "SELECT count(*), max(revision) FROM session",
     "SELECT hex(id), tenant, app, agent, revision, hex(head) FROM session ORDER BY pk",
+    "SELECT status, closed, deleted, ttl_mode, ttl_ms, expires_at FROM session ORDER BY pk",
     "SELECT session, seq, length(record), length(bodies) FROM log ORDER BY id",
     "SELECT session, key, version, hex(value) FROM state ORDER BY session, key",
     "SELECT hex(id), hex(body) FROM ended_request ORDER BY id",
+    "SELECT pk, hex(id), hex(request), tenant, hex(body) FROM closed_hold ORDER BY pk",
     "SELECT hex(id), hex(body) FROM open_task WHERE session = 1",
     "SELECT session.tenant, count(*) FROM live_request JOIN session ON session.pk = session"
     " GROUP BY session.tenant",

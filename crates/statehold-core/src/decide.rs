@@ -34,28 +34,7 @@ pub fn decide(
         if let Some(done) = replay(ctx)? {
             return Ok(done);
         }
-        if state.deleted {
-            return Err(Rejection::NotFound);
-        }
-        // A closed session still answers for what was decided in it, and may be copied.
-        let may_be_closed = matches!(
-            command,
-            Command::CreateSession { .. }
-                | Command::ExpireSession
-                | Command::DeleteSession
-                | Command::DecideHold { .. }
-                | Command::Fork { .. }
-        );
-        if state.closed && !may_be_closed {
-            return Err(Rejection::SessionClosed);
-        }
-        // The deadline counts, not the moment at which somebody notices it.
-        let is_over = state
-            .expires_at
-            .is_some_and(|deadline| ctx.now.max(state.last_at) >= deadline);
-        if is_over && !state.closed && !may_be_closed {
-            return Err(Rejection::SessionExpired);
-        }
+        require_alive(state, command, ctx)?;
     }
     let mut draft = Draft::new(state, ctx);
     match command {
@@ -184,6 +163,27 @@ fn require_reachable(state: &SessionState, ctx: &Context) -> Result<(), Rejectio
         Some(owner) if owner.tenant == ctx.actor.tenant => Ok(()),
         Some(_) if mutant::is_on(Mutant::SkipTenant) => Ok(()),
         Some(_) | None => Err(Rejection::NotFound),
+    }
+}
+
+/// A session that is over takes little: it can be ended and copied, and answers for decisions.
+fn require_alive(state: &SessionState, command: &Command, ctx: &Context) -> Result<(), Rejection> {
+    if state.deleted {
+        return Err(Rejection::NotFound);
+    }
+    let may_be_over = matches!(
+        command,
+        Command::CreateSession { .. }
+            | Command::ExpireSession
+            | Command::DeleteSession
+            | Command::DecideHold { .. }
+            | Command::Fork { .. }
+    );
+    match (state.closed, state.is_expired(ctx.now)) {
+        _ if may_be_over => Ok(()),
+        (true, _) => Err(Rejection::SessionClosed),
+        (false, true) => Err(Rejection::SessionExpired),
+        (false, false) => Ok(()),
     }
 }
 

@@ -163,6 +163,12 @@ impl SessionState {
         serde_json::from_slice(bytes)
     }
 
+    /// Whether its time is over. The deadline counts, not the moment at which somebody notices it.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        let now = now.max(self.last_at);
+        self.expires_at.is_some_and(|deadline| now >= deadline)
+    }
+
     /// What the session does, seen from outside.
     pub fn status(&self) -> SessionStatus {
         let roots = || self.tasks.values().filter(|task| task.parent.is_none());

@@ -69,6 +69,8 @@ pub(crate) struct Inner {
     pub(crate) calls: AtomicU64,
     heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
     pub(crate) in_flight: InFlight,
+    /// How many answers are kept, as far as this process knows.
+    pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
     pub(crate) users: Users,
     /// All keys, by the digest of their secret. This process is the only one that changes them.
@@ -101,6 +103,7 @@ impl Engine {
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
         let started_at = clock.now();
+        let answers_kept = AtomicU64::new(store.answers_kept().await?);
         let inner = Inner {
             store,
             clock,
@@ -111,6 +114,7 @@ impl Engine {
             calls: AtomicU64::new(0),
             heartbeats: Mutex::default(),
             in_flight: InFlight::default(),
+            answers_kept,
             temps: Temps::default(),
             users: Users::default(),
             api_keys: RwLock::default(),

@@ -11,6 +11,9 @@ use tokio::sync::OwnedMutexGuard;
 /// How long an answer is kept: a day.
 pub(crate) const KEPT_MS: u64 = 24 * 3_600 * 1_000;
 
+/// How many answers are kept at most: beyond that, new keys are refused until old ones are forgotten.
+pub(crate) const KEPT_MAX: u64 = 5_000_000;
+
 /// A key with what it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdempotencyKey {

@@ -23,6 +23,8 @@ use crate::ports::random;
 pub const KEY_PREFIX: &str = "shk_";
 /// The longest name of a key, in bytes.
 const NAME_BYTES_MAX: usize = 128;
+/// Shortest and longest life of a key that ends: a second, ten years.
+const LIFE_MS: std::ops::RangeInclusive<u64> = statehold_core::limits::SESSION_TTL_MS;
 /// How many keys one tenant may have.
 const KEYS_MAX: usize = 100_000;
 
@@ -265,8 +267,34 @@ fn require_sound(new: &NewKey) -> Result<(), EngineError> {
     if new.name.as_ref().is_some_and(|name| !has_name(name)) {
         return invalid("`name` is 1 to 128 bytes without control characters");
     }
+    if new.expires_in_ms.is_some_and(|ms| !LIFE_MS.contains(&ms)) {
+        return invalid("`expires_in_seconds` is 1 to 316224000 (ten years)");
+    }
     if !new.agents.is_empty() && !new.roles.iter().any(|role| role.as_str() == "worker") {
         return invalid("`agents` binds workers; add the role `worker`, or leave it out");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn living(expires_in_ms: u64) -> NewKey {
+        NewKey {
+            roles: BTreeSet::from(["client".parse().expect("a role is a name")]),
+            expires_in_ms: Some(expires_in_ms),
+            ..NewKey::default()
+        }
+    }
+
+    #[test]
+    fn a_key_lives_from_a_second_to_ten_years() {
+        for ms in [*LIFE_MS.start(), *LIFE_MS.end()] {
+            assert!(require_sound(&living(ms)).is_ok(), "{ms}");
+        }
+        for ms in [0, 999, LIFE_MS.end() + 1, u64::MAX] {
+            assert!(require_sound(&living(ms)).is_err(), "{ms}");
+        }
+    }
 }

@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, watch};
 use crate::caller::Caller;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
-use crate::idempotency::{IdempotencyKey, KEPT_MS};
+use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
 use crate::payloads::Payloads;
 use crate::rights;
 
@@ -245,7 +245,15 @@ impl Engine {
         if let Some(answer) = self.kept_answer(key).await? {
             return Ok(answer);
         }
-        self.submit_again_and_again(session, submission).await
+        let kept = &self.inner().answers_kept;
+        if kept.load(Ordering::Relaxed) >= KEPT_MAX {
+            return Err(EngineError::TooMany(
+                "too many idempotency keys were used in a day; try again later, or without one",
+            ));
+        }
+        let done = self.submit_again_and_again(session, submission).await?;
+        kept.fetch_add(1, Ordering::Relaxed);
+        Ok(done)
     }
 
     /// The answer kept for a key, if the same call was made under it before.
@@ -258,7 +266,7 @@ impl Engine {
             return Ok(None);
         };
         if answer.expires_at <= inner.clock.now() {
-            inner.store.forget_answers(inner.clock.now(), 1_024).await?;
+            inner.forget_answers(1_024).await?;
             return Ok(None);
         }
         if answer.fingerprint != key.fingerprint {

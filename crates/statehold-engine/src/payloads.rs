@@ -1,7 +1,5 @@
 //! The payloads that go with a command. Records only name them, by keyed digest.
 
-use std::collections::BTreeMap;
-
 use statehold_core::digest::{BodyRef, PayloadKey};
 use statehold_core::record::Record;
 use statehold_store::StoredRecord;
@@ -11,7 +9,8 @@ use statehold_store::StoredRecord;
 pub struct Payloads {
     user: PayloadKey,
     tenant: PayloadKey,
-    bodies: BTreeMap<BodyRef, Vec<u8>>,
+    /// A turn has a handful: looking through them is faster than keeping them in order.
+    bodies: Vec<(BodyRef, Vec<u8>)>,
 }
 
 impl Payloads {
@@ -19,7 +18,7 @@ impl Payloads {
         Self {
             user,
             tenant,
-            bodies: BTreeMap::new(),
+            bodies: Vec::with_capacity(8),
         }
     }
 
@@ -40,29 +39,32 @@ impl Payloads {
     /// Adds a payload of the user.
     pub fn put(&mut self, payload: Vec<u8>) -> BodyRef {
         let name = BodyRef::of(&self.user, &payload);
-        self.bodies.insert(name, payload);
+        self.bodies.push((name, payload));
         name
     }
 
     /// Adds an `app:` value, which belongs to the tenant.
     pub fn put_app(&mut self, payload: Vec<u8>) -> BodyRef {
         let name = BodyRef::of(&self.tenant, &payload);
-        self.bodies.insert(name, payload);
+        self.bodies.push((name, payload));
         name
     }
 
     /// A payload by its name.
     pub fn get(&self, name: &BodyRef) -> Option<&[u8]> {
-        self.bodies.get(name).map(Vec::as_slice)
+        let mut bodies = self.bodies.iter();
+        bodies
+            .find(|(known, _)| known == name)
+            .map(|(_, body)| body.as_slice())
     }
 
     /// The payloads of a record, in its order.
     pub(crate) fn of(&self, record: &Record) -> Vec<Vec<u8>> {
         let named = record.bodies();
         let found = named.iter().map(|name| {
-            let body = self.bodies.get(name);
+            let body = self.get(name);
             body.expect("a record names only what came with its command")
-                .clone()
+                .to_vec()
         });
         found.collect()
     }

@@ -226,7 +226,7 @@ impl Engine {
     /// [`Engine::trace`].
     async fn items(
         &self,
-        session: SessionId,
+        session: &SessionSummary,
         task: Option<TaskId>,
         view: View,
         before: Option<u64>,
@@ -234,7 +234,8 @@ impl Engine {
     ) -> Result<ItemPage, EngineError> {
         let mut items: Vec<StoredItem> = Vec::new();
         let (mut before, mut seen) = (before, 0);
-        let revision = self.durable_revision(session).await?;
+        // Read before the items: they are of this revision or a later one.
+        let revision = session.revision;
         loop {
             // Hidden items lie between visible ones: ask for some more than are missing.
             let step = (2 * (limit - items.len()) + 8).min(SCAN_STEP);
@@ -243,7 +244,7 @@ impl Engine {
                 before,
                 limit: step,
             };
-            let rows = self.inner().store.items(session, query).await?;
+            let rows = self.inner().store.items(session.id, query).await?;
             let is_last = rows.len() < step;
             seen += rows.len();
             for row in rows {
@@ -267,11 +268,6 @@ impl Engine {
         }
     }
 
-    async fn durable_revision(&self, session: SessionId) -> Result<u64, EngineError> {
-        let summary = self.inner().store.session(session).await?;
-        Ok(summary.map_or(0, |summary| summary.revision))
-    }
-
     /// The transcript of a session, newest first.
     ///
     /// # Errors
@@ -286,7 +282,7 @@ impl Engine {
     ) -> Result<(SessionSummary, ItemPage), EngineError> {
         let summary = self.readable(caller, session).await?;
         let page = self
-            .items(session, None, View::Client, before, limit)
+            .items(&summary, None, View::Client, before, limit)
             .await?;
         Ok((summary, page))
     }
@@ -310,7 +306,7 @@ impl Engine {
         self.audit(caller, TenantEvent::TraceRead { session })
             .await?;
         let page = self
-            .items(session, None, View::Trace, before, limit)
+            .items(&summary, None, View::Trace, before, limit)
             .await?;
         Ok((summary, page))
     }
@@ -420,7 +416,7 @@ impl Engine {
         limit: usize,
     ) -> Result<ItemPage, EngineError> {
         let id = task.task.id;
-        self.items(task.session.id, Some(id), task.view, before, limit)
+        self.items(&task.session, Some(id), task.view, before, limit)
             .await
     }
 
@@ -435,8 +431,10 @@ impl Engine {
         task: TaskId,
         limit: usize,
     ) -> Result<Vec<StoredItem>, EngineError> {
+        let found = self.inner().store.session(session).await?;
+        let summary = found.ok_or(EngineError::NotFound)?;
         let page = self
-            .items(session, Some(task), View::Agent(task), None, limit)
+            .items(&summary, Some(task), View::Agent(task), None, limit)
             .await?;
         Ok(page.items)
     }

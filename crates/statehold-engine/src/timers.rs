@@ -7,7 +7,7 @@ use statehold_core::command::Command;
 use statehold_store::{Due, DueKind};
 
 use crate::caller::Caller;
-use crate::engine::Engine;
+use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::mailbox::Call;
 
@@ -17,6 +17,18 @@ const DUE_MAX: usize = 256;
 const ERASE_STEP: usize = 64;
 /// How many ticks pass between two rounds of forgetting answers.
 const FORGET_EVERY: u64 = 600;
+
+impl Inner {
+    /// Forgets answers that have expired; returns how many.
+    pub(crate) async fn forget_answers(&self, limit: usize) -> Result<usize, EngineError> {
+        let forgotten = self.store.forget_answers(self.clock.now(), limit).await?;
+        let count = forgotten as u64;
+        let kept = self.answers_kept.load(Ordering::Relaxed);
+        self.answers_kept
+            .fetch_sub(count.min(kept), Ordering::Relaxed);
+        Ok(forgotten)
+    }
+}
 
 impl Engine {
     pub(crate) fn start_timers(&self) {
@@ -59,7 +71,7 @@ impl Engine {
             }
         }
         if forgets {
-            while inner.store.forget_answers(now, DUE_MAX).await? == DUE_MAX {
+            while inner.forget_answers(DUE_MAX).await? == DUE_MAX {
                 tokio::task::yield_now().await;
             }
         }

@@ -119,9 +119,9 @@ fn unauthenticated() -> Problem {
 /// The one credential of a call. Two that differ are refused: nobody could say which one counts.
 fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let bearer = text(headers, "authorization")?;
-    let bearer = bearer.map(|value| {
-        let is_bearer = value.len() > 7 && value[..7].eq_ignore_ascii_case("bearer ");
-        if is_bearer { value[7..].trim() } else { value }
+    let bearer = bearer.map(|value| match value.split_at_checked(7) {
+        Some((scheme, secret)) if scheme.eq_ignore_ascii_case("bearer ") => secret.trim(),
+        _ => value,
     });
     let api_key = text(headers, "api-key")?;
     match (bearer, api_key) {
@@ -395,4 +395,32 @@ fn query_detail(error: &axum::extract::rejection::QueryRejection) -> String {
         source = inner.source();
     }
     detail
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn with_authorization(value: &'static str) -> HeaderMap {
+        let value = HeaderValue::from_bytes(value.as_bytes()).expect("these are header values");
+        HeaderMap::from_iter([(header::AUTHORIZATION, value)])
+    }
+
+    #[test]
+    fn a_credential_is_what_follows_the_scheme_in_any_spelling() {
+        for value in ["Bearer shk_1", "bearer shk_1", "BEARER  shk_1 ", "shk_1"] {
+            let headers = with_authorization(value);
+            let found = credential(&headers).ok().flatten();
+            assert_eq!(found, Some("shk_1"), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_credential_with_a_letter_across_the_end_of_the_scheme_is_just_another_one() {
+        let headers = with_authorization("bearer\u{e9} x");
+        let found = credential(&headers).ok().flatten();
+        assert_eq!(found, Some("bearer\u{e9} x"));
+    }
 }

@@ -187,6 +187,10 @@ pub fn parse_or_empty<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Pars
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
+    // Keeping track of the path costs as much as parsing: it is done only when it is needed.
+    if let Ok(value) = serde_json::from_str(text) {
+        return Ok(value);
+    }
     let mut deserializer = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = match error.path().to_string() {

@@ -5,10 +5,13 @@ pub mod accept;
 mod app;
 pub mod json;
 mod metrics;
+mod openapi;
 pub mod problem;
 mod rest;
 pub mod seal;
 mod wire;
+
+use std::sync::LazyLock;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -18,7 +21,6 @@ use http::HeaderValue;
 use statehold_engine::Engine;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
-use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -29,26 +31,11 @@ use app::App;
 use problem::{Code, Problem};
 use seal::Sealer;
 
-#[derive(OpenApi)]
-#[openapi(
-    info(
-        title = "Statehold",
-        description = "The native API of Statehold. See docs/api.md for what it means.",
-        license(name = "Apache-2.0 OR MIT")
-    ),
-    components(schemas(Problem))
-)]
-struct Document;
-
 /// The API as an axum router.
 pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: Metrics) -> Router {
     let app = App::new(engine, sealer, options, metrics);
     let (router, _) = routes().split_for_parts();
     router
-        .route(
-            "/openapi.json",
-            axum::routing::get(rest::operations::schema),
-        )
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(app.clone(), observe))
@@ -60,76 +47,17 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
 }
 
 /// The OpenAPI document of the API, as it is committed.
-pub fn openapi_json() -> String {
-    let (_, mut document) = routes().split_for_parts();
-    for item in document.paths.paths.values_mut() {
-        for operation in [&mut item.post, &mut item.patch, &mut item.delete] {
-            if let Some(operation) = operation.as_mut() {
-                add_headers(operation);
-            }
-        }
-        for operation in [
-            &mut item.get,
-            &mut item.post,
-            &mut item.patch,
-            &mut item.delete,
-        ] {
-            if let Some(operation) = operation.as_mut() {
-                add_problem(operation);
-            }
-        }
-    }
-    let mut text = document
-        .to_pretty_json()
-        .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
-    text.push('\n');
-    text
-}
-
-/// Headers that every write takes.
-fn add_headers(operation: &mut utoipa::openapi::path::Operation) {
-    let header = |name: &str, description: &str| {
-        ParameterBuilder::new()
-            .name(name)
-            .parameter_in(ParameterIn::Header)
-            .description(Some(description))
-            .schema(Some(utoipa::openapi::schema::Object::with_type(
-                utoipa::openapi::schema::Type::String,
-            )))
-            .build()
-    };
-    let extra = [
-        header(
-            "Idempotency-Key",
-            "The same key with the same call gets the same answer.",
-        ),
-        header(
-            "If-Match",
-            "The revision that the session must have, in quotes.",
-        ),
-    ];
-    let parameters = operation.parameters.get_or_insert_default();
-    parameters.extend(extra.map(Into::into));
-}
-
-/// Every operation may answer with a problem.
-fn add_problem(operation: &mut utoipa::openapi::path::Operation) {
-    let content = utoipa::openapi::ContentBuilder::new()
-        .schema(Some(utoipa::openapi::Ref::from_schema_name("Problem")))
-        .build();
-    let response = utoipa::openapi::ResponseBuilder::new()
-        .description("A problem; `code` says which")
-        .content("application/problem+json", content)
-        .build();
-    operation
-        .responses
-        .responses
-        .insert("default".to_owned(), response.into());
+pub fn openapi_json() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let (_, document) = routes().split_for_parts();
+        format!("{:#}\n", openapi::complete(&document))
+    });
+    &TEXT
 }
 
 fn routes() -> OpenApiRouter<App> {
     use rest::{events, holds, keys, operations, requests, sessions, state, tasks};
-    OpenApiRouter::with_openapi(Document::openapi())
+    OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::read, sessions::patch, sessions::delete))
         .routes(routes!(sessions::close))
@@ -163,6 +91,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(operations::health))
         .routes(routes!(operations::ready))
         .routes(routes!(operations::metrics))
+        .routes(routes!(operations::schema))
 }
 
 async fn no_route() -> Problem {

@@ -114,7 +114,7 @@ pub struct Problem {
     pub code: &'static str,
     /// Fields that help.
     #[serde(flatten)]
-    #[schema(value_type = Object, additional_properties)]
+    #[schema(ignore)]
     pub more: Map<String, Value>,
 }
 

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 use statehold_core::digest::Digest;
+use statehold_core::limits::EXACT_INTEGER_MAX;
 use statehold_core::name::Name;
 use statehold_engine::{Caller, Done};
 
@@ -74,6 +75,10 @@ pub(crate) fn done(status: StatusCode, done: Done, mut about: About) -> Response
     if status == StatusCode::NO_CONTENT {
         return answer(status, Vec::new(), &about);
     }
+    if done.body.is_empty() {
+        // What was answered went with the session it was about.
+        return Problem::not_found().into_response();
+    }
     answer(status, done.body, &about)
 }
 
@@ -122,6 +127,17 @@ pub(crate) fn page_limit(asked: Option<usize>, max: usize) -> Result<usize, Prob
             let detail = format!("`limit` is 1 to {max}");
             Err(Problem::new(Code::BadQuery, detail))
         }
+    }
+}
+
+/// A revision in a query. Larger ones than every reader of JSON holds exactly do not exist.
+pub(crate) fn revision(asked: Option<u64>, name: &str) -> Result<Option<u64>, Problem> {
+    match asked {
+        Some(asked) if asked > EXACT_INTEGER_MAX => {
+            let detail = format!("`{name}` is a revision: at most {EXACT_INTEGER_MAX}");
+            Err(Problem::new(Code::BadQuery, detail))
+        }
+        _ => Ok(asked),
     }
 }
 

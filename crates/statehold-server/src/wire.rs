@@ -4,6 +4,7 @@ pub(crate) mod feed;
 pub(crate) mod hold;
 pub(crate) mod item;
 pub(crate) mod request;
+pub(crate) mod schema;
 pub(crate) mod session;
 pub(crate) mod state;
 

@@ -139,14 +139,15 @@ impl Tables {
         }
         self.names.extend(name.map(|name| (name, session)));
         self.committed.push((session, revision));
-        if let Some(payloads) = commit.writes.erased {
-            self.begin_erasure(session, payloads);
-        }
+        let erased = commit.writes.erased;
         for (owner, key, written) in shared {
             self.shared.entry(owner).or_default().insert(key, written);
         }
         self.answers
             .extend(commit.answer.map(|answer| (answer.key, answer)));
+        if let Some(payloads) = erased {
+            self.begin_erasure(session, payloads);
+        }
         Ok(revision)
     }
 
@@ -169,7 +170,9 @@ impl Tables {
             (Some(kept), _) => Err(conflict(session, kept.state.revision)),
             (None, Some((origin, at))) => {
                 let origin_found = |found| conflict(origin, found);
-                let shared = self.sessions.get(&origin).ok_or(origin_found(0))?;
+                let living = |kept: &&Session| !kept.state.deleted;
+                let shared = self.sessions.get(&origin).filter(living);
+                let shared = shared.ok_or(origin_found(0))?;
                 let state = shared.state_at(at);
                 state
                     .filter(|state| at == expected && state.head == prev_hash)
@@ -580,6 +583,10 @@ impl Store for MemoryStore {
 
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
         Ok(self.lock()?.answers.get(&key).cloned())
+    }
+
+    async fn answers_kept(&self) -> Result<u64, StoreError> {
+        Ok(self.lock()?.answers.len() as u64)
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {

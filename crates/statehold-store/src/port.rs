@@ -142,7 +142,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// The first record of a fork ends requests and holds that are still live in the origin; they are
     /// not ended there, and look-ups by id go on answering for the origin. State keys and private
-    /// states are copied as they were at the revision the fork was made from.
+    /// states are copied as they were at the revision the fork was made from. A deleted session is
+    /// not copied: that is a conflict.
     async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
         self.begin_commit(commit).await?.await
     }
@@ -223,8 +224,12 @@ pub trait Store: Send + Sync + 'static {
     /// The session that a hold, open or decided, belongs to.
     async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError>;
 
-    /// The answer kept for an idempotency key.
+    /// The answer kept for an idempotency key. Its body is empty if the session it was about was
+    /// deleted or has expired.
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError>;
+
+    /// How many answers are kept.
+    async fn answers_kept(&self) -> Result<u64, StoreError>;
 
     /// Forgets answers that expired before `now`, at most `limit`; returns how many.
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
@@ -232,7 +237,7 @@ pub trait Store: Send + Sync + 'static {
     /// One session as lists show it, deleted ones too.
     async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError>;
 
-    /// The holds that a request ever opened, oldest first.
+    /// The holds that a request ever opened, in the order of opening.
     async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError>;
 
     /// The requests that a request ever started, oldest first.

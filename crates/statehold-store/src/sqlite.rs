@@ -42,6 +42,7 @@ use crate::port::{
     SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
     StoredRecord, TenantCommit,
 };
+use erase::Erased;
 use readers::Readers;
 use writer::Writer;
 
@@ -274,7 +275,15 @@ impl Store for SqliteStore {
     }
 
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
-        self.writer.run(move |conn| erase::some(conn, limit)).await
+        let removed = self
+            .writer
+            .run(move |conn| erase::some(conn, limit))
+            .await?;
+        if removed == Erased::Last {
+            // Removed payloads would stay readable in the log of the engine below until it wraps.
+            self.writer.fold_log().await?;
+        }
+        Ok(removed == Erased::Some)
     }
 
     async fn intern_user(
@@ -463,6 +472,15 @@ impl Store for SqliteStore {
 
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
         self.readers.read(move |conn| read::answer(conn, key)).await
+    }
+
+    async fn answers_kept(&self) -> Result<u64, StoreError> {
+        let count = |conn: &rusqlite::Connection| {
+            let sql = "SELECT count(*) FROM answer";
+            let found = read::first(conn, sql, [], |row| row.get::<_, i64>(0))?;
+            Ok(found.map_or(0, sql::from_sql))
+        };
+        self.readers.read(count).await
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {

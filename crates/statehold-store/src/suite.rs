@@ -18,8 +18,11 @@ mod words;
 
 mod answers;
 mod commits;
+mod erasure;
+mod feed;
 mod forks;
 mod history;
+mod life;
 mod lists;
 mod log;
 mod lookups;
@@ -28,6 +31,7 @@ mod parallel;
 mod past;
 mod shared;
 mod state;
+mod tenants;
 mod work;
 
 use std::any::Any;
@@ -162,6 +166,8 @@ promises! {
         closed_tasks_are_found,
         decided_holds_are_found_with_their_votes,
         everything_knows_its_session,
+        a_request_knows_the_holds_that_it_opened,
+        a_request_knows_the_requests_that_it_started,
     }
     lists {
         sessions_are_listed_newest_first_in_pages,
@@ -169,6 +175,44 @@ promises! {
         a_listed_session_says_what_it_is,
         open_holds_are_listed_oldest_first_in_pages,
         a_hold_keeps_its_place_until_it_is_decided,
+        decided_holds_are_listed_last_decided_first_in_pages,
+    }
+    life {
+        a_patch_changes_what_it_names_and_nothing_else,
+        a_session_is_renamed_only_to_a_name_that_is_free,
+        the_name_of_a_deleted_session_is_free,
+        a_sliding_life_moves_with_every_commit_and_a_fixed_one_stays,
+        sessions_are_due_when_their_life_ends,
+        an_expired_session_is_listed_and_a_deleted_one_is_not,
+        sessions_that_only_carry_shared_state_are_not_listed,
+    }
+    erasure {
+        expiry_removes_hidden_payloads_and_keeps_their_digests,
+        deletion_removes_every_payload_with_name_labels_and_state,
+        an_expired_session_can_be_deleted,
+        payloads_are_removed_in_small_steps,
+        a_living_fork_keeps_the_payloads_that_it_shares,
+        a_deleted_fork_leaves_its_origin_alone,
+        a_fork_of_a_fork_keeps_what_both_origins_removed,
+        a_deleted_fork_lets_an_expired_origin_go_on,
+        a_fork_has_nothing_that_was_removed_before,
+        a_deleted_session_cannot_be_forked,
+        a_long_payload_stays_as_long_as_a_session_has_it,
+    }
+    feed {
+        commits_have_places_in_the_order_of_arrival,
+        the_feed_has_no_gaps_while_many_commit,
+        commits_of_a_session_may_wait_in_line,
+        commits_behind_a_refused_one_are_refused,
+        a_commit_in_line_is_written_also_if_nobody_waits,
+    }
+    tenants {
+        a_user_has_one_pseudonym,
+        of_many_who_ask_for_a_pseudonym_all_get_one,
+        the_audit_stream_of_a_tenant_is_a_chain,
+        an_entry_that_does_not_follow_is_refused_with_its_key,
+        of_many_entries_after_one_head_one_is_taken,
+        keys_are_found_by_their_digest,
     }
     work {
         claimable_requests_come_oldest_first,

@@ -13,8 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use statehold_core::command::Command as CoreCommand;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
+use statehold_core::principal::Actor;
 use statehold_core::scope::Scope;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
@@ -23,8 +25,11 @@ use statehold_store::{SharedOwner, Store};
 use crate::fixtures;
 use crate::workload::{Client, ClientKeys, Random, session_id};
 
-/// Sessions of one data directory, each written by a thread of its own.
+/// Sessions of one data directory, each written by a task of its own.
 const SESSIONS: u64 = 8;
+/// The first of the sessions that are deleted when they are this long, one after the other.
+const FIRST_SHORT: u64 = 100;
+const SHORT_RECORDS: u64 = 12;
 /// The exit code of a store whose disk does not confirm.
 const STOPPED: i32 = 74;
 /// The exit code of the power-loss shim.
@@ -55,6 +60,8 @@ pub struct CrashReport {
     pub unacknowledged: usize,
     /// Records verified, over all cycles.
     pub records: usize,
+    /// Payloads that were removed, at the last look.
+    pub erased: usize,
 }
 
 /// Writes to a data directory until somebody ends it, and says what was acknowledged.
@@ -89,10 +96,8 @@ pub fn write_until_killed(directory: &Path, seed: u64, run: u64) -> Result<()> {
             loop {
                 let (command, actor) = next_command(&mut client);
                 let (revision, hash) = client.send(&*store, &command, actor).await?;
-                let counts = matches!(command, statehold_core::command::Command::PutState { .. });
-                // One write per line, so that a kill cuts between lines or inside the last one.
-                let line = format!("{session} {revision} {hash} {}\n", u8::from(counts));
-                std::io::stdout().lock().write_all(line.as_bytes())?;
+                let counts = matches!(command, CoreCommand::PutState { .. });
+                acknowledge(session, revision, hash, counts)?;
             }
             #[expect(
                 unreachable_code,
@@ -101,18 +106,49 @@ pub fn write_until_killed(directory: &Path, seed: u64, run: u64) -> Result<()> {
             Ok::<(), anyhow::Error>(())
         }));
     }
+    let short = write_short_sessions(store, client_keys, seed, run);
+    writers.push(runtime.spawn(short));
     for writer in writers {
         runtime.block_on(writer)??;
     }
     Ok(())
 }
 
-fn next_command(
-    client: &mut Client,
-) -> (
-    statehold_core::command::Command,
-    statehold_core::principal::Actor,
-) {
+/// Says that a commit was acknowledged. One write per line, so that a kill cuts between lines or
+/// inside the last one.
+fn acknowledge(session: SessionId, revision: u64, hash: Digest, counts: bool) -> Result<()> {
+    let line = format!("{session} {revision} {hash} {}\n", u8::from(counts));
+    Ok(std::io::stdout().lock().write_all(line.as_bytes())?)
+}
+
+/// Sessions that are deleted soon, with the removal of their payloads in between.
+async fn write_short_sessions(
+    store: Arc<SqliteStore>,
+    keys: ClientKeys,
+    seed: u64,
+    run: u64,
+) -> Result<()> {
+    for n in FIRST_SHORT.. {
+        let session = session_id(run, n);
+        let mut client = match store.load(session).await? {
+            Some(state) => Client::resume(state, keys.clone(), seed ^ n),
+            None => Client::new(session, keys.clone(), seed ^ n),
+        };
+        while !client.state.deleted {
+            let (command, actor) = match client.state.revision {
+                0 => (client.create(), fixtures::client()),
+                1..SHORT_RECORDS => (client.turn(), fixtures::worker(1)),
+                _ => (CoreCommand::DeleteSession, fixtures::client()),
+            };
+            let (revision, hash) = client.send(&*store, &command, actor).await?;
+            acknowledge(session, revision, hash, false)?;
+            store.erase_some(1).await?;
+        }
+    }
+    Ok(())
+}
+
+fn next_command(client: &mut Client) -> (CoreCommand, Actor) {
     if client.state.owner.is_none() {
         return (client.create(), fixtures::client());
     }
@@ -241,7 +277,18 @@ impl Harness {
         }
         let store = SqliteStore::open(directory, SqliteOptions::default())?;
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let found = runtime.block_on(find_all(&store, self.run))?;
+        if self.report.cycles % 2 == 1 {
+            // Every other time, removing goes on from wherever it was cut.
+            while runtime.block_on(store.erase_some(5))? {}
+        }
+        let found = runtime.block_on(find_all(&store))?;
+        if self.report.cycles % 2 == 1 {
+            ensure!(
+                found.left == 0,
+                "deleted sessions have {} payloads",
+                found.left
+            );
+        }
         for ((session, revision), hash) in &self.acknowledged {
             match found.records.get(&(*session, *revision)) {
                 Some(stored) if stored == hash => {}
@@ -266,6 +313,7 @@ impl Harness {
         self.report.acknowledged = self.acknowledged.len();
         self.report.unacknowledged = found.records.len() - self.acknowledged.len();
         self.report.records += checked.records;
+        self.report.erased = checked.erased;
         // From now on all of it is known to be there.
         self.acknowledged = found.records;
         self.counted = found.count;
@@ -281,18 +329,42 @@ impl Harness {
 struct Found {
     records: BTreeMap<(SessionId, u64), Digest>,
     count: u64,
+    /// Payloads of deleted sessions that are still there.
+    left: usize,
 }
 
-async fn find_all(store: &SqliteStore, run: u64) -> Result<Found> {
-    let mut records = BTreeMap::new();
-    for n in 0..SESSIONS {
-        let session = session_id(run, n);
+/// All records of all sessions that the feed tells of.
+async fn find_all(store: &SqliteStore) -> Result<Found> {
+    let mut sessions: BTreeMap<SessionId, u64> = BTreeMap::new();
+    let mut after = 0;
+    loop {
+        let page = store.committed(after, 1_000).await?;
+        let Some(last) = page.last() else { break };
+        after = last.place;
+        for commit in page {
+            let revision = sessions.entry(commit.session).or_default();
+            ensure!(
+                commit.revision == *revision + 1,
+                "the feed has revision {} of {} after {revision}",
+                commit.revision,
+                commit.session
+            );
+            *revision = commit.revision;
+        }
+    }
+    let (mut records, mut left) = (BTreeMap::new(), 0);
+    for session in sessions.into_keys() {
+        let state = store.load(session).await?;
+        let is_deleted = state.is_some_and(|state| state.deleted);
         let mut after = 0;
         loop {
             let page = store.records(session, after, 500).await?;
             for stored in &page {
                 after = stored.record.content.seq;
                 records.insert((session, after), stored.record.hash);
+                if is_deleted {
+                    left += stored.bodies.iter().flatten().count();
+                }
             }
             if page.len() < 500 {
                 break;
@@ -307,7 +379,11 @@ async fn find_all(store: &SqliteStore, run: u64) -> Result<Found> {
         .next()
         .and_then(|value| std::str::from_utf8(&value.value).ok());
     let count = count.and_then(|count| count.parse().ok()).unwrap_or(0);
-    Ok(Found { records, count })
+    Ok(Found {
+        records,
+        count,
+        left,
+    })
 }
 
 /// Ends the writer, or waits until it has ended by itself.
@@ -428,6 +504,7 @@ pub fn run(
         total.acknowledged += report.acknowledged;
         total.unacknowledged += report.unacknowledged;
         total.records += report.records;
+        total.erased += report.erased;
         progress(&format!(
             "{:>5} crashes, {:>8} records verified",
             total.cycles, total.records

@@ -25,6 +25,7 @@ fn whatever_was_acknowledged_survives() {
         report.acknowledged > 1_000,
         "too little happened to mean anything: {report:?}"
     );
+    assert!(report.erased > 100, "nothing was removed: {report:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The crash harness of the server, tried on a pretended server: it passes one that keeps its word,
-//! and notices each kind of one that does not.
+//! The crash harness of the server: the real binary, killed under load and started again; and the
+//! harness itself, tried on a pretended server: it passes one that keeps its word, and notices each
+//! kind of one that does not.
 
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,36 @@ fn notices(bug: &str, complaints: &[&str]) {
     }
     let is_expected = complaints.iter().any(|complaint| said.contains(complaint));
     assert!(is_expected, "expected one of {complaints:?}");
+}
+
+/// How often the real server is killed.
+const CYCLES: usize = 50;
+
+/// The real program, built now so that it is never an old one.
+fn statehold() -> PathBuf {
+    let built = std::process::Command::new(env!("CARGO"))
+        .args(["build", "--locked", "--quiet", "--package", "statehold"])
+        .status()
+        .expect("cargo runs");
+    assert!(built.success(), "the program must build");
+    Path::new(env!("CARGO_BIN_EXE_http_client")).with_file_name("statehold")
+}
+
+#[test]
+fn nothing_that_the_server_acknowledged_is_lost_when_it_is_killed() {
+    let seed = std::env::var("STATEHOLD_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    println!("seed {seed}; the same again with STATEHOLD_SEED={seed}");
+    let client = Path::new(env!("CARGO_BIN_EXE_http_client"));
+    let report = run(&HttpCrashOptions::new(&statehold(), client, CYCLES, seed))
+        .expect("nothing acknowledged is lost");
+    println!("{report:?}");
+    assert_eq!(report.cycles, CYCLES);
+    let covered = report.covered;
+    assert!(covered.acknowledged > 1_000, "too little: {report:?}");
+    assert!(covered.feed_events > 500, "no feed was read: {report:?}");
 }
 
 #[test]

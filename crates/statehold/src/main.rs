@@ -17,6 +17,10 @@ use clap::Parser;
 
 use exit::{Exit, Failure};
 
+/// A turn makes some hundred small allocations on one thread and frees them on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match cli::Cli::try_parse() {
         Ok(cli) => {

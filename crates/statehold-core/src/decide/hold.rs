@@ -242,6 +242,10 @@ pub(super) fn decide(
         return Err(Rejection::NotFound);
     };
     let actor = &draft.ctx.actor;
+    // What was decided in time is answered for; what is open can no longer be decided.
+    if open.is_some() && draft.state.is_expired(draft.at) {
+        return Err(Rejection::SessionExpired);
+    }
     if !actor.may_decide(&hold, owner) {
         return Err(Rejection::MayNotDecide);
     }

@@ -62,11 +62,7 @@ fn require_ttl(ttl: Option<TimeToLive>) -> Result<(), Rejection> {
 }
 
 pub(super) fn expire(draft: &mut Draft<'_>) -> Result<(), Rejection> {
-    let is_due = draft
-        .state
-        .expires_at
-        .is_some_and(|deadline| draft.at >= deadline);
-    if !is_due {
+    if !draft.state.is_expired(draft.at) {
         return Err(Rejection::SessionNotExpired);
     }
     end(draft, ErasedPayloads::Hidden)

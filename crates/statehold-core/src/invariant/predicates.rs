@@ -133,7 +133,8 @@ fn decision_idempotence(facts: &Facts, seen: &Observation<'_>) -> Verdict {
         {
             return Verdict::Broken;
         }
-        if is_foreign(step) {
+        // A deleted session answers for nothing.
+        if is_foreign(step) || step.before.deleted {
             return Verdict::NotConcerned;
         }
         let same = (decision.key, decision.fingerprint);

@@ -16,7 +16,7 @@ use statehold_engine::{Caller, GlobalPosition};
 use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 
-use super::Cursor;
+use super::{Cursor, revision};
 use crate::app::{App, Asked, Params, PathIds, text};
 use crate::problem::{Code, Problem};
 use crate::wire::feed::record;
@@ -32,6 +32,7 @@ const BATCH: usize = 64;
 #[into_params(parameter_in = Query)]
 pub(crate) struct FeedParams {
     /// After this revision; `Last-Event-ID` counts more.
+    #[param(maximum = 9_007_199_254_740_991u64)]
     after: Option<u64>,
 }
 
@@ -39,7 +40,10 @@ pub(crate) struct FeedParams {
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/events", tag = "feeds",
     params(("session_id" = String, Path), FeedParams),
-    responses((status = 200, body = String, content_type = "text/event-stream"))
+    responses((
+        status = 200, body = String, content_type = "text/event-stream",
+        description = "A stream that ends when the server stops or the right to read is gone."
+    ))
 )]
 pub(crate) async fn session(
     State(app): State<App>,
@@ -57,7 +61,7 @@ pub(crate) async fn session(
                 "`Last-Event-ID` is the revision of the last event that arrived",
             )
         })?,
-        None => params.after.unwrap_or(summary.revision),
+        None => revision(params.after, "after")?.unwrap_or(summary.revision),
     };
     let source = Source::Session { session, after };
     Ok(follow(Reader::new(app, asked, source)?))
@@ -66,7 +70,10 @@ pub(crate) async fn session(
 /// Follow every session that the caller may list. `id` is opaque.
 #[utoipa::path(
     get, path = "/v1/events", tag = "feeds",
-    responses((status = 200, body = String, content_type = "text/event-stream"))
+    responses((
+        status = 200, body = String, content_type = "text/event-stream",
+        description = "A stream that ends when the server stops or the right to read is gone."
+    ))
 )]
 pub(crate) async fn global(
     State(app): State<App>,

@@ -23,10 +23,11 @@ use super::{About, Cursor, PAGE_MAX, done, name, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::{
-    ActionBody, DecidedOut, DecisionBody, DecisionIn, HoldBody, HoldIn, HoldOut, HoldPage,
-    ResumeIn, RiskWire,
+    ActionBody, DecidedOut, DecisionBody, DecisionIn, HoldBody, HoldIn, HoldKindWire, HoldOut,
+    HoldPage, ResumeIn, RiskWire,
 };
 use crate::wire::item::{ItemBody, ItemIn, ItemKindWire};
+use crate::wire::schema::{HoldStatusFilter, NameText};
 use crate::wire::{Raw, time, to_body};
 
 /// The longest title and message of a hold, in bytes.
@@ -247,18 +248,21 @@ fn decide_by(text: &str) -> Result<DecideBy, Problem> {
 pub(crate) struct HoldParams {
     /// `open` (default), `decided`, or how it ended: `approved`, `edited`, `answered`, `rejected`,
     /// `expired`, `cancelled`.
+    #[param(value_type = Option<HoldStatusFilter>)]
     status: Option<String>,
     /// Asked by this agent.
+    #[param(value_type = Option<NameText>)]
     agent: Option<String>,
     /// Of this kind.
+    #[param(value_type = Option<HoldKindWire>)]
     kind: Option<String>,
     /// With an action of this risk.
+    #[param(value_type = Option<RiskWire>)]
     risk: Option<String>,
     /// Where the page before ended.
-    #[serde(skip_serializing)]
     cursor: Option<String>,
     /// How many, 1 to 200.
-    #[serde(skip_serializing)]
+    #[param(minimum = 1, maximum = 200)]
     limit: Option<usize>,
 }
 
@@ -270,12 +274,13 @@ pub(crate) struct HoldParams {
 pub(crate) async fn list(
     State(app): State<App>,
     asked: Asked,
-    Params(params): Params<HoldParams>,
+    Params(mut params): Params<HoldParams>,
 ) -> Result<Response, Problem> {
-    let limit = page_limit(params.limit, PAGE_MAX)?;
+    let limit = page_limit(params.limit.take(), PAGE_MAX)?;
+    let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
     let cursor = Cursor::of(&app, &asked.caller, "holds", &filter_text);
-    let after = cursor.open(params.cursor.as_deref())?;
+    let after = cursor.open(begin.as_deref())?;
     let bad = |what: &str| Problem::new(Code::BadQuery, what);
     let status: Option<HoldStatus> = match params.status.as_deref() {
         None | Some("open" | "decided") => None,

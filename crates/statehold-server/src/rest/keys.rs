@@ -13,9 +13,10 @@ use statehold_engine::{ApiKey, NewKey};
 use utoipa::ToSchema;
 
 use super::sessions::{RecordParams, with_hash};
-use super::{About, answer, name, page_limit, shown};
+use super::{About, answer, name, page_limit, revision, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::Problem;
+use crate::wire::schema::{KeyIdText, NameText, RecordForm, TimeText};
 use crate::wire::{time, to_body};
 
 /// A key to make.
@@ -24,34 +25,47 @@ use crate::wire::{time, to_body};
 pub(crate) struct KeyIn {
     /// What people call it.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 128)]
     name: Option<String>,
     /// `client`, `worker`, `approver`, `operator`, `admin`, or roles that policies name.
+    #[schema(value_type = Vec<NameText>, min_items = 1)]
     roles: Vec<String>,
     /// The user it is bound to.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
     user: Option<String>,
     /// The agents it is bound to.
     #[serde(default)]
+    #[schema(value_type = Vec<NameText>)]
     agents: Vec<String>,
+    /// How long it counts; for good if left out.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 316_224_000)]
     expires_in_seconds: Option<u64>,
 }
 
 /// A key. The key itself is shown once, when it is made.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Key)]
 pub(crate) struct KeyOut {
+    #[schema(value_type = KeyIdText)]
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+    #[schema(value_type = Vec<NameText>)]
     roles: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<NameText>, required = false)]
     agents: Vec<String>,
+    #[schema(value_type = TimeText)]
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TimeText>)]
     expires_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TimeText>)]
     revoked_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
@@ -152,7 +166,7 @@ pub(crate) async fn revoke(
 /// Entries of the audit stream.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AuditPage {
-    #[schema(value_type = Vec<serde_json::Value>)]
+    #[schema(value_type = Vec<RecordForm>)]
     records: Vec<Box<RawValue>>,
 }
 
@@ -167,7 +181,7 @@ pub(crate) async fn audit(
     Params(params): Params<RecordParams>,
 ) -> Result<Response, Problem> {
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
-    let after = params.after.unwrap_or(0);
+    let after = revision(params.after, "after")?.unwrap_or(0);
     let records = app
         .engine
         .audit_records(&asked.caller, after, limit)

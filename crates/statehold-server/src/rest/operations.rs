@@ -36,7 +36,7 @@ pub(crate) async fn ready(State(app): State<App>) -> Result<Response, Problem> {
 }
 
 /// Numbers for Prometheus. Needs the role `operator` where keys are required.
-#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, content_type = "text/plain")))]
+#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, description = "OpenMetrics.", content_type = "application/openmetrics-text")))]
 pub(crate) async fn metrics(State(app): State<App>, asked: Asked) -> Result<Response, Problem> {
     if !asked.caller.reads_all() {
         let needs = statehold_engine::Role::Operator;
@@ -52,7 +52,8 @@ pub(crate) async fn metrics(State(app): State<App>, asked: Asked) -> Result<Resp
 }
 
 /// The schema of this API.
+#[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200, body = Object, description = "An OpenAPI document.")))]
 pub(crate) async fn schema() -> Response {
-    let body = crate::openapi_json().into_bytes();
+    let body = crate::openapi_json().as_bytes().to_vec();
     answer(StatusCode::OK, body, &About::default())
 }

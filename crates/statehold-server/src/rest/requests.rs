@@ -24,6 +24,7 @@ use crate::wire::request::{
     ClaimIn, ClaimOut, CompleteIn, FailIn, HeartbeatIn, HeartbeatOut, ItemsIn, ItemsOut, NothingIn,
     RequestIn, RequestOut,
 };
+use crate::wire::schema::UntilWord;
 use crate::wire::state::{Patch, PatchIn};
 use crate::wire::{time, to_body};
 
@@ -212,8 +213,10 @@ pub(crate) async fn merged(
 #[into_params(parameter_in = Query)]
 pub(crate) struct WaitParams {
     /// Wait so many seconds, at most 60.
+    #[param(maximum = 60)]
     wait: Option<u64>,
     /// `final` (default) or `changed`.
+    #[param(value_type = Option<UntilWord>)]
     until: Option<String>,
 }
 

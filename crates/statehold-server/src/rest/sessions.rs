@@ -17,11 +17,12 @@ use statehold_engine::{
 };
 use utoipa::{IntoParams, ToSchema};
 
-use super::{About, Cursor, PAGE_MAX, agent_name, answer, done, name, page_limit, shown};
+use super::{About, Cursor, PAGE_MAX, agent_name, answer, done, name, page_limit, revision, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::item::{ItemOut, MessageOut};
 use crate::wire::request::TreeOut;
+use crate::wire::schema::{Messages, NameText, RecordForm, SessionStatusWord, ViewWord};
 use crate::wire::session::{
     CloseIn, SessionIn, SessionOut, SessionPage, SessionPatch, parse_labels, require_labels,
     require_name, time_to_live,
@@ -157,20 +158,21 @@ pub(crate) async fn user_of(
 #[into_params(parameter_in = Query)]
 pub(crate) struct ListParams {
     /// Of this app.
+    #[param(value_type = Option<NameText>)]
     app: Option<String>,
     /// Of this user.
     user: Option<String>,
     /// `running`, `paused`, `idle` or `closed`.
+    #[param(value_type = Option<SessionStatusWord>)]
     status: Option<String>,
     /// With this label: `key` or `key:value`.
     label: Option<String>,
     /// With this text in the name or a label.
     q: Option<String>,
     /// Where the page before ended.
-    #[serde(skip_serializing)]
     cursor: Option<String>,
     /// How many, 1 to 200.
-    #[serde(skip_serializing)]
+    #[param(minimum = 1, maximum = 200)]
     limit: Option<usize>,
 }
 
@@ -182,12 +184,13 @@ pub(crate) struct ListParams {
 pub(crate) async fn list(
     State(app): State<App>,
     asked: Asked,
-    Params(params): Params<ListParams>,
+    Params(mut params): Params<ListParams>,
 ) -> Result<Response, Problem> {
-    let limit = page_limit(params.limit, PAGE_MAX)?;
+    let limit = page_limit(params.limit.take(), PAGE_MAX)?;
+    let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
     let cursor = Cursor::of(&app, &asked.caller, "sessions", &filter_text);
-    let after = cursor.open(params.cursor.as_deref())?;
+    let after = cursor.open(begin.as_deref())?;
     let tenant = &asked.caller.tenant;
     let user = match &params.user {
         Some(user) => match app.engine.known_user(tenant, user).await? {
@@ -440,10 +443,12 @@ pub(crate) async fn close(
 #[into_params(parameter_in = Query)]
 pub(crate) struct MessageParams {
     /// `client` (default) or `trace`.
+    #[param(value_type = Option<ViewWord>)]
     pub(crate) view: Option<String>,
     /// Where the page before ended.
     pub(crate) cursor: Option<String>,
     /// How many, 1 to 200.
+    #[param(minimum = 1, maximum = 200)]
     pub(crate) limit: Option<usize>,
 }
 
@@ -479,7 +484,7 @@ pub(crate) struct TracePage {
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
     params(("session_id" = String, Path), MessageParams),
-    responses((status = 200, body = MessagePage))
+    responses((status = 200, body = Messages))
 )]
 pub(crate) async fn messages(
     State(app): State<App>,
@@ -520,8 +525,10 @@ pub(crate) async fn messages(
 #[into_params(parameter_in = Query)]
 pub(crate) struct TreeParams {
     /// Requests that were started before this revision.
+    #[param(maximum = 9_007_199_254_740_991u64)]
     before: Option<u64>,
     /// How many requests, 1 to 1000.
+    #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 
@@ -539,9 +546,10 @@ pub(crate) async fn tree(
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
+    let before = revision(params.before, "before")?;
     let tree = app
         .engine
-        .tree(&asked.caller, session, params.before, limit)
+        .tree(&asked.caller, session, before, limit)
         .await?;
     let about = About {
         revision: Some(tree.revision),
@@ -557,15 +565,17 @@ pub(crate) async fn tree(
 #[into_params(parameter_in = Query)]
 pub(crate) struct RecordParams {
     /// After this revision.
+    #[param(maximum = 9_007_199_254_740_991u64)]
     pub(crate) after: Option<u64>,
     /// How many, 1 to 1000.
+    #[param(minimum = 1, maximum = 1_000)]
     pub(crate) limit: Option<usize>,
 }
 
 /// Records as they are chained.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct RecordPage {
-    #[schema(value_type = Vec<serde_json::Value>)]
+    #[schema(value_type = Vec<RecordForm>)]
     records: Vec<Box<RawValue>>,
     revision: u64,
 }
@@ -584,7 +594,7 @@ pub(crate) async fn records(
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
-    let after = params.after.unwrap_or(0);
+    let after = revision(params.after, "after")?.unwrap_or(0);
     let (summary, records) = app
         .engine
         .records(&asked.caller, session, after, limit)

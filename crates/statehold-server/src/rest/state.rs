@@ -17,6 +17,7 @@ use super::requests::merged;
 use super::{About, answer, done, name, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::Problem;
+use crate::wire::schema::RequestIdText;
 use crate::wire::state::{PatchIn, SessionPatchIn, StateOut, StateWritten};
 use crate::wire::{raw_bytes, to_body};
 
@@ -29,7 +30,7 @@ const RETRIES_MAX: usize = 64;
 #[into_params(parameter_in = Query)]
 pub(crate) struct StateParams {
     /// Show the `temp:` values around this request too.
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Option<RequestIdText>)]
     request_id: Option<RequestId>,
 }
 

@@ -20,6 +20,7 @@ use crate::problem::Problem;
 use crate::wire::hold::HoldRef;
 use crate::wire::item::ItemOut;
 use crate::wire::request::{NothingIn, TaskOut};
+use crate::wire::schema::{SessionIdText, TaskIdText, TaskStatusWord};
 use crate::wire::{raw_bytes, to_body};
 
 /// Read a task and the newest of its history, oldest first.
@@ -77,9 +78,11 @@ pub(crate) async fn read(
 /// What became of a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TaskEnded {
+    #[schema(value_type = TaskIdText)]
     id: String,
+    #[schema(value_type = SessionIdText)]
     session_id: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = TaskStatusWord)]
     status: TaskStatus,
     revision: u64,
 }

@@ -8,6 +8,10 @@ use statehold_engine::{Committed, HoldDetail};
 use utoipa::ToSchema;
 
 use super::item::ItemIn;
+use super::schema::{
+    DigestText, HoldIdText, HoldStatusWord, NameText, RequestIdText, RequestStatusWord,
+    SessionIdText, TaskIdText, TimeText,
+};
 use super::{Raw, time};
 
 /// What a worker asks a person.
@@ -17,8 +21,10 @@ pub(crate) struct HoldIn {
     pub(crate) fence: u64,
     pub(crate) kind: HoldKindWire,
     /// What is asked, in one line.
+    #[schema(min_length = 1, max_length = 256)]
     pub(crate) title: String,
     #[serde(default)]
+    #[schema(max_length = 16_384)]
     pub(crate) message: Option<String>,
     /// The action that waits, for approvals.
     #[serde(default)]
@@ -39,13 +45,16 @@ pub(crate) struct HoldIn {
     pub(crate) allowed: Vec<DecisionWire>,
     /// How many people must approve.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 32)]
     pub(crate) quorum: Option<u16>,
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 316_224_000)]
     pub(crate) expires_in_seconds: Option<u64>,
     #[serde(default)]
     pub(crate) on_expiry: Option<OnExpiryWire>,
     /// Who decides: `other`, `user` or `role:x`.
     #[serde(default)]
+    #[schema(pattern = "^(other|user|role:[A-Za-z0-9][A-Za-z0-9._-]{0,127})$")]
     pub(crate) decide_by: Option<String>,
     #[serde(default)]
     pub(crate) items: Vec<ItemIn>,
@@ -55,6 +64,7 @@ pub(crate) struct HoldIn {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ActionIn {
+    #[schema(value_type = NameText)]
     pub(crate) tool: String,
     #[schema(value_type = serde_json::Value)]
     pub(crate) args: Raw,
@@ -73,24 +83,30 @@ pub(crate) struct ActionIn {
     pub(crate) idempotent: bool,
 }
 
+/// What an action does to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = Effect)]
 pub(crate) enum EffectWire {
     Read,
     Write,
     Destructive,
 }
 
+/// How much is at stake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = Risk)]
 pub(crate) enum RiskWire {
     Low,
     Medium,
     High,
 }
 
+/// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = HoldKind)]
 pub(crate) enum HoldKindWire {
     Approval,
     Question,
@@ -113,8 +129,10 @@ impl From<HoldKindWire> for HoldKind {
     }
 }
 
+/// What may be decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = DecisionKind)]
 pub(crate) enum DecisionWire {
     Approve,
     Edit,
@@ -135,8 +153,10 @@ impl From<DecisionWire> for DecisionKind {
     }
 }
 
+/// What follows if nobody decides in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = OnExpiry)]
 pub(crate) enum OnExpiryWire {
     Reject,
     Dismiss,
@@ -160,6 +180,7 @@ pub(crate) struct DecisionIn {
     pub(crate) decision: DecisionWire,
     /// The digest that was shown.
     #[serde(default)]
+    #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
     pub(crate) digest: Option<String>,
     /// Other arguments, for `edit`.
     #[serde(default)]
@@ -181,10 +202,12 @@ pub(crate) struct DecisionIn {
 pub(crate) struct ResumeIn {
     /// Which hold, if the request had several.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<HoldIdText>)]
     pub(crate) hold_id: Option<HoldId>,
     pub(crate) decision: DecisionWire,
+    /// The digest that was shown.
     #[serde(default)]
+    #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
     pub(crate) digest: Option<String>,
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -231,7 +254,9 @@ pub(crate) struct HoldBody {
 
 /// What is kept of an action.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Action)]
 pub(crate) struct ActionBody {
+    #[schema(value_type = NameText)]
     pub(crate) tool: String,
     #[schema(value_type = serde_json::Value)]
     pub(crate) args: Raw,
@@ -248,6 +273,7 @@ pub(crate) struct ActionBody {
     pub(crate) idempotent: bool,
     /// The digest that an approval names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<DigestText>)]
     pub(crate) digest: Option<String>,
 }
 
@@ -267,28 +293,36 @@ pub(crate) struct DecisionBody {
 /// A hold in few words.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct HoldRef {
+    #[schema(value_type = HoldIdText)]
     pub(crate) id: String,
     pub(crate) alias: String,
     #[schema(value_type = HoldKindWire)]
     pub(crate) kind: HoldKind,
-    #[schema(value_type = String)]
+    #[schema(value_type = HoldStatusWord)]
     pub(crate) status: HoldStatus,
 }
 
 /// A hold.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Hold)]
 pub(crate) struct HoldOut {
+    #[schema(value_type = HoldIdText)]
     pub(crate) id: String,
     pub(crate) alias: String,
     #[schema(value_type = HoldKindWire)]
     pub(crate) kind: HoldKind,
     /// `open`, `approved`, `edited`, `answered`, `rejected`, `expired` or `cancelled`.
-    #[schema(value_type = String)]
+    #[schema(value_type = HoldStatusWord)]
     pub(crate) status: HoldStatus,
+    #[schema(value_type = SessionIdText)]
     pub(crate) session_id: String,
+    #[schema(value_type = TaskIdText)]
     pub(crate) task_id: String,
+    #[schema(value_type = RequestIdText)]
     pub(crate) request_id: String,
+    #[schema(value_type = Vec<TaskIdText>)]
     pub(crate) task_path: Vec<String>,
+    #[schema(value_type = NameText)]
     pub(crate) agent: String,
     pub(crate) title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -310,21 +344,25 @@ pub(crate) struct HoldOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) votes: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TimeText>)]
     pub(crate) expires_at: Option<String>,
     #[schema(value_type = OnExpiryWire)]
     pub(crate) on_expiry: OnExpiry,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) decision: Option<DecisionOut>,
+    #[schema(value_type = TimeText)]
     pub(crate) created_at: String,
 }
 
 /// A decision that stands.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Decision)]
 pub(crate) struct DecisionOut {
     /// How the hold ended.
-    #[schema(value_type = String)]
+    #[schema(value_type = HoldStatusWord)]
     pub(crate) status: HoldStatus,
     pub(crate) by: String,
+    #[schema(value_type = TimeText)]
     pub(crate) at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) comment: Option<String>,
@@ -410,21 +448,27 @@ impl HoldOut {
     }
 }
 
-/// What a decision came to, before it is durable: the same words every time the same decision is sent.
+/// What a decision came to. The same decision sent again gets the same words.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Decided)]
 pub(crate) struct DecidedOut {
+    #[schema(value_type = HoldIdText)]
     pub(crate) id: String,
+    #[schema(value_type = SessionIdText)]
     pub(crate) session_id: String,
+    #[schema(value_type = RequestIdText)]
     pub(crate) request_id: String,
     /// `open` while others must still approve.
-    #[schema(value_type = String)]
+    #[schema(value_type = HoldStatusWord)]
     pub(crate) status: HoldStatus,
     /// How many have approved, and how many must.
     pub(crate) approvals: u16,
     pub(crate) quorum: u16,
     /// What the request does now.
+    #[schema(value_type = RequestStatusWord)]
     pub(crate) request_status: String,
     pub(crate) decided_by: String,
+    #[schema(value_type = TimeText)]
     pub(crate) decided_at: String,
     pub(crate) revision: u64,
 }

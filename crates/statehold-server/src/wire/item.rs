@@ -11,6 +11,7 @@ use statehold_core::item::{
 use statehold_engine::{Payloads, StoredItem};
 use utoipa::ToSchema;
 
+use super::schema::{Content, ItemIdText, RequestIdText, TaskIdText, TimeText};
 use super::{Raw, raw_bytes, raw_null, raw_text, time, to_body};
 use crate::problem::{Code, Problem};
 
@@ -47,7 +48,7 @@ pub(crate) struct ItemIn {
     role: Option<RoleWire>,
     /// What is said: text, or parts.
     #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<Content>)]
     content: Option<Raw>,
     /// The tool, for calls.
     #[serde(default)]
@@ -85,8 +86,10 @@ pub(crate) struct ItemIn {
     outcome: Option<OutcomeWire>,
 }
 
+/// What an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ItemKind)]
 pub(crate) enum ItemKindWire {
     Message,
     ToolCall,
@@ -95,23 +98,29 @@ pub(crate) enum ItemKindWire {
     Note,
 }
 
+/// Whether clients see an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = Visibility)]
 pub(crate) enum VisibilityWire {
     Visible,
     Hidden,
 }
 
+/// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = Role)]
 pub(crate) enum RoleWire {
     User,
     Assistant,
     Tool,
 }
 
+/// What a tool call came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = CallOutcome)]
 pub(crate) enum OutcomeWire {
     Ran,
     Refused,
@@ -121,6 +130,7 @@ pub(crate) enum OutcomeWire {
 /// A file: behind a URL, behind the URL of what it was made from, or here.
 #[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Attachment)]
 pub(crate) struct AttachmentWire {
     /// The media type.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
@@ -137,13 +147,16 @@ pub(crate) struct AttachmentWire {
 }
 
 /// What is asked or answered: text, or content with files.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct MessageWire {
+#[schema(as = MessageIn)]
+pub(crate) struct MessageWire {
+    #[schema(value_type = Content)]
     content: Raw,
     #[serde(default)]
     attachments: Vec<AttachmentWire>,
     #[serde(default)]
+    #[schema(value_type = Option<serde_json::Value>)]
     annotations: Option<Raw>,
 }
 
@@ -336,21 +349,26 @@ pub(crate) fn call_places(items: &[ItemIn]) -> Vec<Option<CallPlace>> {
 
 /// An item, as the trace and the agent itself see it.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Item)]
 pub(crate) struct ItemOut {
+    #[schema(value_type = ItemIdText)]
     pub(crate) id: String,
     pub(crate) seq: u64,
     #[schema(value_type = ItemKindWire)]
     pub(crate) kind: ItemKind,
     #[schema(value_type = VisibilityWire)]
     pub(crate) visibility: Visibility,
+    #[schema(value_type = TaskIdText)]
     pub(crate) task_id: String,
+    #[schema(value_type = RequestIdText)]
     pub(crate) request_id: String,
+    #[schema(value_type = TimeText)]
     pub(crate) created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<RoleWire>)]
     pub(crate) role: Option<Role>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<Content>)]
     pub(crate) content: Option<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
@@ -370,7 +388,7 @@ pub(crate) struct ItemOut {
     #[schema(value_type = Option<OutcomeWire>)]
     pub(crate) outcome: Option<CallOutcome>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<AttachmentWire>)]
+    #[schema(value_type = Vec<Option<AttachmentWire>>, required = false)]
     pub(crate) attachments: Vec<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -380,9 +398,11 @@ pub(crate) struct ItemOut {
     pub(crate) data: Option<Raw>,
     /// Whether a rewind took it out of the conversation.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
     pub(crate) rewound: bool,
     /// Whether its content was removed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
     pub(crate) erased: bool,
 }
 
@@ -454,6 +474,7 @@ impl ItemOut {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ItemRef {
     /// The id. For a tool call, the execution key.
+    #[schema(value_type = ItemIdText)]
     pub(crate) id: String,
     pub(crate) seq: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -462,18 +483,23 @@ pub(crate) struct ItemRef {
 
 /// A message of the transcript.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Message)]
 pub(crate) struct MessageOut {
+    #[schema(value_type = ItemIdText)]
     pub(crate) id: String,
     pub(crate) seq: u64,
     #[schema(value_type = RoleWire)]
     pub(crate) role: Role,
-    #[schema(value_type = serde_json::Value)]
+    #[schema(value_type = Content)]
     pub(crate) content: Raw,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<AttachmentWire>)]
+    #[schema(value_type = Vec<Option<AttachmentWire>>, required = false)]
     pub(crate) attachments: Vec<Raw>,
+    #[schema(value_type = TaskIdText)]
     pub(crate) task_id: String,
+    #[schema(value_type = RequestIdText)]
     pub(crate) request_id: String,
+    #[schema(value_type = TimeText)]
     pub(crate) created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]

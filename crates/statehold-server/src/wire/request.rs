@@ -13,6 +13,10 @@ use utoipa::ToSchema;
 
 use super::hold::{HoldOut, HoldRef};
 use super::item::{ItemBody, ItemIn, ItemOut};
+use super::schema::{
+    CallStateWord, Content, DigestText, ItemIdText, LiveStatusWord, NameText, OutcomeWord,
+    RequestIdText, RequestStatusWord, SessionIdText, TaskIdText, TaskStatusWord, TimeText, Words,
+};
 use super::state::PatchIn;
 use super::{Raw, raw_bytes, raw_null, time};
 
@@ -22,17 +26,18 @@ use super::{Raw, raw_bytes, raw_null, time};
 pub(crate) struct RequestIn {
     /// The agent; the session's own if none is named.
     #[serde(default)]
+    #[schema(value_type = Option<NameText>)]
     pub(crate) agent: Option<String>,
     /// What is asked: text, or content with files.
-    #[schema(value_type = serde_json::Value)]
+    #[schema(value_type = Words)]
     pub(crate) input: Raw,
     /// The task to go on with.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<TaskIdText>)]
     pub(crate) task_id: Option<TaskId>,
     /// The request that asks, if an agent asks.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) parent_request_id: Option<RequestId>,
     /// The fence of that request.
     #[serde(default)]
@@ -48,7 +53,7 @@ pub(crate) struct RequestIn {
     pub(crate) state: Option<PatchIn>,
     /// With a lease: the answer.
     #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<Words>)]
     pub(crate) output: Option<Raw>,
     /// When a newly opened task closes by itself.
     #[serde(default)]
@@ -60,14 +65,18 @@ pub(crate) struct RequestIn {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LeaseIn {
     /// How long it lasts without a heartbeat.
+    #[schema(minimum = 1, maximum = 86_400)]
     pub(crate) ttl_seconds: u64,
     /// Who works, for people.
     #[serde(default)]
+    #[schema(max_length = 256)]
     pub(crate) worker: Option<String>,
 }
 
+/// When a task closes by itself.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = CloseOn)]
 pub(crate) enum CloseOnWire {
     Never,
     Reply,
@@ -101,6 +110,7 @@ pub(crate) struct ItemsIn {
 
 /// What became of the items.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ItemsWritten)]
 pub(crate) struct ItemsOut {
     pub(crate) items: Vec<super::item::ItemRef>,
     pub(crate) revision: u64,
@@ -112,7 +122,7 @@ pub(crate) struct ItemsOut {
 pub(crate) struct CompleteIn {
     pub(crate) fence: u64,
     /// What is answered: text, or content with files.
-    #[schema(value_type = serde_json::Value)]
+    #[schema(value_type = Words)]
     pub(crate) output: Raw,
     #[serde(default)]
     pub(crate) items: Vec<ItemIn>,
@@ -152,11 +162,14 @@ pub(crate) struct HeartbeatIn {
 
 /// How far the lease reaches now.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Heartbeat)]
 pub(crate) struct HeartbeatOut {
+    #[schema(value_type = RequestIdText)]
     pub(crate) request_id: String,
     pub(crate) fence: u64,
-    #[schema(value_type = String)]
+    #[schema(value_type = LiveStatusWord)]
     pub(crate) status: RequestStatus,
+    #[schema(value_type = TimeText)]
     pub(crate) lease_until: String,
 }
 
@@ -169,59 +182,75 @@ pub(crate) struct NothingIn {}
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClaimIn {
+    #[schema(value_type = NameText)]
     pub(crate) agent: String,
     /// Who works, for people.
     #[serde(default)]
+    #[schema(max_length = 256)]
     pub(crate) worker: Option<String>,
     /// At most so many, 1 to 100.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 100)]
     pub(crate) max: Option<usize>,
     /// How long to wait for the first, at most 60.
     #[serde(default)]
+    #[schema(maximum = 60)]
     pub(crate) wait_seconds: Option<u64>,
     /// How long the lease lasts without a heartbeat.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 86_400)]
     pub(crate) lease_seconds: Option<u64>,
     /// Only this request.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) request_id: Option<RequestId>,
 }
 
 /// Requests that now belong to the worker.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Claimed)]
 pub(crate) struct ClaimOut {
     pub(crate) requests: Vec<RequestOut>,
 }
 
 /// A request.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Request)]
 pub(crate) struct RequestOut {
+    #[schema(value_type = RequestIdText)]
     pub(crate) id: String,
     pub(crate) alias: String,
+    #[schema(value_type = SessionIdText)]
     pub(crate) session_id: String,
+    #[schema(value_type = TaskIdText)]
     pub(crate) task_id: String,
+    #[schema(value_type = NameText)]
     pub(crate) agent: String,
     /// `queued`, `running`, `held`, `waiting`, `completed`, `failed` or `cancelled`.
+    #[schema(value_type = RequestStatusWord)]
     pub(crate) status: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) parent_request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fence: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TimeText>)]
     pub(crate) lease_until: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<Content>)]
     pub(crate) input: Option<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<Content>)]
     pub(crate) output: Option<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(crate) error: Option<Raw>,
     pub(crate) holds: Vec<HoldOut>,
+    #[schema(value_type = TimeText)]
     pub(crate) created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TimeText>)]
     pub(crate) finished_at: Option<String>,
     /// On a claim: how its holds were decided.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -235,20 +264,25 @@ pub(crate) struct RequestOut {
     pub(crate) calls: Option<Vec<CallOut>>,
     /// On a claim: whether `temp:` values were lost.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
     pub(crate) temp_lost: bool,
 }
 
 /// A tool call without a result.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Call)]
 pub(crate) struct CallOut {
     /// The execution key.
+    #[schema(value_type = ItemIdText)]
     pub(crate) id: String,
     /// `proposed`, `started`, `released`, `unknown`, `refused`, `answered` or `confirmed`.
+    #[schema(value_type = CallStateWord)]
     pub(crate) state: &'static str,
     pub(crate) gated: bool,
     pub(crate) idempotent: bool,
     /// The digest that was approved.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<DigestText>)]
     pub(crate) digest: Option<String>,
 }
 
@@ -483,19 +517,25 @@ fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
 
 /// A task with a page of its history.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Task)]
 pub(crate) struct TaskOut {
+    #[schema(value_type = TaskIdText)]
     pub(crate) id: String,
     pub(crate) alias: String,
+    #[schema(value_type = SessionIdText)]
     pub(crate) session_id: String,
+    #[schema(value_type = NameText)]
     pub(crate) agent: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = TaskStatusWord)]
     pub(crate) status: TaskStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) parent_request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) live_request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<OutcomeWord>)]
     pub(crate) last_outcome: Option<RequestOutcome>,
     pub(crate) pending_holds: Vec<HoldRef>,
     pub(crate) history: Vec<ItemOut>,
@@ -509,7 +549,9 @@ pub(crate) struct TaskOut {
 
 /// The tree of a session.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Tree)]
 pub(crate) struct TreeOut {
+    #[schema(value_type = SessionIdText)]
     pub(crate) session_id: String,
     pub(crate) revision: u64,
     pub(crate) tasks: Vec<TreeTaskOut>,
@@ -518,22 +560,31 @@ pub(crate) struct TreeOut {
     pub(crate) before: Option<u64>,
 }
 
+/// A task in the tree.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = TreeTask)]
 pub(crate) struct TreeTaskOut {
+    #[schema(value_type = TaskIdText)]
     pub(crate) id: String,
     pub(crate) alias: String,
+    #[schema(value_type = NameText)]
     pub(crate) agent: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = TaskStatusWord)]
     pub(crate) status: TaskStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) parent_request_id: Option<String>,
     pub(crate) requests: Vec<TreeRequestOut>,
 }
 
+/// A request in the tree.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = TreeRequest)]
 pub(crate) struct TreeRequestOut {
+    #[schema(value_type = RequestIdText)]
     pub(crate) id: String,
     pub(crate) alias: String,
+    #[schema(value_type = RequestStatusWord)]
     pub(crate) status: &'static str,
     pub(crate) holds: Vec<HoldRef>,
     #[schema(no_recursion)]

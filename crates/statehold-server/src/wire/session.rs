@@ -8,6 +8,9 @@ use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
 use statehold_engine::SessionSummary;
 use utoipa::ToSchema;
 
+use super::schema::{
+    LabelText, NameText, SessionIdText, SessionStatusWord, StateKeyText, TimeText,
+};
 use super::{Raw, time};
 use crate::problem::Problem;
 
@@ -23,25 +26,31 @@ const LABEL_VALUE_BYTES_MAX: usize = 256;
 #[serde(deny_unknown_fields)]
 pub(crate) struct SessionIn {
     /// The app.
+    #[schema(value_type = NameText)]
     pub(crate) app: String,
     /// The user. A key that is bound to one may leave it out.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
     pub(crate) user: Option<String>,
     /// A name, unique for the app and the user.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
     pub(crate) name: Option<String>,
     /// The agent that answers when none is named.
     #[serde(default)]
+    #[schema(value_type = Option<NameText>)]
     pub(crate) agent: Option<String>,
     /// Words to find it by.
     #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<LabelText, String>>)]
     pub(crate) labels: Option<BTreeMap<String, String>>,
     /// First values of its state.
     #[serde(default)]
-    #[schema(value_type = Option<BTreeMap<String, serde_json::Value>>)]
+    #[schema(value_type = Option<BTreeMap<StateKeyText, serde_json::Value>>)]
     pub(crate) state: Option<BTreeMap<String, Raw>>,
     /// How long it lives.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 316_224_000)]
     pub(crate) ttl_seconds: Option<u64>,
     /// From when that counts.
     #[serde(default)]
@@ -51,6 +60,7 @@ pub(crate) struct SessionIn {
 /// From when a time to live counts.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = TtlMode)]
 pub(crate) enum TtlModeWire {
     /// From the last commit.
     Sliding,
@@ -64,14 +74,15 @@ pub(crate) enum TtlModeWire {
 pub(crate) struct SessionPatch {
     /// Its name.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
     pub(crate) name: Option<Option<String>>,
     /// Labels to set, or to remove with null.
     #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<LabelText, Option<String>>>)]
     pub(crate) labels: Option<BTreeMap<String, Option<String>>>,
     /// How long it lives.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<u64>)]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
     pub(crate) ttl_seconds: Option<Option<u64>>,
     /// From when that counts.
     #[serde(default)]
@@ -98,24 +109,32 @@ pub(crate) struct CloseIn {
 
 /// A session.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Session)]
 pub(crate) struct SessionOut {
+    #[schema(value_type = SessionIdText)]
     pub(crate) id: String,
+    #[schema(value_type = NameText)]
     pub(crate) app: String,
     pub(crate) user: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
+    #[schema(value_type = NameText)]
     pub(crate) agent: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = SessionStatusWord)]
     pub(crate) status: SessionStatus,
     pub(crate) revision: u64,
     pub(crate) labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 316_224_000)]
     pub(crate) ttl_seconds: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ttl_mode: Option<TtlModeWire>,
+    #[schema(value_type = TimeText)]
     pub(crate) created_at: String,
+    #[schema(value_type = TimeText)]
     pub(crate) updated_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TimeText>)]
     pub(crate) expires_at: Option<String>,
 }
 

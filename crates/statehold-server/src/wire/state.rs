@@ -10,6 +10,7 @@ use statehold_engine::Payloads;
 use utoipa::ToSchema;
 
 use super::Raw;
+use super::schema::{RequestIdText, StateKeyText};
 use crate::problem::{Code, Problem};
 
 /// Writes of state.
@@ -18,16 +19,19 @@ use crate::problem::{Code, Problem};
 pub(crate) struct PatchIn {
     /// Keys to write.
     #[serde(default)]
-    #[schema(value_type = BTreeMap<String, serde_json::Value>)]
+    #[schema(value_type = BTreeMap<StateKeyText, serde_json::Value>)]
     pub(crate) set: BTreeMap<String, Raw>,
     /// Keys to remove.
     #[serde(default)]
+    #[schema(value_type = Vec<StateKeyText>)]
     pub(crate) delete: Vec<String>,
     /// Versions that must be there; 0 means none.
     #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKeyText, u64>)]
     pub(crate) if_versions: BTreeMap<String, u64>,
     /// How a value meets the one that is there.
     #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKeyText, MergeWire>)]
     pub(crate) merge: BTreeMap<String, MergeWire>,
 }
 
@@ -37,20 +41,23 @@ pub(crate) struct PatchIn {
 pub(crate) struct SessionPatchIn {
     /// Keys to write.
     #[serde(default)]
-    #[schema(value_type = BTreeMap<String, serde_json::Value>)]
+    #[schema(value_type = BTreeMap<StateKeyText, serde_json::Value>)]
     set: BTreeMap<String, Raw>,
     /// Keys to remove.
     #[serde(default)]
+    #[schema(value_type = Vec<StateKeyText>)]
     delete: Vec<String>,
     /// Versions that must be there; 0 means none.
     #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKeyText, u64>)]
     if_versions: BTreeMap<String, u64>,
     /// How a value meets the one that is there.
     #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKeyText, MergeWire>)]
     merge: BTreeMap<String, MergeWire>,
     /// The request that writes.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<RequestIdText>)]
     pub(crate) request_id: Option<RequestId>,
     /// The fence of that request.
     #[serde(default)]
@@ -69,8 +76,10 @@ impl SessionPatchIn {
     }
 }
 
+/// How a value meets the one that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = Merge)]
 pub(crate) enum MergeWire {
     Replace,
     KeepFirst,
@@ -117,7 +126,7 @@ pub(crate) fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, Problem>
         Some(Scope::User) => "user:",
         _ => "",
     };
-    let full = if text.starts_with(prefix) {
+    let full = if text.contains(':') {
         text.to_owned()
     } else {
         format!("{prefix}{text}")
@@ -204,9 +213,11 @@ impl Patch {
 
 /// State with the version of each value.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = State)]
 pub(crate) struct StateOut {
-    #[schema(value_type = BTreeMap<String, serde_json::Value>)]
+    #[schema(value_type = BTreeMap<StateKeyText, serde_json::Value>)]
     pub(crate) state: BTreeMap<String, Raw>,
+    #[schema(value_type = BTreeMap<StateKeyText, u64>)]
     pub(crate) versions: BTreeMap<String, u64>,
     pub(crate) revision: u64,
 }
@@ -215,4 +226,31 @@ pub(crate) struct StateOut {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct StateWritten {
     pub(crate) revision: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(text: &str, scope: Scope) -> Option<String> {
+        let key = key(text, Some(scope)).ok()?;
+        Some(key.as_str().to_owned())
+    }
+
+    #[test]
+    fn in_the_routes_of_one_scope_its_prefix_may_be_left_out() {
+        assert_eq!(full("theme", Scope::User).as_deref(), Some("user:theme"));
+        assert_eq!(
+            full("user:theme", Scope::User).as_deref(),
+            Some("user:theme")
+        );
+        assert_eq!(full("app:a:b", Scope::App).as_deref(), Some("app:a:b"));
+    }
+
+    #[test]
+    fn in_the_routes_of_one_scope_other_prefixes_are_refused() {
+        for text in ["user:theme", "temp:x", "App:x", "other:x", ":x", ""] {
+            assert_eq!(full(text, Scope::App), None, "{text}");
+        }
+    }
 }

@@ -3,46 +3,71 @@
 use std::sync::Arc;
 
 use statehold_core::ids::SessionId;
-use statehold_core::record::ErasedPayloads;
+use statehold_core::record::{ErasedPayloads, Event};
 
-use super::{Entry, Tables};
+use super::{Entry, Session, Tables};
 
 impl Tables {
     pub(super) fn begin_erasure(&mut self, session: SessionId, payloads: ErasedPayloads) {
         self.erasing.insert(session, payloads);
-        let origin = self.sessions.get(&session).and_then(|kept| kept.origin);
-        // What the origin could not remove because this session shared it can go now.
-        if let (ErasedPayloads::All, Some((origin, _))) = (payloads, origin)
-            && self
-                .sessions
-                .get(&origin)
-                .is_some_and(|kept| kept.state.deleted)
-        {
-            self.erasing.insert(origin, ErasedPayloads::All);
+        let answers = self.answers.values_mut();
+        for answer in answers.filter(|answer| answer.session == session) {
+            answer.body.clear();
         }
+        if payloads == ErasedPayloads::Hidden {
+            return;
+        }
+        // What its origins could not remove because this session shared it can go now.
+        let origin_of = |of: SessionId| {
+            let (origin, _) = self.sessions.get(&of)?.origin?;
+            Some(origin)
+        };
+        let origins = std::iter::successors(origin_of(session), |origin| origin_of(*origin));
+        let again: Vec<_> = origins
+            .filter_map(|origin| Some((origin, self.sessions.get(&origin)?.removed()?)))
+            .collect();
+        self.erasing.extend(again);
     }
 
     pub(super) fn erase_all(&mut self) {
         for (session, payloads) in std::mem::take(&mut self.erasing) {
             let shared_until = self.shared_until(session);
-            let Some(kept) = self.sessions.get_mut(&session) else {
-                continue;
-            };
-            for entry in &mut kept.log {
-                let content = &entry.record.content;
-                if content.session == session && content.seq > shared_until {
-                    *entry = Arc::new(entry.without(payloads));
+            // Every fork has the entries that it shares in a log of its own.
+            for kept in self.sessions.values_mut() {
+                for entry in &mut kept.log {
+                    let content = &entry.record.content;
+                    if content.session == session && content.seq > shared_until {
+                        *entry = Arc::new(entry.without(payloads));
+                    }
                 }
             }
         }
     }
 
-    /// The last record that a living fork shares.
+    /// The last record that a living session shares: a fork, or a fork of one.
     fn shared_until(&self, session: SessionId) -> u64 {
         let living = self.sessions.values().filter(|kept| !kept.state.deleted);
-        let shared = living.filter_map(|kept| kept.origin);
-        let ours = shared.filter(|(origin, _)| *origin == session);
-        ours.map(|(_, at)| at).max().unwrap_or(0)
+        let of_another = living.filter(|kept| kept.state.session != session);
+        let shared = of_another.filter_map(|kept| {
+            let mut log = kept.log.iter().rev().map(|entry| &entry.record.content);
+            log.find(|content| content.session == session)
+        });
+        shared.map(|content| content.seq).max().unwrap_or(0)
+    }
+}
+
+impl Session {
+    /// Which payloads its own records say were removed.
+    fn removed(&self) -> Option<ErasedPayloads> {
+        let own = self.log.iter().map(|entry| &entry.record.content);
+        let own = own.filter(|content| content.session == self.state.session);
+        let removed = |event: &Event| match event {
+            Event::PayloadsErased { payloads } => Some(*payloads),
+            _ => None,
+        };
+        own.flat_map(|content| &content.events)
+            .filter_map(removed)
+            .max()
     }
 }
 

@@ -115,13 +115,10 @@ impl Session {
         for (_, event, bodies) in events(&self.log) {
             match event {
                 Event::TaskStatePut { task, .. } => {
-                    states.extend(
-                        bodies
-                            .first()
-                            .cloned()
-                            .flatten()
-                            .map(|value| (*task, value)),
-                    );
+                    let value = bodies.first().cloned().flatten();
+                    // One that was removed does not bring back the one before.
+                    states.remove(task);
+                    states.extend(value.map(|value| (*task, value)));
                 }
                 Event::PayloadsErased { .. } => states.clear(),
                 Event::TaskRenamed { from, to } => {

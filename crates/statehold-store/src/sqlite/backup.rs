@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
-use statehold_core::command::{Cold, Command, Context, Outcome};
+use statehold_core::command::{Cold, Command, Context, Outcome, Rejection};
 use statehold_core::decide::decide;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Actor;
@@ -102,17 +102,27 @@ fn give_up_leases(conn: &Connection) -> Result<(), StoreError> {
         let (Some(owner), Some(until)) = (&state.owner, until) else {
             continue;
         };
-        let ctx = Context {
-            now: until,
-            actor: Actor::system(owner.tenant.clone()),
-            entropy: 0,
-            leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
-            cold: Cold::default(),
+        let decided = |command: &Command, now| {
+            let ctx = Context {
+                now,
+                actor: Actor::system(owner.tenant.clone()),
+                entropy: 0,
+                leases: BTreeMap::new(),
+                key: None,
+                known_key: None,
+                cold: Cold::default(),
+            };
+            decide(&state, command, &ctx)
         };
-        let decided = decide(&state, &Command::LapseLease { request }, &ctx);
-        let Ok(Outcome::Commit(record)) = decided else {
+        let lapsed = decided(&Command::LapseLease { request }, until);
+        // A session that ends before the lease takes nothing after its end; what runs in it stops.
+        let given_up = match lapsed {
+            Err(Rejection::SessionExpired) => {
+                decided(&Command::CancelRequest { request }, state.last_at)
+            }
+            other => other,
+        };
+        let Ok(Outcome::Commit(record)) = given_up else {
             continue;
         };
         let commit = Commit::new(&state, record, Vec::new())

@@ -6,6 +6,7 @@
 
 mod beside;
 mod columns;
+mod erased;
 mod tenant;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +20,11 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::invariant::{Facts, Observation, RecordStep, judge_all};
 use statehold_core::projection::changes;
-use statehold_core::record::{ErasedPayloads, Event};
+use statehold_core::record::Event;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionState;
+
+use erased::Erased;
 
 use super::log::{self, SessionRow, Uuid16};
 use super::sql::{corrupt_or_unavailable, damaged};
@@ -182,6 +185,7 @@ impl RowCounts {
             "open_hold",
             "closed_hold",
             "state",
+            "erasure",
         ];
         let expected = tables.map(|table| (table, 0)).into();
         Self { expected }
@@ -221,7 +225,7 @@ fn check_session(
     };
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
-    let mut missing = Missing::default();
+    let mut erased = Erased::default();
     let mut first = 1;
     while first <= row.revision {
         let page = log::read_range(conn, &row, first, first + PAGE - 1)?;
@@ -233,9 +237,7 @@ fn check_session(
             let state = state.get_or_insert_with(|| SessionState::new(begins));
             check_record(stored, state, &mut facts, report);
             check_payloads(stored, state, keys, report);
-            if begins == session {
-                missing.note(stored);
-            }
+            erased.note(session, stored);
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {
@@ -250,56 +252,10 @@ fn check_session(
         first += PAGE;
     }
     let folded = state.ok_or_else(|| damaged(format!("session {session}"), "it has no records"))?;
-    missing.report(session, report);
+    erased.report(conn, &row, &folded, report, rows)?;
     columns::compare_queues(conn, &folded, report)?;
     columns::compare_life(conn, &row, &folded, report)?;
     compare_projections(conn, &row, &folded, report, rows)
-}
-
-/// Payloads that are not there, and what was ever removed.
-#[derive(Default)]
-struct Missing {
-    /// A record that lacks a payload which is not hidden, and one that lacks any.
-    visible: Option<u64>,
-    any: Option<u64>,
-    removed: Option<ErasedPayloads>,
-}
-
-impl Missing {
-    fn note(&mut self, stored: &StoredRecord) {
-        let content = &stored.record.content;
-        let hidden = content
-            .events
-            .iter()
-            .flat_map(|event| event.erased(ErasedPayloads::Hidden));
-        for (body, is_hidden) in stored.bodies.iter().zip(hidden) {
-            if body.is_none() {
-                self.any.get_or_insert(content.seq);
-                if !is_hidden {
-                    self.visible.get_or_insert(content.seq);
-                }
-            }
-        }
-        for event in &content.events {
-            if let Event::PayloadsErased { payloads } = event {
-                self.removed = self.removed.max(Some(*payloads));
-            }
-        }
-    }
-
-    fn report(&self, session: SessionId, report: &mut CheckReport) {
-        let unexplained = match self.removed {
-            None => self.any,
-            Some(ErasedPayloads::Hidden) => self.visible,
-            Some(ErasedPayloads::All) => None,
-        };
-        if let Some(seq) = unexplained {
-            report.problems.push(Problem {
-                place: format!("a payload of record {seq} of session {session}"),
-                what: "is gone, and no record says that it was removed".to_owned(),
-            });
-        }
-    }
 }
 
 fn check_record(

@@ -1,7 +1,7 @@
 //! Removing payloads from the log, a few rows at a time. Records and their digests stay.
 
 use rusqlite::{Connection, OptionalExtension};
-use statehold_core::record::ErasedPayloads;
+use statehold_core::record::{ErasedPayloads, Event};
 
 use super::log;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
@@ -16,30 +16,52 @@ pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
     }
 }
 
-/// Removes payloads in at most `limit` rows of the log, in one transaction; returns whether there is
-/// more to do.
-pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
-    let place = corrupt_or_unavailable("removing payloads");
-    // What is removed must not stay readable in the free space of a page.
-    conn.execute_batch("PRAGMA secure_delete = ON")
-        .map_err(&place)?;
-    let more = some_rows(conn, limit);
-    conn.execute_batch("PRAGMA secure_delete = OFF")
-        .map_err(&place)?;
-    more
+/// How much there was to remove.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Erased {
+    /// Nothing.
+    Nothing,
+    /// Some, and there may be more.
+    Some,
+    /// Some, and it was the last.
+    Last,
 }
 
-fn some_rows(conn: &mut Connection, limit: usize) -> Result<bool, StoreError> {
+/// Whether pages that fall free are overwritten too.
+pub(super) fn overwrite_pages(conn: &Connection, always: bool) -> Result<(), StoreError> {
+    let sql = if always {
+        "PRAGMA secure_delete = ON"
+    } else {
+        "PRAGMA secure_delete = FAST"
+    };
+    conn.execute_batch(sql)
+        .map_err(corrupt_or_unavailable("the settings"))
+}
+
+/// Removes payloads in at most `limit` rows of the log, in one transaction.
+pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
+    overwrite_pages(conn, true)?;
+    let erased = some_rows(conn, limit)?;
+    overwrite_pages(conn, false)?;
+    Ok(erased)
+}
+
+fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
     let transaction = conn.transaction().map_err(&place)?;
+    let mut erased = Erased::Nothing;
     for _ in 0..limit {
-        if !one(&transaction)? {
-            transaction.commit().map_err(&place)?;
-            return Ok(false);
+        if one(&transaction)? {
+            erased = Erased::Some;
+        } else {
+            if erased == Erased::Some {
+                erased = Erased::Last;
+            }
+            break;
         }
     }
     transaction.commit().map_err(&place)?;
-    Ok(true)
+    Ok(erased)
 }
 
 /// Goes one row back in some session; returns whether there was one.
@@ -117,12 +139,57 @@ fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<
     Ok(row.prev)
 }
 
-/// The last record that a living fork shares.
-fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
-    conn.prepare_cached("SELECT max(origin_seq) FROM session WHERE origin = ?1 AND NOT deleted")
+/// The last record that a living session shares: a fork, or a fork of one.
+pub(super) fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
+    // A fork is younger than its origin, so this ends also where the table is damaged.
+    let sql = "WITH RECURSIVE fork(pk, until, deleted) AS (
+                 SELECT pk, origin_seq, deleted FROM session WHERE origin = ?1 AND pk > ?1
+                 UNION ALL
+                 SELECT session.pk, min(fork.until, session.origin_seq), session.deleted
+                 FROM fork JOIN session ON session.origin = fork.pk AND session.pk > fork.pk
+               ) SELECT max(until) FROM fork WHERE NOT deleted";
+    conn.prepare_cached(sql)
         .and_then(|mut statement| statement.query_row([pk], |row| row.get::<_, Option<i64>>(0)))
         .map(|seq| seq.map_or(0, from_sql))
         .map_err(corrupt_or_unavailable("the table `session`"))
+}
+
+/// Notes that the payloads of a session have to go, and those that its origins could not remove
+/// because this session shared them.
+pub(super) fn begin(
+    conn: &Connection,
+    pk: i64,
+    payloads: ErasedPayloads,
+    last_log: i64,
+) -> Result<(), StoreError> {
+    note(conn, pk, payloads, last_log)?;
+    if payloads == ErasedPayloads::Hidden {
+        return Ok(());
+    }
+    let mut origin = log::session_by_pk(conn, pk)?.map_or(0, |session| session.origin);
+    while let Some(session) = log::session_by_pk(conn, origin)? {
+        // Nothing follows in a session whose payloads were removed but their further removal.
+        let last = log::row(conn, session.last_log)?.record()?;
+        for event in &last.content.events {
+            if let Event::PayloadsErased { payloads } = event {
+                note(conn, session.pk, *payloads, session.last_log)?;
+            }
+        }
+        origin = session.origin;
+    }
+    Ok(())
+}
+
+fn note(
+    conn: &Connection,
+    pk: i64,
+    payloads: ErasedPayloads,
+    last_log: i64,
+) -> Result<(), StoreError> {
+    conn.prepare_cached("INSERT OR REPLACE INTO erasure VALUES(?1, ?2, ?3)")
+        .and_then(|mut statement| statement.execute((pk, name_of(payloads), last_log)))
+        .map(drop)
+        .map_err(corrupt_or_unavailable("the table `erasure`"))
 }
 
 impl log::LogRow {

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{SessionId, TaskId, UserId};
-use statehold_core::record::Record;
+use statehold_core::record::{Record, RecordContent};
 use statehold_core::session::SessionState;
 use uuid::Uuid;
 
@@ -25,9 +25,10 @@ pub(super) struct SessionRow {
     pub(super) last_log: i64,
     pub(super) origin: i64,
     pub(super) origin_seq: u64,
+    pub(super) deleted: bool,
 }
 
-const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq";
+const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq, deleted";
 
 /// The row of a session, if there is one.
 pub(super) fn session_row(
@@ -65,12 +66,13 @@ fn one_session(
                         row.get::<_, i64>(5)?,
                         row.get::<_, i64>(6)?,
                         row.get::<_, i64>(7)?,
+                        row.get::<_, bool>(8)?,
                     ))
                 })
                 .optional()
         })
         .map_err(corrupt_or_unavailable("the table `session`"))?;
-    let Some((pk, id, user, revision, head, last_log, origin, origin_seq)) = row else {
+    let Some((pk, id, user, revision, head, last_log, origin, origin_seq, deleted)) = row else {
         return Ok(None);
     };
     let id = SessionId::from_uuid(id);
@@ -89,6 +91,7 @@ fn one_session(
         last_log,
         origin,
         origin_seq: from_sql(origin_seq),
+        deleted,
     }))
 }
 
@@ -154,14 +157,28 @@ impl LogRow {
         }
     }
 
+    /// What the record says, for reads that do not verify the chain.
+    pub(super) fn content(&self) -> Result<RecordContent, StoreError> {
+        let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
+        let content = Record::read_content(&bytes).map_err(|error| damaged(self.place(), error))?;
+        if content.seq == self.seq {
+            Ok(content)
+        } else {
+            Err(damaged(
+                self.place(),
+                "the record has another number than its row",
+            ))
+        }
+    }
+
     /// The payloads of the record.
     pub(super) fn bodies(
         &self,
         conn: &Connection,
         user: UserId,
-        record: &Record,
+        content: &RecordContent,
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let named = record.bodies();
+        let named = content.bodies();
         let stored = codec::unpack_bodies(&self.bodies, &named)
             .map_err(|error| damaged(self.place(), error))?;
         let mut bodies = Vec::with_capacity(stored.len());
@@ -353,7 +370,7 @@ pub(super) fn read_range(
             ));
         }
         expected = record.content.prev_hash;
-        let bodies = at.bodies(conn, session.user, &record)?;
+        let bodies = at.bodies(conn, session.user, &record.content)?;
         records.push(StoredRecord { record, bodies });
         if at.seq <= first {
             break;

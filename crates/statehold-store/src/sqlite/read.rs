@@ -10,7 +10,7 @@ use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::{Item, PlacedItem};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask};
-use statehold_core::record::{Event, Record};
+use statehold_core::record::{Event, RecordContent};
 use statehold_core::request::LiveRequest;
 use statehold_core::scope::StateKey;
 use statehold_core::session::{
@@ -212,9 +212,9 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let record = log.record()?;
-        let bodies = log.bodies(conn, row.user, &record)?;
-        let mut page = place_items(conn, &record, bodies, &mut placing)?;
+        let content = log.content()?;
+        let bodies = log.bodies(conn, row.user, &content)?;
+        let mut page = place_items(conn, &content, bodies, &mut placing)?;
         page.retain(|item| item.placed.item.seq < before);
         page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
         found.extend(page.into_iter().rev());
@@ -282,13 +282,13 @@ fn last_log_of(
 /// The items of a record with their payloads, oldest first.
 fn place_items(
     conn: &Connection,
-    record: &Record,
+    content: &RecordContent,
     bodies: Vec<Option<Vec<u8>>>,
     placing: &mut Placing,
 ) -> Result<Vec<StoredItem>, StoreError> {
     let mut bodies = bodies.into_iter();
     let mut placed = Vec::new();
-    for event in &record.content.events {
+    for event in &content.events {
         let Event::ItemsAppended {
             task,
             request,
@@ -319,7 +319,7 @@ fn place_items(
                 rewound,
                 item,
             };
-            let at = record.content.at;
+            let at = content.at;
             placed.push(StoredItem {
                 placed: placed_item,
                 at,
@@ -412,7 +412,7 @@ pub(super) fn state_at(
         for event in &record.content.events {
             match event {
                 Event::StatePut { key: put, .. } if put == key => {
-                    let bodies = at.bodies(conn, row.user, &record)?;
+                    let bodies = at.bodies(conn, row.user, &record.content)?;
                     return Ok(bodies.into_iter().nth(index).flatten());
                 }
                 Event::StateDeleted { key: deleted, .. } if deleted == key => return Ok(None),
@@ -468,7 +468,7 @@ pub(super) fn task_state_at(
             index += event.bodies().len();
         }
         if let Some(index) = found {
-            let bodies = row.bodies(conn, user, &record)?;
+            let bodies = row.bodies(conn, user, &record.content)?;
             return Ok(bodies.into_iter().nth(index).flatten());
         }
         at = row.prev;
@@ -686,18 +686,23 @@ fn time_to_live(
     }))
 }
 
-/// The holds that a request ever opened, oldest first.
+/// The holds that a request ever opened, in the order of opening.
 pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-    let id = id_bytes(request.as_uuid());
-    let mut found = Vec::new();
-    for table in ["open_hold", "closed_hold"] {
-        let sql = format!("SELECT id FROM {table} WHERE request = ?1");
-        let ids = all(conn, &sql, [id], |row| row.get::<_, Uuid16>(0))?;
-        found.extend(ids.into_iter().map(|id| HoldId::from_uuid(id.0)));
+    let bodies = |table: &str| -> Result<Vec<Vec<u8>>, StoreError> {
+        let sql = format!("SELECT body FROM {table} WHERE request = ?1");
+        all(conn, &sql, [id_bytes(request.as_uuid())], |row| row.get(0))
+    };
+    let mut found: Vec<Hold> = Vec::new();
+    for body in bodies("open_hold")? {
+        found.push(parse("the table `open_hold`", &body)?);
     }
-    // Ids sort by the time they were made.
-    found.sort_unstable();
-    Ok(found)
+    for body in bodies("closed_hold")? {
+        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
+        found.push(closed.hold);
+    }
+    // Ids say nothing: whoever opens a hold chooses its id.
+    found.sort_unstable_by_key(|hold| hold.number);
+    Ok(found.into_iter().map(|hold| hold.id).collect())
 }
 
 /// The requests that a request ever started, oldest first.

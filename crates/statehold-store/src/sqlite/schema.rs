@@ -70,9 +70,12 @@ pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreErro
         )));
     }
     let sync = if sync { "FULL" } else { "OFF" };
+    // Rows move in their pages with every commit: what is removed later must not stay readable where
+    // it was before. So the engine always overwrites what it frees in pages that it writes anyway;
+    // where payloads are removed on purpose, see `erase`, also in pages that fall free.
     conn.execute_batch(&format!(
         "PRAGMA synchronous = {sync}; PRAGMA wal_autocheckpoint = 0; PRAGMA foreign_keys = OFF;
-         PRAGMA cache_size = -65536; PRAGMA temp_store = MEMORY;",
+         PRAGMA cache_size = -65536; PRAGMA temp_store = MEMORY; PRAGMA secure_delete = FAST;",
     ))
     .map_err(&place)
 }

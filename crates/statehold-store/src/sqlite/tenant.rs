@@ -120,7 +120,7 @@ pub(super) fn api_keys(
     bodies.iter().map(|body| parse_key(body)).collect()
 }
 
-fn parse_key(body: &[u8]) -> Result<ApiKey, StoreError> {
+pub(super) fn parse_key(body: &[u8]) -> Result<ApiKey, StoreError> {
     serde_json::from_slice(body).map_err(|error| damaged("the table `api_key`", error))
 }
 

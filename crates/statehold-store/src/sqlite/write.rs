@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, ToSql, params};
 use statehold_core::ids::TaskId;
-use statehold_core::record::{Change, ErasedPayloads, Event, RecordContent};
+use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::RequestStatus;
 use statehold_core::scope::{Scope, StateKey, merge};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
@@ -25,6 +25,16 @@ fn run(conn: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<us
 
 /// Writes everything a commit wants written, or says why not; the caller rolls back then.
 pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
+    if commit.writes.erased.is_none() {
+        return write_all(conn, commit);
+    }
+    erase::overwrite_pages(conn, true)?;
+    let revision = write_all(conn, commit);
+    erase::overwrite_pages(conn, false)?;
+    revision
+}
+
+fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     let found = log::session_row(conn, commit.session())?;
     let owner = commit.after.owner.as_ref().ok_or_else(|| {
         StoreError::Unusable("a commit must belong to a session that was created".to_owned())
@@ -48,7 +58,16 @@ pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreErr
     write_holds(conn, commit, owner, pk)?;
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
-        begin_erasure(conn, pk, payloads, log)?;
+        // What lies beside the log goes at once, and the log has to follow.
+        run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
+        // The keys stay taken; what was answered goes with what it was about.
+        let id = id_bytes(content.session.as_uuid());
+        run(
+            conn,
+            "UPDATE answer SET body = x'' WHERE session = ?1",
+            [id],
+        )?;
+        erase::begin(conn, pk, payloads, log)?;
     }
     for write in &commit.writes.shared {
         write_shared(conn, content, owner, write)?;
@@ -64,29 +83,6 @@ pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreErr
         )?;
     }
     Ok(content.seq)
-}
-
-/// Removes what lies beside the log at once, and notes that the log has to follow.
-fn begin_erasure(
-    conn: &Connection,
-    pk: i64,
-    payloads: ErasedPayloads,
-    log: i64,
-) -> Result<(), StoreError> {
-    run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
-    let sql = "INSERT OR REPLACE INTO erasure VALUES(?1, ?2, ?3)";
-    run(conn, sql, (pk, erase::name_of(payloads), log))?;
-    if payloads == ErasedPayloads::All {
-        // What the origin could not remove because this session shared it can go now.
-        run(
-            conn,
-            "INSERT OR REPLACE INTO erasure SELECT origin.pk, 'all', origin.last_log
-             FROM session JOIN session AS origin ON origin.pk = session.origin
-             WHERE session.pk = ?1 AND origin.deleted",
-            [pk],
-        )?;
-    }
-    Ok(())
 }
 
 /// Lets a commit in only at the head it was decided on, and says which log row that head is.
@@ -106,7 +102,9 @@ fn require_head(
         (Some(row), None) if row.revision == expected && row.head == prev_hash => Ok(row.last_log),
         (Some(row), _) => Err(conflict(row.revision)),
         (None, Some((origin, at))) => {
-            let origin = log::session_row(conn, origin)?.ok_or(conflict(0))?;
+            let living = |origin: &SessionRow| !origin.deleted;
+            let origin = log::session_row(conn, origin)?.filter(living);
+            let origin = origin.ok_or(conflict(0))?;
             if at != expected || at > origin.revision {
                 return Err(conflict(origin.revision));
             }

@@ -1,12 +1,16 @@
 //! Small values that the checks are made of.
 
+use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, KeyId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
 use statehold_core::scope::StateKey;
 use statehold_core::session::Owner;
+use statehold_core::tenant::TenantEvent;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
+
+use crate::ApiKey;
 
 /// A name that is known to be one.
 pub fn name(text: &str) -> Name {
@@ -72,6 +76,33 @@ pub fn worker(owner: &Owner, n: u64) -> Actor {
 /// The n-th approver of the tenant, who is no session's user.
 pub fn approver(owner: &Owner, n: u64) -> Actor {
     actor(owner, Principal::User(user(1_000 + n)), "approver")
+}
+
+/// The n-th API key of a tenant, as the store keeps it.
+pub fn api_key(tenant: &str, n: u64) -> ApiKey {
+    ApiKey {
+        id: KeyId::from_uuid(uuid(3 << 32 | n)),
+        tenant: name(tenant),
+        secret: Digest::sha256(format!("key {n} of {tenant}").as_bytes()),
+        name: Some(format!("key {n}")),
+        roles: [name("worker")].into(),
+        user: None,
+        agents: [name("planner")].into(),
+        created_at: seconds(0),
+        expires_at: Some(seconds(1_000)),
+        revoked_at: None,
+    }
+}
+
+/// What the audit stream says about a new key.
+pub fn key_created(key: &ApiKey) -> TenantEvent {
+    TenantEvent::KeyCreated {
+        agents: key.agents.clone(),
+        expires_at: key.expires_at,
+        key: key.id,
+        roles: key.roles.clone(),
+        user: key.user,
+    }
 }
 
 /// The server itself, inside the tenant.

@@ -252,3 +252,82 @@ pub(super) async fn a_hold_keeps_its_place_until_it_is_decided(store: Arc<dyn St
     );
     assert_eq!(left.len(), 3);
 }
+
+async fn decided(
+    store: &Arc<dyn Store>,
+    tenant: &str,
+    after: Option<u64>,
+    limit: usize,
+) -> Vec<HoldSummary> {
+    let tenant = name(tenant);
+    let query = HoldQuery {
+        tenant,
+        after,
+        limit,
+    };
+    store.decided_holds(query).await.expect(HEALTHY)
+}
+
+pub(super) async fn decided_holds_are_listed_last_decided_first_in_pages(store: Arc<dyn Store>) {
+    let (mut drivers, _) = waiting(&store).await;
+    let [first, second, voted_on] = &mut drivers[..] else {
+        panic!("three sessions wait");
+    };
+    assert_eq!(decided(&store, "north", None, 10).await, []);
+    let mut expected = Vec::new();
+    for (is_second, hold) in [(true, 3), (false, 2), (false, 1), (true, 2)] {
+        let driver = if is_second { &mut *second } else { &mut *first };
+        let id = driver.holds[hold - 1];
+        let hold_itself = driver.state.holds[&id].clone();
+        let answer = driver.decision(hold, DecisionKind::Respond);
+        driver.ok(&driver.client(), answer).await;
+        expected.push((driver.session(), hold_itself));
+    }
+    // Cancelling a request decides what it still waits for.
+    let request = second.requests[0];
+    let id = second.holds[0];
+    let cancelled = second.state.holds[&id].clone();
+    let cancel = Command::CancelRequest { request };
+    second.ok(&second.client(), cancel).await;
+    expected.push((second.session(), cancelled));
+    let vote = voted_on.decision(1, DecisionKind::Approve);
+    voted_on.ok(&voted_on.approver(1), vote).await;
+    assert_eq!(
+        decided(&store, "south", None, 10).await,
+        [],
+        "one vote of two"
+    );
+    // A fork cancels what is open in its origin for itself; the origin still waits.
+    first.fork(9, first.state.revision).await;
+    expected.reverse();
+    for limit in 1..=6 {
+        let mut found: Vec<HoldSummary> = Vec::new();
+        loop {
+            let after = found.last().map(|summary| summary.place);
+            let page = decided(&store, "north", after, limit).await;
+            assert!(page.len() <= limit, "pages of {limit}");
+            if page.is_empty() {
+                break;
+            }
+            found.extend(page);
+            assert!(found.len() < 1_000, "pages of {limit} never end");
+        }
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|one| (one.session, one.hold))
+            .collect();
+        assert_eq!(found, expected, "pages of {limit}");
+    }
+    let page = decided(&store, "north", None, 2).await;
+    let answer = first.decision(3, DecisionKind::Respond);
+    first.ok(&first.client(), answer).await;
+    let after = page.last().map(|summary| summary.place);
+    let next = decided(&store, "north", after, 1).await;
+    assert_eq!(next[0].hold, expected[2].1, "new ones do not move a page");
+    let vote = voted_on.decision(1, DecisionKind::Approve);
+    voted_on.ok(&voted_on.approver(2), vote).await;
+    let found = decided(&store, "south", None, 10).await;
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].hold.votes.len(), 2, "with its votes");
+    assert_eq!(decided(&store, "west", None, 10).await, []);
+}

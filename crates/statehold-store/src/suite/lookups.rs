@@ -166,6 +166,80 @@ pub(super) async fn everything_knows_its_session(store: Arc<dyn Store>) {
     assert_eq!(found.expect(HEALTHY), None);
 }
 
+pub(super) async fn a_request_knows_the_holds_that_it_opened(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    driver.run("planner", 6_000_000).await;
+    driver.run("writer", 6_000_000).await;
+    let of = async |request| store.holds_of(request).await.expect(HEALTHY);
+    assert_eq!(of(driver.requests[0]).await, []);
+    // Whoever opens a hold chooses its id: the order of ids says nothing.
+    for id in [900, 100, 500, 300] {
+        for request in [1, 2] {
+            let mut ask = driver.question(request, None);
+            if let Command::OpenHold { hold, .. } = &mut ask {
+                let (high, low) = hold.id.as_uuid().as_u64_pair();
+                let high = id << 16 | high & 0xffff;
+                hold.id = HoldId::from_uuid(uuid::Uuid::from_u64_pair(high, low));
+            }
+            driver.by_worker(ask).await;
+        }
+    }
+    let holds = driver.holds.clone();
+    let mut expected = [Vec::new(), Vec::new()];
+    for (index, hold) in holds.iter().enumerate() {
+        expected[index % 2].push(*hold);
+    }
+    for decided in [5, 1, 3, 2, 8] {
+        for (request, expected) in driver.requests.iter().zip(&expected) {
+            assert_eq!(of(*request).await, *expected, "in the order of opening");
+        }
+        let answer = driver.decision(decided, DecisionKind::Respond);
+        driver.ok(&driver.client(), answer).await;
+    }
+    let dismiss = driver.decision(7, DecisionKind::Dismiss);
+    driver.ok(&driver.client(), dismiss).await;
+    for (request, expected) in driver.requests.iter().zip(&expected) {
+        assert_eq!(of(*request).await, *expected, "also when it is over");
+    }
+    let fork = driver.fork(2, 6).await;
+    assert_eq!(of(fork.requests[0]).await, expected[0], "the origin's");
+    let stranger = RequestId::from_uuid(*fixture::session(99).as_uuid());
+    assert_eq!(of(stranger).await, []);
+}
+
+pub(super) async fn a_request_knows_the_requests_that_it_started(store: Arc<dyn Store>) {
+    const MANY: usize = 40;
+    let mut driver = Driver::begin(&store, 1).await;
+    let mut other = Driver::begin(&store, 2).await;
+    for driver in [&mut driver, &mut other] {
+        driver.run("planner", 6_000_000).await;
+    }
+    let of = async |request| store.children_of(request).await.expect(HEALTHY);
+    assert_eq!(of(driver.requests[0]).await, []);
+    for n in 0..MANY {
+        let child = driver.spawn(1, &format!("agent{n}"));
+        driver.by_worker(Command::StartRequest(child)).await;
+        if n % 5 == 0 {
+            let child = other.spawn(1, &format!("agent{n}"));
+            other.by_worker(Command::StartRequest(child)).await;
+            let done = driver.complete(n + 2);
+            driver.by_worker(done).await;
+        }
+    }
+    let grandchild = driver.spawn(MANY + 1, "checker");
+    driver.by_worker(Command::StartRequest(grandchild)).await;
+    for is_over in [false, true] {
+        assert_eq!(of(driver.requests[0]).await, driver.requests[1..=MANY]);
+        assert_eq!(of(driver.requests[MANY]).await, driver.requests[MANY + 1..]);
+        assert_eq!(of(driver.requests[1]).await, []);
+        assert_eq!(of(other.requests[0]).await, other.requests[1..]);
+        if !is_over {
+            let close = Command::CloseSession { cancel_live: true };
+            driver.ok(&driver.client(), close).await;
+        }
+    }
+}
+
 fn starts(record: &Record, wanted: RequestId) -> bool {
     let is_it = |event: &Event| matches!(event, Event::RequestStarted { request, .. } if *request == wanted);
     record.content.events.iter().any(is_it)

@@ -16,10 +16,10 @@ use super::shared::value;
 use super::{HEALTHY, history};
 use crate::{ItemQuery, Store, StoreError};
 
-const THREADS: u64 = 8;
+pub(super) const THREADS: u64 = 8;
 
 /// Runs `work` on some threads at once, each with its number, and gathers what they come to.
-fn at_once<T: Send>(work: impl Fn(u64) -> T + Sync) -> Vec<T> {
+pub(super) fn at_once<T: Send>(work: impl Fn(u64) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (1..=THREADS)

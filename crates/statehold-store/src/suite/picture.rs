@@ -25,7 +25,7 @@ const HEALTHY: &str = "the store answers";
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Picture {
     sessions: Vec<SessionPicture>,
-    requests: BTreeMap<RequestId, (Option<SessionId>, Option<EndedRequest>)>,
+    requests: BTreeMap<RequestId, RequestPicture>,
     tasks: BTreeMap<TaskId, TaskPicture>,
     holds: BTreeMap<HoldId, (Option<SessionId>, Option<ClosedHold>)>,
     shared: Vec<BTreeMap<StateKey, SharedValue>>,
@@ -37,11 +37,20 @@ pub struct Picture {
 #[derive(Debug, Clone, PartialEq)]
 struct SessionPicture {
     state: Option<SessionState>,
+    summary: Option<SessionSummary>,
     past: Vec<Option<SessionState>>,
     records: Vec<StoredRecord>,
     items: Vec<StoredItem>,
     values: BTreeMap<StateKey, StateValue>,
     earlier_values: Vec<Option<Vec<u8>>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct RequestPicture {
+    session: Option<SessionId>,
+    ended: Option<EndedRequest>,
+    holds: Vec<HoldId>,
+    children: Vec<RequestId>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +65,7 @@ struct TaskPicture {
 struct Lists {
     sessions: Vec<SessionSummary>,
     open_holds: Vec<HoldSummary>,
+    decided_holds: Vec<HoldSummary>,
     claimable: Vec<Vec<(SessionId, RequestId)>>,
 }
 
@@ -101,6 +111,7 @@ impl Picture {
     pub fn require(&self, expected: &Self, when: &str) {
         for (found, expected) in self.sessions.iter().zip(&expected.sessions) {
             assert_eq!(found.state, expected.state, "the state, {when}");
+            assert_eq!(found.summary, expected.summary, "the summary, {when}");
             assert_eq!(found.records, expected.records, "the records, {when}");
             assert_eq!(found.items, expected.items, "the items, {when}");
             assert_eq!(found.values, expected.values, "the values, {when}");
@@ -137,9 +148,13 @@ impl Picture {
 
     async fn add_things(&mut self, store: &dyn Store, driver: &Driver) {
         for &id in &driver.requests {
-            let session = store.session_of_request(id).await.expect(HEALTHY);
-            let ended = store.ended_request(id).await.expect(HEALTHY);
-            self.requests.insert(id, (session, ended));
+            let request = RequestPicture {
+                session: store.session_of_request(id).await.expect(HEALTHY),
+                ended: store.ended_request(id).await.expect(HEALTHY),
+                holds: store.holds_of(id).await.expect(HEALTHY),
+                children: store.children_of(id).await.expect(HEALTHY),
+            };
+            self.requests.insert(id, request);
         }
         for &id in &driver.holds {
             let session = store.session_of_hold(id).await.expect(HEALTHY);
@@ -181,7 +196,12 @@ async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> Sess
         before: None,
         limit: 1_000,
     };
+    let mut summary = store.session(session).await.expect(HEALTHY);
+    if let Some(summary) = &mut summary {
+        summary.place = 0;
+    }
     SessionPicture {
+        summary,
         state: store.load(session).await.expect(HEALTHY),
         past,
         records: store.records(session, 0, 1_000).await.expect(HEALTHY),
@@ -209,8 +229,9 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
         after: None,
         limit: 1_000,
     };
-    let mut open_holds = store.open_holds(query).await.expect(HEALTHY);
-    for summary in &mut open_holds {
+    let mut open_holds = store.open_holds(query.clone()).await.expect(HEALTHY);
+    let mut decided_holds = store.decided_holds(query).await.expect(HEALTHY);
+    for summary in open_holds.iter_mut().chain(&mut decided_holds) {
         summary.place = 0;
     }
     let mut claimable = Vec::new();
@@ -221,6 +242,7 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
     Lists {
         sessions,
         open_holds,
+        decided_holds,
         claimable,
     }
 }

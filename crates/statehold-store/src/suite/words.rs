@@ -7,11 +7,13 @@ use statehold_core::ids::{HoldId, IdMint};
 use statehold_core::item::{
     Attachment, AttachmentSource, CallOutcome, ItemKind, NewCallMark, NewItem, Visibility,
 };
+use statehold_core::record::Change;
 use statehold_core::scope::MergePolicy;
+use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::task::CloseOn;
 
-use super::driver::Driver;
-use super::fixture::{key, name};
+use super::driver::{Driver, Refusal};
+use super::fixture::{key, name, system};
 
 /// The lease of a worker that means to stay.
 pub(super) const LONG_MS: u64 = 600_000;
@@ -26,6 +28,58 @@ impl Driver {
             state: StatePatch::default(),
             ttl: None,
         }
+    }
+
+    /// The command that creates the session for a limited time.
+    pub fn create_for(&mut self, mode: TtlMode, ms: u64) -> Command {
+        Command::CreateSession {
+            owner: self.owner.clone(),
+            name: None,
+            labels: None,
+            state: StatePatch::default(),
+            ttl: Some(TimeToLive { mode, ms }),
+        }
+    }
+
+    /// Gives the session another name, or none, as the client.
+    ///
+    /// # Errors
+    ///
+    /// If the core or the store refuses.
+    pub async fn rename(&mut self, name: Option<&str>) -> Result<u64, Refusal> {
+        let name = name.map_or(Change::Clear, |name| Change::Set(self.body(name)));
+        let patch = Command::PatchSession {
+            labels: None,
+            name: Some(name),
+            ttl: None,
+        };
+        self.send(&self.client(), patch).await
+    }
+
+    /// Gives the session another life, as the client.
+    pub async fn live_for(&mut self, ttl: Option<(TtlMode, u64)>) -> u64 {
+        let ttl = ttl.map_or(Change::Clear, |(mode, ms)| {
+            Change::Set(TimeToLive { mode, ms })
+        });
+        let patch = Command::PatchSession {
+            labels: None,
+            name: None,
+            ttl: Some(ttl),
+        };
+        self.ok(&self.client(), patch).await
+    }
+
+    /// Waits until the life of the session is over, and lets the server notice it.
+    pub async fn expire(&mut self) -> u64 {
+        let deadline = self.state.expires_at.expect("the session has a limit");
+        self.now = self.now.max(deadline);
+        let server = system(&self.owner);
+        self.ok(&server, Command::ExpireSession).await
+    }
+
+    /// Deletes the session, as the client.
+    pub async fn delete_session(&mut self) -> u64 {
+        self.ok(&self.client(), Command::DeleteSession).await
     }
 
     /// An invocation of an agent that nobody has claimed.

@@ -4,12 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rusqlite::Connection;
-use statehold_store::Store;
+use statehold_core::command::{Command, StatePatch};
+use statehold_core::principal::Principal;
+use statehold_core::session::TtlMode;
+use statehold_core::tenant::{TenantEvent, TenantRecord};
 use statehold_store::sqlite::{FILE_NAME, Problem, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::{fixture, story};
+use statehold_store::{Store, TenantCommit};
 
-/// A file with everything in it that can happen, two sessions and a fork of one of them.
+/// A file with everything in it that can happen: a session and a fork of it, one that will expire,
+/// one that was deleted and one that is being deleted, keys, users and an audit stream.
 fn fill(directory: &Path) {
     let store = SqliteStore::open(directory, SqliteOptions::default()).expect("a new store opens");
     let store: Arc<dyn Store> = Arc::new(store);
@@ -19,11 +24,62 @@ fn fill(directory: &Path) {
         let mut fork = first.fork(2, story::NESTED).await;
         for _ in 0..70 {
             let note = fork.client();
-            let patch = statehold_core::command::StatePatch::default();
-            let nothing = statehold_core::command::Command::PutState { patch, by: None };
+            let patch = StatePatch::default();
+            let nothing = Command::PutState { patch, by: None };
             fork.ok(&note, nothing).await;
         }
+        let mut limited = Driver::new(Arc::clone(&store), fixture::owner(), 3);
+        let create = limited.create_for(TtlMode::Sliding, 3_600_000);
+        limited.ok(&limited.client(), create).await;
+        write_much(&mut limited).await;
+        for n in 4..6 {
+            let mut deleted = Driver::begin(&store, n).await;
+            write_much(&mut deleted).await;
+            deleted.delete_session().await;
+            let limit = if n == 4 { 1_000 } else { 2 };
+            let is_left = store.erase_some(limit).await.expect("the store erases");
+            assert_eq!(is_left, n == 5);
+        }
+        let known = "bob".to_owned();
+        let user = store.intern_user(fixture::name("north"), known, fixture::user(1));
+        user.await.expect("the store knows users");
+        keep_keys(&*store).await;
     });
+}
+
+/// Long payloads, private state, and children.
+async fn write_much(driver: &mut Driver) {
+    driver.run("planner", 60_000).await;
+    let long = vec![b'x'; 70_000];
+    let note = driver.note(&long);
+    let append = driver.append(1, vec![note]);
+    driver.by_worker(append).await;
+    let remember = driver.remember(1, "much");
+    driver.by_worker(remember).await;
+    for agent in ["booker", "checker"] {
+        let child = driver.spawn(1, agent);
+        driver.by_worker(Command::StartRequest(child)).await;
+    }
+}
+
+/// Two keys, one of them taken back, and somebody who looked at a trace.
+async fn keep_keys(store: &dyn Store) {
+    let (kept, mut revoked) = (fixture::api_key("north", 1), fixture::api_key("north", 2));
+    let made = [&kept, &revoked].map(|key| (fixture::key_created(key), Some(key.clone())));
+    revoked.revoked_at = Some(fixture::seconds(9));
+    let session = fixture::session(1);
+    let later = [
+        (TenantEvent::TraceRead { session }, None),
+        (TenantEvent::KeyRevoked { key: revoked.id }, Some(revoked)),
+    ];
+    for (event, key) in made.into_iter().chain(later) {
+        let tenant = fixture::name("north");
+        let head = store.tenant_head(tenant.clone()).await.expect("a head");
+        let (who, now) = (Principal::Local, fixture::seconds(1));
+        let record = TenantRecord::after(&head, tenant, who, now, event);
+        let commit = TenantCommit { record, key };
+        store.commit_tenant(commit).await.expect("it follows");
+    }
 }
 
 fn check(directory: &Path) -> Vec<Problem> {
@@ -44,63 +100,170 @@ fn every_row_that_somebody_changed_is_noticed() {
     let directory = tempfile::tempdir().expect("a directory");
     fill(directory.path());
     let sound = std::fs::read(directory.path().join(FILE_NAME)).expect("one tidy file");
+    let mut unnoticed = Vec::new();
+    for sql in TAMPERED {
+        let changed = Connection::open(directory.path().join(FILE_NAME))
+            .and_then(|conn| conn.execute(sql, []))
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+        assert!(changed > 0, "nothing to change: {sql}");
+        let problems = check(directory.path());
+        match problems.first() {
+            Some(first) => println!("{sql}\n    {}: {}", first.place, first.what),
+            None => unnoticed.push(sql),
+        }
+        put_back(directory.path(), &sound);
+    }
+    assert!(unnoticed.is_empty(), "not noticed: {unnoticed:#?}");
+    assert_eq!(check(directory.path()), []);
+}
+
+#[test]
+fn what_only_a_table_knows_cannot_be_noticed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let sound = std::fs::read(directory.path().join(FILE_NAME)).expect("one tidy file");
     for sql in [
-        "UPDATE session SET revision = revision - 1 WHERE pk = 1",
-        "UPDATE session SET head = zeroblob(32) WHERE pk = 1",
-        "UPDATE session SET last_at = last_at + 1 WHERE pk = 1",
-        "UPDATE session SET items_appended = items_appended + 1 WHERE pk = 1",
-        "UPDATE session SET closed = 1 WHERE pk = 1",
-        "UPDATE session SET agent = 'other' WHERE pk = 1",
-        "UPDATE session SET name = 'other' WHERE pk = 1",
-        "UPDATE session SET labels = '{\"forged\":true}' WHERE pk = 1",
-        "DELETE FROM log WHERE id = 5",
-        "UPDATE log SET record = (SELECT record FROM log WHERE id = 4) WHERE id = 5",
-        "UPDATE log SET bodies = zeroblob(3) WHERE id = 2",
-        "UPDATE log SET prev = 1 WHERE id = 5",
-        "UPDATE log SET links = zeroblob(0) WHERE id = 2",
-        "UPDATE log SET session = 2 WHERE id = 3",
-        "UPDATE waypoint SET items_until = items_until + 1",
-        "DELETE FROM waypoint",
-        "INSERT INTO rewind VALUES(1, 3, 0, 2)",
-        "DELETE FROM rewind",
-        "DELETE FROM open_task WHERE session = 1",
-        "UPDATE open_task SET body = replace(body, 'idle', 'paused')",
-        "DELETE FROM closed_task",
-        "UPDATE closed_task SET body = replace(body, 'cancelled', 'completed')",
-        "DELETE FROM live_request",
-        "DELETE FROM ended_request WHERE rowid = 1",
-        "UPDATE ended_request SET body = replace(body, 'completed', 'cancelled')",
-        "DELETE FROM closed_hold WHERE rowid = 1",
-        "UPDATE closed_hold SET body = replace(body, 'approved', 'rejected')",
-        "INSERT INTO closed_hold SELECT zeroblob(16), session, body FROM closed_hold LIMIT 1",
-        "UPDATE state SET version = version - 1",
-        "UPDATE state SET value = x'000078'",
-        "DELETE FROM state",
-        "UPDATE task_state SET value = x'000078'",
-        "DELETE FROM task_state",
-        "UPDATE shared SET value = x'000078' WHERE value IS NOT NULL",
-        "UPDATE shared SET version = version + 1",
-        "DELETE FROM shared",
-        "DELETE FROM blob",
+        // Records have the pseudonym only, so that whoever forgets the name has forgotten it.
+        "UPDATE user SET name = 'eve'",
+        "DELETE FROM user",
+        // Not in the stream: what people call a key.
+        "UPDATE api_key SET body = CAST(replace(body, 'key 1', 'key 9') AS BLOB)",
     ] {
         let changed = Connection::open(directory.path().join(FILE_NAME))
             .and_then(|conn| conn.execute(sql, []))
             .expect("the statement runs");
-        if changed == 0 {
-            // The story has none of these at its end; saying so keeps the list honest.
-            println!("nothing to change: {sql}");
-            continue;
-        }
-        let problems = check(directory.path());
-        assert!(!problems.is_empty(), "not noticed: {sql}");
-        println!("{sql}\n    {}: {}", problems[0].place, problems[0].what);
-        std::fs::write(directory.path().join(FILE_NAME), &sound).expect("the file is put back");
-        for rest in ["db-wal", "db-shm"] {
-            let path = directory.path().join(FILE_NAME).with_extension(rest);
-            if path.exists() {
-                std::fs::remove_file(path).expect("the rest is removed");
-            }
+        assert!(changed > 0, "nothing to change: {sql}");
+        assert_eq!(check(directory.path()), [], "{sql}");
+        put_back(directory.path(), &sound);
+    }
+}
+
+fn put_back(directory: &Path, sound: &[u8]) {
+    std::fs::write(directory.join(FILE_NAME), sound).expect("the file is put back");
+    for rest in ["db-wal", "db-shm"] {
+        let path = directory.join(FILE_NAME).with_extension(rest);
+        if path.exists() {
+            std::fs::remove_file(path).expect("the rest is removed");
         }
     }
-    assert_eq!(check(directory.path()), []);
 }
+
+/// Changes that the log contradicts. Each has something to change in a file that was filled.
+const TAMPERED: &[&str] = &[
+    // Sessions.
+    "UPDATE session SET revision = revision - 1 WHERE pk = 1",
+    "UPDATE session SET head = zeroblob(32) WHERE pk = 1",
+    "UPDATE session SET created_at = created_at + 1 WHERE pk = 1",
+    "UPDATE session SET last_at = last_at + 1 WHERE pk = 1",
+    "UPDATE session SET items_appended = items_appended + 1 WHERE pk = 1",
+    "UPDATE session SET closed = 1 WHERE pk = 1",
+    "UPDATE session SET agent = 'other' WHERE pk = 1",
+    "UPDATE session SET name = 'other' WHERE pk = 1",
+    "UPDATE session SET labels = '{\"forged\":true}' WHERE pk = 1",
+    "UPDATE session SET name = 'other' WHERE pk = 4",
+    "UPDATE session SET labels = '{}' WHERE deleted",
+    "UPDATE session SET status = 'running' WHERE pk = 2",
+    "UPDATE session SET status = 'paused' WHERE closed",
+    "UPDATE session SET status = 'asleep' WHERE pk = 3",
+    "UPDATE session SET deleted = 1 WHERE pk = 1",
+    "UPDATE session SET deleted = 0 WHERE deleted",
+    "UPDATE session SET ttl_mode = 'fixed' WHERE ttl_mode IS NOT NULL",
+    "UPDATE session SET ttl_mode = NULL WHERE ttl_mode IS NOT NULL",
+    "UPDATE session SET ttl_ms = ttl_ms + 1 WHERE ttl_ms IS NOT NULL",
+    "UPDATE session SET expires_at = expires_at + 1 WHERE expires_at IS NOT NULL",
+    "UPDATE session SET expires_at = NULL WHERE expires_at IS NOT NULL",
+    "UPDATE session SET expires_at = last_at WHERE pk = 1",
+    "UPDATE session SET ttl_mode = 'fixed', ttl_ms = 1000 WHERE pk = 1",
+    "UPDATE session SET origin = 0, origin_seq = 0 WHERE pk = 2",
+    "UPDATE session SET origin_seq = origin_seq - 1 WHERE pk = 2",
+    // The log.
+    "DELETE FROM log WHERE id = 5",
+    "UPDATE log SET record = (SELECT record FROM log WHERE id = 4) WHERE id = 5",
+    "UPDATE log SET bodies = zeroblob(3) WHERE id = 2",
+    "UPDATE log SET prev = 1 WHERE id = 5",
+    "UPDATE log SET links = zeroblob(0) WHERE id = 2",
+    "UPDATE log SET session = 2 WHERE id = 3",
+    "UPDATE waypoint SET items_until = items_until + 1",
+    "DELETE FROM waypoint",
+    "INSERT INTO rewind VALUES(1, 3, 0, 2)",
+    "DELETE FROM rewind",
+    // Payloads that are gone, as the codec says it, and that nobody removed.
+    "UPDATE log SET bodies = CAST(x'030000000000030000000000030000000000'
+     || x'030000000000030000000000030000000000' AS BLOB) WHERE id = 1",
+    // Tasks.
+    "DELETE FROM open_task WHERE session = 1",
+    "UPDATE open_task SET body = CAST(replace(body, 'idle', 'paused') AS BLOB)",
+    "UPDATE open_task SET last_log = last_log - 1",
+    "DELETE FROM closed_task",
+    "UPDATE closed_task SET body = CAST(replace(body, 'cancelled', 'completed') AS BLOB)",
+    "UPDATE closed_task SET session = 2",
+    "UPDATE task_state SET value = x'000078'",
+    "UPDATE task_state SET session = session + 1",
+    "UPDATE task_state SET task = zeroblob(16) WHERE rowid = 1",
+    "DELETE FROM task_state",
+    "INSERT INTO task_state VALUES(zeroblob(16), 1, x'000078')",
+    // Requests.
+    "DELETE FROM live_request",
+    "UPDATE live_request SET queued = NOT queued",
+    "UPDATE live_request SET lease_until = 1",
+    "UPDATE live_request SET tenant = 'south'",
+    "UPDATE live_request SET body = CAST(replace(body, '\"started_by\":2', '\"started_by\":1')
+     AS BLOB)",
+    "DELETE FROM ended_request WHERE rowid = 1",
+    "UPDATE ended_request SET body = CAST(replace(body, 'completed', 'cancelled') AS BLOB)",
+    "UPDATE ended_request SET session = 2",
+    "DELETE FROM child_request WHERE rowid = 1",
+    "UPDATE child_request SET parent = child",
+    "UPDATE child_request SET child = parent",
+    "UPDATE child_request SET rowid = rowid + 1000 WHERE rowid = 1",
+    "INSERT INTO child_request SELECT parent, zeroblob(16) FROM child_request LIMIT 1",
+    // Holds.
+    "DELETE FROM open_hold",
+    "UPDATE open_hold SET request = zeroblob(16)",
+    "UPDATE open_hold SET tenant = 'south'",
+    "UPDATE open_hold SET deadline = NULL WHERE deadline IS NOT NULL",
+    "DELETE FROM closed_hold WHERE rowid = 1",
+    "UPDATE closed_hold SET body = CAST(replace(body, 'approved', 'rejected') AS BLOB)",
+    "UPDATE closed_hold SET request = zeroblob(16) WHERE pk = 1",
+    "UPDATE closed_hold SET tenant = 'south' WHERE pk = 1",
+    "UPDATE closed_hold SET session = 2 WHERE pk = 1",
+    "INSERT INTO closed_hold SELECT 1000, zeroblob(16), session, request, tenant, body
+     FROM closed_hold LIMIT 1",
+    // State.
+    "UPDATE state SET version = version - 1",
+    "UPDATE state SET value = x'000078'",
+    "DELETE FROM state",
+    "INSERT INTO state SELECT pk, 'late', 1, x'000078' FROM session WHERE deleted",
+    "UPDATE shared SET value = x'000078' WHERE value IS NOT NULL",
+    "UPDATE shared SET version = version + 1",
+    "DELETE FROM shared",
+    // Long payloads, and those that are being removed.
+    "DELETE FROM blob",
+    "UPDATE blob SET refs = refs + 1",
+    "UPDATE blob SET refs = refs - 1",
+    "UPDATE blob SET user = zeroblob(16)",
+    "INSERT INTO blob VALUES(zeroblob(16), zeroblob(32), 1, x'000078')",
+    "DELETE FROM erasure",
+    "UPDATE erasure SET payloads = 'hidden'",
+    "UPDATE erasure SET log = (SELECT min(id) FROM log WHERE session = erasure.session)",
+    "UPDATE erasure SET log = 1000000",
+    "INSERT INTO erasure VALUES(1, 'all', 1)",
+    "INSERT INTO erasure VALUES(1000, 'all', 1)",
+    // Keys and the audit stream.
+    "DELETE FROM api_key WHERE rowid = 1",
+    "UPDATE api_key SET tenant = 'south' WHERE rowid = 1",
+    "UPDATE api_key SET secret = zeroblob(32) WHERE rowid = 1",
+    "UPDATE api_key SET id = zeroblob(16) WHERE rowid = 1",
+    "UPDATE api_key SET body = CAST(replace(body, 'worker', 'admin') AS BLOB) WHERE rowid = 1",
+    "UPDATE api_key SET tenant = 'south', body = CAST(replace(body, 'north', 'south') AS BLOB)
+     WHERE rowid = 1",
+    "UPDATE api_key SET body = CAST(json_set(CAST(body AS TEXT), '$.revoked_at', NULL) AS BLOB)",
+    "INSERT INTO api_key SELECT zeroblob(16), tenant, zeroblob(32), body FROM api_key LIMIT 1",
+    "DELETE FROM tenant_log",
+    "DELETE FROM tenant_log WHERE seq = 1",
+    "DELETE FROM tenant_log WHERE seq = 4",
+    "UPDATE tenant_log SET seq = seq + 1 WHERE seq = 4",
+    "UPDATE tenant_log SET tenant = 'south'",
+    "UPDATE tenant_log SET tenant = 'no name'",
+    "UPDATE tenant_log SET record = (SELECT record FROM tenant_log WHERE seq = 1) WHERE seq = 2",
+];

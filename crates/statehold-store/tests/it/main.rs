@@ -3,5 +3,6 @@
 #![cfg(feature = "suite")]
 
 mod check;
+mod erase;
 mod memory;
 mod sqlite;

@@ -10,6 +10,7 @@ use statehold_core::hold::{DecideBy, HoldKind, HoldStatus, OnExpiry};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{NewItem, Role};
 use statehold_core::limits;
+use statehold_core::record::Change;
 use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
 use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, TimeToLive};
@@ -132,7 +133,7 @@ impl World {
         Ok(Answer::Done)
     }
 
-    fn is_over(&self, ctx: &Context) -> bool {
+    pub(super) fn is_over(&self, ctx: &Context) -> bool {
         // This command has moved `last_at` on already; the deadline was set before it.
         let before = Self {
             last_at: self.was_at,
@@ -536,6 +537,10 @@ fn payloads(command: &Command) -> impl Iterator<Item = BodyRef> {
             state,
             ..
         } => (name.iter().chain(labels).copied().collect(), &[], state),
+        Command::PatchSession { labels, name, .. } => {
+            let name = name.and_then(Change::value);
+            (labels.iter().copied().chain(name).collect(), &[], &none)
+        }
         Command::StartRequest(start) => {
             let output = start.output.iter().map(|output| output.body);
             (

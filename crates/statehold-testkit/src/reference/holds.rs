@@ -149,6 +149,9 @@ impl World {
                 })
             };
         }
+        if self.is_over(ctx) {
+            return Err(Rejection::SessionExpired);
+        }
         if !self.may_decide(hold, &ctx.actor) {
             return Err(Rejection::MayNotDecide);
         }

@@ -385,7 +385,7 @@ impl Run {
         });
         let result = decide::decide(&self.state, &sent.command, &ctx);
         self.note(sent, &result, ctx.now);
-        let expected = if sent.actor.tenant != fixtures::name("t1") {
+        let expected = if sent.actor.tenant != fixtures::name("t1") || self.world.deleted {
             Some(Rejection::NotFound)
         } else if session == self.state.session {
             Some(Rejection::SessionExists)
@@ -419,6 +419,7 @@ impl Run {
         let is_copy = copy.requests.is_empty()
             && copy.holds.is_empty()
             && copy.keys == before.keys
+            && copy.ttl == before.ttl
             && copy.session == session
             && copy.revision == before.revision + 1
             && numbers(&copy) == numbers(&before);
@@ -492,6 +493,7 @@ fn lines(state: &SessionState) -> Vec<String> {
             "{:?} {:?} {:?}",
             state.revision, state.last_at, state.closed
         ),
+        format!("{:?} {:?} {:?}", state.deleted, state.ttl, state.expires_at),
         format!(
             "{:?}",
             (

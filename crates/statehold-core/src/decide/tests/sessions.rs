@@ -170,12 +170,23 @@ fn an_expired_session_refuses_commands_before_anybody_notices() {
     assert_eq!(w.no(Command::ExpireSession), Rejection::SessionNotExpired);
     w.wait_s(60);
     assert_eq!(w.no(start("a1")), Rejection::SessionExpired);
+    assert_eq!(w.no(w.approve("R1.h1")), Rejection::SessionExpired);
     w.ok(Command::ExpireSession);
     assert_eq!(w.outcome("R1"), Some(RequestOutcome::Cancelled));
     assert_eq!(w.state.status(), SessionStatus::Closed);
     assert_eq!(w.state.expires_at, None);
     assert_eq!(w.no(start("a1")), Rejection::SessionClosed);
     assert_eq!(w.no(Command::ExpireSession), Rejection::SessionNotExpired);
+}
+
+#[test]
+fn an_expired_session_still_answers_for_its_decisions() {
+    let mut w = held_chain(1);
+    w.ok(lives(TtlMode::Sliding, 60_000));
+    w.ok(w.approve("R1.h1"));
+    let decided_at = w.state.revision;
+    w.wait_s(60);
+    assert_eq!(w.again(w.approve("R1.h1")), decided_at);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use statehold_core::scope::StateKey;
 use statehold_core::session::Owner;
 
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
-use super::super::sql::{corrupt_or_unavailable, from_sql, to_sql};
+use super::super::sql::{corrupt_or_unavailable, from_sql, id_bytes, to_sql};
 use super::super::{read, write};
 use super::{CheckReport, Problem};
 use crate::codec;
@@ -47,7 +47,7 @@ struct Pass {
     unknown: BTreeSet<SharedKey>,
     /// The log row that last wrote the private state of a task, and the task's session.
     private: BTreeMap<TaskId, (i64, i64)>,
-    children: BTreeSet<(Vec<u8>, Vec<u8>)>,
+    children: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many payloads of the log are kept in each blob.
     blobs: BTreeMap<(Vec<u8>, Vec<u8>), i64>,
     problems: Vec<Problem>,
@@ -205,7 +205,7 @@ impl Pass {
         pk: i64,
     ) -> Result<(), StoreError> {
         let (user, seq) = (self.sessions[&pk].user, record.content.seq);
-        let bodies = row.bodies(conn, user, record)?;
+        let bodies = row.bodies(conn, user, &record.content)?;
         for digest in row.blobs(record)?.into_iter().flatten() {
             let key = (
                 user.as_uuid().as_bytes().to_vec(),
@@ -257,7 +257,7 @@ impl Pass {
                 } => {
                     let bytes = |id: &uuid::Uuid| id.as_bytes().to_vec();
                     self.children
-                        .insert((bytes(parent.as_uuid()), bytes(request.as_uuid())));
+                        .push((bytes(parent.as_uuid()), bytes(request.as_uuid())));
                 }
                 Event::Rewound {
                     items_kept,
@@ -448,7 +448,15 @@ impl Pass {
                 "has more or fewer rows than the log calls for",
             );
         }
-        for (task, (written, _)) in std::mem::take(&mut self.private) {
+        for (task, (written, pk)) in std::mem::take(&mut self.private) {
+            let sql = "SELECT session FROM task_state WHERE task = ?1";
+            let filed = read::first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))?;
+            if filed != Some(pk) {
+                self.wrong(
+                    format!("the private state of {task}"),
+                    "is missing, or filed under another session",
+                );
+            }
             let record = log::row(conn, written)?.record()?;
             let Some(session) = log::session_row(conn, record.content.session)? else {
                 continue;
@@ -467,10 +475,10 @@ impl Pass {
 
 impl Pass {
     fn compare_children(&mut self, conn: &Connection) -> Result<(), StoreError> {
-        let sql = "SELECT parent, child FROM child_request ORDER BY 1, 2";
+        let sql = "SELECT parent, child FROM child_request ORDER BY rowid";
         let found: Vec<(Vec<u8>, Vec<u8>)> =
             read::all(conn, sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        if !found.iter().eq(&self.children) {
+        if found != self.children {
             self.wrong("the table `child_request`", "is not what the log says");
         }
         Ok(())
@@ -478,7 +486,7 @@ impl Pass {
 
     fn compare_blobs(&mut self, conn: &Connection) -> Result<(), StoreError> {
         let sql = "SELECT user, digest, refs FROM blob ORDER BY 1, 2";
-        let found: Vec<((Vec<u8>, Vec<u8>), i64)> = read::all(conn, sql, [], |row| {
+        let found = read::all(conn, sql, [], |row| {
             Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
         })?;
         let found: BTreeMap<_, _> = found.into_iter().collect();

@@ -174,6 +174,7 @@ CREATE TABLE answer(
   expires_at INTEGER NOT NULL
 );
 CREATE INDEX answer_by_expiry ON answer(expires_at);
+CREATE INDEX answer_by_session ON answer(session);
 
 CREATE TABLE blob(
   user BLOB NOT NULL,

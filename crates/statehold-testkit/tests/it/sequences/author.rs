@@ -12,8 +12,10 @@ use statehold_core::hold::{
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
 use statehold_core::principal::{Actor, Principal};
+use statehold_core::record::Change;
 use statehold_core::request::{CallState, RequestStatus};
 use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_testkit::fixtures;
 use statehold_testkit::reference::World;
@@ -100,6 +102,12 @@ impl Author<'_> {
             Act::CloseTask | Act::CancelTask => self.end_task(act),
             Act::Put => Some(self.put()),
             Act::Rewind => Some(self.rewind()),
+            Act::Patch => Some((self.patch_session(), fixtures::client())),
+            Act::ExpireSession => {
+                let server = Actor::system(fixtures::name("t1"));
+                Some((Command::ExpireSession, server))
+            }
+            Act::DeleteSession => Some((Command::DeleteSession, fixtures::client())),
             Act::Close => {
                 let cancel_live = self.dice.roll(3) == 0;
                 Some((Command::CloseSession { cancel_live }, fixtures::client()))
@@ -839,6 +847,29 @@ impl Author<'_> {
             current.saturating_sub(1 + self.dice.roll(current.max(1)))
         };
         (Command::Rewind { to: to as u64 }, fixtures::client())
+    }
+
+    /// Another name, other labels or another life; sometimes a life that no session may have.
+    fn patch_session(&mut self) -> Command {
+        let ms = self
+            .dice
+            .one(&[3_600_000, 3_600_000, 600_000, 60_000, 1_000]);
+        let ms = if self.dice.odd(12) { ms / 2_000 } else { ms };
+        let mode = self
+            .dice
+            .one(&[TtlMode::Sliding, TtlMode::Fixed, TtlMode::Sliding]);
+        let ttl = match self.dice.roll(6) {
+            0..3 => Some(Change::Set(TimeToLive { mode, ms })),
+            3 => Some(Change::Clear),
+            _ => None,
+        };
+        let name = match self.dice.roll(6) {
+            0 => Some(Change::Set(self.maybe_huge())),
+            1 => Some(Change::Clear),
+            _ => None,
+        };
+        let labels = self.dice.odd(4).then(|| self.maybe_huge());
+        Command::PatchSession { labels, name, ttl }
     }
 
     /// Something that came with a key, once more; sometimes the key comes with something else.

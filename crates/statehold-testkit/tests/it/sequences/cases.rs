@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use statehold_core::hold::HoldKind;
 use statehold_core::invariant::{Findings, Invariant};
-use statehold_core::record::{Event, Record};
+use statehold_core::record::{ErasedPayloads, Event, Record};
 use statehold_core::request::{CallState, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
@@ -109,6 +109,16 @@ pub(super) fn seen(
                 let from = before.requests.get(request).map(|live| live.status);
                 cases.extend(from.and_then(|from| wake(from, *status)));
             }
+            Event::PayloadsErased { payloads } => {
+                let is_live = !before.requests.is_empty();
+                cases.push(match (payloads, before.closed) {
+                    (ErasedPayloads::Hidden, true) => "closed session expired",
+                    (ErasedPayloads::Hidden, false) if is_live => "busy session expired",
+                    (ErasedPayloads::Hidden, false) => "idle session expired",
+                    (ErasedPayloads::All, true) => "closed session deleted",
+                    (ErasedPayloads::All, false) => "open session deleted",
+                });
+            }
             Event::TaskClosed {
                 status: TaskStatus::Failed,
                 ..
@@ -117,6 +127,11 @@ pub(super) fn seen(
             }
             _ => {}
         }
+    }
+    match (before.expires_at, after.expires_at) {
+        (Some(earlier), Some(later)) if later > earlier => cases.push("life slid on"),
+        (Some(earlier), Some(later)) if later == earlier => cases.push("life stayed fixed"),
+        _ => {}
     }
     let ends = |event: &&Event| matches!(event, Event::RequestEnded { .. });
     if record.content.events.iter().filter(ends).count() > 2 {
@@ -144,6 +159,7 @@ fn wake(from: RequestStatus, to: RequestStatus) -> Option<&'static str> {
 /// What a full run must have seen, and how often at least.
 const REQUIRED: &[(&str, u64)] = &[
     ("already done", 50),
+    ("busy session expired", 5),
     ("call started under a later fence", 100),
     ("child task reused by another request", 10),
     ("child task reused by the request that opened it", 10),
@@ -157,10 +173,13 @@ const REQUIRED: &[(&str, u64)] = &[
     ("command CompleteRequest", 500),
     ("command CreateSession", 100),
     ("command DecideHold", 500),
+    ("command DeleteSession", 10),
     ("command ExpireHold", 100),
+    ("command ExpireSession", 100),
     ("command FailRequest", 100),
     ("command LapseLease", 100),
     ("command OpenHold", 500),
+    ("command PatchSession", 100),
     ("command PutState", 250),
     ("command Rewind", 25),
     ("command StartRequest", 1_000),
@@ -170,6 +189,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("event HoldOpened", 500),
     ("event ItemsAppended", 1_000),
     ("event LeaseLapsed", 50),
+    ("event PayloadsErased", 20),
     ("event RequestEnded", 1_000),
     ("event RequestLeased", 1_000),
     ("event RequestStarted", 1_000),
@@ -178,6 +198,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("event SessionClosed", 5),
     ("event SessionCreated", 100),
     ("event SessionForked", 25),
+    ("event SessionPatched", 100),
     ("event SharedStatePut", 100),
     ("event StateDeleted", 25),
     ("event StatePut", 250),
@@ -190,8 +211,11 @@ const REQUIRED: &[(&str, u64)] = &[
     ("held, then queued", 50),
     ("held, then running", 25),
     ("held, then waiting", 50),
+    ("life slid on", 100),
+    ("life stayed fixed", 100),
     ("lost worker replaced at once", 50),
     ("more than two requests ended by one command", 50),
+    ("open session deleted", 10),
     ("quorum met", 5),
     ("reconcile hold", 10),
     ("reconcile hold decided", 10),
@@ -204,6 +228,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("refused DigestMismatch", 10),
     ("refused DuplicateKey", 25),
     ("refused EditImpossible", 5),
+    ("refused EmptyPatch", 10),
     ("refused HoldDecided", 100),
     ("refused HoldExists", 10),
     ("refused HoldExpired", 50),
@@ -216,6 +241,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("refused Limit bytes of one payload", 10),
     ("refused Limit depth of calls", 10),
     ("refused Limit lease milliseconds", 25),
+    ("refused Limit milliseconds a session lives", 3),
     ("refused Limit quorum", 25),
     ("refused MayNotDecide", 50),
     ("refused MergeOfSessionKey", 5),
@@ -229,6 +255,8 @@ const REQUIRED: &[(&str, u64)] = &[
     ("refused RequestsLive", 10),
     ("refused SessionClosed", 250),
     ("refused SessionExists", 25),
+    ("refused SessionExpired", 100),
+    ("refused SessionNotExpired", 50),
     ("refused StaleFence", 100),
     ("refused TaskBusy", 50),
     ("refused TaskElsewhere", 50),

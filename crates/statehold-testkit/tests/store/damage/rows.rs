@@ -24,6 +24,11 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("UPDATE session SET tenant = 't2' WHERE pk = 2", &["{1}"]),
     ("UPDATE session SET name = 'other' WHERE pk = 2", &["{1}"]),
     ("UPDATE session SET name = NULL WHERE pk = 2", &["{1}"]),
+    ("UPDATE session SET status = 'running' WHERE pk = 6", &["{5}"]),
+    ("UPDATE session SET deleted = 1 WHERE pk = 2", &["{1}"]),
+    ("UPDATE session SET ttl_mode = 'fixed', ttl_ms = 1000 WHERE pk = 2", &["{1}"]),
+    ("UPDATE session SET ttl_ms = 1000 WHERE pk = 2", &["{1}"]),
+    ("UPDATE session SET expires_at = last_at WHERE pk = 2", &["{1}"]),
     ("UPDATE session SET labels = '{}' WHERE pk = 2", &["{1}"]),
     ("UPDATE session SET last_log = last_log - 1 WHERE pk = 2", &["{1}"]),
     ("UPDATE session SET origin = 0, origin_seq = 0 WHERE pk = 3", &["{2}"]),
@@ -95,6 +100,7 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("DELETE FROM open_hold", &["{4}"]),
     ("UPDATE open_hold SET deadline = NULL", &["open hold hld_"]),
     ("UPDATE open_hold SET tenant = 't2'", &["open hold hld_"]),
+    ("UPDATE open_hold SET request = zeroblob(16)", &["open hold hld_"]),
     // What is over.
     ("DELETE FROM ended_request WHERE rowid = 1", &["ended request req_"]),
     ("UPDATE ended_request SET session = 2 WHERE session = 1", &["ended_request"]),
@@ -107,10 +113,13 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("UPDATE closed_task SET last_log = 1 WHERE rowid = 1", &["`closed_task` tsk_"]),
     ("DELETE FROM closed_hold", &["closed hold hld_"]),
     (
-        "INSERT INTO closed_hold SELECT zeroblob(16), session, body FROM closed_hold",
+        "INSERT INTO closed_hold
+         SELECT pk + 1000, zeroblob(16), session, request, tenant, body FROM closed_hold LIMIT 1",
         &["closed_hold"],
     ),
     ("UPDATE closed_hold SET session = 2", &["closed_hold"]),
+    ("UPDATE closed_hold SET request = zeroblob(16)", &["closed hold hld_"]),
+    ("UPDATE closed_hold SET tenant = 't2'", &["closed hold hld_"]),
     // Values.
     (
         "UPDATE state SET value = (SELECT value FROM state WHERE key = 'step') WHERE key = 'lap'",
@@ -131,7 +140,8 @@ const CHANGES: &[(&str, &[&str])] = &[
         &["the private state of tsk_"],
     ),
     ("DELETE FROM task_state", &["the private state of tsk_"]),
-    ("INSERT INTO task_state SELECT zeroblob(16), value FROM task_state", &["task_state"]),
+    ("INSERT INTO task_state SELECT zeroblob(16), session, value FROM task_state", &["task_state"]),
+    ("UPDATE task_state SET session = session + 1", &["the private state of tsk_"]),
     (
         "UPDATE shared SET value = (SELECT value FROM state WHERE key = 'lap')
          WHERE key = 'app:count'",
@@ -151,6 +161,9 @@ const CHANGES: &[(&str, &[&str])] = &[
         &["record 3 of session {3}"],
     ),
     ("DELETE FROM blob", &["record 3"]),
+    ("UPDATE blob SET refs = refs + 1", &["table `blob`"]),
+    ("INSERT INTO erasure VALUES(2, 'all', 80)", &["{1}"]),
+    ("INSERT INTO erasure VALUES(99, 'all', 80)", &["table `erasure`"]),
     // About the file.
     ("UPDATE meta SET value = 'lost' WHERE key = 'kind'", &["`meta`"]),
     ("UPDATE meta SET value = 'first' WHERE key = 'epoch'", &["`meta`"]),

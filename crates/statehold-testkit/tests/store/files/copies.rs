@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use rusqlite::Connection;
 use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
+use statehold_core::record::Change;
 use statehold_core::request::RequestStatus;
+use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -71,6 +73,40 @@ fn a_backup_says_what_the_store_said() {
     let (original, copied) = (original.expect("reads"), copied.expect("reads"));
     let copied: Vec<_> = copied.records().collect();
     assert!(original.records().all(|record| copied.contains(&record)));
+}
+
+#[test]
+fn a_worker_of_a_session_that_ends_before_its_lease_has_no_lease_in_a_copy() {
+    let directory = directory();
+    let store = open(directory.path());
+    let mut author = wait(Author::begin(&store, 0));
+    let ttl = TimeToLive {
+        mode: TtlMode::Sliding,
+        ms: 2_000,
+    };
+    let brief = Command::PatchSession {
+        labels: None,
+        name: None,
+        ttl: Some(Change::Set(ttl)),
+    };
+    wait(author.own(&store, &brief, fixtures::client()));
+    let by = wait(author.run(&store, "leaf"));
+    let backup = directory.path().join("backup.db");
+    wait(store.backup(backup.clone())).expect("backed up");
+    let copy = restored(&backup);
+    require_clean(copy.path());
+    let copied = open(copy.path());
+    let due = wait(copied.due(Timestamp::from_micros(i64::MAX), 100)).expect("reads");
+    let is_lease = |due: &statehold_store::Due| matches!(due.kind, DueKind::Lease(_));
+    assert!(!due.iter().any(is_lease), "{due:?}");
+    let state = wait(copied.load(author.session())).expect("reads");
+    let state = state.expect("it is there");
+    let live = state.requests.get(&by.request);
+    assert!(
+        live.is_none_or(|live| live.lease.is_none()),
+        "the worker of the original may still be at it: {live:?}"
+    );
+    assert!(!state.closed, "the session goes on");
 }
 
 #[test]

@@ -1,0 +1,371 @@
+//! The document of the API: what the routes say about themselves, and what holds for all of them.
+//!
+//! Each route brings its path, its parameters and its schemas. What follows from a rule of the house
+//! is added here once: ids in paths, headers, problems, who may call, which bodies may be left out.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+use utoipa::OpenApi;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
+
+use crate::problem::{Code, Problem};
+use crate::rest::sessions::{MessagePage, TracePage};
+use crate::wire::schema::{
+    HoldIdText, HoldStatusFilter, KeyIdText, NameText, RequestIdText, SessionIdText, TaskIdText,
+    UntilWord, ViewWord,
+};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Statehold",
+        description = "The native API of Statehold. See docs/api.md for what it means.",
+        license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
+    ),
+    tags(
+        (name = "sessions", description = "Conversations of a user with an app."),
+        (name = "requests", description = "Invocations of agents, and the work on them."),
+        (name = "tasks", description = "Jobs of agents inside a session."),
+        (name = "holds", description = "Questions to people, and their decisions."),
+        (name = "state", description = "Values of a session, an app or a user."),
+        (name = "feeds", description = "Records as they are committed, over server-sent events."),
+        (name = "keys", description = "Keys, and the audit stream."),
+        (name = "operations", description = "What operators and their tools ask."),
+    ),
+    security(("bearer" = []), ("api_key" = []), ()),
+    components(schemas(
+        Problem, SessionIdText, TaskIdText, RequestIdText, HoldIdText, KeyIdText, NameText,
+        HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
+    )),
+    modifiers(&Credentials)
+)]
+pub(crate) struct Document;
+
+/// The two ways to send a key.
+struct Credentials;
+
+impl utoipa::Modify for Credentials {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let mut bearer = Http::new(HttpAuthScheme::Bearer);
+        bearer.description = Some("A key. A development server needs none.".to_owned());
+        let header = ApiKeyValue::with_description("Api-Key", "The same key in another header.");
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
+        components.add_security_scheme("api_key", SecurityScheme::ApiKey(ApiKey::Header(header)));
+    }
+}
+
+/// The document with everything that holds for all routes.
+pub(crate) fn complete(document: &utoipa::openapi::OpenApi) -> Value {
+    let mut document = serde_json::to_value(document).expect("the document is JSON");
+    let taken = taken_schemas(&document);
+    let schemas = object(&mut document["components"]["schemas"]);
+    for (name, schema) in schemas.iter_mut() {
+        if !taken.contains(name) {
+            never_null(schema);
+        }
+    }
+    describe_problem(&mut schemas["Problem"]);
+    let schemas = schemas.clone();
+    document["components"]["parameters"] = header_parameters();
+    document["components"]["headers"] = answer_headers();
+    for (path, item) in object(&mut document["paths"]) {
+        for (method, operation) in object(item) {
+            let call = Call { path, method };
+            call.complete(operation, &schemas);
+        }
+    }
+    document
+}
+
+/// Everything in a document that is expected to be an object is one: the document is ours.
+fn object(value: &mut Value) -> &mut Map<String, Value> {
+    value.as_object_mut().expect("an object of the document")
+}
+
+/// The names of the schemas that callers send.
+fn taken_schemas(document: &Value) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let paths = document["paths"].as_object().into_iter().flatten();
+    let operations = paths.filter_map(|(_, item)| item.as_object()).flatten();
+    let mut open: Vec<&Value> = operations
+        .map(|(_, operation)| &operation["requestBody"])
+        .collect();
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Object(fields) => {
+                if let Some(name) = fields.get("$ref").and_then(schema_name)
+                    && found.insert(name.to_owned())
+                {
+                    open.push(&document["components"]["schemas"][name]);
+                }
+                open.extend(fields.values());
+            }
+            Value::Array(values) => open.extend(values),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    found
+}
+
+fn schema_name(reference: &Value) -> Option<&str> {
+    reference.as_str()?.strip_prefix("#/components/schemas/")
+}
+
+/// Answers leave out what is not there; they do not say null.
+fn never_null(schema: &mut Value) {
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else {
+        return;
+    };
+    for property in properties.values_mut() {
+        if let Some(Value::Array(kinds)) = property.get_mut("type") {
+            kinds.retain(|kind| kind != "null");
+            if let [only] = kinds.as_slice() {
+                property["type"] = only.clone();
+            }
+        }
+        if let Some(Value::Array(choices)) = property.get_mut("oneOf") {
+            choices.retain(|choice| choice["type"] != "null");
+            if let [only] = choices.as_slice() {
+                *property = only.clone();
+            }
+        }
+    }
+}
+
+fn describe_problem(schema: &mut Value) {
+    let codes = Code::ALL.iter().map(|code| Value::from(code.text()));
+    schema["properties"]["code"]["enum"] = codes.collect();
+    schema["properties"]["type"]["format"] = "uri".into();
+    schema["properties"]["status"]["minimum"] = 400.into();
+    schema["properties"]["status"]["maximum"] = 599.into();
+}
+
+/// The headers that calls may carry, by the names under which operations refer to them.
+fn header_parameters() -> Value {
+    let header = |name: &str, description: &str, schema: Value| {
+        json!({
+            "name": name, "in": "header", "required": false,
+            "description": description, "schema": schema,
+        })
+    };
+    json!({
+        "IdempotencyKey": header(
+            "Idempotency-Key",
+            "The same key with the same call gets the same answer for 24 hours.",
+            json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
+        ),
+        "DecisionKey": header(
+            "Idempotency-Key",
+            "The key of the decision. Without one, the same decision by the same principal is the \
+             same decision.",
+            json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
+        ),
+        "IfMatch": header(
+            "If-Match",
+            "The revision that the session must have, in quotes as `ETag` gave it.",
+            json!({"type": "string", "pattern": "^(\\*|\"[0-9]{1,19}\")$"}),
+        ),
+        "LastRevision": header(
+            "Last-Event-ID",
+            "Resume after this revision.",
+            json!({"type": "string", "pattern": "^[0-9]{1,19}$"}),
+        ),
+        "LastPlace": header(
+            "Last-Event-ID",
+            "Resume after the event that had this id.",
+            json!({"type": "string"}),
+        ),
+    })
+}
+
+/// The headers that answers may carry, by the names under which responses refer to them.
+fn answer_headers() -> Value {
+    let header =
+        |description: &str, schema: Value| json!({"description": description, "schema": schema});
+    let id = |description: &str, name: &str| {
+        header(
+            description,
+            json!({"$ref": format!("#/components/schemas/{name}")}),
+        )
+    };
+    json!({
+        "ETag": header(
+            "The revision of the session, in quotes.",
+            json!({"type": "string", "pattern": "^\"[0-9]+\"$"}),
+        ),
+        "x-statehold-session": id("The session that the answer is about.", "SessionId"),
+        "x-statehold-task": id("The task that the answer is about.", "TaskId"),
+        "x-statehold-request": id("The request that the answer is about.", "RequestId"),
+        "Idempotency-Replayed": header(
+            "The call was made before under the same key; this is its answer.",
+            json!({"type": "string", "enum": ["true"]}),
+        ),
+    })
+}
+
+/// One operation, by where it is.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    path: &'a str,
+    method: &'a str,
+}
+
+impl Call<'_> {
+    fn complete(self, operation: &mut Value, schemas: &Map<String, Value>) {
+        // The names of functions are unique in their module only.
+        let id = format!(
+            "{}_{}",
+            operation["tags"][0].as_str().unwrap_or_default(),
+            operation["operationId"].as_str().unwrap_or_default(),
+        );
+        operation["operationId"] = id.into();
+        if self.is_open() {
+            operation["security"] = json!([]);
+        }
+        self.complete_parameters(operation);
+        if let Some(body) = operation.get_mut("requestBody") {
+            let name = schema_name(&body["content"]["application/json"]["schema"]["$ref"]);
+            let schema = name.and_then(|name| schemas.get(name));
+            // No body at all is an empty object.
+            body["required"] = schema
+                .is_some_and(|schema| schema.get("required").is_some())
+                .into();
+        }
+        self.complete_responses(operation, schemas);
+    }
+
+    /// Whether nobody needs a key for it.
+    fn is_open(self) -> bool {
+        matches!(self.path, "/healthz" | "/readyz" | "/openapi.json")
+    }
+
+    fn complete_parameters(self, operation: &mut Value) {
+        let mut parameters = match operation["parameters"].take() {
+            Value::Array(parameters) => parameters,
+            _ => Vec::new(),
+        };
+        for parameter in &mut parameters {
+            if parameter["in"] == "path" {
+                let (description, schema) = path_parameter(&parameter["name"]);
+                parameter["description"] = description.into();
+                parameter["schema"] = schema;
+            }
+        }
+        parameters.extend(
+            self.header_names()
+                .iter()
+                .map(|name| json!({"$ref": format!("#/components/parameters/{name}")})),
+        );
+        if parameters.is_empty() {
+            object(operation).remove("parameters");
+        } else {
+            operation["parameters"] = parameters.into();
+        }
+    }
+
+    /// The headers that the operation reads.
+    fn header_names(self) -> &'static [&'static str] {
+        match (self.method, self.path) {
+            ("get", "/v1/sessions/{session_id}/events") => &["LastRevision"],
+            ("get", "/v1/events") => &["LastPlace"],
+            ("post", "/v1/holds/{hold_id}/decision" | "/v1/requests/{request_id}/resume") => {
+                &["DecisionKey", "IfMatch"]
+            }
+            // There is nothing yet that could have moved on.
+            ("post", "/v1/sessions") => &["IdempotencyKey"],
+            // A key is shown once, work is handed out once, and a sign of life is not kept.
+            _ if !self.commits() => &[],
+            _ => &["IdempotencyKey", "IfMatch"],
+        }
+    }
+
+    /// Whether the operation sends a command to a session.
+    fn commits(self) -> bool {
+        let is_write = matches!(self.method, "post" | "patch" | "delete");
+        is_write
+            && !self.path.starts_with("/v1/keys")
+            && self.path != "/v1/work/claim"
+            && self.path != "/v1/requests/{request_id}/heartbeat"
+    }
+
+    fn complete_responses(self, operation: &mut Value, schemas: &Map<String, Value>) {
+        let headers = self.answer_header_names();
+        let responses = object(&mut operation["responses"]);
+        for response in responses.values_mut() {
+            response["description"] = describe_answer(response, schemas).into();
+            if !headers.is_empty() {
+                let headers = headers.iter().map(|name| {
+                    let reference = json!({"$ref": format!("#/components/headers/{name}")});
+                    ((*name).to_owned(), reference)
+                });
+                response["headers"] = headers.collect::<Map<_, _>>().into();
+            }
+        }
+        if self.path != "/healthz" && self.path != "/openapi.json" {
+            let problem = json!({
+                "description": "A problem; `code` says which.",
+                "content": {
+                    "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}},
+                },
+            });
+            responses.insert("default".to_owned(), problem);
+        }
+    }
+
+    /// The headers that a good answer may carry.
+    fn answer_header_names(self) -> Vec<&'static str> {
+        const SESSION: &str = "x-statehold-session";
+        const TASK: &str = "x-statehold-task";
+        const REQUEST: &str = "x-statehold-request";
+        let below = |prefix: &str| self.path.starts_with(prefix);
+        let mut names = match (self.method, self.path) {
+            (_, "/v1/sessions/{session_id}/events") | ("get", "/v1/sessions") => vec![],
+            ("delete", "/v1/sessions/{session_id}") => vec!["ETag"],
+            (_, "/v1/sessions/{session_id}/requests") | ("get", "/v1/requests/{request_id}") => {
+                vec!["ETag", SESSION, TASK, REQUEST]
+            }
+            (_, "/v1/requests/{request_id}/heartbeat") => vec![SESSION, REQUEST],
+            ("get", "/v1/holds/{hold_id}") => vec![SESSION, TASK, REQUEST],
+            _ if below("/v1/sessions") => vec!["ETag", SESSION],
+            _ if below("/v1/requests/") || below("/v1/holds/") => vec!["ETag", SESSION, REQUEST],
+            _ if below("/v1/tasks/") => vec!["ETag", SESSION, TASK],
+            _ if below("/v1/state/") => vec!["ETag"],
+            _ => vec![],
+        };
+        if self.commits() {
+            names.push("Idempotency-Replayed");
+        }
+        names
+    }
+}
+
+fn describe_answer(response: &Value, schemas: &Map<String, Value>) -> String {
+    let contents = response["content"].as_object().into_iter().flatten();
+    let mut names = contents.filter_map(|(_, content)| schema_name(&content["schema"]["$ref"]));
+    let described = names.next().and_then(|name| schemas.get(name));
+    let own = response["description"]
+        .as_str()
+        .filter(|text| !text.is_empty());
+    let text = own.or_else(|| described?["description"].as_str());
+    text.unwrap_or("It is done.").to_owned()
+}
+
+/// What the parts of paths are.
+fn path_parameter(name: &Value) -> (&'static str, Value) {
+    let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    match name.as_str().unwrap_or_default() {
+        "session_id" => ("The session.", schema("SessionId")),
+        "task_id" => ("The task.", schema("TaskId")),
+        "request_id" => ("The request.", schema("RequestId")),
+        "hold_id" => ("The hold.", schema("HoldId")),
+        "key_id" => ("The key, by its id.", schema("KeyId")),
+        "app" => ("The app.", schema("Name")),
+        "user" => (
+            "The user.",
+            json!({"type": "string", "minLength": 1, "maxLength": 256}),
+        ),
+        other => unreachable!("the path parameter `{other}` has no description"),
+    }
+}

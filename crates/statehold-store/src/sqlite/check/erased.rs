@@ -1,0 +1,108 @@
+//! Payloads that are gone although nobody removed them, and those that are there although somebody
+//! did.
+
+use rusqlite::Connection;
+use statehold_core::ids::SessionId;
+use statehold_core::record::{ErasedPayloads, Event};
+use statehold_core::session::SessionState;
+
+use super::super::log::{self, SessionRow};
+use super::super::{erase, read};
+use super::{CheckReport, Problem, RowCounts};
+use crate::port::{StoreError, StoredRecord};
+
+/// What the records of one session have and lack.
+#[derive(Default)]
+pub(super) struct Erased {
+    /// Some record of its own that lacks a payload which is not hidden, and one that lacks any.
+    visible_gone: Option<u64>,
+    any_gone: Option<u64>,
+    /// Some record of its origin that lacks a payload which is not hidden.
+    shared_gone: Option<u64>,
+    /// The last record of its own that has a hidden payload, and the last that has any.
+    hidden_left: u64,
+    any_left: u64,
+    /// What its records say was removed.
+    removed: Option<ErasedPayloads>,
+}
+
+impl Erased {
+    pub(super) fn note(&mut self, session: SessionId, stored: &StoredRecord) {
+        let content = &stored.record.content;
+        let events = content.events.iter();
+        let hidden = events.flat_map(|event| event.erased(ErasedPayloads::Hidden));
+        let is_own = content.session == session;
+        for (body, is_hidden) in stored.bodies.iter().zip(hidden) {
+            match (body, is_own) {
+                (Some(_), true) => {
+                    self.any_left = content.seq;
+                    if is_hidden {
+                        self.hidden_left = content.seq;
+                    }
+                }
+                (None, true) => {
+                    self.any_gone.get_or_insert(content.seq);
+                    if !is_hidden {
+                        self.visible_gone.get_or_insert(content.seq);
+                    }
+                }
+                (None, false) if !is_hidden => {
+                    self.shared_gone.get_or_insert(content.seq);
+                }
+                (_, false) => {}
+            }
+        }
+        for event in content.events.iter().filter(|_| is_own) {
+            if let Event::PayloadsErased { payloads } = event {
+                self.removed = self.removed.max(Some(*payloads));
+            }
+        }
+    }
+
+    /// Says what is gone or left against the records, and counts what is still to be removed.
+    pub(super) fn report(
+        &self,
+        conn: &Connection,
+        row: &SessionRow,
+        folded: &SessionState,
+        report: &mut CheckReport,
+        rows: &mut RowCounts,
+    ) -> Result<(), StoreError> {
+        let mut wrong = |seq: u64, what: &str| {
+            report.problems.push(Problem {
+                place: format!("a payload of record {seq} of session {}", row.id),
+                what: what.to_owned(),
+            });
+        };
+        let (gone, left) = match self.removed {
+            None => (self.any_gone, 0),
+            Some(ErasedPayloads::Hidden) => (self.visible_gone, self.hidden_left),
+            Some(ErasedPayloads::All) => (None, self.any_left),
+        };
+        if let Some(seq) = gone {
+            wrong(seq, "is gone, and no record says that it was removed");
+        }
+        if let Some(seq) = self.shared_gone.filter(|_| !folded.deleted) {
+            wrong(seq, "is gone, although this session still shares it");
+        }
+        let sql = "SELECT payloads, log FROM erasure WHERE session = ?1";
+        let pending: Option<(String, i64)> =
+            read::first(conn, sql, [row.pk], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let mut until = erase::shared_until(conn, row.pk)?;
+        if let Some((payloads, at)) = pending {
+            rows.add("erasure", 1);
+            until = until.max(log::row(conn, at)?.seq);
+            if self.removed.map(erase::name_of) != Some(payloads.as_str()) {
+                let place = format!("the row of session {} in `erasure`", row.id);
+                let what = "removes payloads that no record says are removed".to_owned();
+                report.problems.push(Problem { place, what });
+            }
+        }
+        if left > until {
+            let place = format!("a payload of record {left} of session {}", row.id);
+            let what = "was removed, but is still there".to_owned();
+            report.problems.push(Problem { place, what });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,470 @@
+//! Payloads of sessions that expire or are deleted go; their digests stay, and so does what another
+//! session shares.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use statehold_core::command::{Command, Output, StartRequest, StatePatch};
+use statehold_core::hold::DecisionKind;
+use statehold_core::item::{NewItem, Role};
+use statehold_core::session::TtlMode;
+
+use super::HEALTHY;
+use super::driver::{Driver, Refusal};
+use super::fixture::{owner, owner_of, session};
+use super::log::require_chain;
+use super::picture::Picture;
+use super::state::values;
+use super::{history, shared};
+use crate::{Store, StoreError, StoredRecord};
+
+const STEPS_MAX: usize = 10_000;
+
+/// Removes what there is to remove, in steps of so many records; returns how many steps it took.
+async fn erase(store: &Arc<dyn Store>, limit: usize) -> usize {
+    for step in 1..STEPS_MAX {
+        if !store.erase_some(limit).await.expect(HEALTHY) {
+            return step;
+        }
+    }
+    panic!("removing payloads does not end");
+}
+
+async fn records(driver: &Driver) -> Vec<StoredRecord> {
+    let found = driver.store.records(driver.session(), 0, 1_000).await;
+    found.expect(HEALTHY)
+}
+
+/// The payloads of a session that are still there, those shared with others too.
+async fn left(driver: &Driver) -> BTreeSet<String> {
+    let records = records(driver).await;
+    let bodies = records.iter().flat_map(|stored| &stored.bodies).flatten();
+    bodies
+        .map(|body| String::from_utf8_lossy(body).into_owned())
+        .collect()
+}
+
+/// All payloads that a session ever had.
+fn ever(driver: &Driver) -> BTreeSet<String> {
+    let bodies = driver.log.iter().flat_map(|stored| &stored.bodies);
+    let texts = bodies.flatten().map(|body| String::from_utf8_lossy(body));
+    texts.map(std::borrow::Cow::into_owned).collect()
+}
+
+/// The records and their digests are as they were committed, whatever became of the payloads.
+async fn require_records(driver: &Driver) {
+    let found = records(driver).await;
+    assert_eq!(found.len(), driver.log.len());
+    for (found, expected) in found.iter().zip(&driver.log) {
+        assert_eq!(found.record, expected.record);
+        assert_eq!(found.bodies.len(), expected.bodies.len());
+        for (body, expected) in found.bodies.iter().zip(&expected.bodies) {
+            assert!(body.is_none() || body == expected, "it is gone or the same");
+        }
+    }
+    require_chain(driver).await;
+    let loaded = driver.store.load(driver.session()).await.expect(HEALTHY);
+    assert_eq!(loaded.as_ref(), Some(&driver.state));
+}
+
+fn texts(texts: &[&str]) -> BTreeSet<String> {
+    texts.iter().map(ToString::to_string).collect()
+}
+
+/// A session with payloads of every kind. What clients see begins with `seen`.
+async fn told(store: &Arc<dyn Store>, n: u64) -> Driver {
+    let mut d = Driver::new(Arc::clone(store), owner(), n);
+    let create = Command::CreateSession {
+        owner: owner(),
+        name: Some(d.body(format!("seen name {n}"))),
+        labels: Some(d.body(r#"{"seen":1}"#)),
+        state: d.set(&[
+            ("topic", r#""seen value""#),
+            ("user:tongue", r#""seen de""#),
+        ]),
+        ttl: None,
+    };
+    d.ok(&d.client(), create).await;
+    let start = StartRequest {
+        input: d.body("seen question"),
+        attachments: vec![d.file("seen map")],
+        ..d.leased("planner")
+    };
+    d.by_worker(Command::StartRequest(start)).await;
+    let note = NewItem {
+        attachments: vec![d.file("hidden file")],
+        ..d.note("hidden note")
+    };
+    let word = NewItem::message(Role::Assistant, d.body("seen word"));
+    let append = Command::AppendItems {
+        by: d.fenced(1),
+        items: vec![note, word],
+        state: StatePatch::default(),
+        task_state: Some(d.body("hidden private state")),
+    };
+    d.by_worker(append).await;
+    let child = StartRequest {
+        input: d.body("hidden question"),
+        ..d.spawn(1, "booker")
+    };
+    d.by_worker(Command::StartRequest(child)).await;
+    let error = d.body("hidden error");
+    let (by, cancel_children) = (d.fenced(2), false);
+    let fail = Command::FailRequest {
+        by,
+        error,
+        cancel_children,
+    };
+    d.by_worker(fail).await;
+    let mut ask = d.question(1, None);
+    if let Command::OpenHold { hold, .. } = &mut ask {
+        hold.body = d.body("hidden question of a hold");
+    }
+    d.by_worker(ask).await;
+    let mut answer = d.decision(1, DecisionKind::Respond);
+    if let Command::DecideHold { decision, .. } = &mut answer {
+        decision.body = Some(d.body("hidden answer"));
+    }
+    d.ok(&d.client(), answer).await;
+    let mut done = d.complete(1);
+    if let Command::CompleteRequest { output, .. } = &mut done {
+        *output = Output {
+            attachments: vec![d.file("seen ticket")],
+            ..d.output("seen answer")
+        };
+    }
+    d.by_worker(done).await;
+    d
+}
+
+/// What clients see of the n-th session that was told.
+fn seen(n: u64) -> BTreeSet<String> {
+    let mut seen = texts(&[
+        r#"{"seen":1}"#,
+        r#""seen value""#,
+        r#""seen de""#,
+        "seen question",
+        "seen map",
+        "seen word",
+        "seen answer",
+        "seen ticket",
+    ]);
+    seen.insert(format!("seen name {n}"));
+    seen
+}
+
+pub(super) async fn expiry_removes_hidden_payloads_and_keeps_their_digests(store: Arc<dyn Store>) {
+    let mut driver = told(&store, 1).await;
+    let mut other = told(&store, 2).await;
+    let task = driver.tasks[0];
+    let state = store.task_state(task).await.expect(HEALTHY);
+    assert_eq!(state.as_deref(), Some(&b"hidden private state"[..]));
+    driver.live_for(Some((TtlMode::Sliding, 5_000))).await;
+    driver.expire().await;
+    assert_eq!(store.task_state(task).await.expect(HEALTHY), None);
+    erase(&store, 100).await;
+    assert_eq!(left(&driver).await, seen(1));
+    assert_eq!(left(&other).await, ever(&other), "another session has all");
+    require_records(&driver).await;
+    for stored in history::all(&driver, None).await {
+        let is_seen = |body: &Vec<u8>| body.starts_with(b"seen");
+        let bodies = || std::iter::once(&stored.body).chain(&stored.attachments);
+        let is_hidden = stored.placed.item.visibility == statehold_core::item::Visibility::Hidden;
+        for body in bodies() {
+            assert_eq!(body.is_none(), is_hidden, "{stored:?}");
+            assert!(body.as_ref().is_none_or(is_seen), "{stored:?}");
+        }
+    }
+    let kept = values(&driver).await;
+    assert_eq!(kept.len(), 1, "what clients read stays: {kept:?}");
+    let kept = store.session(driver.session()).await.expect(HEALTHY);
+    let kept = kept.expect("it is there");
+    assert_eq!(kept.name.as_deref(), Some("seen name 1"));
+    assert_eq!(kept.labels.as_deref(), Some(r#"{"seen":1}"#));
+    other.turn("planner").await;
+    assert_eq!(erase(&store, 100).await, 1, "there is nothing left to do");
+}
+
+pub(super) async fn deletion_removes_every_payload_with_name_labels_and_state(
+    store: Arc<dyn Store>,
+) {
+    let mut driver = told(&store, 1).await;
+    let other = told(&store, 2).await;
+    driver.run("writer", 600_000).await;
+    let before = Picture::of(&*store, &[&other]).await;
+    driver.delete_session().await;
+    let gone = store.session(driver.session()).await.expect(HEALTHY);
+    let gone = gone.expect("its records are there");
+    assert_eq!((gone.name, gone.labels), (None, None), "at once");
+    assert_eq!(values(&driver).await, [], "at once");
+    for task in &driver.tasks {
+        assert_eq!(store.task_state(*task).await.expect(HEALTHY), None);
+    }
+    erase(&store, 100).await;
+    assert_eq!(left(&driver).await, texts(&[]));
+    require_records(&driver).await;
+    for stored in history::all(&driver, None).await {
+        assert_eq!(stored.body, None);
+        assert!(stored.attachments.iter().all(Option::is_none));
+    }
+    for revision in 0..=driver.state.revision {
+        let key = super::fixture::key("topic");
+        let value = store.state_at(driver.session(), key, revision).await;
+        assert_eq!(value.expect(HEALTHY), None, "at revision {revision}");
+    }
+    let mut after = Picture::of(&*store, &[&other]).await;
+    assert!(after.same_sessions(&before), "another session has all");
+    after.forget_due();
+    let tongue = shared::value(&store, &owner(), "user:tongue").await;
+    assert!(tongue.is_some(), "the value of the user stays");
+}
+
+pub(super) async fn an_expired_session_can_be_deleted(store: Arc<dyn Store>) {
+    for (n, is_erased_between) in [(1, true), (2, false)] {
+        let mut driver = told(&store, n).await;
+        driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+        driver.expire().await;
+        if is_erased_between {
+            erase(&store, 100).await;
+        } else {
+            store.erase_some(1).await.expect(HEALTHY);
+        }
+        driver.delete_session().await;
+        erase(&store, 100).await;
+        assert_eq!(left(&driver).await, texts(&[]));
+        require_records(&driver).await;
+    }
+}
+
+pub(super) async fn payloads_are_removed_in_small_steps(store: Arc<dyn Store>) {
+    let mut drivers = Vec::new();
+    for n in 1..=3 {
+        let mut driver = told(&store, n).await;
+        for _ in 0..8 {
+            driver.turn("planner").await;
+        }
+        drivers.push(driver);
+    }
+    let mut other = Driver::begin(&store, 4).await;
+    drivers[0].delete_session().await;
+    drivers[1].live_for(Some((TtlMode::Fixed, 5_000))).await;
+    drivers[1].expire().await;
+    let mut before = usize::MAX;
+    for step in 0.. {
+        assert!(step < STEPS_MAX, "removing payloads does not end");
+        let is_more = store.erase_some(1).await.expect(HEALTHY);
+        if step == 3 {
+            drivers[2].delete_session().await;
+            before = usize::MAX;
+        }
+        // Others go on in between.
+        other.turn("planner").await;
+        let mut count = 0;
+        for driver in &drivers {
+            let records = records(driver).await;
+            let bodies = records.iter().flat_map(|stored| &stored.bodies);
+            count += bodies.flatten().count();
+        }
+        assert!(count <= before, "nothing comes back");
+        before = count;
+        if !is_more && step > 3 {
+            break;
+        }
+    }
+    assert_eq!(left(&drivers[0]).await, texts(&[]));
+    let mut expected = seen(2);
+    expected.extend((1..=10).map(|n| format!("question {n}")));
+    expected.insert("answer".to_owned());
+    let found = left(&drivers[1]).await;
+    assert!(found.is_subset(&expected), "{found:?}");
+    assert!(found.is_superset(&seen(2)), "{found:?}");
+    assert_eq!(left(&drivers[2]).await, texts(&[]));
+    for driver in &drivers {
+        require_records(driver).await;
+    }
+    assert_eq!(left(&other).await, ever(&other));
+}
+
+pub(super) async fn a_living_fork_keeps_the_payloads_that_it_shares(store: Arc<dyn Store>) {
+    let mut driver = told(&store, 1).await;
+    let at = 3;
+    let mut fork = driver.fork(2, at).await;
+    fork.turn("planner").await;
+    let before = Picture::of(&*store, &[&fork]).await;
+    driver.delete_session().await;
+    erase(&store, 100).await;
+    let after = Picture::of(&*store, &[&fork]).await;
+    assert!(after.same_sessions(&before), "the fork has all of it");
+    assert_eq!(left(&fork).await, ever(&fork));
+    assert_eq!(left(&driver).await, ever(&driver.at(at)), "nothing more");
+    fork.delete_session().await;
+    erase(&store, 100).await;
+    assert_eq!(left(&fork).await, texts(&[]));
+    assert_eq!(left(&driver).await, texts(&[]));
+    require_records(&fork).await;
+    require_records(&driver).await;
+}
+
+pub(super) async fn a_deleted_fork_leaves_its_origin_alone(store: Arc<dyn Store>) {
+    let driver = told(&store, 1).await;
+    let mut fork = driver.fork(2, 4).await;
+    fork.turn("planner").await;
+    let before = Picture::of(&*store, &[&driver]).await;
+    fork.delete_session().await;
+    erase(&store, 100).await;
+    let after = Picture::of(&*store, &[&driver]).await;
+    assert!(after.same_sessions(&before), "the origin has all of it");
+    assert_eq!(left(&driver).await, ever(&driver));
+    let own: BTreeSet<String> = ever(&driver.at(4));
+    assert_eq!(left(&fork).await, own, "what is left is the origin's");
+}
+
+pub(super) async fn a_fork_of_a_fork_keeps_what_both_origins_removed(store: Arc<dyn Store>) {
+    for is_first_first in [true, false] {
+        let n = if is_first_first { 10 } else { 20 };
+        let mut first = told(&store, n).await;
+        let mut second = first.fork(n + 1, 5).await;
+        second.turn("planner").await;
+        // One copy begins in what the second has from the first, one in what is the second's own.
+        let inherited = second.fork(n + 2, 3).await;
+        let own = second.fork(n + 3, 7).await;
+        let order = if is_first_first {
+            [&mut first, &mut second]
+        } else {
+            [&mut second, &mut first]
+        };
+        for driver in order {
+            driver.delete_session().await;
+            erase(&store, 2).await;
+        }
+        for mut fork in [own, inherited] {
+            assert_eq!(left(&fork).await, ever(&fork), "a living session has all");
+            require_records(&fork).await;
+            fork.delete_session().await;
+            erase(&store, 2).await;
+            assert_eq!(left(&fork).await.len(), left(&fork.at(3)).await.len());
+        }
+        assert_eq!(left(&first).await, texts(&[]), "nobody shares it any more");
+        assert_eq!(left(&second).await, texts(&[]));
+    }
+}
+
+pub(super) async fn a_deleted_fork_lets_an_expired_origin_go_on(store: Arc<dyn Store>) {
+    let mut driver = told(&store, 1).await;
+    driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+    let mut fork = driver.fork(2, 8).await;
+    driver.expire().await;
+    erase(&store, 100).await;
+    assert_eq!(left(&fork).await, ever(&fork), "it shares the hidden ones");
+    fork.delete_session().await;
+    erase(&store, 100).await;
+    assert_eq!(left(&driver).await, seen(1), "nobody shares them any more");
+}
+
+pub(super) async fn a_fork_has_nothing_that_was_removed_before(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    driver.run("planner", 600_000).await;
+    for value in ["hidden one", "hidden two", "hidden three"] {
+        let remember = driver.remember(1, value);
+        driver.by_worker(remember).await;
+    }
+    let first = driver.fork(2, 3).await;
+    driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+    driver.expire().await;
+    erase(&store, 100).await;
+    let state = async |task| store.task_state(task).await.expect(HEALTHY);
+    assert_eq!(
+        state(first.tasks[0]).await.as_deref(),
+        Some(&b"hidden one"[..])
+    );
+    let second = driver.fork(3, 5).await;
+    assert_eq!(
+        state(second.tasks[0]).await,
+        None,
+        "not an older one either"
+    );
+    let third = driver.fork(4, 3).await;
+    assert_eq!(
+        state(third.tasks[0]).await.as_deref(),
+        Some(&b"hidden one"[..]),
+        "the first fork has kept it"
+    );
+    let last = driver.fork(5, driver.state.revision).await;
+    assert_eq!(left(&last).await, left(&driver).await);
+    for fork in [first, second, third, last] {
+        require_records(&fork).await;
+    }
+}
+
+pub(super) async fn a_deleted_session_cannot_be_forked(store: Arc<dyn Store>) {
+    let mut driver = told(&store, 1).await;
+    driver.delete_session().await;
+    for (n, at) in (2..).zip([1, 4, driver.state.revision - 1]) {
+        let mut fork = driver.at(at);
+        fork.diverge(n);
+        let command = Command::Fork {
+            session: session(n),
+        };
+        let refused = fork.send(&fork.client(), command).await;
+        assert!(
+            matches!(refused, Err(Refusal::Store(StoreError::Conflict { .. }))),
+            "{refused:?}"
+        );
+        assert_eq!(store.load(session(n)).await.expect(HEALTHY), None);
+    }
+    erase(&store, 100).await;
+    assert_eq!(left(&driver).await, texts(&[]));
+}
+
+/// Appends a note of 64 KiB and more; returns it.
+async fn append_long(driver: &mut Driver, fill: u8, times: usize) -> Vec<u8> {
+    let long = vec![fill; 70_000];
+    let items = (0..times).map(|_| driver.note(&long)).collect();
+    let append = driver.append(1, items);
+    driver.by_worker(append).await;
+    long
+}
+
+async fn has(driver: &Driver, payload: &[u8]) -> bool {
+    let items = history::all(driver, None).await;
+    let mut bodies = items.iter().filter_map(|stored| stored.body.as_deref());
+    bodies.any(|body| body == payload)
+}
+
+pub(super) async fn a_long_payload_stays_as_long_as_a_session_has_it(store: Arc<dyn Store>) {
+    let mut drivers = Vec::new();
+    for (n, owner) in [owner(), owner(), owner_of("north", "shop", 2), owner()]
+        .into_iter()
+        .enumerate()
+    {
+        let mut driver = Driver::begin_for(&store, owner, n as u64 + 1).await;
+        driver.run("planner", 600_000).await;
+        // Twice in one record, and once more in another.
+        append_long(&mut driver, b'x', 2).await;
+        append_long(&mut driver, b'x', 1).await;
+        append_long(&mut driver, b'a' + u8::try_from(n).expect("a few"), 1).await;
+        drivers.push(driver);
+    }
+    let (shared, own) = (vec![b'x'; 70_000], vec![b'a'; 70_000]);
+    drivers[0].delete_session().await;
+    erase(&store, 1).await;
+    assert!(!has(&drivers[0], &shared).await && !has(&drivers[0], &own).await);
+    for driver in &drivers[1..] {
+        assert!(has(driver, &shared).await, "somebody else has it");
+        assert_eq!(left(driver).await, ever(driver));
+    }
+    drivers[1].live_for(Some((TtlMode::Fixed, 5_000))).await;
+    drivers[1].expire().await;
+    erase(&store, 1).await;
+    assert!(!has(&drivers[1], &shared).await);
+    assert_eq!(left(&drivers[3]).await, ever(&drivers[3]));
+    append_long(&mut drivers[3], b'a', 1).await;
+    assert!(
+        has(&drivers[3], &own).await,
+        "what was removed can come again"
+    );
+    drivers[3].delete_session().await;
+    erase(&store, 100).await;
+    assert_eq!(left(&drivers[3]).await, texts(&[]));
+    assert_eq!(left(&drivers[2]).await, ever(&drivers[2]), "another user");
+}

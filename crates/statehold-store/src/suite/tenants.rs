@@ -1,0 +1,228 @@
+//! Beside sessions: users behind pseudonyms, keys, and the audit stream of a tenant.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use statehold_core::digest::Digest;
+use statehold_core::principal::Principal;
+use statehold_core::tenant::{TenantEvent, TenantHead, TenantRecord};
+
+use super::HEALTHY;
+use super::driver::block_on;
+use super::fixture::{api_key, key_created, name, seconds, session, user};
+use super::parallel::at_once;
+use crate::{ApiKey, Store, StoreError, TenantCommit};
+
+pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
+    let ask = async |tenant: &str, text: &str, fresh| {
+        let interned = store.intern_user(name(tenant), text.to_owned(), user(fresh));
+        interned.await.expect(HEALTHY)
+    };
+    let known = async |tenant: &str, text: &str| {
+        let known = store.user(name(tenant), text.to_owned()).await;
+        known.expect(HEALTHY)
+    };
+    assert_eq!(known("north", "bob").await, None);
+    assert_eq!(ask("north", "bob", 1).await, user(1));
+    assert_eq!(ask("north", "bob", 2).await, user(1), "he was here before");
+    assert_eq!(ask("north", "Bob", 3).await, user(3), "somebody else");
+    assert_eq!(ask("north", "", 4).await, user(4));
+    assert_eq!(ask("north", "Zoë ✓", 5).await, user(5));
+    assert_eq!(ask("south", "bob", 6).await, user(6), "tenants are apart");
+    assert_eq!(known("north", "bob").await, Some(user(1)));
+    assert_eq!(known("south", "bob").await, Some(user(6)));
+    assert_eq!(known("west", "bob").await, None);
+    let who = async |n| store.user_name(user(n)).await.expect(HEALTHY);
+    assert_eq!(who(1).await.as_deref(), Some("bob"));
+    assert_eq!(who(5).await.as_deref(), Some("Zoë ✓"));
+    assert_eq!(who(6).await.as_deref(), Some("bob"));
+    assert_eq!(who(2).await, None, "a pseudonym that was not needed");
+}
+
+pub(super) async fn of_many_who_ask_for_a_pseudonym_all_get_one(store: Arc<dyn Store>) {
+    let given = at_once(|n| {
+        block_on(async {
+            let mut given = Vec::new();
+            for round in 0..10 {
+                let fresh = user(n * 100 + round);
+                let text = format!("user {round}");
+                let interned = store.intern_user(name("north"), text, fresh).await;
+                given.push(interned.expect(HEALTHY));
+            }
+            given
+        })
+    });
+    for other in &given[1..] {
+        assert_eq!(*other, given[0], "everybody gets the same");
+    }
+    let distinct: BTreeSet<_> = given[0].iter().collect();
+    assert_eq!(distinct.len(), 10);
+}
+
+/// An entry that follows a head.
+fn entry(head: &TenantHead, tenant: &str, event: TenantEvent) -> TenantRecord {
+    let now = seconds(i64::try_from(head.seq).expect("a short stream"));
+    TenantRecord::after(head, name(tenant), Principal::Local, now, event)
+}
+
+fn trace(n: u64) -> TenantEvent {
+    TenantEvent::TraceRead {
+        session: session(n),
+    }
+}
+
+async fn head(store: &Arc<dyn Store>, tenant: &str) -> TenantHead {
+    store.tenant_head(name(tenant)).await.expect(HEALTHY)
+}
+
+/// Appends what happened, with the key that it changes.
+async fn append(
+    store: &Arc<dyn Store>,
+    tenant: &str,
+    event: TenantEvent,
+    key: Option<ApiKey>,
+) -> TenantRecord {
+    let record = entry(&head(store, tenant).await, tenant, event);
+    let commit = TenantCommit {
+        record: record.clone(),
+        key,
+    };
+    store.commit_tenant(commit).await.expect("it follows");
+    record
+}
+
+async fn stream(store: &Arc<dyn Store>, tenant: &str) -> Vec<TenantRecord> {
+    let found = store.tenant_records(name(tenant), 0, 1_000).await;
+    found.expect(HEALTHY)
+}
+
+pub(super) async fn the_audit_stream_of_a_tenant_is_a_chain(store: Arc<dyn Store>) {
+    assert_eq!(head(&store, "north").await, TenantHead::default());
+    assert_eq!(stream(&store, "north").await, []);
+    let mut expected = Vec::new();
+    for n in 0..9 {
+        expected.push(append(&store, "north", trace(n), None).await);
+        if n % 3 == 0 {
+            append(&store, "south", trace(n), None).await;
+        }
+        assert_eq!(
+            head(&store, "north").await,
+            expected[expected.len() - 1].head()
+        );
+    }
+    assert_eq!(stream(&store, "north").await, expected);
+    assert_eq!(stream(&store, "south").await.len(), 3, "tenants are apart");
+    let mut last = TenantHead::default();
+    for record in &expected {
+        assert_eq!(record.content.prev_hash, last.hash);
+        assert_eq!(record.content.seq, last.seq + 1);
+        last = record.head();
+    }
+    for limit in 1..=10 {
+        for after in 0..=10 {
+            let page = store.tenant_records(name("north"), after, limit).await;
+            let skipped = usize::try_from(after).expect("a small number");
+            let rest = expected.iter().skip(skipped).take(limit);
+            assert_eq!(page.expect(HEALTHY), rest.cloned().collect::<Vec<_>>());
+        }
+    }
+}
+
+pub(super) async fn an_entry_that_does_not_follow_is_refused_with_its_key(store: Arc<dyn Store>) {
+    append(&store, "north", trace(1), None).await;
+    let before = head(&store, "north").await;
+    append(&store, "north", trace(2), None).await;
+    let now = head(&store, "north").await;
+    let elsewhere = TenantHead {
+        hash: Digest::sha256(b"another chain"),
+        ..now
+    };
+    let ahead = TenantHead {
+        seq: now.seq + 1,
+        ..now
+    };
+    let expected = stream(&store, "north").await;
+    let key = api_key("north", 1);
+    for wrong in [TenantHead::default(), before, elsewhere, ahead] {
+        let commit = TenantCommit {
+            record: entry(&wrong, "north", key_created(&key)),
+            key: Some(key.clone()),
+        };
+        let refused = store.commit_tenant(commit).await;
+        assert!(
+            matches!(refused, Err(StoreError::TenantConflict { found: 2 })),
+            "{refused:?}"
+        );
+        assert_eq!(stream(&store, "north").await, expected);
+        assert_eq!(store.api_key(key.secret).await.expect(HEALTHY), None);
+        assert!(!store.has_api_keys().await.expect(HEALTHY));
+    }
+}
+
+pub(super) async fn of_many_entries_after_one_head_one_is_taken(store: Arc<dyn Store>) {
+    for round in 0..5 {
+        let base = head(&store, "north").await;
+        let taken = at_once(|n| {
+            let key = api_key("north", round * 100 + n);
+            let commit = TenantCommit {
+                record: entry(&base, "north", key_created(&key)),
+                key: Some(key),
+            };
+            match block_on(store.commit_tenant(commit)) {
+                Ok(()) => true,
+                Err(StoreError::TenantConflict { found }) => {
+                    assert_eq!(found, base.seq + 1);
+                    false
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        });
+        let count = taken.into_iter().filter(|is_taken| *is_taken).count();
+        assert_eq!(count, 1, "round {round}");
+    }
+    assert_eq!(stream(&store, "north").await.len(), 5);
+    let keys = store.api_keys(name("north")).await.expect(HEALTHY);
+    assert_eq!(keys.len(), 5, "a refused entry leaves no key");
+}
+
+pub(super) async fn keys_are_found_by_their_digest(store: Arc<dyn Store>) {
+    assert!(!store.has_api_keys().await.expect(HEALTHY));
+    let mut keys = vec![
+        api_key("north", 1),
+        ApiKey {
+            name: None,
+            user: Some(user(1)),
+            agents: [].into(),
+            expires_at: None,
+            ..api_key("north", 2)
+        },
+        api_key("south", 3),
+    ];
+    for key in &keys {
+        let tenant = key.tenant.as_str();
+        append(&store, tenant, key_created(key), Some(key.clone())).await;
+    }
+    let found = async |key: &ApiKey| store.api_key(key.secret).await.expect(HEALTHY);
+    for key in &keys {
+        assert_eq!(found(key).await.as_ref(), Some(key));
+    }
+    let stranger = store.api_key(Digest::sha256(b"a guess")).await;
+    assert_eq!(stranger.expect(HEALTHY), None);
+    let of = async |tenant: &str| store.api_keys(name(tenant)).await.expect(HEALTHY);
+    assert_eq!(of("north").await, keys[..2], "oldest first");
+    assert_eq!(of("south").await, keys[2..]);
+    assert_eq!(of("west").await, []);
+    for key in &mut keys {
+        assert!(store.has_api_keys().await.expect(HEALTHY), "{key:?}");
+        key.revoked_at = Some(seconds(50));
+        let revoked = TenantEvent::KeyRevoked { key: key.id };
+        let tenant = key.tenant.to_string();
+        append(&store, &tenant, revoked, Some(key.clone())).await;
+        assert_eq!(found(key).await.as_ref(), Some(&*key), "also if revoked");
+    }
+    assert!(
+        !store.has_api_keys().await.expect(HEALTHY),
+        "all are revoked"
+    );
+    assert_eq!(of("north").await, keys[..2], "and all are still listed");
+}

@@ -1,0 +1,118 @@
+//! Payloads that were removed are in no byte of the files, also when removing was interrupted.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use statehold_core::command::{Command, StatePatch};
+use statehold_core::session::TtlMode;
+use statehold_store::Store;
+use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::suite::driver::{Driver, block_on};
+use statehold_store::suite::fixture;
+
+const TURNS: usize = 30;
+
+fn open(directory: &Path) -> Arc<dyn Store> {
+    Arc::new(SqliteStore::open(directory, SqliteOptions::default()).expect("the store opens"))
+}
+
+/// A session in which every payload has a word in it, too short and too odd to be compressed.
+async fn tell(store: &Arc<dyn Store>, n: u64, word: &str) -> Driver {
+    let mut driver = Driver::new(Arc::clone(store), fixture::owner(), n);
+    let create = Command::CreateSession {
+        owner: fixture::owner(),
+        name: Some(driver.body(format!("{word} name"))),
+        labels: Some(driver.body(format!("{{\"{word}\":1}}"))),
+        state: driver.set(&[("topic", &format!("\"{word} value\""))]),
+        ttl: None,
+    };
+    driver.ok(&driver.client(), create).await;
+    driver.run("planner", 600_000).await;
+    for turn in 0..TURNS {
+        let note = driver.note(format!("{word} note {turn}"));
+        let private = driver.body(format!("{word} private {turn}"));
+        let append = Command::AppendItems {
+            by: driver.fenced(1),
+            items: vec![note],
+            state: StatePatch::default(),
+            task_state: Some(private),
+        };
+        driver.by_worker(append).await;
+        let value = format!("\"{word} value {turn}\"");
+        driver.put(&[("topic", &value)]).await;
+        let renamed = driver.rename(Some(&format!("{word} name {turn}"))).await;
+        renamed.expect("the name is free");
+    }
+    driver
+}
+
+/// How often the bytes of a word are in the files of a store.
+fn count(directory: &Path, word: &str) -> usize {
+    let files = std::fs::read_dir(directory).expect("a directory");
+    let paths = files.map(|file| file.expect("a file").path());
+    let bytes = paths.map(|path| std::fs::read(path).expect("it can be read"));
+    let windows = bytes.map(|bytes| {
+        let windows = bytes.windows(word.len());
+        windows.filter(|found| *found == word.as_bytes()).count()
+    });
+    windows.sum()
+}
+
+#[test]
+fn what_was_removed_is_in_no_byte_of_the_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    block_on(async {
+        let mut deleted = tell(&store, 1, "quixotic").await;
+        let mut expired = tell(&store, 2, "zephyr").await;
+        tell(&store, 3, "walrus").await;
+        deleted.delete_session().await;
+        expired.live_for(Some((TtlMode::Fixed, 5_000))).await;
+        expired.expire().await;
+        while store.erase_some(7).await.expect("the store erases") {}
+    });
+    drop(store);
+    assert_eq!(count(directory.path(), "quixotic"), 0, "deleted");
+    assert_eq!(count(directory.path(), "zephyr note"), 0, "hidden");
+    assert_eq!(count(directory.path(), "zephyr private"), 0, "hidden");
+    assert!(
+        count(directory.path(), "zephyr value") > 0,
+        "clients see it"
+    );
+    assert!(count(directory.path(), "walrus note") >= TURNS);
+    let report = SqliteStore::check(directory.path(), &mut |_, _| {});
+    let report = report.expect("the file opens");
+    assert_eq!(report.problems, []);
+    // Notes, private states, values and names, the first ones too, and the two of the expired one.
+    assert_eq!(report.erased, (4 * TURNS + 4) + 2 * TURNS);
+}
+
+#[test]
+fn removing_goes_on_where_it_was_when_the_store_is_opened_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    block_on(async {
+        let mut driver = tell(&store, 1, "quixotic").await;
+        driver.delete_session().await;
+    });
+    drop(store);
+    let mut before = usize::MAX;
+    let mut opened = 0;
+    loop {
+        let store = open(directory.path());
+        let is_more = block_on(store.erase_some(5)).expect("the store erases");
+        drop(store);
+        opened += 1;
+        let left = SqliteStore::check(directory.path(), &mut |_, _| {}).expect("the file opens");
+        assert_eq!(left.problems, [], "in the middle too");
+        let unverified = left.unverified;
+        assert!(unverified < before, "each time something goes");
+        before = unverified;
+        if !is_more {
+            break;
+        }
+    }
+    assert_eq!(before, 0);
+    assert!(opened > TURNS / 5, "it took several times: {opened}");
+    assert_eq!(count(directory.path(), "quixotic"), 0);
+}
