@@ -187,8 +187,17 @@ impl Reader {
             }
             Source::Global { after } => {
                 let cursor = Cursor::of(&self.app, &self.caller, "events", "");
-                let found = engine.global_feed(&self.caller, *after, BATCH).await;
-                let (entries, at) = found.ok()?;
+                // A call looks at a bounded number of commits: go on until one is the caller's, or
+                // there are no more.
+                let entries = loop {
+                    let found = engine.global_feed(&self.caller, *after, BATCH).await;
+                    let (entries, at) = found.ok()?;
+                    let is_last = at == *after;
+                    *after = at;
+                    if is_last || !entries.is_empty() {
+                        break entries;
+                    }
+                };
                 for (place, entry) in entries {
                     push_event(
                         &mut out,
@@ -196,7 +205,6 @@ impl Reader {
                         &record(&entry, View::Client),
                     );
                 }
-                *after = at;
             }
         }
         Some(out.into())
