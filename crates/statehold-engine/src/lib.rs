@@ -31,7 +31,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
 pub use idempotency::IdempotencyKey;
-pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
+pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;
 pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};

@@ -86,6 +86,30 @@ impl App {
     }
 
     /// Whoever sends these headers, with the digest of their key.
+    /// Does something that may take long, as long as the key counts it is done with.
+    pub(crate) async fn while_valid<T>(
+        &self,
+        secret: Option<Digest>,
+        work: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        let Some(secret) = secret else {
+            return work.await;
+        };
+        tokio::select! {
+            biased;
+            () = self.revoked(secret) => Err(unauthenticated()),
+            done = work => done,
+        }
+    }
+
+    /// Waits until a key does not count any more.
+    async fn revoked(&self, secret: Digest) {
+        let mut changes = self.engine.key_changes();
+        while self.engine.caller_of(secret).is_some() {
+            changes.next().await;
+        }
+    }
+
     async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, Option<Digest>), Problem> {
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));

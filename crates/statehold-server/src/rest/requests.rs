@@ -13,7 +13,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewItem};
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
-use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply};
+use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDetail};
 use utoipa::IntoParams;
 
 use super::{About, agent_name, done, ids_of, shown};
@@ -280,6 +280,26 @@ pub(crate) async fn find_calls(
     let is_named = |place: &Option<CallPlace>| matches!(place, Some(CallPlace::Named(_)));
     if !places.iter().any(is_named) {
         return require_known(places);
+    let waited = wait_for(&app, &asked, request, until_final, deadline);
+    let detail = app.while_valid(asked.secret, waited).await?;
+    let about = About {
+        revision: Some(detail.revision),
+        session: Some(detail.session.id.to_string()),
+        task: Some(detail.task.id.to_string()),
+        request: Some(request.to_string()),
+        ..About::default()
+    };
+    Ok(shown(&RequestOut::of(&detail), &about))
+}
+
+/// The request when it has ended or changed, or as it is when the time is over.
+async fn wait_for(
+    app: &App,
+    asked: &Asked,
+    request: RequestId,
+    until_final: bool,
+    deadline: tokio::time::Instant,
+) -> Result<RequestDetail, Problem> {
     }
     let Some(task) = app.engine.task_of_request(session, request).await? else {
         return Err(Problem::not_found());
@@ -567,7 +587,8 @@ pub(crate) async fn claim(
             .saturating_mul(1_000),
         request: wire.request_id,
     };
-    let claimed = app.engine.claim(&asked.caller, &claim).await?;
+    let work = async { Ok(app.engine.claim(&asked.caller, &claim).await?) };
+    let claimed = app.while_valid(asked.secret, work).await?;
     let out = ClaimOut {
         requests: claimed.iter().map(RequestOut::of_claim).collect(),
     };
