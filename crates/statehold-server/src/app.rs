@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -344,6 +345,7 @@ async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
     let max = app.options.body_bytes_max;
     let too_large = || {
         Problem::new(
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
             Code::BodyTooLarge,
             format!("a body has at most {max} bytes; send less at a time"),
         )
@@ -351,6 +353,10 @@ async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
     };
     let read = Limited::new(body, max).collect();
     match tokio::time::timeout(app.options.body_timeout, read).await {
+    // What says that it is too large need not be read to be believed.
+    if announced > max {
+        return Err(too_large());
+    }
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
         Ok(Err(_)) => Err(Problem::new(
