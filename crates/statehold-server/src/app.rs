@@ -86,7 +86,6 @@ impl App {
         }))
     }
 
-    /// Whoever sends these headers, with the digest of their key.
     /// Does something that may take long, as long as the key counts it is done with.
     pub(crate) async fn while_valid<T>(
         &self,
@@ -111,6 +110,7 @@ impl App {
         }
     }
 
+    /// Whoever sends these headers, with the digest of their key.
     async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, Option<Digest>), Problem> {
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
@@ -201,11 +201,13 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn is_loopback(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => return rest.split_once(']').is_some_and(|(ip, _)| ip == "::1"),
-        None => host.split_once(':').map_or(host, |(name, _)| name),
+    // A name that has a colon when its port is cut off is nothing that we know.
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => host,
     };
-    name.eq_ignore_ascii_case("localhost")
+    name == "[::1]"
+        || name.eq_ignore_ascii_case("localhost")
         || name
             .parse::<std::net::Ipv4Addr>()
             .is_ok_and(|ip| ip.is_loopback())
@@ -343,20 +345,20 @@ fn is_curl(headers: &HeaderMap) -> bool {
 
 async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
     let max = app.options.body_bytes_max;
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     let too_large = || {
         Problem::new(
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
             Code::BodyTooLarge,
             format!("a body has at most {max} bytes; send less at a time"),
         )
         .with("max", max)
     };
-    let read = Limited::new(body, max).collect();
-    match tokio::time::timeout(app.options.body_timeout, read).await {
     // What says that it is too large need not be read to be believed.
     if announced > max {
         return Err(too_large());
     }
+    let read = Limited::new(body, max).collect();
+    match tokio::time::timeout(app.options.body_timeout, read).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
         Ok(Err(_)) => Err(Problem::new(
