@@ -24,7 +24,7 @@ mod timers;
 mod tree;
 mod users;
 
-pub use access::require_admin;
+pub use access::{require_admin, require_lister};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};

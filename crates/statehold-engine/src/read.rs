@@ -15,7 +15,7 @@ use statehold_store::{
     HoldQuery, ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord,
 };
 
-use crate::access::{is_own, require_any};
+use crate::access::{is_own, require_any, require_lister};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -174,7 +174,7 @@ impl Engine {
         after: Option<u64>,
         limit: usize,
     ) -> Result<Page<SessionSummary>, EngineError> {
-        require_any(caller, &[Role::Client, Role::Operator, Role::Admin])?;
+        require_lister(caller)?;
         let sees_all = caller.reads_all();
         let user = match (caller.user, filter.user) {
             (Some(bound), Some(asked)) if !sees_all && bound != asked => {

@@ -19,7 +19,7 @@ use statehold_engine::{
 use utoipa::IntoParams;
 
 use super::requests::{Target, about, find_calls, new_items, target};
-use super::{About, Cursor, PAGE_MAX, done, name, page_limit, shown};
+use super::{About, Cursor, PAGE_MAX, done, name, name_in_query, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::{
@@ -304,7 +304,7 @@ pub(crate) async fn list(
         agent: params
             .agent
             .as_deref()
-            .map(|agent| name(agent, "agent"))
+            .map(|agent| name_in_query(agent, "agent"))
             .transpose()?,
         kind,
     };
