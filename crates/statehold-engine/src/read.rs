@@ -550,9 +550,12 @@ impl Engine {
         }
         let state = self.durable_state(session).await?;
         let detail = self.hold_detail(caller, &summary, &state, id).await?;
+        // A worker that is bound to a user works in that user's sessions only.
+        let user = summary.owner.user;
+        let is_near = caller.user.is_none_or(|bound| bound == user);
         let may = detail.sees_action
-            || caller.acts_for(summary.owner.user)
-            || caller.works_for(&detail.agent);
+            || caller.acts_for(user)
+            || is_near && caller.works_for(&detail.agent);
         if may {
             Ok(detail)
         } else {
