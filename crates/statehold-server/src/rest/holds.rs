@@ -49,11 +49,15 @@ pub(crate) async fn open(
     let request: RequestId = ids.id("request_id")?;
     let call = asked.call(&body.bytes);
     let mut wire = body.value;
-    require_words(&wire)?;
+    let by = Fenced {
+        request,
+        fence: wire.fence,
+    };
     let Target {
         session,
         mut payloads,
-    } = target(&app, request).await?;
+    } = target(&app, &asked, by).await?;
+    require_words(&wire)?;
     let places = find_calls(&app, session, request, &wire.items).await?;
     let gated = wire
         .action
@@ -133,10 +137,6 @@ pub(crate) async fn open(
             .map(|seconds| seconds.saturating_mul(1_000)),
         on_expiry: wire.on_expiry.map(Into::into).unwrap_or_default(),
         decide_by: wire.decide_by.as_deref().map(decide_by).transpose()?,
-    };
-    let by = Fenced {
-        request,
-        fence: wire.fence,
     };
     let command = Command::OpenHold { by, hold, items };
     let reply = opened_reply(id, words);
