@@ -30,7 +30,10 @@ pub(crate) async fn start(who: &Who, session: &str, agent: &str, input: &str) ->
 /// The one request that waits for this agent.
 pub(crate) async fn claim(worker: &Who, agent: &str) -> Value {
     let claimed = worker
-        .post("/v1/work/claim", &json!({"agent": agent, "wait_seconds": 10}))
+        .post(
+            "/v1/work/claim",
+            &json!({"agent": agent, "wait_seconds": 10}),
+        )
         .await
         .ok(200);
     let requests = claimed["requests"].as_array().expect("a list");
@@ -43,13 +46,23 @@ pub(crate) async fn act(worker: &Who, request: &Value, what: &str, body: Value) 
     let mut body = body;
     body["fence"] = request["fence"].clone();
     worker
-        .post(&format!("/v1/requests/{}/{what}", text(request, "id")), &body)
+        .post(
+            &format!("/v1/requests/{}/{what}", text(request, "id")),
+            &body,
+        )
         .await
 }
 
 /// A whole turn in one call.
-pub(crate) async fn turn(worker: &Who, session: &str, agent: &str, input: &str, output: &str) -> Value {
-    let body = json!({"agent": agent, "input": input, "output": output, "lease": {"ttl_seconds": 30}});
+pub(crate) async fn turn(
+    worker: &Who,
+    session: &str,
+    agent: &str,
+    input: &str,
+    output: &str,
+) -> Value {
+    let body =
+        json!({"agent": agent, "input": input, "output": output, "lease": {"ttl_seconds": 30}});
     let made = worker
         .post(&format!("/v1/sessions/{session}/requests"), &body)
         .await;

@@ -1,10 +1,11 @@
 //! A server on a port of its own, and callers that talk to it.
 
 use std::collections::VecDeque;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +31,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
 
 /// Nothing that a test asks for takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -55,6 +57,41 @@ fn count_panics() {
             before(info);
         }));
     });
+}
+
+/// What our crates have logged in this process, at every level.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+static LINES: LazyLock<Lines> = LazyLock::new(|| {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let ours = "off,statehold_core=trace,statehold_store=trace,statehold_engine=trace,\
+                statehold_server=trace";
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(ours))
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .init();
+    lines
+});
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The log of every server of this process so far.
+pub(crate) fn log() -> String {
+    let lines = LINES.0.lock().unwrap_or_else(PoisonError::into_inner);
+    String::from_utf8_lossy(&lines).into_owned()
 }
 
 /// A server that runs.
@@ -97,6 +134,7 @@ impl Rig {
 
     async fn start(data: Option<TempDir>, setup: Setup) -> Self {
         count_panics();
+        LazyLock::force(&LINES);
         let (store, keys) = open(data.as_ref().map(TempDir::path));
         let secret = keys
             .get_or_create(&KeyOwner::Server)
@@ -156,12 +194,7 @@ impl Rig {
         self.key_for(&["worker"], None, agents).await
     }
 
-    pub(crate) async fn key_for(
-        &self,
-        roles: &[&str],
-        user: Option<&str>,
-        agents: &[&str],
-    ) -> Who {
+    pub(crate) async fn key_for(&self, roles: &[&str], user: Option<&str>, agents: &[&str]) -> Who {
         self.key_of("default", roles, user, agents).await
     }
 
@@ -353,7 +386,10 @@ impl Who {
     ) -> Result<http::Response<Incoming>, String> {
         let mut sender = open_connection(self.address).await?;
         let request = self.request(method, path, headers, body)?;
-        sender.send_request(request).await.map_err(|e| e.to_string())
+        sender
+            .send_request(request)
+            .await
+            .map_err(|e| e.to_string())
     }
 
     /// A connection that is kept open.
@@ -397,8 +433,10 @@ impl Who {
 
     /// Opens a feed.
     pub(crate) async fn follow(&self, path: &str, last_event_id: Option<&str>) -> Feed {
-        let headers: Vec<(&str, &str)> =
-            last_event_id.map(|id| ("last-event-id", id)).into_iter().collect();
+        let headers: Vec<(&str, &str)> = last_event_id
+            .map(|id| ("last-event-id", id))
+            .into_iter()
+            .collect();
         let response = self.begin("GET", path, &headers, Bytes::new()).await;
         let response = response.expect("the feed begins");
         assert_eq!(response.status(), 200, "{path}");
@@ -419,7 +457,9 @@ impl Who {
 }
 
 async fn open_connection(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, String> {
-    let stream = TcpStream::connect(address).await.map_err(|e| e.to_string())?;
+    let stream = TcpStream::connect(address)
+        .await
+        .map_err(|e| e.to_string())?;
     let shaken = handshake(TokioIo::new(stream)).await;
     let (sender, connection) = shaken.map_err(|e| e.to_string())?;
     // An error of the connection also reaches whoever waits for an answer on it.
@@ -457,7 +497,9 @@ impl Connection {
             let response = self.sender.send_request(request).await;
             collect(response.map_err(|e| e.to_string())?).await
         };
-        let answer = timeout(PATIENCE, exchange).await.expect("an answer in time");
+        let answer = timeout(PATIENCE, exchange)
+            .await
+            .expect("an answer in time");
         answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 }

@@ -72,7 +72,10 @@ async fn writers_that_name_a_revision_win_once_each() {
             assert_eq!(state["state"][format!("k{index}")], index);
         }
         let winner = revisions.iter().position(|r| *r == WRITERS as u64 + 1);
-        assert_eq!(state["state"]["last"], winner.expect("the last revision has a writer"));
+        assert_eq!(
+            state["state"]["last"],
+            winner.expect("the last revision has a writer")
+        );
     }
 }
 
@@ -97,7 +100,10 @@ async fn writers_without_a_condition_all_get_a_revision_of_their_own() {
         assert_eq!(distinct.len(), WRITERS);
         assert_eq!(check_dense(&operator, &session).await, WRITERS as u64 + 1);
         let state = ann.get(&path).await.ok(200);
-        assert_eq!(state["state"].as_object().map(serde_json::Map::len), Some(WRITERS));
+        assert_eq!(
+            state["state"].as_object().map(serde_json::Map::len),
+            Some(WRITERS)
+        );
         for (event, revision) in feed.take(WRITERS).await.iter().zip(2_u64..) {
             assert_eq!(event.id, revision.to_string());
         }

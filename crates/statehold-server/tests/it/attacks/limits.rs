@@ -61,8 +61,12 @@ async fn attack_35_a_reader_that_does_not_read_is_cut_and_resumes_without_a_gap(
     let stalled = ann.begin_feed(&format!("{path}/events?after=0")).await;
     let big = "x".repeat(1 << 20);
     for _ in 0..24 {
-        let body = json!({"agent": "helper", "input": big, "output": "ok", "lease": {"ttl_seconds": 5}});
-        helper.post(&format!("{path}/requests"), &body).await.ok(201);
+        let body =
+            json!({"agent": "helper", "input": big, "output": "ok", "lease": {"ttl_seconds": 5}});
+        helper
+            .post(&format!("{path}/requests"), &body)
+            .await
+            .ok(201);
     }
     until("the reader is cut", || async {
         let open = rig.connections.load(std::sync::atomic::Ordering::Relaxed);
@@ -102,8 +106,9 @@ async fn attack_36_trees_have_a_depth() {
     assert!(problem["max"].as_u64().is_some(), "{problem}");
     let revision = ann.get(&path).await.revision();
     assert_eq!(revision, depth + 2, "the refused one wrote nothing");
-    let tree = ann.get(&format!("{path}/tree")).await.ok(200);
-    assert!(tree.to_string().contains(&text(&parent, "id")));
+    let tree = ann.get(&format!("{path}/tree")).await;
+    assert_eq!(tree.status, 200);
+    assert!(tree.text().contains(&text(&parent, "id")));
 }
 
 #[tokio::test]

@@ -1,13 +1,9 @@
 //! Hidden state, history and keys: what cannot be read, forged or reused.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use serde_json::{Value, json};
-use tracing_subscriber::EnvFilter;
 
 use crate::rest::{act, claim, new_session, start, turn};
-use crate::rig::{Rig, Who, text};
+use crate::rig::{Rig, Who, log, text};
 
 #[tokio::test]
 async fn attack_22_answers_do_not_tell_how_much_is_hidden() {
@@ -22,7 +18,10 @@ async fn attack_22_answers_do_not_tell_how_much_is_hidden() {
                       {"kind": "tool_result", "call_id": "c", "result": hidden}],
         });
         let path = format!("/v1/sessions/{session}");
-        let request = helper.post(&format!("{path}/requests"), &body).await.ok(201);
+        let request = helper
+            .post(&format!("{path}/requests"), &body)
+            .await
+            .ok(201);
         let task = text(&request, "task_id");
         let mut of_session = Vec::new();
         for path in [
@@ -44,9 +43,21 @@ async fn attack_22_answers_do_not_tell_how_much_is_hidden() {
     }
     assert_eq!(sizes[0], sizes[1]);
     let session = new_session(&ann).await;
-    for query in ["view=trace", "view=agent", "historyLength=-1", "limit=2147483648", "includeArtifacts=true"] {
-        let answer = ann.get(&format!("/v1/sessions/{session}/messages?{query}")).await;
-        assert!(matches!(answer.status, 400 | 403), "{query} {}", answer.text());
+    for query in [
+        "view=trace",
+        "view=agent",
+        "historyLength=-1",
+        "limit=2147483648",
+        "includeArtifacts=true",
+    ] {
+        let answer = ann
+            .get(&format!("/v1/sessions/{session}/messages?{query}"))
+            .await;
+        assert!(
+            matches!(answer.status, 400 | 403),
+            "{query} {}",
+            answer.text()
+        );
     }
 }
 
@@ -59,18 +70,24 @@ async fn attack_23_nobody_writes_or_changes_a_result_but_the_holder_of_the_fence
     let session = new_session(&ann).await;
     start(&ann, &session, "helper", "x").await;
     let claimed = claim(&helper, "helper").await;
-    let call = json!({"items": [{"kind": "tool_call", "name": "t", "call_id": "c", "arguments": {}}]});
+    let call =
+        json!({"items": [{"kind": "tool_call", "name": "t", "call_id": "c", "arguments": {}}]});
     let call = act(&helper, &claimed, "items", call).await.ok(200);
     let id = text(&call["items"][0], "id");
-    let result = |value: &str| json!({"items": [{"kind": "tool_result", "call_id": id, "result": value}]});
+    let result =
+        |value: &str| json!({"items": [{"kind": "tool_result", "call_id": id, "result": value}]});
     // A client, and a worker that does not hold the lease.
-    act(&ann, &claimed, "items", result("forged")).await.refused(403, "forbidden");
+    act(&ann, &claimed, "items", result("forged"))
+        .await
+        .refused(403, "forbidden");
     act(&second, &claimed, "items", result("forged"))
         .await
         .refused(409, "not_lease_holder");
     let mut stale = claimed.clone();
     stale["fence"] = json!(0);
-    act(&helper, &stale, "items", result("forged")).await.refused(409, "stale_fence");
+    act(&helper, &stale, "items", result("forged"))
+        .await
+        .refused(409, "stale_fence");
     let forged = json!({"input": "x", "items": [{"kind": "tool_result", "call_id": id, "result": "forged"}]});
     let answer = ann
         .post(&format!("/v1/sessions/{session}/requests"), &forged)
@@ -87,7 +104,9 @@ async fn attack_23_nobody_writes_or_changes_a_result_but_the_holder_of_the_fence
         let answer = act(&helper, &claimed, "items", json!({"items": [item]})).await;
         assert_eq!(answer.status, 422, "{item}: {}", answer.text());
     }
-    act(&helper, &claimed, "items", result("true")).await.ok(200);
+    act(&helper, &claimed, "items", result("true"))
+        .await
+        .ok(200);
     // Once.
     act(&helper, &claimed, "items", result("changed"))
         .await
@@ -104,7 +123,11 @@ async fn attack_23_nobody_writes_or_changes_a_result_but_the_holder_of_the_fence
             format!("/v1/items/{id}"),
         ] {
             let answer = helper.send(method, &path, &[], "{}").await;
-            assert!(matches!(answer.status, 404 | 405), "{method} {path} {}", answer.text());
+            assert!(
+                matches!(answer.status, 404 | 405),
+                "{method} {path} {}",
+                answer.text()
+            );
         }
     }
     let trace = operator
@@ -155,13 +178,18 @@ async fn attack_24_scopes_are_kept_whatever_a_key_is_called() {
     assert_eq!(state["state"]["__proto__"], json!({"admin": true}));
     assert_eq!(state["state"]["app:rules"], "be kind");
     let of_bob = new_session(&bob).await;
-    let seen = bob.get(&format!("/v1/sessions/{of_bob}/state")).await.ok(200);
+    let seen = bob
+        .get(&format!("/v1/sessions/{of_bob}/state"))
+        .await
+        .ok(200);
     assert_eq!(seen["state"], json!({"app:rules": "be kind"}));
     let app = ann.get("/v1/state/app/demo").await.ok(200);
     assert_eq!(app["state"], json!({"app:rules": "be kind"}));
     // Other ways to the same keys.
     let create = json!({"app": "demo", "state": {"app:rules": "x"}});
-    ann.post("/v1/sessions", &create).await.refused(403, "forbidden");
+    ann.post("/v1/sessions", &create)
+        .await
+        .refused(403, "forbidden");
     let helper = rig.worker(&["helper"]).await;
     let turn = json!({
         "agent": "helper", "input": "x", "output": "y", "lease": {"ttl_seconds": 5},
@@ -178,12 +206,26 @@ async fn attack_27_there_is_one_decoder_and_no_other() {
     let rig = Rig::in_memory().await;
     let ann = rig.client("ann").await;
     for kind in [
-        "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/msgpack",
-        "application/yaml", "application/x-python-pickle", "application/cbor", "text/json", "application/json5",
-        "application/jsonp", "*/*", "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/msgpack",
+        "application/yaml",
+        "application/x-python-pickle",
+        "application/cbor",
+        "text/json",
+        "application/json5",
+        "application/jsonp",
+        "*/*",
+        "",
     ] {
         let answer = ann
-            .try_send("POST", "/v1/sessions", &[("content-type", kind)], bytes::Bytes::new())
+            .try_send(
+                "POST",
+                "/v1/sessions",
+                &[("content-type", kind)],
+                bytes::Bytes::new(),
+            )
             .await
             .expect("an answer");
         answer.refused(415, "unsupported_media_type");
@@ -196,7 +238,11 @@ async fn attack_27_there_is_one_decoder_and_no_other() {
         "\u{feff}{\"app\":\"demo\"}",
     ] {
         let answer = ann.send("POST", "/v1/sessions", &[], body).await;
-        assert!(matches!(answer.status, 400 | 422), "{body} {}", answer.text());
+        assert!(
+            matches!(answer.status, 400 | 422),
+            "{body} {}",
+            answer.text()
+        );
     }
     assert_eq!(ann.get("/v1/sessions").await.ok(200)["sessions"], json!([]));
 }
@@ -205,7 +251,10 @@ async fn attack_27_there_is_one_decoder_and_no_other() {
 async fn attack_28_the_key_of_a_label_filter_is_a_word_and_not_a_path() {
     let rig = Rig::on_disk().await;
     let ann = rig.client("ann").await;
-    for (name, labels) in [("one", json!({"team": "red"})), ("two", json!({"a.b": "x", "$": "y", "a\"b": "z"}))] {
+    for (name, labels) in [
+        ("one", json!({"team": "red"})),
+        ("two", json!({"a.b": "x", "$": "y", "a\"b": "z"})),
+    ] {
         let body = json!({"app": "demo", "name": name, "labels": labels});
         ann.post("/v1/sessions", &body).await.ok(201);
     }
@@ -230,37 +279,16 @@ async fn attack_28_the_key_of_a_label_filter_is_a_word_and_not_a_path() {
         ("app=demo&user=ann&q=one", 1),
     ] {
         let page = ann.get(&format!("/v1/sessions?{filter}")).await.ok(200);
-        assert_eq!(page["sessions"].as_array().map(Vec::len), Some(count), "{filter}");
-    }
-}
-
-/// A place for log lines.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        assert_eq!(
+            page["sessions"].as_array().map(Vec::len),
+            Some(count),
+            "{filter}"
+        );
     }
 }
 
 #[tokio::test]
 async fn attack_37_nobody_writes_lines_of_the_log() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let filter = "off,statehold_engine=trace,statehold_server=trace,statehold_store=trace";
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
     let rig = Rig::on_disk().await;
     let (ann, admin) = (rig.client("ann").await, rig.key(&["admin"]).await);
     let forged = "x%0d%0aFORGED%20admin%20logged%20in%1b[31m";
@@ -296,14 +324,15 @@ async fn attack_37_nobody_writes_lines_of_the_log() {
     ann.post(&format!("/v1/sessions/{session}/requests"), &body)
         .await
         .ok(201);
-    let mut feed = ann.follow(&format!("/v1/sessions/{session}/events?after=0"), None).await;
+    let mut feed = ann
+        .follow(&format!("/v1/sessions/{session}/events?after=0"), None)
+        .await;
     let events = feed.take(2).await;
     assert!(events[1].data.to_string().contains("FORGED"));
     let raw = String::from_utf8_lossy(&feed.raw).into_owned();
     assert!(!raw.lines().any(|line| line.starts_with("FORGED")), "{raw}");
-    let log = lines.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let log = String::from_utf8_lossy(&log).into_owned();
-    assert!(!log.is_empty());
+    let log = log();
+    assert!(log.contains("answered"), "there is a log");
     assert!(!log.contains("FORGED"), "{log}");
 }
 
@@ -313,19 +342,30 @@ async fn attack_39_an_idempotency_key_belongs_to_one_principal_and_one_call() {
         let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
         let far = rig.key_of("far", &["client"], Some("ann"), &[]).await;
         let key = [("idempotency-key", "k")];
-        let send = async |who: &Who, body: &'static str| who.send("POST", "/v1/sessions", &key, body).await;
+        let send = async |who: &Who, body: &'static str| {
+            who.send("POST", "/v1/sessions", &key, body).await
+        };
         let first = send(&ann, r#"{"app":"demo"}"#).await;
         let id = text(&first.ok(201), "id");
-        for body in [r#"{"app":"other"}"#, r#"{"app": "demo"}"#, r#"{"app":"demo","name":"x"}"#] {
+        for body in [
+            r#"{"app":"other"}"#,
+            r#"{"app": "demo"}"#,
+            r#"{"app":"demo","name":"x"}"#,
+        ] {
             let problem = send(&ann, body).await.refused(422, "key_reused");
             assert!(!problem.to_string().contains(&id), "{problem}");
         }
-        for (method, path) in [("DELETE", format!("/v1/sessions/{id}")), ("PATCH", format!("/v1/sessions/{id}"))] {
+        for (method, path) in [
+            ("DELETE", format!("/v1/sessions/{id}")),
+            ("PATCH", format!("/v1/sessions/{id}")),
+        ] {
             ann.send(method, &path, &key, r#"{"name":"x"}"#)
                 .await
                 .refused(422, "key_reused");
         }
-        let query = ann.send("POST", "/v1/sessions?x=1", &key, r#"{"app":"demo"}"#).await;
+        let query = ann
+            .send("POST", "/v1/sessions?x=1", &key, r#"{"app":"demo"}"#)
+            .await;
         assert!((400..500).contains(&query.status), "{}", query.text());
         // The same words by others are other calls.
         let mut ids = vec![id.clone()];
@@ -344,7 +384,9 @@ async fn attack_39_an_idempotency_key_belongs_to_one_principal_and_one_call() {
         // A backend that acts for a user is that user, and not another.
         let backend = rig.key(&["client"]).await;
         let headers = [("idempotency-key", "k"), ("x-statehold-user", "carl")];
-        let other = backend.send("POST", "/v1/sessions", &headers, r#"{"app":"demo"}"#).await;
+        let other = backend
+            .send("POST", "/v1/sessions", &headers, r#"{"app":"demo"}"#)
+            .await;
         assert_eq!(other.ok(201)["user"], "carl");
         assert!(other.header("idempotency-replayed").is_none());
     }
@@ -406,7 +448,11 @@ async fn attack_15_a_client_cannot_write_what_only_a_worker_may() {
         json!({"alias": "R1"}),
     ] {
         let answer = ann.post(&path, &with(more.clone())).await;
-        assert!((400..500).contains(&answer.status), "{more} {}", answer.text());
+        assert!(
+            (400..500).contains(&answer.status),
+            "{more} {}",
+            answer.text()
+        );
     }
     let read = ann.get(&format!("/v1/sessions/{session}")).await.ok(200);
     assert_eq!(read["revision"], 1, "nothing was written");

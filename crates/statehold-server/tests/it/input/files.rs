@@ -76,7 +76,7 @@ async fn a_process_with_few_files_serves_until_its_input_ends() {
         accept: AcceptOptions {
             // What the program chooses for such a limit.
             connections_max: 1_024 - 128,
-            head_read_timeout: Duration::from_secs(60),
+            head_read_timeout: Duration::from_mins(1),
             ..AcceptOptions::default()
         },
         ..Setup::default()
@@ -84,7 +84,8 @@ async fn a_process_with_few_files_serves_until_its_input_ends() {
     let rig = Rig::on_disk_with(setup).await;
     let backend = rig.key(&["client"]).await;
     println!("\nserving {} {}", rig.address, backend.key.expect("a key"));
-    let wait = tokio::task::spawn_blocking(|| std::io::stdin().lock().read_line(&mut String::new()));
+    let wait =
+        tokio::task::spawn_blocking(|| std::io::stdin().lock().read_line(&mut String::new()));
     drop(wait.await.expect("no panic"));
 }
 
@@ -108,7 +109,10 @@ async fn a_server_with_few_files_goes_on_writing_and_says_503_to_the_rest() {
         .find(|line| line.starts_with("serving "))
         .expect("the server says where it is");
     let mut words = line.split(' ').skip(1);
-    let address: SocketAddr = words.next().and_then(|w| w.parse().ok()).expect("an address");
+    let address: SocketAddr = words
+        .next()
+        .and_then(|w| w.parse().ok())
+        .expect("an address");
     let backend = Who {
         address,
         key: words.next().map(str::to_owned),
@@ -120,7 +124,9 @@ async fn a_server_with_few_files_goes_on_writing_and_says_503_to_the_rest() {
     let idle = connect_idle(address, 1_500).await;
     // Whoever is one too many hears so at once.
     until("new callers hear 503", || async {
-        let answer = backend.try_send("GET", "/healthz", &[], bytes::Bytes::new()).await;
+        let answer = backend
+            .try_send("GET", "/healthz", &[], bytes::Bytes::new())
+            .await;
         match answer {
             Ok(answer) => (answer.status == 503).then_some(()),
             // A reset in place of the answer: we had sent more than the server takes there.
@@ -134,7 +140,9 @@ async fn a_server_with_few_files_goes_on_writing_and_says_503_to_the_rest() {
     }
     drop(idle);
     until("there is room again", || async {
-        let answer = backend.try_send("GET", "/healthz", &[], bytes::Bytes::new()).await;
+        let answer = backend
+            .try_send("GET", "/healthz", &[], bytes::Bytes::new())
+            .await;
         (answer.is_ok_and(|answer| answer.status == 200)).then_some(())
     })
     .await;

@@ -30,8 +30,16 @@ async fn a_feed_is_dense_and_resumes_where_it_was() {
             let events = events[index].data["events"].as_array().expect("a list");
             events.iter().map(|event| text(event, "type")).collect()
         };
-        assert!(kinds(0).contains(&"items_appended".to_owned()), "{:?}", kinds(0));
-        assert!(kinds(2).is_empty(), "hidden events are left out: {:?}", kinds(2));
+        assert!(
+            kinds(0).contains(&"items_appended".to_owned()),
+            "{:?}",
+            kinds(0)
+        );
+        assert!(
+            kinds(2).is_empty(),
+            "hidden events are left out: {:?}",
+            kinds(2)
+        );
         assert!(kinds(3).contains(&"request_ended".to_owned()));
 
         let ids = |events: Vec<crate::rig::FeedEvent>| -> Vec<String> {
@@ -70,7 +78,11 @@ async fn the_global_feed_shows_every_own_session_in_order() {
         let sessions: Vec<String> = seen.iter().map(|e| text(&e.data, "session_id")).collect();
         assert_eq!(sessions, [&*first, &*second, &*first, &*second]);
         let seen_by_all = all.take(6).await;
-        assert!(seen_by_all.iter().any(|e| e.data["session_id"] == bobs.as_str()));
+        assert!(
+            seen_by_all
+                .iter()
+                .any(|e| e.data["session_id"] == bobs.as_str())
+        );
         let mut again = ann.follow("/v1/events", Some(&seen[1].id)).await;
         let again = again.take(2).await;
         assert_eq!(again[0].data, seen[2].data);
@@ -94,7 +106,9 @@ async fn the_global_feed_finds_what_lies_behind_many_commits_of_others() {
     drop(feed);
     let path = format!("/v1/sessions/{}/state", new_session(&bob).await);
     for index in 0..1_100 {
-        bob.patch(&path, &json!({"set": {"n": index}})).await.ok(200);
+        bob.patch(&path, &json!({"set": {"n": index}}))
+            .await
+            .ok(200);
     }
     let last = new_session(&ann).await;
     // Nothing happens from here on.
@@ -108,12 +122,17 @@ async fn feeds_end_when_the_server_stops() {
     let rig = Rig::on_disk().await;
     let ann = rig.client("ann").await;
     let session = new_session(&ann).await;
-    let mut one = ann.follow(&format!("/v1/sessions/{session}/events"), None).await;
+    let mut one = ann
+        .follow(&format!("/v1/sessions/{session}/events"), None)
+        .await;
     let mut all = ann.follow("/v1/events", None).await;
     let stopped = tokio::spawn(rig.restart());
     assert!(one.next().await.is_none());
     assert!(all.next().await.is_none());
     let rig = stopped.await.expect("it starts again");
-    let ann = crate::rig::Who { address: rig.address, ..ann };
+    let ann = crate::rig::Who {
+        address: rig.address,
+        ..ann
+    };
     ann.get(&format!("/v1/sessions/{session}")).await.ok(200);
 }

@@ -11,21 +11,35 @@ async fn keys_are_made_shown_once_listed_and_taken_back() {
         let key = text(&made, "key");
         assert!(key.starts_with("shk_") && key.len() > 50, "{key}");
         assert_eq!(made["roles"], json!(["client", "worker"]));
-        assert_eq!((&made["user"], &made["agents"]), (&json!("ann"), &json!(["a"])));
+        assert_eq!(
+            (&made["user"], &made["agents"]),
+            (&json!("ann"), &json!(["a"]))
+        );
         let list = admin.get("/v1/keys").await;
         assert!(!list.text().contains(&key));
         let listed = list.ok(200)["keys"].as_array().expect("a list").clone();
         let found = listed.iter().find(|listed| listed["id"] == made["id"]);
         assert_eq!(found.expect("it is listed")["name"], "laptop");
-        let ann = Who { address: rig.address, key: Some(key), id: text(&made, "id") };
+        let ann = Who {
+            address: rig.address,
+            key: Some(key),
+            id: text(&made, "id"),
+        };
         ann.get("/v1/sessions").await.ok(200);
         let path = format!("/v1/keys/{}", ann.id);
         admin.delete(&path).await.ok(204);
-        ann.get("/v1/sessions").await.refused(401, "unauthenticated");
+        ann.get("/v1/sessions")
+            .await
+            .refused(401, "unauthenticated");
         admin.delete(&path).await.ok(204);
         let list = admin.get("/v1/keys").await.ok(200);
         let revoked = list["keys"].as_array().expect("a list").iter();
-        assert!(revoked.filter(|key| key.get("revoked_at").is_some()).count() == 1);
+        assert!(
+            revoked
+                .filter(|key| key.get("revoked_at").is_some())
+                .count()
+                == 1
+        );
         admin
             .delete("/v1/keys/key_0190c5b0-0000-7000-8000-000000000000")
             .await
@@ -67,7 +81,11 @@ async fn a_key_ends_with_its_time() {
     let body = json!({"roles": ["client"], "user": "ann", "expires_in_seconds": 1});
     let made = admin.post("/v1/keys", &body).await.ok(201);
     text(&made, "expires_at");
-    let ann = Who { address: rig.address, key: Some(text(&made, "key")), id: String::new() };
+    let ann = Who {
+        address: rig.address,
+        key: Some(text(&made, "key")),
+        id: String::new(),
+    };
     until("the key has ended", || async {
         (ann.get("/v1/sessions").await.status == 401).then_some(())
     })
@@ -90,7 +108,11 @@ async fn operations_answer_without_a_key_except_for_numbers() {
         .refused(403, "forbidden");
     let numbers = rig.key(&["operator"]).await.get("/metrics").await;
     assert_eq!(numbers.status, 200);
-    assert!(numbers.text().contains("statehold_calls_total"), "{}", numbers.text());
+    assert!(
+        numbers.text().contains("statehold_calls_total"),
+        "{}",
+        numbers.text()
+    );
     nobody.get("/nowhere").await.refused(404, "not_found");
     for method in ["PUT", "POST", "DELETE", "PATCH", "TRACE", "BREW"] {
         let answer = nobody.send(method, "/healthz", &[], "").await;
@@ -114,7 +136,10 @@ async fn a_trusted_backend_acts_for_the_user_it_names() {
         .send("GET", &path, &[("x-statehold-user", "bob")], "")
         .await
         .refused(404, "not_found");
-    for who in [rig.client("carl").await, rig.key(&["client", "approver"]).await] {
+    for who in [
+        rig.client("carl").await,
+        rig.key(&["client", "approver"]).await,
+    ] {
         who.send("GET", &path, &as_ann, "")
             .await
             .refused(403, "wrong_user");

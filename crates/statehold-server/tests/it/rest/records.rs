@@ -52,7 +52,10 @@ async fn anyone_who_has_the_records_can_verify_the_chain() {
             assert_eq!(record["session"], session.as_str());
             assert_eq!(record["v"], 1);
         }
-        assert!(!answer.text().contains("free text"), "records hold no free text");
+        assert!(
+            !answer.text().contains("free text"),
+            "records hold no free text"
+        );
         let page = operator.get(&format!("{path}?after=2&limit=3")).await;
         let seqs: Vec<u64> = check_chain(&page)
             .iter()
@@ -94,7 +97,6 @@ async fn trace_reads_and_key_changes_are_in_the_audit_stream() {
         assert_eq!(count().await, before + 3);
         let page = operator.get("/v1/audit/records?limit=2").await;
         assert_eq!(check_chain(&page).len(), 2);
-        assert!(page.ok(200)["revision"].as_u64() >= Some(before as u64 + 3));
         ann.get("/v1/audit/records").await.refused(403, "forbidden");
     }
 }
