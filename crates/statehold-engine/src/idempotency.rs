@@ -4,9 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use statehold_core::digest::Digest;
+use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use tokio::sync::OwnedMutexGuard;
+
+use crate::engine::Engine;
 
 /// How long an answer is kept: a day.
 pub(crate) const KEPT_MS: u64 = 24 * 3_600 * 1_000;
@@ -46,6 +49,19 @@ pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
         bytes.extend_from_slice(part);
     }
     Digest::sha256(&bytes)
+}
+
+/// A place in the line of those who change what they have read of one session.
+#[derive(Debug)]
+pub struct Turn(#[expect(dead_code, reason = "held, never looked at")] OwnedMutexGuard<()>);
+
+impl Engine {
+    /// Waits until nobody else reads a value of this session to write it changed. Those who do not wait
+    /// are still noticed by version or revision; this only keeps many from racing each other in vain.
+    pub async fn turn(&self, session: SessionId) -> Turn {
+        let key = digest(&[b"turn", session.to_string().as_bytes()]);
+        Turn(self.inner().in_flight.enter(key).await)
+    }
 }
 
 /// Calls that are under way, by key.

@@ -30,7 +30,7 @@ pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
-pub use idempotency::IdempotencyKey;
+pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;

@@ -303,6 +303,14 @@ pub(crate) async fn patch(
     let mut call = asked.call(&body.bytes);
     let wire = body.value;
     // Labels are merged with those that are there, so the change is tied to what was read.
+    let _turn = match wire.labels {
+        Some(_) => {
+            // Nobody stands in line who may not read what it is about.
+            app.engine.session(&asked.caller, session).await?;
+            Some(app.engine.turn(session).await)
+        }
+        None => None,
+    };
     for _ in 0..RETRIES_MAX {
         let summary = app.engine.session(&asked.caller, session).await?;
         let owner = summary.owner.clone();

@@ -135,6 +135,11 @@ pub(crate) async fn patch(
         return Err(Rejection::EmptyPatch.into());
     }
     let reply = written();
+    let _turn = if parsed.merges() {
+        Some(app.engine.turn(session).await)
+    } else {
+        None
+    };
     for _ in 0..RETRIES_MAX {
         let owner = app.engine.owner(session).await?;
         let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
