@@ -119,11 +119,16 @@ impl Caller {
         }
     }
 
+    /// Whether this is a backend that may act for each of its users.
+    pub(crate) fn speaks_for_users(&self) -> bool {
+        let is_plain_client = self.roles.names().len() == 1 && self.roles.has(Role::Client);
+        self.user.is_none() && is_plain_client
+    }
+
     /// The same backend, acting for one of its users. Only a key that is nothing but a client may
     /// speak for people: with more rights it could be several approvers at once.
     pub(crate) fn for_user(&self, user: UserId) -> Option<Self> {
-        let is_plain_client = self.roles.names().len() == 1 && self.roles.has(Role::Client);
-        let may = self.user.is_none() && is_plain_client || self.user == Some(user);
+        let may = self.speaks_for_users() || self.user == Some(user);
         may.then(|| Self {
             principal: Principal::User(user),
             user: Some(user),

@@ -66,9 +66,12 @@ impl Engine {
             // Listening begins before looking, so that nothing is missed in between.
             let mut news = std::pin::pin!(queue.notified());
             news.as_mut().enable();
-            let found = self.claim_now(caller, claim).await?;
-            if !found.is_empty() || tokio::time::Instant::now() >= deadline {
-                return Ok(found);
+            let is_over = tokio::time::Instant::now() >= deadline;
+            match self.claim_now(caller, claim).await {
+                // One that was named and may still come free is waited for.
+                Err(EngineError::Rejected(Rejection::NotClaimable { .. })) if !is_over => {}
+                Ok(found) if found.is_empty() && !is_over => {}
+                other => return other,
             }
             tokio::select! {
                 () = news => {}

@@ -84,6 +84,8 @@ pub(crate) struct Inner {
     /// Moves on with every commit of any session.
     pub(crate) any_commit: watch::Sender<u64>,
     pub(crate) has_erasures: AtomicBool,
+    /// Whether the last write found no room.
+    pub(crate) is_full: AtomicBool,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -124,6 +126,7 @@ impl Engine {
             any_commit: watch::Sender::new(0),
             // Whatever was left when the last process ended.
             has_erasures: AtomicBool::new(true),
+            is_full: AtomicBool::new(false),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         };
@@ -151,13 +154,16 @@ impl Engine {
         self.inner.clock.now()
     }
 
-    /// Whether the store answers.
+    /// Whether the store answers, and takes writes.
     ///
     /// # Errors
     ///
     /// If it does not.
     pub async fn require_ready(&self) -> Result<(), EngineError> {
         self.inner.store.last_place().await?;
+        if self.inner.is_full.load(Ordering::Relaxed) {
+            return Err(EngineError::Full);
+        }
         Ok(())
     }
 

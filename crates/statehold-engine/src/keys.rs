@@ -130,8 +130,14 @@ impl Engine {
     ///
     /// If the key may not speak for users.
     pub async fn act_for(&self, caller: &Caller, user: &str) -> Result<Caller, EngineError> {
-        let id = self.user_id(&caller.tenant, user).await?;
-        caller.for_user(id).ok_or(EngineError::WrongUser)
+        // A key that may not speak for others must not make users either.
+        let id = if caller.speaks_for_users() {
+            Some(self.user_id(&caller.tenant, user).await?)
+        } else {
+            self.known_user(&caller.tenant, user).await?
+        };
+        let acting = id.and_then(|id| caller.for_user(id));
+        acting.ok_or(EngineError::WrongUser)
     }
 
     /// Waits until some key changes.

@@ -379,14 +379,20 @@ impl Engine {
             let result = pending.await;
             match &result {
                 Ok(_) => {
+                    engine.inner().is_full.store(false, Ordering::Relaxed);
                     mailbox_too.durable.send_modify(|durable| {
                         durable.revision = durable.revision.max(revision);
                     });
                     engine.inner().after_commit(aftermath);
                 }
-                Err(_) => mailbox_too
-                    .durable
-                    .send_modify(|durable| durable.failures += 1),
+                Err(error) => {
+                    if matches!(error, StoreError::Full) {
+                        engine.inner().is_full.store(true, Ordering::Relaxed);
+                    }
+                    mailbox_too
+                        .durable
+                        .send_modify(|durable| durable.failures += 1);
+                }
             }
             // The caller may have gone away; what it asked for is done all the same.
             drop(tell.send(result));

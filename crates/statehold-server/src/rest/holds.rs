@@ -508,7 +508,10 @@ fn edited_digest(detail: &HoldDetail, args: &Raw) -> Result<Digest, Problem> {
         .as_deref()
         .and_then(|body| serde_json::from_slice(body).ok())
         .unwrap_or_default();
-    let Some(action) = words.action.filter(|_| detail.sees_action) else {
+    if !detail.sees_action {
+        return Err(statehold_core::command::Rejection::MayNotDecide.into());
+    }
+    let Some(action) = words.action else {
         return Err(
             EngineError::Rejected(statehold_core::command::Rejection::EditImpossible).into(),
         );

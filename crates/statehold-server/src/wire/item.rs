@@ -265,6 +265,10 @@ impl ItemIn {
         if kind != ItemKindWire::ToolResult && self.outcome.is_some() {
             return wrong("`outcome` is for tool results");
         }
+        let is_shown = self.visibility == Some(VisibilityWire::Visible);
+        if kind != ItemKindWire::Message && is_shown {
+            return wrong("only messages can be visible");
+        }
         if kind != ItemKindWire::Message && self.role.is_some() {
             return wrong("`role` is for messages");
         }
