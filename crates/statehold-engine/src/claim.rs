@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::{ItemId, RequestId, SessionId};
+use statehold_core::limits::LEASE_MS;
 use statehold_core::name::Name;
 use statehold_core::request::{OpenCall, RequestStatus};
 use statehold_core::time::Timestamp;
@@ -49,7 +50,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the caller may not work for the agent.
+    /// If the caller may not work for the agent, or the lease is too short or too long.
     pub async fn claim(
         &self,
         caller: &Caller,
@@ -59,6 +60,11 @@ impl Engine {
         if !caller.works_for(&claim.agent) {
             let agent = claim.agent.to_string();
             return Err(EngineError::WrongAgent { agent });
+        }
+        // The answer must not depend on whether there is work just now.
+        if !LEASE_MS.contains(&claim.lease_ms) {
+            let detail = "`lease_seconds` is 1 to 86400 (a day)".to_owned();
+            return Err(EngineError::Invalid(detail));
         }
         let deadline = tokio::time::Instant::now() + claim.wait;
         let queue = self.inner().queue(&caller.tenant, &claim.agent);
@@ -230,5 +236,52 @@ impl Engine {
         let until = self.inner().clock.now().plus_ms(lease.ttl_ms);
         self.inner().heartbeats().insert(request, until);
         Ok((live.status, until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use statehold_store::memory::MemoryStore;
+
+    use super::*;
+    use crate::engine::EngineOptions;
+    use crate::ports::{MemoryKeys, SystemClock};
+
+    async fn engine() -> Result<Engine, EngineError> {
+        let (store, keys) = (MemoryStore::new(), MemoryKeys::default());
+        let clock = Arc::new(SystemClock);
+        Engine::start(
+            Arc::new(store),
+            Arc::new(keys),
+            clock,
+            EngineOptions::default(),
+        )
+        .await
+    }
+
+    #[tokio::test]
+    async fn a_lease_out_of_bounds_is_refused_also_when_there_is_no_work() -> Result<(), EngineError>
+    {
+        let engine = engine().await?;
+        let name = |text: &str| text.parse::<Name>().expect("this is a name");
+        let caller = Caller::local(name("default"));
+        for (lease_ms, is_taken) in [
+            (999, false),
+            (*LEASE_MS.start(), true),
+            (*LEASE_MS.end(), true),
+            (*LEASE_MS.end() + 1, false),
+        ] {
+            let claim = Claim {
+                agent: name("a"),
+                max: 1,
+                wait: Duration::ZERO,
+                lease_ms,
+                request: None,
+            };
+            let claimed = engine.claim(&caller, &claim).await;
+            assert_eq!(claimed.is_ok(), is_taken, "{lease_ms}");
+        }
+        engine.shut_down().await;
+        Ok(())
     }
 }
