@@ -52,10 +52,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     work(&engine, &caller).await?;
     reader.await??;
 
-    let (summary, page) = engine.transcript(&caller, session, None, 50).await?;
+    let page = engine.transcript(&caller, session, None, 50).await?;
     println!(
         "transcript at revision {}, {:?}:",
-        summary.revision, summary.status
+        page.revision, summary.status
     );
     // Pages come newest first.
     for stored in page.items.iter().rev() {

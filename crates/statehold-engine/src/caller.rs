@@ -50,6 +50,10 @@ pub struct Roles(BTreeSet<Name>);
 
 impl Roles {
     /// Every role of the server.
+    ///
+    /// # Panics
+    ///
+    /// Never: the words for roles are names.
     pub fn all() -> Self {
         let names = Role::ALL.map(|role| role.name().parse().expect("a role is a name"));
         Self(names.into())

@@ -93,17 +93,15 @@ impl Engine {
         claim: &Claim,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         let store = &self.inner().store;
-        let candidates = match claim.request {
-            Some(request) => {
-                let session = store.session_of_request(request).await?;
-                let session = session.ok_or(EngineError::NotFound)?;
-                vec![(session, request)]
-            }
-            None => {
-                let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
-                // Other workers want them too: look at a few more than are needed.
-                store.claimable(tenant, agent, 2 * claim.max + 8).await?
-            }
+        let candidates = if let Some(request) = claim.request {
+            let session = store.session_of_request(request).await?;
+            let session = session.ok_or(EngineError::NotFound)?;
+            self.require_agent(session, request, &claim.agent).await?;
+            vec![(session, request)]
+        } else {
+            let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
+            // Other workers want them too: look at a few more than are needed.
+            store.claimable(tenant, agent, 2 * claim.max + 8).await?
         };
         let mut claimed = Vec::new();
         for (session, request) in candidates {
@@ -114,21 +112,30 @@ impl Engine {
                 .claim_one(caller, session, request, claim.lease_ms)
                 .await
             {
-                Ok(Some(one)) => claimed.push(one),
-                Ok(None) => {}
+                Ok(one) => claimed.extend(one),
                 // Somebody was faster, or it is not this caller's.
-                Err(EngineError::Rejected(
-                    Rejection::NotClaimable { .. } | Rejection::RequestEnded { .. },
-                )) => {}
-                Err(EngineError::Rejected(
-                    Rejection::SessionClosed | Rejection::SessionExpired,
-                ))
-                | Err(EngineError::NotFound)
+                Err(EngineError::Rejected(_) | EngineError::NotFound)
                     if claim.request.is_none() => {}
-                Err(error) => return Err(error),
+                Err(error) if claimed.is_empty() => return Err(error),
+                // What was claimed before is the worker's: it must learn of it.
+                Err(_) => break,
             }
         }
         Ok(claimed)
+    }
+
+    /// A request that is named must be the agent's.
+    async fn require_agent(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        agent: &Name,
+    ) -> Result<(), EngineError> {
+        let state = self.durable_state(session).await?;
+        match state.task_of(request) {
+            Some(task) if task.agent != *agent => Err(EngineError::NotFound),
+            _ => Ok(()),
+        }
     }
 
     /// Claims one request. None if people are asked first what a lost worker did.

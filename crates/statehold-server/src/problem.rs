@@ -115,7 +115,7 @@ pub struct Problem {
     /// Fields that help.
     #[serde(flatten)]
     #[schema(ignore)]
-    pub more: Map<String, Value>,
+    pub more: Box<Map<String, Value>>,
 }
 
 impl Problem {
@@ -127,7 +127,7 @@ impl Problem {
             status: code.status(),
             detail: detail.into(),
             code: code.text(),
-            more: Map::new(),
+            more: Box::default(),
         }
     }
 

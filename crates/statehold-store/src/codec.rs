@@ -133,8 +133,11 @@ pub fn unpack_some(
     Ok(bodies)
 }
 
-/// Codec and seal of the next payload, its stored bytes, and what follows.
-fn split_body(packed: &[u8]) -> Result<((u8, u8), &[u8], &[u8]), CodecError> {
+/// Codec and seal of a payload.
+type Head = (u8, u8);
+
+/// The head of the next payload, its stored bytes, and what follows.
+fn split_body(packed: &[u8]) -> Result<(Head, &[u8], &[u8]), CodecError> {
     let (head, tail) = packed.split_at_checked(6).ok_or(CodecError::Length)?;
     let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
     let (bytes, tail) = tail.split_at_checked(length).ok_or(CodecError::Length)?;
@@ -142,7 +145,7 @@ fn split_body(packed: &[u8]) -> Result<((u8, u8), &[u8], &[u8]), CodecError> {
 }
 
 fn unpack_body(
-    (codec, seal): (u8, u8),
+    (codec, seal): Head,
     bytes: &[u8],
     name: &BodyRef,
 ) -> Result<StoredBody, CodecError> {

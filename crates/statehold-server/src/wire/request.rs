@@ -595,7 +595,7 @@ pub(crate) struct TreeRequestOut {
 }
 
 impl TreeOut {
-    pub(crate) fn of(session_id: String, tree: Tree) -> Self {
+    pub(crate) fn of(session_id: String, tree: &Tree) -> Self {
         Self {
             session_id,
             revision: tree.revision,
