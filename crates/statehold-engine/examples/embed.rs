@@ -53,10 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     reader.await??;
 
     let page = engine.transcript(&caller, session, None, 50).await?;
-    println!(
-        "transcript at revision {}, {:?}:",
-        page.revision, summary.status
-    );
+    println!("transcript at revision {}:", page.revision);
     // Pages come newest first.
     for stored in page.items.iter().rev() {
         let body = stored.body.as_deref().unwrap_or(b"(erased)");
