@@ -140,6 +140,15 @@ pub(crate) fn require_any(caller: &Caller, any_of: &[Role]) -> Result<(), Engine
     }
 }
 
+/// Lets only those go on who may list sessions.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub fn require_lister(caller: &Caller) -> Result<(), EngineError> {
+    require_any(caller, &[Role::Client, Role::Operator, Role::Admin])
+}
+
 /// Lets only an admin go on.
 ///
 /// # Errors

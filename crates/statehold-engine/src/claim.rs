@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use statehold_core::command::{Command, Rejection};
+use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
 use statehold_core::ids::{ItemId, RequestId, SessionId};
 use statehold_core::limits::LEASE_MS;
 use statehold_core::name::Name;
@@ -209,18 +209,19 @@ impl Engine {
         request: RequestId,
         fence: u64,
     ) -> Result<(RequestStatus, Timestamp), EngineError> {
-        require_any(caller, &[Role::Worker])?;
+        // The reach of a heartbeat is that of any other write under the fence.
+        let by = Fenced { request, fence };
+        let write = Command::AppendItems {
+            by,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            task_state: None,
+        };
+        self.require_reach(caller, session, &write).await?;
         let state = self.durable_state(session).await?;
-        let is_ours = state
-            .owner
-            .as_ref()
-            .is_some_and(|owner| owner.tenant == caller.tenant);
-        let works = state
-            .task_of(request)
-            .is_some_and(|task| caller.works_for(&task.agent));
-        let Some(live) = state.requests.get(&request).filter(|_| is_ours && works) else {
+        let Some(live) = state.requests.get(&request) else {
             let ended = self.inner().store.ended_request(request).await?;
-            return Err(match ended.filter(|_| is_ours) {
+            return Err(match ended {
                 Some(ended) => Rejection::RequestEnded {
                     request,
                     outcome: ended.outcome,

@@ -9,7 +9,7 @@ use statehold_core::record::Event;
 use statehold_store::{SessionSummary, StoredRecord};
 
 use crate::access::is_own;
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
@@ -104,7 +104,7 @@ impl Engine {
         after: GlobalPosition,
         limit: usize,
     ) -> Result<(Vec<(GlobalPosition, FeedEntry)>, GlobalPosition), EngineError> {
-        crate::access::require_any(caller, &[Role::Client, Role::Operator, Role::Admin])?;
+        crate::access::require_lister(caller)?;
         let store = &self.inner().store;
         let commits = store.committed(after.0, SCAN_MAX).await?;
         let mut owners: BTreeMap<SessionId, Option<SessionSummary>> = BTreeMap::new();

@@ -60,6 +60,18 @@ impl std::fmt::Debug for IssuedKey {
     }
 }
 
+/// Listens for changes of keys, from the moment it was made.
+#[derive(Debug)]
+pub struct KeyChanges(tokio::sync::watch::Receiver<u64>);
+
+impl KeyChanges {
+    /// Waits for the next change.
+    pub async fn next(&mut self) {
+        // The sender lives as long as the engine.
+        drop(self.0.changed().await);
+    }
+}
+
 impl Engine {
     /// Reads all keys of a tenant into memory. Called once for every tenant that is served.
     ///
@@ -131,20 +143,18 @@ impl Engine {
     /// If the key may not speak for users.
     pub async fn act_for(&self, caller: &Caller, user: &str) -> Result<Caller, EngineError> {
         // A key that may not speak for others must not make users either.
-        let id = if caller.speaks_for_users() {
-            Some(self.user_id(&caller.tenant, user).await?)
-        } else {
-            self.known_user(&caller.tenant, user).await?
+        let id = match caller.user {
+            Some(_) => self.known_user(&caller.tenant, user).await?,
+            None if caller.speaks_for_users() => Some(self.user_id(&caller.tenant, user).await?),
+            None => None,
         };
-        let acting = id.and_then(|id| caller.for_user(id));
-        acting.ok_or(EngineError::WrongUser)
+        let found = id.and_then(|id| caller.for_user(id));
+        found.ok_or(EngineError::WrongUser)
     }
 
-    /// Waits until some key changes.
-    pub async fn keys_changed(&self) {
-        let mut changed = self.inner().keys_changed.subscribe();
-        // The sender lives as long as the engine.
-        drop(changed.changed().await);
+    /// Begins to listen for changes of keys.
+    pub fn key_changes(&self) -> KeyChanges {
+        KeyChanges(self.inner().keys_changed.subscribe())
     }
 
     /// Whether there is any key that is not revoked.

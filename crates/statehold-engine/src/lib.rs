@@ -24,14 +24,14 @@ mod timers;
 mod tree;
 mod users;
 
-pub use access::require_admin;
+pub use access::{require_admin, require_lister};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
 pub use idempotency::IdempotencyKey;
-pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
+pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;
 pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};

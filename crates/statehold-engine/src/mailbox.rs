@@ -188,6 +188,75 @@ enum Attempt {
 }
 
 impl Engine {
+    /// Lets a caller go on who may send commands of this kind, whatever they are about. Whoever looks
+    /// something up for a command asks this first: a right that is missing is told before it.
+    ///
+    /// # Errors
+    ///
+    /// If a role is missing.
+    pub fn require_role(&self, caller: &Caller, command: &Command) -> Result<(), EngineError> {
+        rights::require_role(caller, command)
+    }
+
+    /// Lets a caller go on whose command could reach a session. Whoever looks at a session to prepare a
+    /// command asks this first, so that no refusal on the way tells that the session is there.
+    ///
+    /// # Errors
+    ///
+    /// If the caller lacks a right, or the session is out of reach, which is as if it were not there.
+    pub async fn require_reach(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        command: &Command,
+    ) -> Result<(), EngineError> {
+        rights::require_role(caller, command)?;
+        let mailbox = self.mailbox(session);
+        let mut durable = mailbox.durable.subscribe();
+        let mut slot = mailbox.head.lock().await;
+        let head = mailbox.load(&mut slot, self.inner()).await?;
+        let head = head.ok_or(EngineError::NotFound)?;
+        if is_missing(&head.state, &command.named()) {
+            // Whatever becomes of the commit that ended it, the store is asked after that.
+            settled(&mut durable, head.state.revision, head.failures).await;
+        }
+        self.require_right(caller, &head.state, command).await
+    }
+
+    /// The matrix of rights, with what it has to know of requests that have ended.
+    async fn require_right(
+        &self,
+        caller: &Caller,
+        state: &SessionState,
+        command: &Command,
+    ) -> Result<(), EngineError> {
+        rights::require(caller, state, command)?;
+        if caller.agents.is_empty() {
+            return Ok(());
+        }
+        let Some(request) = rights::worked_on(caller, state, command) else {
+            return Ok(());
+        };
+        if state.requests.contains_key(&request) {
+            return Ok(());
+        }
+        // It has ended, and the state knows it no more: those who worked for its agent hear so.
+        let store = &self.inner().store;
+        let ended = store.ended_request(request).await?;
+        let ended = ended.ok_or(EngineError::NotFound)?;
+        let agent = match state.tasks.get(&ended.task) {
+            Some(task) => Some(task.agent.clone()),
+            None => store
+                .closed_task(ended.task)
+                .await?
+                .map(|closed| closed.task.agent),
+        };
+        match agent {
+            Some(agent) if caller.works_for(&agent) => Ok(()),
+            _ => Err(EngineError::NotFound),
+        }
+    }
+
     /// Sends a command to a session, and waits until what it did is durable.
     ///
     /// # Errors
@@ -235,12 +304,12 @@ impl Engine {
         session: SessionId,
         submission: &Submission<'_>,
     ) -> Result<Done, EngineError> {
-        let Some(key) = submission.call.key else {
-            return self.submit_again_and_again(session, submission).await;
-        };
         if !submission.is_system {
             rights::require_role(&submission.call.caller, submission.command)?;
         }
+        let Some(key) = submission.call.key else {
+            return self.submit_again_and_again(session, submission).await;
+        };
         let _turn = self.inner().in_flight.enter(key.key).await;
         if let Some(answer) = self.kept_answer(key).await? {
             return Ok(answer);
@@ -450,7 +519,7 @@ impl Engine {
         let inner = self.inner();
         let Submission { call, command, .. } = submission;
         if !submission.is_system {
-            rights::require(&call.caller, state, command)?;
+            self.require_right(&call.caller, state, command).await?;
         }
         if let Some(expected) = call.if_revision
             && expected != state.revision
@@ -561,15 +630,17 @@ impl Inner {
         reach
     }
 
-    /// The finished things that a command names.
+    /// The finished things of the session that a command names. Those of others are not there.
     async fn cold(&self, state: &SessionState, named: Named) -> Result<Cold, EngineError> {
         let mut cold = Cold::default();
         if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
-            let ended = self.store.ended_request(id).await?;
+            let is_here = self.store.session_of_request(id).await? == Some(state.session);
+            let ended = self.store.ended_request(id).await?.filter(|_| is_here);
             cold.request = ended.map(|ended| (ended.id, ended.outcome));
         }
         if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
-            let closed = self.store.closed_task(id).await?;
+            let is_here = self.store.session_of_task(id).await? == Some(state.session);
+            let closed = self.store.closed_task(id).await?.filter(|_| is_here);
             cold.task = closed.map(|closed| closed.task.id);
         }
         if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {

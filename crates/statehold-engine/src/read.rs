@@ -15,7 +15,7 @@ use statehold_store::{
     HoldQuery, ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord,
 };
 
-use crate::access::{is_own, require_any};
+use crate::access::{is_own, require_any, require_lister};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -174,7 +174,7 @@ impl Engine {
         after: Option<u64>,
         limit: usize,
     ) -> Result<Page<SessionSummary>, EngineError> {
-        require_any(caller, &[Role::Client, Role::Operator, Role::Admin])?;
+        require_lister(caller)?;
         let sees_all = caller.reads_all();
         let user = match (caller.user, filter.user) {
             (Some(bound), Some(asked)) if !sees_all && bound != asked => {
@@ -549,9 +549,12 @@ impl Engine {
         }
         let state = self.durable_state(session).await?;
         let detail = self.hold_detail(caller, &summary, &state, id).await?;
+        // A worker that is bound to a user works in that user's sessions only.
+        let user = summary.owner.user;
+        let is_near = caller.user.is_none_or(|bound| bound == user);
         let may = detail.sees_action
-            || caller.acts_for(summary.owner.user)
-            || caller.works_for(&detail.agent);
+            || caller.acts_for(user)
+            || is_near && caller.works_for(&detail.agent);
         if may {
             Ok(detail)
         } else {

@@ -125,6 +125,29 @@ fn may(caller: &Caller, state: &SessionState, command: &Command) -> bool {
     }
 }
 
+/// The request that lets a worker send a command, unless something else lets it.
+pub(crate) fn worked_on(
+    caller: &Caller,
+    state: &SessionState,
+    command: &Command,
+) -> Option<RequestId> {
+    let owns = |user| caller.acts_for(user) || caller.reads_all();
+    match command {
+        Command::CancelRequest { request } => {
+            let owner = state.owner.as_ref();
+            (!owner.is_some_and(|owner| owns(owner.user))).then_some(*request)
+        }
+        Command::StartRequest(start) => start.parent.map(|parent| parent.request),
+        Command::ClaimRequest { request, .. } => Some(*request),
+        Command::AppendItems { by, .. }
+        | Command::CompleteRequest { by, .. }
+        | Command::OpenHold { by, .. }
+        | Command::FailRequest { by, .. } => Some(by.request),
+        Command::PutState { by, .. } => by.map(|by| by.request),
+        _ => None,
+    }
+}
+
 /// Sessions of another tenant, and deleted ones, are not there.
 fn require_reach(
     caller: &Caller,

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -83,6 +84,30 @@ impl App {
             metrics,
             local: Caller::local(tenant),
         }))
+    }
+
+    /// Does something that may take long, as long as the key counts it is done with.
+    pub(crate) async fn while_valid<T>(
+        &self,
+        secret: Option<Digest>,
+        work: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        let Some(secret) = secret else {
+            return work.await;
+        };
+        tokio::select! {
+            biased;
+            () = self.revoked(secret) => Err(unauthenticated()),
+            done = work => done,
+        }
+    }
+
+    /// Waits until a key does not count any more.
+    async fn revoked(&self, secret: Digest) {
+        let mut changes = self.engine.key_changes();
+        while self.engine.caller_of(secret).is_some() {
+            changes.next().await;
+        }
     }
 
     /// Whoever sends these headers, with the digest of their key.
@@ -176,11 +201,13 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn is_loopback(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => return rest.split_once(']').is_some_and(|(ip, _)| ip == "::1"),
-        None => host.split_once(':').map_or(host, |(name, _)| name),
+    // A name that has a colon when its port is cut off is nothing that we know.
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => host,
     };
-    name.eq_ignore_ascii_case("localhost")
+    name == "[::1]"
+        || name.eq_ignore_ascii_case("localhost")
         || name
             .parse::<std::net::Ipv4Addr>()
             .is_ok_and(|ip| ip.is_loopback())
@@ -322,6 +349,7 @@ fn is_curl(headers: &HeaderMap) -> bool {
 
 async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
     let max = app.options.body_bytes_max;
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     let too_large = || {
         Problem::new(
             Code::BodyTooLarge,
@@ -329,6 +357,10 @@ async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
         )
         .with("max", max)
     };
+    // What says that it is too large need not be read to be believed.
+    if announced > max {
+        return Err(too_large());
+    }
     let read = Limited::new(body, max).collect();
     match tokio::time::timeout(app.options.body_timeout, read).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),

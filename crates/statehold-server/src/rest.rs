@@ -112,6 +112,12 @@ pub(crate) fn name(text: &str, path: &str) -> Result<Name, Problem> {
         .map_err(|error| Problem::invalid(format!("`{path}`: {error}")).with("path", path))
 }
 
+/// A name from a query.
+pub(crate) fn name_in_query(text: &str, path: &str) -> Result<Name, Problem> {
+    text.parse()
+        .map_err(|error| Problem::new(Code::BadQuery, format!("`{path}`: {error}")))
+}
+
 /// The name of an agent that a caller may use: those of the server itself are not.
 pub(crate) fn agent_name(text: &str, path: &str) -> Result<Name, Problem> {
     if text.starts_with("statehold.") {

@@ -141,20 +141,21 @@ impl Reader {
         }
         let mut keep_alive = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE));
         loop {
+            // Listening begins before looking, so that nothing is missed in between.
+            let engine = self.app.engine.clone();
+            let (news, mut key_changes) = (engine.news(), engine.key_changes());
+            let events = self.read().await?;
+            // Looked at last: what was read after the key was taken back is not sent.
             if !self.is_valid() {
                 return None;
             }
-            // Listening begins before looking, so that nothing is missed in between.
-            let engine = self.app.engine.clone();
-            let news = engine.news();
-            let events = self.read().await?;
             if !events.is_empty() {
                 return Some((Ok(events), self));
             }
             tokio::select! {
                 () = self.wait(news) => {}
                 () = engine.stopping() => return None,
-                () = engine.keys_changed() => {}
+                () = key_changes.next() => {}
                 () = &mut keep_alive => {
                     return Some((Ok(Bytes::from_static(b": still here\n\n")), self));
                 }
@@ -187,8 +188,17 @@ impl Reader {
             }
             Source::Global { after } => {
                 let cursor = Cursor::of(&self.app, &self.caller, "events", "");
-                let found = engine.global_feed(&self.caller, *after, BATCH).await;
-                let (entries, at) = found.ok()?;
+                // A call looks at a bounded number of commits: go on until one is the caller's, or
+                // there are no more.
+                let entries = loop {
+                    let found = engine.global_feed(&self.caller, *after, BATCH).await;
+                    let (entries, at) = found.ok()?;
+                    let is_last = at == *after;
+                    *after = at;
+                    if is_last || !entries.is_empty() {
+                        break entries;
+                    }
+                };
                 for (place, entry) in entries {
                     push_event(
                         &mut out,
@@ -196,7 +206,6 @@ impl Reader {
                         &record(&entry, View::Client),
                     );
                 }
-                *after = at;
             }
         }
         Some(out.into())

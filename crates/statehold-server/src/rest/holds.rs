@@ -19,7 +19,7 @@ use statehold_engine::{
 use utoipa::IntoParams;
 
 use super::requests::{Target, about, find_calls, new_items, target};
-use super::{About, Cursor, PAGE_MAX, done, name, page_limit, shown};
+use super::{About, Cursor, PAGE_MAX, done, name, name_in_query, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::{
@@ -49,11 +49,15 @@ pub(crate) async fn open(
     let request: RequestId = ids.id("request_id")?;
     let call = asked.call(&body.bytes);
     let mut wire = body.value;
-    require_words(&wire)?;
+    let by = Fenced {
+        request,
+        fence: wire.fence,
+    };
     let Target {
         session,
         mut payloads,
-    } = target(&app, request).await?;
+    } = target(&app, &asked, by).await?;
+    require_words(&wire)?;
     let places = find_calls(&app, session, request, &wire.items).await?;
     let gated = wire
         .action
@@ -100,10 +104,6 @@ pub(crate) async fn open(
             .map(|seconds| seconds.saturating_mul(1_000)),
         on_expiry: wire.on_expiry.map(Into::into).unwrap_or_default(),
         decide_by: wire.decide_by.as_deref().map(decide_by).transpose()?,
-    };
-    let by = Fenced {
-        request,
-        fence: wire.fence,
     };
     let command = Command::OpenHold { by, hold, items };
     let reply = opened_reply(id, words);
@@ -334,7 +334,7 @@ pub(crate) async fn list(
         agent: params
             .agent
             .as_deref()
-            .map(|agent| name(agent, "agent"))
+            .map(|agent| name_in_query(agent, "agent"))
             .transpose()?,
         kind,
     };

@@ -13,7 +13,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewItem};
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
-use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply};
+use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDetail};
 use utoipa::IntoParams;
 
 use super::{About, agent_name, done, ids_of, shown};
@@ -50,6 +50,7 @@ pub(crate) async fn start(
     let session: SessionId = ids.id("session_id")?;
     let call = asked.call(&body.bytes);
     let wire = body.value;
+    require_start(&app, &asked, session, &wire).await?;
     let owner = app.engine.owner(session).await?;
     let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
     let input = message(&wire.input, "input", &mut payloads)?;
@@ -108,6 +109,40 @@ pub(crate) async fn start(
         .await?;
     let about = ids_of(&made.body);
     Ok(done(StatusCode::CREATED, made, about))
+}
+
+/// Lets only those go on who may start such a request there: whatever else is wrong with the call is
+/// told to them alone.
+async fn require_start(
+    app: &App,
+    asked: &Asked,
+    session: SessionId,
+    wire: &RequestIn,
+) -> Result<(), Problem> {
+    let agent = match &wire.agent {
+        Some(agent) => agent_name(agent, "agent")?,
+        // The session's own, whatever that is: it is asked again when it is known.
+        None if asked.caller.agents.is_empty() => "coordinator".parse().expect("a fixed name"),
+        None => asked.caller.agents.first().expect("not empty").clone(),
+    };
+    let fenced = |request| Fenced {
+        request,
+        fence: wire.parent_fence.unwrap_or(0),
+    };
+    let start = Command::StartRequest(StartRequest {
+        agent,
+        task: None,
+        parent: wire.parent_request_id.map(fenced),
+        input: app.engine.no_payloads().put(Vec::new()),
+        attachments: Vec::new(),
+        close_on: wire.close_on.map(Into::into).unwrap_or_default(),
+        lease_ttl_ms: wire.lease.as_ref().map(|_| 0),
+        items: Vec::new(),
+        state: StatePatch::default(),
+        output: None,
+    });
+    let reach = app.engine.require_reach(&asked.caller, session, &start);
+    Ok(reach.await?)
 }
 
 /// A note for people about who works.
@@ -245,20 +280,8 @@ pub(crate) async fn read(
         return Err(Problem::new(Code::BadQuery, "`wait` is at most 60 seconds"));
     }
     let deadline = tokio::time::Instant::now() + Duration::from_secs(wait);
-    let mut detail = app.engine.request(&asked.caller, request).await?;
-    let first = detail.revision;
-    loop {
-        let is_there = detail.ended.is_some() || !until_final && detail.revision > first;
-        if is_there || tokio::time::Instant::now() >= deadline {
-            break;
-        }
-        let changed = app.engine.changed_after(detail.session.id, detail.revision);
-        match tokio::time::timeout_at(deadline, changed).await {
-            // The right may be gone by now: everything is asked again.
-            Ok(Ok(())) => detail = app.engine.request(&asked.caller, request).await?,
-            Ok(Err(_)) | Err(_) => break,
-        }
-    }
+    let waited = wait_for(&app, &asked, request, until_final, deadline);
+    let detail = app.while_valid(asked.secret, waited).await?;
     let about = About {
         revision: Some(detail.revision),
         session: Some(detail.session.id.to_string()),
@@ -267,6 +290,30 @@ pub(crate) async fn read(
         ..About::default()
     };
     Ok(shown(&RequestOut::of(&detail), &about))
+}
+
+/// The request when it has ended or changed, or as it is when the time is over.
+async fn wait_for(
+    app: &App,
+    asked: &Asked,
+    request: RequestId,
+    until_final: bool,
+    deadline: tokio::time::Instant,
+) -> Result<RequestDetail, Problem> {
+    let mut detail = app.engine.request(&asked.caller, request).await?;
+    let first = detail.revision;
+    loop {
+        let is_there = detail.ended.is_some() || !until_final && detail.revision > first;
+        if is_there || tokio::time::Instant::now() >= deadline {
+            return Ok(detail);
+        }
+        let changed = app.engine.changed_after(detail.session.id, detail.revision);
+        match tokio::time::timeout_at(deadline, changed).await {
+            // The right may be gone by now: everything is asked again.
+            Ok(Ok(())) => detail = app.engine.request(&asked.caller, request).await?,
+            Ok(Err(_)) | Err(_) => return Ok(detail),
+        }
+    }
 }
 
 /// Where results find their calls, with a look at what was written before where needed.
@@ -312,8 +359,19 @@ pub(crate) struct Target {
     pub(crate) payloads: Payloads,
 }
 
-pub(crate) async fn target(app: &App, request: RequestId) -> Result<Target, Problem> {
-    let session = app.engine.session_of_request(request).await?;
+/// What a call under a fence needs, for those who may make it. Whatever else is wrong with it is told to
+/// them alone.
+pub(crate) async fn target(app: &App, asked: &Asked, by: Fenced) -> Result<Target, Problem> {
+    let write = Command::AppendItems {
+        by,
+        items: Vec::new(),
+        state: StatePatch::default(),
+        task_state: None,
+    };
+    app.engine.require_role(&asked.caller, &write)?;
+    let session = app.engine.session_of_request(by.request).await?;
+    let reach = app.engine.require_reach(&asked.caller, session, &write);
+    reach.await?;
     let owner = app.engine.owner(session).await?;
     let payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
     Ok(Target { session, payloads })
@@ -334,10 +392,14 @@ pub(crate) async fn append(
     let request: RequestId = ids.id("request_id")?;
     let call = asked.call(&body.bytes);
     let wire = body.value;
+    let by = Fenced {
+        request,
+        fence: wire.fence,
+    };
     let Target {
         session,
         mut payloads,
-    } = target(&app, request).await?;
+    } = target(&app, &asked, by).await?;
     let places = find_calls(&app, session, request, &wire.items).await?;
     let items = new_items(wire.items, &places, &mut payloads)?;
     let state = state_patch(&app, session, wire.state, &mut payloads).await?;
@@ -350,10 +412,6 @@ pub(crate) async fn append(
             "name at least one of `items`, `state` and `task_state`",
         ));
     }
-    let by = Fenced {
-        request,
-        fence: wire.fence,
-    };
     let command = Command::AppendItems {
         by,
         items,
@@ -418,10 +476,14 @@ pub(crate) async fn complete(
     let request: RequestId = ids.id("request_id")?;
     let call = asked.call(&body.bytes);
     let wire = body.value;
+    let by = Fenced {
+        request,
+        fence: wire.fence,
+    };
     let Target {
         session,
         mut payloads,
-    } = target(&app, request).await?;
+    } = target(&app, &asked, by).await?;
     let output = message(&wire.output, "output", &mut payloads)?;
     let places = find_calls(&app, session, request, &wire.items).await?;
     let items = new_items(wire.items, &places, &mut payloads)?;
@@ -429,10 +491,6 @@ pub(crate) async fn complete(
     let task_state = wire
         .task_state
         .map(|state| payloads.put(state.get().as_bytes().to_vec()));
-    let by = Fenced {
-        request,
-        fence: wire.fence,
-    };
     let command = Command::CompleteRequest {
         by,
         output,
@@ -465,14 +523,14 @@ pub(crate) async fn fail(
     let request: RequestId = ids.id("request_id")?;
     let call = asked.call(&body.bytes);
     let wire = body.value;
-    let Target {
-        session,
-        mut payloads,
-    } = target(&app, request).await?;
     let by = Fenced {
         request,
         fence: wire.fence,
     };
+    let Target {
+        session,
+        mut payloads,
+    } = target(&app, &asked, by).await?;
     let command = Command::FailRequest {
         by,
         error: payloads.put(wire.error.get().as_bytes().to_vec()),
@@ -500,8 +558,9 @@ pub(crate) async fn cancel(
 ) -> Result<Response, Problem> {
     let request: RequestId = ids.id("request_id")?;
     let call = asked.call(&body.bytes);
-    let session = app.engine.session_of_request(request).await?;
     let (command, payloads) = (Command::CancelRequest { request }, app.engine.no_payloads());
+    app.engine.require_role(&asked.caller, &command)?;
+    let session = app.engine.session_of_request(request).await?;
     let reply = request_reply(request, false);
     let made = app
         .engine
@@ -524,7 +583,7 @@ pub(crate) async fn heartbeat(
 ) -> Result<Response, Problem> {
     let request: RequestId = ids.id("request_id")?;
     let fence = body.value.fence;
-    let session = app.engine.session_of_request(request).await?;
+    let Target { session, .. } = target(&app, &asked, Fenced { request, fence }).await?;
     let (status, until) = app
         .engine
         .heartbeat(&asked.caller, session, request, fence)
@@ -567,7 +626,8 @@ pub(crate) async fn claim(
             .saturating_mul(1_000),
         request: wire.request_id,
     };
-    let claimed = app.engine.claim(&asked.caller, &claim).await?;
+    let work = async { Ok(app.engine.claim(&asked.caller, &claim).await?) };
+    let claimed = app.while_valid(asked.secret, work).await?;
     let out = ClaimOut {
         requests: claimed.iter().map(RequestOut::of_claim).collect(),
     };

@@ -14,11 +14,14 @@ use statehold_core::record::Change;
 use statehold_core::session::{Owner, SessionStatus};
 use statehold_engine::{
     Caller, Committed, EngineError, ItemPage, Reply, Role, SessionFilter, SessionSummary,
-    StoredRecord,
+    StoredRecord, require_lister,
 };
 use utoipa::{IntoParams, ToSchema};
 
-use super::{About, Cursor, PAGE_MAX, agent_name, answer, done, name, page_limit, revision, shown};
+use super::{
+    About, Cursor, PAGE_MAX, agent_name, answer, done, name, name_in_query, page_limit, revision,
+    shown,
+};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::item::{ItemOut, MessageOut};
@@ -187,26 +190,20 @@ pub(crate) async fn list(
     asked: Asked,
     Params(mut params): Params<ListParams>,
 ) -> Result<Response, Problem> {
+    // Whether a user is known is told only to those who may list.
+    require_lister(&asked.caller)?;
     let limit = page_limit(params.limit.take(), PAGE_MAX)?;
     let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
     let cursor = Cursor::of(&app, &asked.caller, "sessions", &filter_text);
     let after = cursor.open(begin.as_deref())?;
-    let tenant = &asked.caller.tenant;
-    let user = match &params.user {
-        Some(user) => match app.engine.known_user(tenant, user).await? {
-            Some(user) => Some(user),
-            None => return Ok(shown(&empty_page(), &About::default())),
-        },
-        None => None,
-    };
-    let filter = SessionFilter {
+    let mut filter = SessionFilter {
         app: params
             .app
             .as_deref()
-            .map(|app| name(app, "app"))
+            .map(|app| name_in_query(app, "app"))
             .transpose()?,
-        user,
+        user: None,
         status: params.status.as_deref().map(status).transpose()?,
         label: params.label.map(|label| match label.split_once(':') {
             Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
@@ -214,6 +211,13 @@ pub(crate) async fn list(
         }),
         text: params.q,
     };
+    if let Some(user) = &params.user {
+        let known = app.engine.known_user(&asked.caller.tenant, user).await?;
+        if known.is_none() {
+            return Ok(shown(&empty_page(), &About::default()));
+        }
+        filter.user = known;
+    }
     let page = app
         .engine
         .sessions(&asked.caller, &filter, after, limit)

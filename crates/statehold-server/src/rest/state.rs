@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use statehold_core::command::{Command, Fenced, Rejection};
+use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
@@ -99,6 +99,13 @@ pub(crate) async fn patch(
             return Err(Problem::invalid(detail).with("path", "fence"));
         }
     };
+    // Whatever else is wrong with the call is told only to those who may make it.
+    let write = Command::PutState {
+        patch: StatePatch::default(),
+        by,
+    };
+    let reach = app.engine.require_reach(&asked.caller, session, &write);
+    reach.await?;
     let (temp, temp_deleted) = parsed.take_temp();
     let has_temp = !temp.is_empty() || !temp_deleted.is_empty();
     let has_rest = !parsed.set.is_empty() || !parsed.delete.is_empty();
@@ -226,6 +233,11 @@ pub(crate) async fn patch_user(
     ids: PathIds,
     body: Payload<PatchIn>,
 ) -> Result<Response, Problem> {
+    let write = Command::PutState {
+        patch: StatePatch::default(),
+        by: None,
+    };
+    app.engine.require_role(&asked.caller, &write)?;
     let tenant = &asked.caller.tenant;
     // A key that may not write for others must not make users either.
     let user = match asked.caller.user {

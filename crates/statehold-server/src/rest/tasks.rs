@@ -134,6 +134,7 @@ async fn end(
     command: Command,
 ) -> Result<Response, Problem> {
     let call = asked.call(body);
+    app.engine.require_role(&asked.caller, &command)?;
     let session = app.engine.session_of_task(task).await?;
     let payloads = app.engine.no_payloads();
     let reply: Reply = Arc::new(move |made: &Committed<'_>| {

@@ -20,6 +20,9 @@ use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
 
+/// How many files the server keeps for itself: the store with its readers, keys, sockets, the log.
+const OWN_FILES_MAX: u64 = 128;
+
 /// Files that are the server's own, and that `--reset` removes.
 const OWN_FILES: [&str; 6] = [
     "statehold.db",
@@ -92,7 +95,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
-        connections_max: usize::try_from(config.server.connections_max.get())?,
+        connections_max: connections_max(config.server.connections_max.get().into())?,
         head_read_timeout: Duration::from_secs(config.server.header_timeout_seconds.get()),
         grace: Duration::from_secs(config.server.shutdown_seconds),
         connections_open: Arc::clone(&connections_open),
@@ -221,6 +224,22 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
         LogFormat::Json => lines.json().try_init(),
     };
     started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
+/// As many connections as are asked for, but not so many that there is no file left for the data: a
+/// client that is one too many hears so, and a write that finds no file fails.
+fn connections_max(asked: u64) -> anyhow::Result<usize> {
+    use rustix::process::{Resource, getrlimit};
+    let files = getrlimit(Resource::Nofile).current;
+    let most = files.map_or(u64::MAX, |files| files.saturating_sub(OWN_FILES_MAX).max(1));
+    if asked > most {
+        tracing::warn!(
+            asked,
+            most,
+            "fewer connections: the limit of open files is low"
+        );
+    }
+    Ok(usize::try_from(asked.min(most))?)
 }
 
 /// Every connection is a file; the usual limit is far below what a server is asked for.

@@ -1,0 +1,177 @@
+//! Too much of everything: streams, trees, readers that do not read.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use statehold_server::ServerOptions;
+use statehold_server::accept::AcceptOptions;
+
+use crate::rest::{claim, new_session, start};
+use crate::rig::{Rig, Setup, text, until};
+
+#[tokio::test]
+async fn attack_35_feeds_are_counted_and_their_places_come_back() {
+    let setup = Setup {
+        server: ServerOptions {
+            feeds_max: 4,
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    };
+    let rig = Rig::with(setup).await;
+    let ann = rig.client("ann").await;
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}/events");
+    let mut feeds = Vec::new();
+    for _ in 0..4 {
+        feeds.push(ann.follow(&path, None).await);
+    }
+    for path in [path.as_str(), "/v1/events"] {
+        let answer = ann.get(path).await;
+        answer.refused(429, "too_many");
+        assert_eq!(answer.header("retry-after"), Some("1"));
+    }
+    ann.get(&format!("/v1/sessions/{session}")).await.ok(200);
+    drop(feeds.pop());
+    until("there is a place", || async {
+        // A commit, so that the server sees that the reader has gone.
+        let body = json!({"set": {"a": 1}});
+        ann.patch(&format!("/v1/sessions/{session}/state"), &body)
+            .await
+            .ok(200);
+        let asked = ann.begin_feed(&path).await;
+        (asked.status() == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn attack_35_a_reader_that_does_not_read_is_cut_and_resumes_without_a_gap() {
+    let setup = Setup {
+        accept: AcceptOptions {
+            write_stall_timeout: Duration::from_millis(300),
+            ..AcceptOptions::default()
+        },
+        ..Setup::default()
+    };
+    let rig = Rig::with(setup).await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}");
+    let stalled = ann.begin_feed(&format!("{path}/events?after=0")).await;
+    let big = "x".repeat(1 << 20);
+    for _ in 0..24 {
+        let body =
+            json!({"agent": "helper", "input": big, "output": "ok", "lease": {"ttl_seconds": 5}});
+        helper
+            .post(&format!("{path}/requests"), &body)
+            .await
+            .ok(201);
+    }
+    until("the reader is cut", || async {
+        let open = rig.connections.load(std::sync::atomic::Ordering::Relaxed);
+        (open == 0).then_some(())
+    })
+    .await;
+    drop(stalled);
+    let mut feed = ann.follow(&format!("{path}/events"), Some("3")).await;
+    for (event, revision) in feed.take(22).await.iter().zip(4_u64..) {
+        assert_eq!(event.id, revision.to_string());
+    }
+}
+
+#[tokio::test]
+async fn attack_36_trees_have_a_depth() {
+    let rig = Rig::in_memory().await;
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&[]).await);
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}");
+    start(&ann, &session, "a0", "x").await;
+    let mut parent = claim(&worker, "a0").await;
+    let mut depth = 1;
+    let refused = loop {
+        let body = json!({
+            "agent": format!("a{depth}"), "input": "x", "parent_request_id": parent["id"],
+            "parent_fence": parent["fence"], "lease": {"ttl_seconds": 60},
+        });
+        let answer = worker.post(&format!("{path}/requests"), &body).await;
+        if answer.status != 201 {
+            break answer;
+        }
+        parent = answer.ok(201);
+        depth += 1;
+        assert!(depth < 100, "there is no end");
+    };
+    let problem = refused.refused(422, "limit_reached");
+    assert!(problem["max"].as_u64().is_some(), "{problem}");
+    let revision = ann.get(&path).await.revision();
+    assert_eq!(revision, depth + 2, "the refused one wrote nothing");
+    let tree = ann.get(&format!("{path}/tree")).await;
+    assert_eq!(tree.status, 200);
+    assert!(tree.text().contains(&text(&parent, "id")));
+}
+
+#[tokio::test]
+async fn attack_36_a_request_has_a_bounded_number_of_children() {
+    let rig = Rig::in_memory().await;
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&[]).await);
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}");
+    start(&ann, &session, "a", "x").await;
+    let parent = claim(&worker, "a").await;
+    let body = json!({
+        "agent": "b", "input": "x", "parent_request_id": parent["id"], "parent_fence": 1,
+    })
+    .to_string();
+    let mut connection = worker.connect().await;
+    let mut count = 0;
+    let refused = loop {
+        let answer = connection
+            .send("POST", &format!("{path}/requests"), body.clone())
+            .await;
+        if answer.status != 201 {
+            break answer;
+        }
+        count += 1;
+        assert!(count < 5_000, "there is no end");
+    };
+    refused.refused(422, "limit_reached");
+    assert_eq!(ann.get(&path).await.revision(), count + 3);
+    assert_eq!(count, 1_024);
+    // Whoever made the mess can end it in one commit.
+    let close = json!({"cancel_live": true});
+    let closed = ann.post(&format!("{path}/close"), &close).await.ok(200);
+    assert_eq!(closed["status"], "closed");
+}
+
+#[tokio::test]
+async fn attack_36_nothing_is_below_itself() {
+    let rig = Rig::in_memory().await;
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&[]).await);
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}/requests");
+    start(&ann, &session, "a", "x").await;
+    let root = claim(&worker, "a").await;
+    let child = json!({
+        "agent": "b", "input": "x", "parent_request_id": root["id"], "parent_fence": 1,
+        "lease": {"ttl_seconds": 60},
+    });
+    let child = worker.post(&path, &child).await.ok(201);
+    let below = |task: &Value| {
+        json!({
+            "agent": "a", "input": "x", "parent_request_id": child["id"], "parent_fence": child["fence"],
+            "task_id": task, "lease": {"ttl_seconds": 60},
+        })
+    };
+    let before = ann.get(&format!("/v1/sessions/{session}")).await.revision();
+    for task in [&root["task_id"], &child["task_id"]] {
+        let answer = worker.post(&path, &below(task)).await;
+        assert!((400..500).contains(&answer.status), "{}", answer.text());
+    }
+    let after = ann.get(&format!("/v1/sessions/{session}")).await.revision();
+    assert_eq!(after, before);
+    // Its own parent, by a name that is not there yet.
+    let never = json!({"agent": "a", "input": "x", "parent_request_id": "req_01a1de3ef2ff70dfb547109e64fb34ae", "parent_fence": 1});
+    let answer = worker.post(&path, &never).await;
+    assert_eq!(answer.status, 404, "{}", answer.text());
+}

@@ -1,0 +1,8 @@
+//! The native API over real sockets: what it does, and what nobody gets it to do.
+
+mod attacks;
+mod hidden;
+mod input;
+mod rest;
+mod rig;
+mod storms;

@@ -1,0 +1,70 @@
+//! Each route: what it does, and what it refuses.
+
+mod feeds;
+mod idempotency;
+mod keys;
+pub(crate) mod records;
+mod sessions;
+mod state;
+mod work;
+
+use serde_json::{Value, json};
+
+use crate::rig::{Answer, Who, text};
+
+/// A session of the caller's user.
+pub(crate) async fn new_session(who: &Who) -> String {
+    let made = who.post("/v1/sessions", &json!({"app": "demo"})).await;
+    text(&made.ok(201), "id")
+}
+
+/// A request that waits for a worker.
+pub(crate) async fn start(who: &Who, session: &str, agent: &str, input: &str) -> Value {
+    let body = json!({"agent": agent, "input": input});
+    let made = who
+        .post(&format!("/v1/sessions/{session}/requests"), &body)
+        .await;
+    made.ok(201)
+}
+
+/// The one request that waits for this agent.
+pub(crate) async fn claim(worker: &Who, agent: &str) -> Value {
+    let claimed = worker
+        .post(
+            "/v1/work/claim",
+            &json!({"agent": agent, "wait_seconds": 10}),
+        )
+        .await
+        .ok(200);
+    let requests = claimed["requests"].as_array().expect("a list");
+    assert_eq!(requests.len(), 1, "{claimed}");
+    requests[0].clone()
+}
+
+/// Calls something about a request under its fence.
+pub(crate) async fn act(worker: &Who, request: &Value, what: &str, body: Value) -> Answer {
+    let mut body = body;
+    body["fence"] = request["fence"].clone();
+    worker
+        .post(
+            &format!("/v1/requests/{}/{what}", text(request, "id")),
+            &body,
+        )
+        .await
+}
+
+/// A whole turn in one call.
+pub(crate) async fn turn(
+    worker: &Who,
+    session: &str,
+    agent: &str,
+    input: &str,
+    output: &str,
+) -> Value {
+    let body =
+        json!({"agent": agent, "input": input, "output": output, "lease": {"ttl_seconds": 30}});
+    let made = worker
+        .post(&format!("/v1/sessions/{session}/requests"), &body)
+        .await;
+    made.ok(201)
+}

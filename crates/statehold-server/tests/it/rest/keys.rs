@@ -1,0 +1,147 @@
+use serde_json::json;
+
+use crate::rig::{Rig, Who, text, until};
+
+#[tokio::test]
+async fn keys_are_made_shown_once_listed_and_taken_back() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let admin = rig.key(&["admin"]).await;
+        let body = json!({"name": "laptop", "roles": ["client", "worker"], "user": "ann", "agents": ["a"]});
+        let made = admin.post("/v1/keys", &body).await.ok(201);
+        let key = text(&made, "key");
+        assert!(key.starts_with("shk_") && key.len() > 50, "{key}");
+        assert_eq!(made["roles"], json!(["client", "worker"]));
+        assert_eq!(
+            (&made["user"], &made["agents"]),
+            (&json!("ann"), &json!(["a"]))
+        );
+        let list = admin.get("/v1/keys").await;
+        assert!(!list.text().contains(&key));
+        let listed = list.ok(200)["keys"].as_array().expect("a list").clone();
+        let found = listed.iter().find(|listed| listed["id"] == made["id"]);
+        assert_eq!(found.expect("it is listed")["name"], "laptop");
+        let ann = Who {
+            address: rig.address,
+            key: Some(key),
+            id: text(&made, "id"),
+        };
+        ann.get("/v1/sessions").await.ok(200);
+        let path = format!("/v1/keys/{}", ann.id);
+        admin.delete(&path).await.ok(204);
+        ann.get("/v1/sessions")
+            .await
+            .refused(401, "unauthenticated");
+        admin.delete(&path).await.ok(204);
+        let list = admin.get("/v1/keys").await.ok(200);
+        let revoked = list["keys"].as_array().expect("a list").iter();
+        assert!(
+            revoked
+                .filter(|key| key.get("revoked_at").is_some())
+                .count()
+                == 1
+        );
+        admin
+            .delete("/v1/keys/key_0190c5b0-0000-7000-8000-000000000000")
+            .await
+            .refused(404, "not_found");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_for_admins_and_must_make_sense() {
+    let rig = Rig::in_memory().await;
+    let admin = rig.key(&["admin"]).await;
+    for roles in [&["client"][..], &["worker"], &["approver"], &["operator"]] {
+        let who = rig.key(roles).await;
+        who.get("/v1/keys").await.refused(403, "forbidden");
+        let body = json!({"roles": ["admin"]});
+        who.post("/v1/keys", &body).await.refused(403, "forbidden");
+        let path = format!("/v1/keys/{}", admin.id);
+        who.delete(&path).await.refused(403, "forbidden");
+    }
+    for body in [
+        json!({"roles": []}),
+        json!({"roles": ["client"], "agents": ["a"]}),
+        json!({"roles": ["client"], "user": ""}),
+        json!({"roles": ["client"], "user": " ann"}),
+        json!({"roles": ["client"], "name": ""}),
+        json!({"roles": ["no such role!"]}),
+        json!({"roles": ["client"], "expires_in_seconds": -1}),
+        json!({"roles": "client"}),
+    ] {
+        let answer = admin.post("/v1/keys", &body).await;
+        assert_eq!(answer.status, 422, "{body} {}", answer.text());
+    }
+}
+
+#[tokio::test]
+async fn a_key_ends_with_its_time() {
+    let rig = Rig::in_memory().await;
+    let admin = rig.key(&["admin"]).await;
+    let body = json!({"roles": ["client"], "user": "ann", "expires_in_seconds": 1});
+    let made = admin.post("/v1/keys", &body).await.ok(201);
+    text(&made, "expires_at");
+    let ann = Who {
+        address: rig.address,
+        key: Some(text(&made, "key")),
+        id: String::new(),
+    };
+    until("the key has ended", || async {
+        (ann.get("/v1/sessions").await.status == 401).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn operations_answer_without_a_key_except_for_numbers() {
+    let rig = Rig::on_disk().await;
+    let nobody = rig.nobody();
+    assert_eq!(nobody.get("/healthz").await.ok(200)["status"], "ok");
+    assert_eq!(nobody.get("/readyz").await.ok(200)["status"], "ok");
+    let schema = nobody.get("/openapi.json").await.ok(200);
+    assert!(schema["paths"].get("/v1/sessions").is_some());
+    nobody.get("/metrics").await.refused(401, "unauthenticated");
+    rig.client("ann")
+        .await
+        .get("/metrics")
+        .await
+        .refused(403, "forbidden");
+    let numbers = rig.key(&["operator"]).await.get("/metrics").await;
+    assert_eq!(numbers.status, 200);
+    assert!(
+        numbers.text().contains("statehold_calls_total"),
+        "{}",
+        numbers.text()
+    );
+    nobody.get("/nowhere").await.refused(404, "not_found");
+    for method in ["PUT", "POST", "DELETE", "PATCH", "TRACE", "BREW"] {
+        let answer = nobody.send(method, "/healthz", &[], "").await;
+        answer.refused(405, "method_not_allowed");
+    }
+}
+
+#[tokio::test]
+async fn a_trusted_backend_acts_for_the_user_it_names() {
+    let rig = Rig::in_memory().await;
+    let backend = rig.key(&["client"]).await;
+    let as_ann = [("x-statehold-user", "ann")];
+    let made = backend
+        .send("POST", "/v1/sessions", &as_ann, r#"{"app":"demo"}"#)
+        .await
+        .ok(201);
+    assert_eq!(made["user"], "ann");
+    let path = format!("/v1/sessions/{}", text(&made, "id"));
+    backend.send("GET", &path, &as_ann, "").await.ok(200);
+    backend
+        .send("GET", &path, &[("x-statehold-user", "bob")], "")
+        .await
+        .refused(404, "not_found");
+    for who in [
+        rig.client("carl").await,
+        rig.key(&["client", "approver"]).await,
+    ] {
+        who.send("GET", &path, &as_ann, "")
+            .await
+            .refused(403, "wrong_user");
+    }
+}
