@@ -162,7 +162,7 @@ async fn temp_values_live_with_the_root_request_until_a_pause() {
     helper
         .patch(&path, &mixed)
         .await
-        .refused(422, "limit_reached");
+        .refused(422, "bad_state_key");
     let large = json!({"set": {"temp:large": "x".repeat(1 << 20)}, "request_id": id, "fence": 1});
     helper
         .patch(&path, &large)
