@@ -321,6 +321,19 @@ impl Outcome {
     }
 }
 
+/// A value as records and the API spell it.
+fn word<T: serde::Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
+fn words(values: &BTreeSet<DecisionKind>) -> String {
+    let words: Vec<String> = values.iter().map(word).collect();
+    words.join(", ")
+}
+
 /// Why a command is not allowed now. Changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Rejection {
@@ -331,7 +344,7 @@ pub enum Rejection {
     #[error("the session exists already")]
     SessionExists,
     /// The session takes no more commands.
-    #[error("the session is closed; start a new one, or fork it")]
+    #[error("the session is closed; start a new one")]
     SessionClosed,
     /// The time of the session is over.
     #[error("the session has expired; start a new one")]
@@ -343,7 +356,7 @@ pub enum Rejection {
     #[error("name at least one thing to change")]
     EmptyPatch,
     /// The session still has live requests.
-    #[error("{live} requests are live; cancel them first, or close with `cancel_live`")]
+    #[error("live requests: {live}; cancel them first, or close with `cancel_live`")]
     RequestsLive {
         /// How many.
         live: usize,
@@ -369,7 +382,7 @@ pub enum Rejection {
         task: TaskId,
     },
     /// The request has ended.
-    #[error("request {request} has already {outcome:?}")]
+    #[error("request {request} has already {}", word(outcome))]
     RequestEnded {
         /// The request.
         request: RequestId,
@@ -377,7 +390,7 @@ pub enum Rejection {
         outcome: RequestOutcome,
     },
     /// The request cannot be claimed now.
-    #[error("request {request} is {status:?} and cannot be claimed now")]
+    #[error("request {request} is {} and cannot be claimed now", word(status))]
     NotClaimable {
         /// The request.
         request: RequestId,
@@ -411,13 +424,13 @@ pub enum Rejection {
     #[error("items, state and output need a lease; add `lease`")]
     LeaseNeeded,
     /// Child requests are live.
-    #[error("{live} child requests are live; wait for them, or pass `cancel_children`")]
+    #[error("live child requests: {live}; wait for them, or pass `cancel_children`")]
     ChildrenLive {
         /// How many.
         live: usize,
     },
     /// Holds are open.
-    #[error("{open} holds are open; they must be decided first")]
+    #[error("open holds: {open}; they must be decided first")]
     HoldsOpen {
         /// How many.
         open: usize,
@@ -429,7 +442,7 @@ pub enum Rejection {
         hold: HoldId,
     },
     /// The hold has its decision.
-    #[error("hold {hold} was already decided: {:?}", decision.status)]
+    #[error("hold {hold} was already decided: {}", word(&decision.status))]
     HoldDecided {
         /// The hold.
         hold: HoldId,
@@ -455,7 +468,11 @@ pub enum Rejection {
     #[error("you have already approved this hold; it waits for others")]
     AlreadyVoted,
     /// The hold does not offer this decision.
-    #[error("`{decision:?}` is not offered; choose one of {allowed:?}")]
+    #[error(
+        "`{}` is not offered; choose one of {}",
+        word(decision),
+        words(allowed)
+    )]
     DecisionNotOffered {
         /// What was decided.
         decision: DecisionKind,
@@ -481,7 +498,7 @@ pub enum Rejection {
     #[error("{0}")]
     ItemMalformed(&'static str),
     /// There is no such open tool call.
-    #[error("there is no open tool call {call:?} in this request")]
+    #[error("there is no such open tool call in this request")]
     CallUnknown {
         /// The call, if it was named by id.
         call: Option<ItemId>,

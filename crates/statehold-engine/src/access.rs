@@ -18,35 +18,37 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<SessionSummary, EngineError> {
-        require_any(
-            caller,
-            &[Role::Client, Role::Worker, Role::Operator, Role::Admin],
-        )?;
+        self.require_readable(caller, session).await?;
         let found = self.inner().store.session(session).await?;
-        let summary = found.ok_or(EngineError::NotFound)?;
-        if !is_listed(caller, &summary) {
-            return Err(EngineError::NotFound);
-        }
-        let user = summary.owner.user;
-        if caller.acts_for(user) || caller.reads_all() {
-            return Ok(summary);
-        }
+        found.ok_or(EngineError::NotFound)
+    }
+
+    /// Lets a caller go on who may read a session; gives its newest durable revision. Hot sessions
+    /// need no look at the disk for it.
+    pub(crate) async fn require_readable(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<u64, EngineError> {
+        let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
+        require_any(caller, &roles)?;
+        let state = self.durable_state(session).await?;
+        let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
+        let is_listed =
+            owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
         // A worker reads where its agents work.
-        let is_near = caller.user.is_none_or(|bound| bound == user);
-        if is_near && caller.has(Role::Worker) {
-            if caller.agents.is_empty() {
-                return Ok(summary);
-            }
-            let state = self.durable_state(session).await?;
-            if state
-                .tasks
-                .values()
-                .any(|task| caller.works_for(&task.agent))
-            {
-                return Ok(summary);
-            }
+        let is_near = caller.user.is_none_or(|bound| bound == owner.user);
+        let works = || {
+            let mut tasks = state.tasks.values();
+            is_near
+                && caller.has(Role::Worker)
+                && (caller.agents.is_empty() || tasks.any(|task| caller.works_for(&task.agent)))
+        };
+        if is_listed && (caller.acts_for(owner.user) || caller.reads_all() || works()) {
+            Ok(state.revision)
+        } else {
+            Err(EngineError::NotFound)
         }
-        Err(EngineError::NotFound)
     }
 
     /// A session whose trace or records the caller may read.

@@ -50,6 +50,10 @@ pub struct Roles(BTreeSet<Name>);
 
 impl Roles {
     /// Every role of the server.
+    ///
+    /// # Panics
+    ///
+    /// Never: the words for roles are names.
     pub fn all() -> Self {
         let names = Role::ALL.map(|role| role.name().parse().expect("a role is a name"));
         Self(names.into())
@@ -119,6 +123,12 @@ impl Caller {
         }
     }
 
+    /// Whether this is a backend that may act for each of its users.
+    pub(crate) fn speaks_for_users(&self) -> bool {
+        let is_plain_client = self.roles.names().len() == 1 && self.roles.has(Role::Client);
+        self.user.is_none() && is_plain_client
+    }
+
     /// The same backend, acting for one of its users. Only a key that is nothing but a client may
     /// speak for people: with more rights it could be several approvers at once.
     pub(crate) fn for_user(&self, user: UserId) -> Option<Self> {
@@ -128,12 +138,6 @@ impl Caller {
             user: Some(user),
             ..self.clone()
         })
-    }
-
-    /// Whether they may name the user they act for.
-    pub(crate) fn speaks_for_users(&self) -> bool {
-        let is_plain_client = self.roles.names().len() == 1 && self.roles.has(Role::Client);
-        self.user.is_none() && is_plain_client
     }
 
     /// Whether a role is held.

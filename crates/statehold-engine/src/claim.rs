@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
 use statehold_core::ids::{ItemId, RequestId, SessionId};
+use statehold_core::limits::LEASE_MS;
 use statehold_core::name::Name;
 use statehold_core::request::{OpenCall, RequestStatus};
 use statehold_core::time::Timestamp;
@@ -49,7 +50,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the caller may not work for the agent.
+    /// If the caller may not work for the agent, or the lease is too short or too long.
     pub async fn claim(
         &self,
         caller: &Caller,
@@ -60,15 +61,23 @@ impl Engine {
             let agent = claim.agent.to_string();
             return Err(EngineError::WrongAgent { agent });
         }
+        // The answer must not depend on whether there is work just now.
+        if !LEASE_MS.contains(&claim.lease_ms) {
+            let detail = "`lease_seconds` is 1 to 86400 (a day)".to_owned();
+            return Err(EngineError::Invalid(detail));
+        }
         let deadline = tokio::time::Instant::now() + claim.wait;
         let queue = self.inner().queue(&caller.tenant, &claim.agent);
         loop {
             // Listening begins before looking, so that nothing is missed in between.
             let mut news = std::pin::pin!(queue.notified());
             news.as_mut().enable();
-            let found = self.claim_now(caller, claim).await?;
-            if !found.is_empty() || tokio::time::Instant::now() >= deadline {
-                return Ok(found);
+            let is_over = tokio::time::Instant::now() >= deadline;
+            match self.claim_now(caller, claim).await {
+                // One that was named and may still come free is waited for.
+                Err(EngineError::Rejected(Rejection::NotClaimable { .. })) if !is_over => {}
+                Ok(found) if found.is_empty() && !is_over => {}
+                other => return other,
             }
             tokio::select! {
                 () = news => {}
@@ -84,17 +93,15 @@ impl Engine {
         claim: &Claim,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         let store = &self.inner().store;
-        let candidates = match claim.request {
-            Some(request) => {
-                let session = store.session_of_request(request).await?;
-                let session = session.ok_or(EngineError::NotFound)?;
-                vec![(session, request)]
-            }
-            None => {
-                let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
-                // Other workers want them too: look at a few more than are needed.
-                store.claimable(tenant, agent, 2 * claim.max + 8).await?
-            }
+        let candidates = if let Some(request) = claim.request {
+            let session = store.session_of_request(request).await?;
+            let session = session.ok_or(EngineError::NotFound)?;
+            self.require_agent(session, request, &claim.agent).await?;
+            vec![(session, request)]
+        } else {
+            let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
+            // Other workers want them too: look at a few more than are needed.
+            store.claimable(tenant, agent, 2 * claim.max + 8).await?
         };
         let mut claimed = Vec::new();
         for (session, request) in candidates {
@@ -105,21 +112,30 @@ impl Engine {
                 .claim_one(caller, session, request, claim.lease_ms)
                 .await
             {
-                Ok(Some(one)) => claimed.push(one),
-                Ok(None) => {}
+                Ok(one) => claimed.extend(one),
                 // Somebody was faster, or it is not this caller's.
-                Err(EngineError::Rejected(
-                    Rejection::NotClaimable { .. } | Rejection::RequestEnded { .. },
-                )) => {}
-                Err(EngineError::Rejected(
-                    Rejection::SessionClosed | Rejection::SessionExpired,
-                ))
-                | Err(EngineError::NotFound)
+                Err(EngineError::Rejected(_) | EngineError::NotFound)
                     if claim.request.is_none() => {}
-                Err(error) => return Err(error),
+                Err(error) if claimed.is_empty() => return Err(error),
+                // What was claimed before is the worker's: it must learn of it.
+                Err(_) => break,
             }
         }
         Ok(claimed)
+    }
+
+    /// A request that is named must be the agent's.
+    async fn require_agent(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        agent: &Name,
+    ) -> Result<(), EngineError> {
+        let state = self.durable_state(session).await?;
+        match state.task_of(request) {
+            Some(task) if task.agent != *agent => Err(EngineError::NotFound),
+            _ => Ok(()),
+        }
     }
 
     /// Claims one request. None if people are asked first what a lost worker did.
@@ -228,5 +244,52 @@ impl Engine {
         let until = self.inner().clock.now().plus_ms(lease.ttl_ms);
         self.inner().heartbeats().insert(request, until);
         Ok((live.status, until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use statehold_store::memory::MemoryStore;
+
+    use super::*;
+    use crate::engine::EngineOptions;
+    use crate::ports::{MemoryKeys, SystemClock};
+
+    async fn engine() -> Result<Engine, EngineError> {
+        let (store, keys) = (MemoryStore::new(), MemoryKeys::default());
+        let clock = Arc::new(SystemClock);
+        Engine::start(
+            Arc::new(store),
+            Arc::new(keys),
+            clock,
+            EngineOptions::default(),
+        )
+        .await
+    }
+
+    #[tokio::test]
+    async fn a_lease_out_of_bounds_is_refused_also_when_there_is_no_work() -> Result<(), EngineError>
+    {
+        let engine = engine().await?;
+        let name = |text: &str| text.parse::<Name>().expect("this is a name");
+        let caller = Caller::local(name("default"));
+        for (lease_ms, is_taken) in [
+            (999, false),
+            (*LEASE_MS.start(), true),
+            (*LEASE_MS.end(), true),
+            (*LEASE_MS.end() + 1, false),
+        ] {
+            let claim = Claim {
+                agent: name("a"),
+                max: 1,
+                wait: Duration::ZERO,
+                lease_ms,
+                request: None,
+            };
+            let claimed = engine.claim(&caller, &claim).await;
+            assert_eq!(claimed.is_ok(), is_taken, "{lease_ms}");
+        }
+        engine.shut_down().await;
+        Ok(())
     }
 }

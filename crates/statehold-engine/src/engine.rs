@@ -84,6 +84,8 @@ pub(crate) struct Inner {
     /// Moves on with every commit of any session.
     pub(crate) any_commit: watch::Sender<u64>,
     pub(crate) has_erasures: AtomicBool,
+    /// Whether the last write found no room.
+    pub(crate) is_full: AtomicBool,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -124,6 +126,7 @@ impl Engine {
             any_commit: watch::Sender::new(0),
             // Whatever was left when the last process ended.
             has_erasures: AtomicBool::new(true),
+            is_full: AtomicBool::new(false),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         };
@@ -151,13 +154,16 @@ impl Engine {
         self.inner.clock.now()
     }
 
-    /// Whether the store answers.
+    /// Whether the store answers, and takes writes.
     ///
     /// # Errors
     ///
     /// If it does not.
     pub async fn require_ready(&self) -> Result<(), EngineError> {
         self.inner.store.last_place().await?;
+        if self.inner.is_full.load(Ordering::Relaxed) {
+            return Err(EngineError::Full);
+        }
         Ok(())
     }
 
@@ -257,14 +263,21 @@ impl Inner {
     /// Where workers wait for requests of an agent.
     pub(crate) fn queue(&self, tenant: &Name, agent: &Name) -> Arc<Notify> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever looks tidies up: queues at which nobody waits are forgotten.
+        if queues.len() > 1_024 {
+            queues.retain(|_, queue| Arc::strong_count(queue) > 1);
+        }
         Arc::clone(queues.entry((tenant.clone(), agent.clone())).or_default())
     }
+}
 
-    pub(crate) fn entropy(&self) -> Result<u64, StoreError> {
-        Ok(u64::from_le_bytes(random()?))
-    }
+/// Makes ids unlike those of any other call of the same millisecond.
+pub(crate) fn entropy() -> Result<u64, StoreError> {
+    Ok(u64::from_le_bytes(random()?))
+}
 
-    pub(crate) fn aftermath_of(&self, commit: &Commit) -> Aftermath {
+impl Aftermath {
+    pub(crate) fn of(commit: &Commit) -> Self {
         let changes = &commit.changes;
         let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
         let queued: BTreeSet<(Name, Name)> = changes
@@ -283,7 +296,7 @@ impl Inner {
             .iter()
             .filter(|task| task.parent.is_none() && task.status == TaskStatus::Paused)
             .filter_map(|task| Some((task.live?, false)));
-        Aftermath {
+        Self {
             queued: queued.into_iter().collect(),
             ended: changes
                 .ended_requests
@@ -295,7 +308,9 @@ impl Inner {
                 || commit.after.closed && commit.after.expires_at.is_none(),
         }
     }
+}
 
+impl Inner {
     pub(crate) fn after_commit(&self, aftermath: Aftermath) {
         for (tenant, agent) in aftermath.queued {
             self.queue(&tenant, &agent).notify_waiters();

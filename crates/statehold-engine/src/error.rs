@@ -20,7 +20,7 @@ pub enum EngineError {
         needs: Role,
     },
     /// A user-bound key named somebody else.
-    #[error("this key acts for one user; leave out `user`, or use another key")]
+    #[error("this key may not act for that user; leave the user out, or use another key")]
     WrongUser,
     /// An unbound key named nobody.
     #[error("name the user with `user`, or use a key that is bound to one")]
@@ -66,7 +66,7 @@ pub enum EngineError {
         /// Why not.
         source: MergeError,
     },
-    /// `temp:` values have no room, or no request to live with.
+    /// `temp:` values without a request to live with.
     #[error("{0}")]
     Temp(&'static str),
     /// Something else in the call makes no sense.

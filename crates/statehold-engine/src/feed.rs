@@ -2,6 +2,7 @@
 //! so a slow reader costs nothing but its place.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::record::Event;
@@ -41,7 +42,7 @@ impl Engine {
         after: u64,
         limit: usize,
     ) -> Result<Vec<FeedEntry>, EngineError> {
-        self.readable(caller, session).await?;
+        self.require_readable(caller, session).await?;
         let records = self.inner().store.records(session, after, limit).await?;
         self.with_roots(records).await
     }
@@ -114,11 +115,11 @@ impl Engine {
                 break;
             }
             at = GlobalPosition(commit.place);
-            if !owners.contains_key(&commit.session) {
-                let summary = store.session(commit.session).await?;
-                owners.insert(commit.session, summary);
-            }
-            let is_shown = owners[&commit.session]
+            let owner = match owners.entry(commit.session) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(store.session(commit.session).await?),
+            };
+            let is_shown = owner
                 .as_ref()
                 .is_some_and(|summary| is_own(caller, summary));
             if is_shown {

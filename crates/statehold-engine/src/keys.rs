@@ -15,7 +15,7 @@ use statehold_store::{ApiKey, StoreError, TenantCommit};
 
 use crate::access::require_any;
 use crate::caller::{Caller, Role};
-use crate::engine::Engine;
+use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::ports::random;
 
@@ -183,7 +183,7 @@ impl Engine {
         let secret = format!("{KEY_PREFIX}{secret}");
         let now = inner.clock.now();
         let shard = Shard::of_owner(caller.tenant.as_str(), "", "");
-        let id = KeyId::from_uuid(IdMint::new(now, shard, inner.entropy()?).next_uuid());
+        let id = KeyId::from_uuid(IdMint::new(now, shard, entropy()?).next_uuid());
         let key = ApiKey {
             id,
             tenant: caller.tenant.clone(),

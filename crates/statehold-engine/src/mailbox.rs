@@ -18,11 +18,11 @@ use statehold_core::projection::Changes;
 use statehold_core::record::Record;
 use statehold_core::session::{Owner, SessionState};
 use statehold_core::time::Timestamp;
-use statehold_store::{Answer, Commit, StoreError};
-use tokio::sync::{Mutex, watch};
+use statehold_store::{Answer, Commit, PendingCommit, StoreError};
+use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::caller::Caller;
-use crate::engine::{Engine, Inner};
+use crate::engine::{Aftermath, Engine, Inner, entropy};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
 use crate::payloads::Payloads;
@@ -395,71 +395,30 @@ impl Engine {
             Ok(Outcome::CommitThenRefuse(record, late)) => (record, Some(late)),
             Ok(Outcome::AlreadyDone { revision }) => {
                 drop(slot);
-                return match settled(&mut durable, decided_on, failures).await {
-                    true => {
-                        self.done_before(mailbox.session, submission, revision)
-                            .await
-                    }
-                    false => Ok(Attempt::Again),
-                };
+                if !settled(&mut durable, decided_on, failures).await {
+                    return Ok(Attempt::Again);
+                }
+                return self
+                    .done_before(mailbox.session, submission, revision)
+                    .await;
             }
             Err(error) => {
                 drop(slot);
-                return match settled(&mut durable, decided_on, failures).await {
-                    true => Err(error),
-                    false => Ok(Attempt::Again),
-                };
+                if !settled(&mut durable, decided_on, failures).await {
+                    return Ok(Attempt::Again);
+                }
+                return Err(error);
             }
         };
-        let bodies = submission.payloads.of(&record);
-        let mut commit = Commit::new(&head.state, record, bodies)
-            .map_err(|error| EngineError::Invalid(error.to_string()))?;
-        let body = if late.is_none() {
-            (submission.reply)(&Committed {
-                before: &head.state,
-                after: &commit.after,
-                record: &commit.record,
-                changes: &commit.changes,
-                payloads: submission.payloads,
-            })
-        } else {
-            Vec::new()
-        };
+        let (commit, body) = self.prepare(&head.state, submission, record, late.is_none())?;
         let revision = commit.after.revision;
-        if let (Some(key), None) = (submission.call.key, &late) {
-            commit.answer = Some(Answer {
-                key: key.key,
-                fingerprint: key.fingerprint,
-                session: mailbox.session,
-                revision,
-                body: body.clone(),
-                expires_at: inner.clock.now().plus_ms(KEPT_MS),
-            });
-        }
         let after = commit.after.clone();
-        let aftermath = inner.aftermath_of(&commit);
+        let aftermath = Aftermath::of(&commit);
         let pending = inner.store.begin_commit(commit).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit nobody waits for.
         head.state = after;
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let (engine, mailbox_too) = (self.clone(), Arc::clone(mailbox));
-        inner.tasks.spawn(async move {
-            let result = pending.await;
-            match &result {
-                Ok(_) => {
-                    mailbox_too.durable.send_modify(|durable| {
-                        durable.revision = durable.revision.max(revision);
-                    });
-                    engine.inner().after_commit(aftermath);
-                }
-                Err(_) => mailbox_too
-                    .durable
-                    .send_modify(|durable| durable.failures += 1),
-            }
-            // The caller may have gone away; what it asked for is done all the same.
-            drop(tell.send(result));
-        });
+        let told = self.wait_in_background(mailbox, revision, pending, aftermath);
         drop(slot);
         match told.await.unwrap_or(Err(StoreError::Stopped)) {
             Ok(_) => match late {
@@ -480,6 +439,75 @@ impl Engine {
             },
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The commit of a record, and the answer that its caller gets. A command that is refused after
+    /// all, because a deadline had passed, has no answer to keep.
+    fn prepare(
+        &self,
+        before: &SessionState,
+        submission: &Submission<'_>,
+        record: Record,
+        is_done: bool,
+    ) -> Result<(Commit, Vec<u8>), EngineError> {
+        let bodies = submission.payloads.of(&record);
+        let mut commit = Commit::new(before, record, bodies)
+            .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        if !is_done {
+            return Ok((commit, Vec::new()));
+        }
+        let body = (submission.reply)(&Committed {
+            before,
+            after: &commit.after,
+            record: &commit.record,
+            changes: &commit.changes,
+            payloads: submission.payloads,
+        });
+        if let Some(key) = submission.call.key {
+            commit.answer = Some(Answer {
+                key: key.key,
+                fingerprint: key.fingerprint,
+                session: commit.session(),
+                revision: commit.after.revision,
+                body: body.clone(),
+                expires_at: self.inner().clock.now().plus_ms(KEPT_MS),
+            });
+        }
+        Ok((commit, body))
+    }
+
+    /// Waits for a commit also if its caller goes away, and tells what became of it.
+    fn wait_in_background(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        revision: u64,
+        pending: PendingCommit,
+        aftermath: Aftermath,
+    ) -> oneshot::Receiver<Result<u64, StoreError>> {
+        let (tell, told) = oneshot::channel();
+        let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
+        self.inner().tasks.spawn(async move {
+            let result = pending.await;
+            let inner = engine.inner();
+            match &result {
+                Ok(_) => {
+                    inner.is_full.store(false, Ordering::Relaxed);
+                    mailbox.durable.send_modify(|durable| {
+                        durable.revision = durable.revision.max(revision);
+                    });
+                    inner.after_commit(aftermath);
+                }
+                Err(error) => {
+                    if matches!(error, StoreError::Full) {
+                        inner.is_full.store(true, Ordering::Relaxed);
+                    }
+                    mailbox.durable.send_modify(|durable| durable.failures += 1);
+                }
+            }
+            // The caller may have gone away; what it asked for is done all the same.
+            drop(tell.send(result));
+        });
+        told
     }
 
     /// The core's decision, once rights and preconditions are met.
@@ -507,7 +535,7 @@ impl Engine {
         let ctx = Context {
             now: inner.clock.now(),
             actor,
-            entropy: inner.entropy()?,
+            entropy: entropy()?,
             leases: inner.leases_of(state),
             key: None,
             known_key: None,

@@ -226,7 +226,7 @@ impl Engine {
     /// [`Engine::trace`].
     async fn items(
         &self,
-        session: &SessionSummary,
+        (session, revision): (SessionId, u64),
         task: Option<TaskId>,
         view: View,
         before: Option<u64>,
@@ -234,8 +234,6 @@ impl Engine {
     ) -> Result<ItemPage, EngineError> {
         let mut items: Vec<StoredItem> = Vec::new();
         let (mut before, mut seen) = (before, 0);
-        // Read before the items: they are of this revision or a later one.
-        let revision = session.revision;
         loop {
             // Hidden items lie between visible ones: ask for some more than are missing.
             let step = (2 * (limit - items.len()) + 8).min(SCAN_STEP);
@@ -244,7 +242,7 @@ impl Engine {
                 before,
                 limit: step,
             };
-            let rows = self.inner().store.items(session.id, query).await?;
+            let rows = self.inner().store.items(session, query).await?;
             let is_last = rows.len() < step;
             seen += rows.len();
             for row in rows {
@@ -279,12 +277,11 @@ impl Engine {
         session: SessionId,
         before: Option<u64>,
         limit: usize,
-    ) -> Result<(SessionSummary, ItemPage), EngineError> {
-        let summary = self.readable(caller, session).await?;
-        let page = self
-            .items(&summary, None, View::Client, before, limit)
-            .await?;
-        Ok((summary, page))
+    ) -> Result<ItemPage, EngineError> {
+        // Asked before the items are read: they are of this revision or a later one.
+        let revision = self.require_readable(caller, session).await?;
+        self.items((session, revision), None, View::Client, before, limit)
+            .await
     }
 
     /// Everything in a session, newest first. The read is recorded before it is answered.
@@ -298,17 +295,15 @@ impl Engine {
         session: SessionId,
         before: Option<u64>,
         limit: usize,
-    ) -> Result<(SessionSummary, ItemPage), EngineError> {
+    ) -> Result<ItemPage, EngineError> {
         let summary = self.traceable(caller, session).await?;
         if summary.deleted {
             return Err(EngineError::NotFound);
         }
         self.audit(caller, TenantEvent::TraceRead { session })
             .await?;
-        let page = self
-            .items(&summary, None, View::Trace, before, limit)
-            .await?;
-        Ok((summary, page))
+        let at = (session, summary.revision);
+        self.items(at, None, View::Trace, before, limit).await
     }
 
     /// Records of a session after a revision, as they are chained.
@@ -416,8 +411,14 @@ impl Engine {
         limit: usize,
     ) -> Result<ItemPage, EngineError> {
         let id = task.task.id;
-        self.items(&task.session, Some(id), task.view, before, limit)
-            .await
+        self.items(
+            (task.session.id, task.revision),
+            Some(id),
+            task.view,
+            before,
+            limit,
+        )
+        .await
     }
 
     /// Items that a worker wrote in its live request, newest first: to find a call by its name.
@@ -431,10 +432,8 @@ impl Engine {
         task: TaskId,
         limit: usize,
     ) -> Result<Vec<StoredItem>, EngineError> {
-        let found = self.inner().store.session(session).await?;
-        let summary = found.ok_or(EngineError::NotFound)?;
         let page = self
-            .items(&summary, Some(task), View::Agent(task), None, limit)
+            .items((session, 0), Some(task), View::Agent(task), None, limit)
             .await?;
         Ok(page.items)
     }
@@ -738,7 +737,8 @@ impl Engine {
         let mailbox = self.mailbox(session);
         let mut durable = mailbox.durable.subscribe();
         // Loads the session, so that what is durable is known.
-        mailbox.durable_state(self.inner()).await?;
+        let state = mailbox.durable_state(self.inner()).await?;
+        state.ok_or(EngineError::NotFound)?;
         let beyond = durable.wait_for(|durable| durable.revision > revision);
         tokio::select! {
             changed = beyond => changed.map(drop).map_err(|_| EngineError::Stopping),

@@ -30,25 +30,25 @@ pub(crate) fn require(
 /// What the caller must hold whatever the session is: one of some roles, and more for `app:` keys.
 pub(crate) fn require_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
     let any_of: &[Role] = match command {
-        Command::CreateSession { .. } => &[Role::Client],
         Command::PatchSession { .. }
         | Command::CloseSession { .. }
         | Command::DeleteSession
-        | Command::CloseTask { .. } => &[Role::Client, Role::Admin],
+        | Command::CloseTask { .. }
+        | Command::PutState { by: None, .. } => &[Role::Client, Role::Admin],
         Command::CancelRequest { .. } | Command::CancelTask { .. } => {
             &[Role::Client, Role::Worker, Role::Operator, Role::Admin]
         }
-        Command::StartRequest(start) if start.parent.is_some() || start.lease_ttl_ms.is_some() => {
-            &[Role::Worker]
+        Command::StartRequest(start) if start.parent.is_none() && start.lease_ttl_ms.is_none() => {
+            &[Role::Client]
         }
-        Command::StartRequest(_) => &[Role::Client],
-        Command::ClaimRequest { .. }
+        Command::CreateSession { .. } => &[Role::Client],
+        Command::StartRequest(_)
+        | Command::ClaimRequest { .. }
         | Command::AppendItems { .. }
         | Command::CompleteRequest { .. }
         | Command::OpenHold { .. }
         | Command::FailRequest { .. }
         | Command::PutState { by: Some(_), .. } => &[Role::Worker],
-        Command::PutState { by: None, .. } => &[Role::Client, Role::Admin],
         // A policy may name a role that only it knows.
         Command::DecideHold { .. } if caller.roles.has_own() => return Ok(()),
         Command::DecideHold { .. } => &[Role::Approver, Role::Client],
@@ -115,10 +115,9 @@ fn may(caller: &Caller, state: &SessionState, command: &Command) -> bool {
         | Command::FailRequest { by, .. }
         | Command::PutState { by: Some(by), .. } => works_on(by.request),
         Command::DecideHold { hold, .. } => {
-            let by_role = match state.holds.get(hold).map(|hold| &hold.decide_by) {
-                Some(DecideBy::Role(role)) => caller.roles.names().contains(role),
-                _ => false,
-            };
+            let policy = state.holds.get(hold).map(|hold| &hold.decide_by);
+            let by_role = matches!(policy, Some(DecideBy::Role(role))
+                if caller.roles.names().contains(role));
             owns || by_role || caller.has(Role::Approver)
         }
         Command::Fork { .. } | Command::Rewind { .. } => true,

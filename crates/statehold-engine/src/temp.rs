@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use statehold_core::command::Rejection;
 use statehold_core::ids::RequestId;
 use statehold_core::scope::StateKey;
 
@@ -48,9 +49,9 @@ impl Temps {
         values.extend(set);
         let size = |(key, value): (&StateKey, &Vec<u8>)| key.as_str().len() + value.len();
         if values.iter().map(size).sum::<usize>() > TEMP_BYTES_MAX {
-            return Err(EngineError::Temp(
-                "`temp:` values of one root request take at most 1 MiB",
-            ));
+            let limit = "bytes of `temp:` values around one root request";
+            let max = TEMP_BYTES_MAX as u64;
+            return Err(Rejection::Limit { limit, max }.into());
         }
         kept.values.insert(root, values);
         Ok(())

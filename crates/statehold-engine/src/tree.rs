@@ -164,7 +164,7 @@ impl Engine {
             last = last.min(first);
         }
         let before = (last > 0).then_some(last + 1);
-        self.add_live(&state, &mut requests, &opened);
+        Self::add_live(&state, &mut requests, &opened);
         self.add_ancestors(&state, &mut requests).await?;
         let tasks = self.nest(&state, &requests).await?;
         Ok(Tree {
@@ -175,9 +175,7 @@ impl Engine {
     }
 
     /// What is live is always shown, however long ago it began.
-    #[expect(clippy::unused_self, reason = "reads with the other steps")]
     fn add_live(
-        &self,
         state: &SessionState,
         requests: &mut BTreeMap<RequestId, Seen>,
         opened: &BTreeMap<RequestId, Vec<TreeHold>>,
@@ -224,24 +222,23 @@ impl Engine {
                 return Ok(());
             }
             for id in missing {
-                let seen = match state.requests.get(&id) {
-                    Some(live) => Seen {
+                let seen = if let Some(live) = state.requests.get(&id) {
+                    Seen {
                         number: live.number,
                         task: live.task,
                         parent: live.parent,
                         outcome: None,
                         holds: Vec::new(),
-                    },
-                    None => {
-                        let ended = self.inner().store.ended_request(id).await?;
-                        let ended = ended.ok_or(EngineError::NotFound)?;
-                        Seen {
-                            number: ended.number,
-                            task: ended.task,
-                            parent: ended.parent,
-                            outcome: Some(ended.outcome),
-                            holds: Vec::new(),
-                        }
+                    }
+                } else {
+                    let ended = self.inner().store.ended_request(id).await?;
+                    let ended = ended.ok_or(EngineError::NotFound)?;
+                    Seen {
+                        number: ended.number,
+                        task: ended.task,
+                        parent: ended.parent,
+                        outcome: Some(ended.outcome),
+                        holds: Vec::new(),
                     }
                 };
                 requests.insert(id, seen);

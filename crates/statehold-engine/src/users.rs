@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use statehold_core::ids::{IdMint, Shard, UserId};
 use statehold_core::name::Name;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 
 /// The longest name of a user, in bytes.
@@ -53,7 +53,7 @@ impl Engine {
         }
         let inner = self.inner();
         let shard = Shard::of_owner(tenant.as_str(), "", name);
-        let mut mint = IdMint::new(inner.clock.now(), shard, inner.entropy()?);
+        let mut mint = IdMint::new(inner.clock.now(), shard, entropy()?);
         let fresh = UserId::from_uuid(mint.next_uuid());
         let id = inner
             .store

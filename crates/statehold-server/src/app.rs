@@ -18,7 +18,7 @@ use statehold_core::name::Name;
 use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX};
 use tokio::sync::Semaphore;
 
-use crate::json;
+use crate::json::{self, JsonLimits};
 use crate::metrics::Metrics;
 use crate::problem::{Code, Problem};
 use crate::seal::Sealer;
@@ -314,7 +314,11 @@ impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
         require_json(request.headers())?;
         let bytes = read_body(request.into_body(), app).await?;
-        let value = json::parse_or_empty(&bytes)?;
+        let limits = JsonLimits {
+            bytes_max: app.options.body_bytes_max,
+            ..JsonLimits::default()
+        };
+        let value = json::parse_or_empty(&bytes, &limits)?;
         Ok(Self { value, bytes })
     }
 }

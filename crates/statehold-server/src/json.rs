@@ -164,8 +164,11 @@ pub fn scan(bytes: &[u8], limits: &JsonLimits) -> Result<(), JsonError> {
 /// # Errors
 ///
 /// [`ParseError`], with the path to the field where the form is not that of `T`.
-pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
-    let text = scan_text(bytes, &JsonLimits::default())?;
+pub fn parse<'a, T: Deserialize<'a>>(
+    bytes: &'a [u8],
+    limits: &JsonLimits,
+) -> Result<T, ParseError> {
+    let text = scan_text(bytes, limits)?;
     let found = match text.trim_start().as_bytes().first() {
         Some(b'{') => return read(text),
         Some(b'[') => "an array",
@@ -182,8 +185,11 @@ pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
 /// # Errors
 ///
 /// As [`parse`].
-pub fn parse_or_empty<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
-    parse(if bytes.is_empty() { b"{}" } else { bytes })
+pub fn parse_or_empty<'a, T: Deserialize<'a>>(
+    bytes: &'a [u8],
+    limits: &JsonLimits,
+) -> Result<T, ParseError> {
+    parse(if bytes.is_empty() { b"{}" } else { bytes }, limits)
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {

@@ -46,7 +46,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         .with_state(app)
 }
 
-/// The OpenAPI document of the API, as it is committed.
+/// The `OpenAPI` document of the API, as it is committed.
 pub fn openapi_json() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let (_, document) = routes().split_for_parts();

@@ -115,7 +115,7 @@ pub struct Problem {
     /// Fields that help.
     #[serde(flatten)]
     #[schema(ignore)]
-    pub more: Map<String, Value>,
+    pub more: Box<Map<String, Value>>,
 }
 
 impl Problem {
@@ -127,7 +127,7 @@ impl Problem {
             status: code.status(),
             detail: detail.into(),
             code: code.text(),
-            more: Map::new(),
+            more: Box::default(),
         }
     }
 
@@ -219,10 +219,13 @@ impl From<EngineError> for Problem {
             EngineError::Merge { key, .. } => {
                 Self::new(Code::MergeRefused, detail).with("key", key.as_str())
             }
-            EngineError::Temp(_) => Self::new(Code::LimitReached, detail),
+            EngineError::Temp(_) => Self::new(Code::BadStateKey, detail),
             EngineError::Invalid(_) => Self::invalid(detail),
             EngineError::TooMany(_) => Self::new(Code::TooMany, detail),
-            EngineError::Full => Self::new(Code::DiskFull, detail),
+            EngineError::Full => {
+                tracing::warn!("the disk is full: a write was refused");
+                Self::new(Code::DiskFull, detail)
+            }
             EngineError::Stopping => Self::new(Code::Stopping, detail),
             EngineError::Store(source) => {
                 // The cause is for the log of the operator, never for the caller.

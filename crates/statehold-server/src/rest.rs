@@ -37,12 +37,15 @@ pub(crate) struct About {
 
 /// A JSON answer with the headers that say what it is about.
 pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Response {
+    let is_json = !body.is_empty();
     let mut response = (status, body).into_response();
     let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
+    if is_json {
+        let kind = HeaderValue::from_static("application/json");
+        headers.insert(header::CONTENT_TYPE, kind);
+    } else {
+        headers.remove(header::CONTENT_TYPE);
+    }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let mut put = |name: &'static str, value: Option<String>| {
         if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
@@ -192,5 +195,21 @@ impl<'a> Cursor<'a> {
         let place = self.app.sealer.open(self.list, &bound_to, cursor);
         let place: [u8; 8] = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
         Ok(Some(u64::from_be_bytes(place)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_a_body_has_no_media_type() {
+        let kind_of = |status, body: &[u8]| {
+            let response = answer(status, body.to_vec(), &About::default());
+            response.headers().get(header::CONTENT_TYPE).cloned()
+        };
+        assert_eq!(kind_of(StatusCode::NO_CONTENT, b""), None);
+        let json = HeaderValue::from_static("application/json");
+        assert_eq!(kind_of(StatusCode::OK, b"{}"), Some(json));
     }
 }

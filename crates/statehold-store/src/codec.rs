@@ -109,6 +109,59 @@ fn push_body(packed: &mut Vec<u8>, codec: u8, bytes: &[u8]) {
     packed.extend_from_slice(bytes);
 }
 
+/// Unpacks some payloads of one record in a row, `first` of them left out before.
+///
+/// # Errors
+///
+/// If the bytes are damaged or do not fit what the record says.
+pub fn unpack_some(
+    packed: &[u8],
+    first: usize,
+    named: &[BodyRef],
+) -> Result<Vec<StoredBody>, CodecError> {
+    let mut rest = packed;
+    for _ in 0..first {
+        let (_, _, tail) = split_body(rest)?;
+        rest = tail;
+    }
+    let mut bodies = Vec::with_capacity(named.len());
+    for name in named {
+        let (head, bytes, tail) = split_body(rest)?;
+        bodies.push(unpack_body(head, bytes, name)?);
+        rest = tail;
+    }
+    Ok(bodies)
+}
+
+/// Codec and seal of a payload.
+type Head = (u8, u8);
+
+/// The head of the next payload, its stored bytes, and what follows.
+fn split_body(packed: &[u8]) -> Result<(Head, &[u8], &[u8]), CodecError> {
+    let (head, tail) = packed.split_at_checked(6).ok_or(CodecError::Length)?;
+    let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
+    let (bytes, tail) = tail.split_at_checked(length).ok_or(CodecError::Length)?;
+    Ok(((head[0], head[1]), bytes, tail))
+}
+
+fn unpack_body(
+    (codec, seal): Head,
+    bytes: &[u8],
+    name: &BodyRef,
+) -> Result<StoredBody, CodecError> {
+    let stored = match (codec, seal) {
+        (PLAIN, UNSEALED) => StoredBody::Inline(bytes.to_vec()),
+        (ZSTD, UNSEALED) => StoredBody::Inline(decompress(bytes, name.bytes as usize)?),
+        (BLOB, UNSEALED) => StoredBody::Blob,
+        (ERASED, UNSEALED) => StoredBody::Erased,
+        (codec, seal) => return Err(CodecError::Unknown { codec, seal }),
+    };
+    match &stored {
+        StoredBody::Inline(bytes) if bytes.len() != name.bytes as usize => Err(CodecError::Length),
+        _ => Ok(stored),
+    }
+}
+
 /// Unpacks the payloads of one record, which names how long each is.
 ///
 /// # Errors
@@ -117,24 +170,9 @@ fn push_body(packed: &mut Vec<u8>, codec: u8, bytes: &[u8]) {
 pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
     let mut rest = packed;
     let mut bodies = Vec::with_capacity(named.len());
-    for body in named {
-        let (head, tail) = rest.split_at_checked(6).ok_or(CodecError::Length)?;
-        let (codec, seal) = (head[0], head[1]);
-        let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
-        let (bytes, tail) = tail.split_at_checked(length).ok_or(CodecError::Length)?;
-        let stored = match (codec, seal) {
-            (PLAIN, UNSEALED) => StoredBody::Inline(bytes.to_vec()),
-            (ZSTD, UNSEALED) => StoredBody::Inline(decompress(bytes, body.bytes as usize)?),
-            (BLOB, UNSEALED) => StoredBody::Blob,
-            (ERASED, UNSEALED) => StoredBody::Erased,
-            (codec, seal) => return Err(CodecError::Unknown { codec, seal }),
-        };
-        if let StoredBody::Inline(bytes) = &stored
-            && bytes.len() != body.bytes as usize
-        {
-            return Err(CodecError::Length);
-        }
-        bodies.push(stored);
+    for name in named {
+        let (head, bytes, tail) = split_body(rest)?;
+        bodies.push(unpack_body(head, bytes, name)?);
         rest = tail;
     }
     if rest.is_empty() {

@@ -3,7 +3,8 @@
 //!
 //! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes
 //! every digest of their payloads meaningless, everywhere, while the chains still verify. One line
-//! per key: the owner, a space, 64 hexadecimal digits.
+//! per key: the owner, a space, 64 hexadecimal digits, a space, and when it was made in microseconds
+//! since 1970. What was written before that was digested under a key that is gone.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -16,6 +17,7 @@ use data_encoding::HEXLOWER;
 use statehold_core::digest::PayloadKey;
 use statehold_core::ids::UserId;
 use statehold_core::name::Name;
+use statehold_core::time::Timestamp;
 
 use crate::port::StoreError;
 
@@ -40,11 +42,18 @@ impl std::fmt::Display for KeyOwner {
     }
 }
 
+/// A key, and since when it is the one.
+#[derive(Debug, Clone)]
+struct Kept {
+    key: PayloadKey,
+    since: Timestamp,
+}
+
 /// The keys of one data directory.
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
-    keys: Mutex<BTreeMap<String, PayloadKey>>,
+    keys: Mutex<BTreeMap<String, Kept>>,
 }
 
 impl KeyFile {
@@ -77,14 +86,14 @@ impl KeyFile {
             file.sync_all().map_err(unavailable)?;
         }
         for (index, line) in text[..whole].lines().enumerate() {
-            let Some((owner, key)) = parse_line(line) else {
+            let Some((owner, kept)) = parse_line(line) else {
                 return Err(StoreError::Unusable(format!(
                     "line {} of the key file {} is not a key",
                     index + 1,
                     path.display()
                 )));
             };
-            keys.insert(owner, key);
+            keys.insert(owner, kept);
         }
         sync_directory(directory)?;
         Ok(Self {
@@ -103,26 +112,41 @@ impl KeyFile {
     pub fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
         let owner = owner.to_string();
         let mut keys = self.lock();
-        if let Some(key) = keys.get(&owner) {
-            return Ok(key.clone());
+        if let Some(kept) = keys.get(&owner) {
+            return Ok(kept.key.clone());
         }
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
         let key = PayloadKey::from_bytes(bytes);
+        let kept = Kept {
+            key: key.clone(),
+            since: now(),
+        };
         let mut file = OpenOptions::new()
             .append(true)
             .open(&self.path)
             .map_err(unavailable)?;
-        file.write_all(line(&owner, &key).as_bytes())
+        file.write_all(line(&owner, &kept).as_bytes())
             .map_err(unavailable)?;
         file.sync_all().map_err(unavailable)?;
-        keys.insert(owner, key.clone());
+        keys.insert(owner, kept);
         Ok(key)
     }
 
     /// The key of an owner, if there is one.
     pub fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        self.lock().get(&owner.to_string()).cloned()
+        let keys = self.lock();
+        keys.get(&owner.to_string()).map(|kept| kept.key.clone())
+    }
+
+    /// Since when the key of an owner is the one.
+    pub fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
+        self.lock().get(&owner.to_string()).map(|kept| kept.since)
+    }
+
+    /// Whether there is no key at all.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
     /// Forgets a key for ever.
@@ -159,7 +183,7 @@ impl KeyFile {
         Ok(true)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, PayloadKey>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Kept>> {
         // A panic elsewhere cannot leave the map half changed: every change is one insert or remove.
         self.keys
             .lock()
@@ -167,14 +191,30 @@ impl KeyFile {
     }
 }
 
-fn line(owner: &str, key: &PayloadKey) -> String {
-    format!("{owner} {}\n", HEXLOWER.encode(key.expose()))
+fn line(owner: &str, kept: &Kept) -> String {
+    let key = HEXLOWER.encode(kept.key.expose());
+    format!("{owner} {key} {}\n", kept.since.as_micros())
 }
 
-fn parse_line(line: &str) -> Option<(String, PayloadKey)> {
-    let (owner, key) = line.split_once(' ')?;
+fn parse_line(line: &str) -> Option<(String, Kept)> {
+    let mut words = line.split(' ');
+    let (owner, key, since) = (words.next()?, words.next()?, words.next()?);
     let key: [u8; 32] = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
-    Some((owner.to_owned(), PayloadKey::from_bytes(key)))
+    let kept = Kept {
+        key: PayloadKey::from_bytes(key),
+        since: Timestamp::from_micros(since.parse().ok()?),
+    };
+    words.next().is_none().then(|| (owner.to_owned(), kept))
+}
+
+fn now() -> Timestamp {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "only notes since when a key is the one; nothing is decided by it"
+    )]
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let micros = since.map_or(0, |since| since.as_micros());
+    Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
 }
 
 fn require_private(file: &File) -> Result<(), StoreError> {

@@ -122,8 +122,7 @@ impl SqliteStore {
     /// If another process has it open, the file is not ours, is newer, is a backup, or is damaged.
     pub fn open(directory: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         schema::require_engine()?;
-        std::fs::create_dir_all(directory)
-            .map_err(|error| StoreError::Unavailable(Box::new(error)))?;
+        create_directory(directory)?;
         let lock = take_lock(directory)?;
         let path = directory.join(FILE_NAME);
         wal::require_no_gap(&path)?;
@@ -174,8 +173,7 @@ impl SqliteStore {
     /// If the directory is in use or has data, or the file is not a backup of ours.
     pub fn restore(backup: &Path, directory: &Path) -> Result<(), StoreError> {
         schema::require_engine()?;
-        std::fs::create_dir_all(directory)
-            .map_err(|error| StoreError::Unavailable(Box::new(error)))?;
+        create_directory(directory)?;
         let _lock = take_lock(directory)?;
         backup::restore(backup, &directory.join(FILE_NAME))?;
         sync_directory(directory)
@@ -213,11 +211,25 @@ impl SqliteStore {
     }
 }
 
+/// A new data directory is for its owner only; one that is there stays as it is.
+fn create_directory(directory: &Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|error| StoreError::Unavailable(Box::new(error)))
+}
+
 /// One process per data directory.
 fn take_lock(directory: &Path) -> Result<File, StoreError> {
     let unavailable = |error: std::io::Error| StoreError::Unavailable(Box::new(error));
     let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(false);
+    let options = std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600)
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false);
     let mut file = options
         .open(directory.join(LOCK_NAME))
         .map_err(unavailable)?;

@@ -30,6 +30,12 @@ pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts
     };
     let store = SqliteStore::open(data, options)?;
     let keys = KeyFile::open(data)?;
+    if keys.is_empty() && store.last_place().await? > 0 {
+        tracing::warn!(
+            "the key file `user-keys` is empty or new, but there is data: payloads that were written \
+             before cannot be verified any more, unless you stop and put the old file back"
+        );
+    }
     put_together(Arc::new(store), Arc::new(keys)).await
 }
 

@@ -6,6 +6,14 @@ use serde_json::value::RawValue;
 
 use super::*;
 
+fn parsed<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
+    super::parse(bytes, &JsonLimits::default())
+}
+
+fn parsed_or_empty<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
+    super::parse_or_empty(bytes, &JsonLimits::default())
+}
+
 fn scan_default(text: impl AsRef<[u8]>) -> Result<(), JsonError> {
     scan(text.as_ref(), &JsonLimits::default())
 }
@@ -435,13 +443,13 @@ enum Kind {
 
 #[track_caller]
 fn check_shape(body: &str, message: &str) {
-    let error = parse::<Order>(body.as_bytes()).expect_err(body);
+    let error = parsed::<Order>(body.as_bytes()).expect_err(body);
     assert_eq!(error.to_string(), message, "{body}");
 }
 
 #[test]
 fn a_body_is_read_as_its_type() {
-    let order: Order = parse(br#" {"items":[{"kind":"tool_call","count":2}]} "#).expect("sound");
+    let order: Order = parsed(br#" {"items":[{"kind":"tool_call","count":2}]} "#).expect("sound");
     let item = Item {
         kind: Kind::ToolCall,
         count: 2,
@@ -489,9 +497,9 @@ fn a_body_is_an_object() {
         ("null", "null"),
         ("-1", "a number"),
     ] {
-        let error = parse::<Value>(body.as_bytes()).expect_err(body);
+        let error = parsed::<Value>(body.as_bytes()).expect_err(body);
         assert_eq!(error, ParseError::NotAnObject { found });
-        let error = parse_or_empty::<Value>(body.as_bytes()).expect_err(body);
+        let error = parsed_or_empty::<Value>(body.as_bytes()).expect_err(body);
         assert_eq!(
             error.to_string(),
             format!("the body is {found}; send an object")
@@ -501,12 +509,12 @@ fn a_body_is_an_object() {
 
 #[test]
 fn a_body_is_scanned_before_it_is_read() {
-    let error = parse::<Value>(br#"{"a":1,"a":2}"#).expect_err("duplicate");
+    let error = parsed::<Value>(br#"{"a":1,"a":2}"#).expect_err("duplicate");
     assert!(matches!(
         error,
         ParseError::Json(JsonError::DuplicateKey { offset: 7, .. })
     ));
-    let error = parse::<Value>("[".repeat(10_000).as_bytes()).expect_err("too deep");
+    let error = parsed::<Value>("[".repeat(10_000).as_bytes()).expect_err("too deep");
     assert!(matches!(error, ParseError::Json(JsonError::TooDeep { .. })));
 }
 
@@ -514,15 +522,15 @@ fn a_body_is_scanned_before_it_is_read() {
 fn nothing_counts_as_an_empty_object_only_where_that_is_said() {
     #[derive(Debug, PartialEq, Deserialize)]
     struct Nothing {}
-    assert_eq!(parse_or_empty(b""), Ok(Nothing {}));
-    assert_eq!(parse_or_empty(b"{}"), Ok(Nothing {}));
-    assert_eq!(parse::<Nothing>(b""), Err(JsonError::Empty.into()));
+    assert_eq!(parsed_or_empty(b""), Ok(Nothing {}));
+    assert_eq!(parsed_or_empty(b"{}"), Ok(Nothing {}));
+    assert_eq!(parsed::<Nothing>(b""), Err(JsonError::Empty.into()));
     assert_eq!(
-        parse_or_empty::<Nothing>(b" "),
+        parsed_or_empty::<Nothing>(b" "),
         Err(JsonError::Empty.into())
     );
     assert_eq!(
-        parse_or_empty::<Nothing>(b"null"),
+        parsed_or_empty::<Nothing>(b"null"),
         Err(ParseError::NotAnObject { found: "null" })
     );
 }
@@ -536,7 +544,7 @@ fn raw_values_and_borrowed_text_can_be_read() {
         name: &'a str,
     }
     let body = br#"{"arguments":{ "x":1.50 },"name":"n"}"#;
-    let raw: Raw = parse(body).expect("sound");
+    let raw: Raw = parsed(body).expect("sound");
     assert_eq!(raw.arguments.get(), r#"{ "x":1.50 }"#);
     assert_eq!(raw.name, "n");
 }

@@ -14,7 +14,7 @@ use statehold_core::hold::{
 use statehold_core::ids::{HoldId, IdMint, RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_engine::{
-    Call, Committed, EngineError, HoldDetail, HoldFilter, IdempotencyKey, Reply,
+    Call, Committed, EngineError, HoldDetail, HoldFilter, IdempotencyKey, Payloads, Reply,
 };
 use utoipa::IntoParams;
 
@@ -23,8 +23,8 @@ use super::{About, Cursor, PAGE_MAX, done, name, name_in_query, page_limit, show
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::{
-    ActionBody, DecidedOut, DecisionBody, DecisionIn, HoldBody, HoldIn, HoldKindWire, HoldOut,
-    HoldPage, ResumeIn, RiskWire,
+    ActionBody, ActionIn, DecidedOut, DecisionBody, DecisionIn, HoldBody, HoldIn, HoldKindWire,
+    HoldOut, HoldPage, ResumeIn, RiskWire,
 };
 use crate::wire::item::{ItemBody, ItemIn, ItemKindWire};
 use crate::wire::schema::{HoldStatusFilter, NameText};
@@ -70,50 +70,17 @@ pub(crate) async fn open(
         super::sessions::entropy()?,
     );
     let id = HoldId::from_uuid(mint.next_uuid());
-    let (target, digest, action) = match wire.action.take() {
+    let asked_action = match wire.action.take() {
+        Some(action) => Some(gate(id, action, gated, &mut items, &mut payloads)?),
+        None => None,
+    };
+    let (target, digest, action) = match asked_action {
+        Some(Gated {
+            call,
+            digest,
+            action,
+        }) => (Some(call), Some(digest), Some(action)),
         None => (None, None, None),
-        Some(action) => {
-            let tool = name(&action.tool, "action.tool")?;
-            let args: serde_json::Value = parse_args(&action.args, "action.args")?;
-            let digest = action_digest(id, tool.as_str(), &args)
-                .map_err(|error| Problem::invalid(format!("`action.args`: {error}")))?;
-            let recorded = action.call_id.as_deref().and_then(|id| id.parse().ok());
-            let call = match (gated, recorded) {
-                (Some(at), _) => CallTarget::SameCommand(at),
-                (None, Some(id)) => CallTarget::Recorded(id),
-                (None, None) => CallTarget::SameCommand(items.len()),
-            };
-            if call == CallTarget::SameCommand(items.len()) {
-                let body = ItemBody {
-                    name: Some(action.tool.clone()),
-                    call_id: action.call_id.clone(),
-                    arguments: Some(action.args.clone()),
-                    ..ItemBody::default()
-                };
-                items.push(NewItem {
-                    kind: ItemKind::ToolCall,
-                    visibility: Visibility::Hidden,
-                    role: None,
-                    body: payloads.put(to_body(&body)),
-                    attachments: Vec::new(),
-                    call: Some(NewCallMark::Call {
-                        gated: true,
-                        idempotent: action.idempotent,
-                    }),
-                });
-            }
-            let kept = ActionBody {
-                tool: action.tool,
-                args: action.args,
-                args_schema: action.args_schema,
-                call_id: action.call_id,
-                effect: action.effect,
-                risk: action.risk,
-                idempotent: action.idempotent,
-                digest: Some(digest.to_string()),
-            };
-            (Some(call), Some(digest), Some(kept))
-        }
     };
     let words = HoldBody {
         title: wire.title,
@@ -145,6 +112,68 @@ pub(crate) async fn open(
         .submit(session, &call, &command, &payloads, &reply)
         .await?;
     Ok(done(StatusCode::CREATED, made, about(session, request)))
+}
+
+/// An action with its digest, and the call that waits for it.
+struct Gated {
+    call: CallTarget,
+    digest: Digest,
+    action: ActionBody,
+}
+
+/// Binds an action to the call that waits: one of the same body, one that was recorded before, or one
+/// that is added.
+fn gate(
+    hold: HoldId,
+    action: ActionIn,
+    gated: Option<usize>,
+    items: &mut Vec<NewItem>,
+    payloads: &mut Payloads,
+) -> Result<Gated, Problem> {
+    let tool = name(&action.tool, "action.tool")?;
+    let args: serde_json::Value = parse_args(&action.args, "action.args")?;
+    let digest = action_digest(hold, tool.as_str(), &args)
+        .map_err(|error| Problem::invalid(format!("`action.args`: {error}")))?;
+    let recorded = action.call_id.as_deref().and_then(|id| id.parse().ok());
+    let call = match (gated, recorded) {
+        (Some(at), _) => CallTarget::SameCommand(at),
+        (None, Some(id)) => CallTarget::Recorded(id),
+        (None, None) => CallTarget::SameCommand(items.len()),
+    };
+    if call == CallTarget::SameCommand(items.len()) {
+        let body = ItemBody {
+            name: Some(action.tool.clone()),
+            call_id: action.call_id.clone(),
+            arguments: Some(action.args.clone()),
+            ..ItemBody::default()
+        };
+        items.push(NewItem {
+            kind: ItemKind::ToolCall,
+            visibility: Visibility::Hidden,
+            role: None,
+            body: payloads.put(to_body(&body)),
+            attachments: Vec::new(),
+            call: Some(NewCallMark::Call {
+                gated: true,
+                idempotent: action.idempotent,
+            }),
+        });
+    }
+    let action = ActionBody {
+        tool: action.tool,
+        args: action.args,
+        args_schema: action.args_schema,
+        call_id: action.call_id,
+        effect: action.effect,
+        risk: action.risk,
+        idempotent: action.idempotent,
+        digest: Some(digest.to_string()),
+    };
+    Ok(Gated {
+        call,
+        digest,
+        action,
+    })
 }
 
 /// The hold as its opener sees it: it wrote all of it.
@@ -231,13 +260,14 @@ fn decide_by(text: &str) -> Result<DecideBy, Problem> {
     match text {
         "other" => Ok(DecideBy::Other),
         "user" => Ok(DecideBy::User),
-        _ => match text.strip_prefix("role:") {
-            Some(role) => Ok(DecideBy::Role(name(role, "decide_by")?)),
-            None => {
+        _ => {
+            if let Some(role) = text.strip_prefix("role:") {
+                Ok(DecideBy::Role(name(role, "decide_by")?))
+            } else {
                 let detail = "`decide_by` is other, user or role:NAME";
                 Err(Problem::new(Code::HoldMalformed, detail).with("path", "decide_by"))
             }
-        },
+        }
     }
 }
 
@@ -508,7 +538,10 @@ fn edited_digest(detail: &HoldDetail, args: &Raw) -> Result<Digest, Problem> {
         .as_deref()
         .and_then(|body| serde_json::from_slice(body).ok())
         .unwrap_or_default();
-    let Some(action) = words.action.filter(|_| detail.sees_action) else {
+    if !detail.sees_action {
+        return Err(statehold_core::command::Rejection::MayNotDecide.into());
+    }
+    let Some(action) = words.action else {
         return Err(
             EngineError::Rejected(statehold_core::command::Rejection::EditImpossible).into(),
         );

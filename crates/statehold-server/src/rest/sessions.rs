@@ -13,8 +13,8 @@ use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::record::Change;
 use statehold_core::session::{Owner, SessionStatus};
 use statehold_engine::{
-    Caller, Committed, EngineError, Reply, Role, SessionFilter, SessionSummary, StoredRecord,
-    require_lister,
+    Caller, Committed, EngineError, ItemPage, Reply, Role, SessionFilter, SessionSummary,
+    StoredRecord, require_lister,
 };
 use utoipa::{IntoParams, ToSchema};
 
@@ -327,19 +327,19 @@ pub(crate) async fn patch(
             None => None,
         };
         let name = match &wire.name {
-            Some(Some(name)) => {
+            Some(Change::Set(name)) => {
                 require_name(name)?;
                 Some(Change::Set(payloads.put(name.clone().into_bytes())))
             }
-            Some(None) => Some(Change::Clear),
+            Some(Change::Clear) => Some(Change::Clear),
             None => None,
         };
         if let Some(name) = &wire.name {
-            after.name.clone_from(name);
+            after.name = name.clone().value();
         }
         let ttl = match wire.ttl_seconds {
-            Some(Some(seconds)) => Some(Change::Set(time_to_live(seconds, wire.ttl_mode)?)),
-            Some(None) => Some(Change::Clear),
+            Some(Change::Set(seconds)) => Some(Change::Set(time_to_live(seconds, wire.ttl_mode)?)),
+            Some(Change::Clear) => Some(Change::Clear),
             None if wire.ttl_mode.is_some() => {
                 let detail = "`ttl_mode` goes with `ttl_seconds`";
                 return Err(Problem::invalid(detail).with("path", "ttl_mode"));
@@ -513,23 +513,33 @@ pub(crate) async fn messages(
     let before = cursor.open(params.cursor.as_deref())?;
     let engine = &app.engine;
     if is_trace {
-        let (summary, page) = engine.trace(&asked.caller, session, before, limit).await?;
+        let page = engine.trace(&asked.caller, session, before, limit).await?;
+        let about = about_page(session, &page);
         let out = TracePage {
             messages: page.items.iter().rev().map(ItemOut::of).collect(),
             revision: page.revision,
             next_cursor: page.next.map(|seq| cursor.seal(seq)),
         };
-        return Ok(shown(&out, &about(&summary)));
+        return Ok(shown(&out, &about));
     }
-    let (summary, page) = engine
+    let page = engine
         .transcript(&asked.caller, session, before, limit)
         .await?;
+    let about = about_page(session, &page);
     let out = MessagePage {
         messages: page.items.iter().rev().map(MessageOut::of).collect(),
         revision: page.revision,
         next_cursor: page.next.map(|seq| cursor.seal(seq)),
     };
-    Ok(shown(&out, &about(&summary)))
+    Ok(shown(&out, &about))
+}
+
+fn about_page(session: SessionId, page: &ItemPage) -> About {
+    About {
+        revision: Some(page.revision),
+        session: Some(session.to_string()),
+        ..About::default()
+    }
 }
 
 /// How much of the tree to show.
@@ -569,7 +579,7 @@ pub(crate) async fn tree(
         session: Some(session.to_string()),
         ..About::default()
     };
-    Ok(shown(&TreeOut::of(session.to_string(), tree), &about))
+    Ok(shown(&TreeOut::of(session.to_string(), &tree), &about))
 }
 
 /// Which records to read.

@@ -9,6 +9,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
 use statehold_core::ids::{RequestId, SessionId, UserId};
+use statehold_core::record::Event;
 use statehold_core::scope::Scope;
 use statehold_engine::{Committed, EngineError, Reply};
 use utoipa::IntoParams;
@@ -124,6 +125,7 @@ pub(crate) async fn patch(
         let summary = app.engine.session(caller, session).await?;
         let out = StateWritten {
             revision: summary.revision,
+            versions: BTreeMap::new(),
         };
         return Ok(answer(
             StatusCode::OK,
@@ -166,8 +168,15 @@ pub(crate) async fn patch(
 
 fn written() -> Reply {
     Arc::new(|made: &Committed<'_>| {
-        let revision = made.record.content.seq;
-        to_body(&StateWritten { revision })
+        let content = &made.record.content;
+        let versions = content.events.iter().filter_map(|event| match event {
+            Event::StatePut { key, .. } => Some((key.to_string(), content.seq)),
+            _ => None,
+        });
+        to_body(&StateWritten {
+            revision: content.seq,
+            versions: versions.collect(),
+        })
     })
 }
 

@@ -42,6 +42,7 @@ pub(crate) fn record(entry: &FeedEntry, view: View) -> Vec<u8> {
 }
 
 /// One event as a view shows it; None if it is hidden.
+#[expect(clippy::too_many_lines, reason = "one arm per event, nothing else")]
 fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View) -> Option<Value> {
     let sees_all = view == View::Trace;
     Some(match event {
@@ -187,7 +188,7 @@ type ShownItem<'a> = (&'a Item, Option<&'a [u8]>, Vec<Option<Vec<u8>>>);
 fn items_shown<'a>(
     items: &'a [Item],
     bodies: &[Option<&'a [u8]>],
-    shows: impl Fn(&Item) -> bool,
+    is_shown: impl Fn(&Item) -> bool,
 ) -> Vec<ShownItem<'a>> {
     let mut bodies = bodies.iter().copied();
     let mut shown = Vec::new();
@@ -195,7 +196,7 @@ fn items_shown<'a>(
         let body = bodies.next().flatten();
         let files = bodies.by_ref().take(item.attachments.len());
         let files = files.map(|file| file.map(<[u8]>::to_vec)).collect();
-        if shows(item) {
+        if is_shown(item) {
             shown.push((item, body, files));
         }
     }

@@ -496,16 +496,18 @@ impl DecidedOut {
             (None, Some(ended)) => super::feed::word(&ended.outcome),
             (None, None) => String::new(),
         };
-        let votes = done.after.holds.get(&id).map(|hold| hold.votes.len());
-        let votes = votes.or_else(|| hold.map(|hold| hold.votes.len() + 1));
+        let before = hold.map_or(0, |hold| hold.votes.len());
+        let votes = match decided {
+            Some(HoldStatus::Approved | HoldStatus::Edited) => before + 1,
+            Some(_) => before,
+            None => done.after.holds.get(&id).map_or(0, |hold| hold.votes.len()),
+        };
         Self {
             id: id.to_string(),
             session_id: content.session.to_string(),
             request_id: request.map_or_else(String::new, |request| request.to_string()),
             status: decided.unwrap_or(HoldStatus::Open),
-            approvals: votes
-                .and_then(|votes| u16::try_from(votes).ok())
-                .unwrap_or(0),
+            approvals: u16::try_from(votes).unwrap_or(u16::MAX),
             quorum: hold.map_or(1, |hold| hold.need),
             request_status,
             decided_by: content.principal.to_string(),

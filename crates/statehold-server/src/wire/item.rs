@@ -265,6 +265,10 @@ impl ItemIn {
         if kind != ItemKindWire::ToolResult && self.outcome.is_some() {
             return wrong("`outcome` is for tool results");
         }
+        let is_shown = self.visibility == Some(VisibilityWire::Visible);
+        if kind != ItemKindWire::Message && is_shown {
+            return wrong("only messages can be visible");
+        }
         if kind != ItemKindWire::Message && self.role.is_some() {
             return wrong("`role` is for messages");
         }
@@ -274,11 +278,10 @@ impl ItemIn {
         let is_message = kind == ItemKindWire::Message;
         let visibility = match self.visibility {
             Some(VisibilityWire::Visible) => Visibility::Visible,
-            Some(VisibilityWire::Hidden) => Visibility::Hidden,
             None if is_message => Visibility::Visible,
-            None => Visibility::Hidden,
+            Some(VisibilityWire::Hidden) | None => Visibility::Hidden,
         };
-        let role = is_message.then(|| match self.role {
+        let role = is_message.then_some(match self.role {
             Some(RoleWire::User) => Role::User,
             Some(RoleWire::Tool) => Role::Tool,
             Some(RoleWire::Assistant) | None => Role::Assistant,

@@ -246,9 +246,12 @@ pub(crate) struct RequestOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(crate) error: Option<Raw>,
-    pub(crate) holds: Vec<HoldOut>,
+    /// Its holds. Left out in the answer to a command on a request that was there before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) holds: Option<Vec<HoldOut>>,
     #[schema(value_type = TimeText)]
-    pub(crate) created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) created_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<TimeText>)]
     pub(crate) finished_at: Option<String>,
@@ -348,8 +351,8 @@ impl RequestOut {
             input: words(Role::User).filter(|_| sees && is_new),
             output: words(Role::Assistant).filter(|_| sees && ended.is_some()),
             error: None,
-            holds: Vec::new(),
-            created_at: time(content.at),
+            holds: is_new.then(Vec::new),
+            created_at: is_new.then(|| time(content.at)),
             finished_at: ended.map(|ended| time(ended.ended_at)),
             decisions: None,
             child_results: None,
@@ -393,8 +396,8 @@ impl RequestOut {
                 .and_then(|stored| stored_words(stored, id, Role::Assistant)),
             // What went wrong inside is for those who see inside.
             error: error.filter(|_| detail.sees_hidden),
-            holds: detail.holds.iter().map(HoldOut::of).collect(),
-            created_at: started.map_or_else(String::new, |stored| time(stored.record.content.at)),
+            holds: Some(detail.holds.iter().map(HoldOut::of).collect()),
+            created_at: started.map(|stored| time(stored.record.content.at)),
             finished_at: detail.ended.as_ref().map(|ended| time(ended.ended_at)),
             decisions: None,
             child_results: None,
@@ -592,7 +595,7 @@ pub(crate) struct TreeRequestOut {
 }
 
 impl TreeOut {
-    pub(crate) fn of(session_id: String, tree: Tree) -> Self {
+    pub(crate) fn of(session_id: String, tree: &Tree) -> Self {
         Self {
             session_id,
             revision: tree.revision,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::limits;
+use statehold_core::record::Change;
 use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
 use statehold_engine::SessionSummary;
 use utoipa::ToSchema;
@@ -75,7 +76,7 @@ pub(crate) struct SessionPatch {
     /// Its name.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
-    pub(crate) name: Option<Option<String>>,
+    pub(crate) name: Option<Change<String>>,
     /// Labels to set, or to remove with null.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<LabelText, Option<String>>>)]
@@ -83,19 +84,20 @@ pub(crate) struct SessionPatch {
     /// How long it lives.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
-    pub(crate) ttl_seconds: Option<Option<u64>>,
+    pub(crate) ttl_seconds: Option<Change<u64>>,
     /// From when that counts.
     #[serde(default)]
     pub(crate) ttl_mode: Option<TtlModeWire>,
 }
 
 /// Tells a field that is null from one that is not there.
-fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+fn present<'de, T, D>(deserializer: D) -> Result<Option<Change<T>>, D::Error>
 where
     T: Deserialize<'de>,
     D: serde::Deserializer<'de>,
 {
-    Option::<T>::deserialize(deserializer).map(Some)
+    let value = Option::<T>::deserialize(deserializer)?;
+    Ok(Some(value.map_or(Change::Clear, Change::Set)))
 }
 
 /// How to close a session.

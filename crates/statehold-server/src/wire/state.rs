@@ -233,6 +233,9 @@ pub(crate) struct StateOut {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct StateWritten {
     pub(crate) revision: u64,
+    /// The versions of the session keys that were written. Those of shared keys are given when they
+    /// are stored: read them.
+    pub(crate) versions: BTreeMap<String, u64>,
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Reading the log: rows are found by waypoint and walked backwards, from a record to the one before.
 
 use rusqlite::{Connection, OptionalExtension, Row};
-use statehold_core::digest::Digest;
+use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{SessionId, TaskId, UserId};
-use statehold_core::record::{Record, RecordContent};
+use statehold_core::record::{Record, RecordItems};
 use statehold_core::session::SessionState;
 use uuid::Uuid;
 
@@ -157,12 +157,12 @@ impl LogRow {
         }
     }
 
-    /// What the record says, for reads that do not verify the chain.
-    pub(super) fn content(&self) -> Result<RecordContent, StoreError> {
+    /// The items that the record wrote, for reads that do not verify the chain.
+    pub(super) fn items(&self) -> Result<RecordItems, StoreError> {
         let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
-        let content = Record::read_content(&bytes).map_err(|error| damaged(self.place(), error))?;
-        if content.seq == self.seq {
-            Ok(content)
+        let items = Record::read_items(&bytes).map_err(|error| damaged(self.place(), error))?;
+        if items.seq == self.seq {
+            Ok(items)
         } else {
             Err(damaged(
                 self.place(),
@@ -171,25 +171,50 @@ impl LogRow {
         }
     }
 
+    /// Some payloads of the record in a row, the first of them at place `first`.
+    pub(super) fn some_bodies(
+        &self,
+        conn: &Connection,
+        user: UserId,
+        first: usize,
+        named: &[BodyRef],
+    ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let stored = codec::unpack_some(&self.bodies, first, named)
+            .map_err(|error| damaged(self.place(), error))?;
+        let bodies = stored.into_iter().zip(named);
+        bodies
+            .map(|(body, name)| self.body(conn, user, body, name))
+            .collect()
+    }
+
+    fn body(
+        &self,
+        conn: &Connection,
+        user: UserId,
+        body: StoredBody,
+        name: &BodyRef,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(match body {
+            StoredBody::Inline(bytes) => Some(bytes),
+            StoredBody::Erased => None,
+            StoredBody::Blob => Some(blob(conn, user, &name.digest, &self.place())?),
+        })
+    }
+
     /// The payloads of the record.
     pub(super) fn bodies(
         &self,
         conn: &Connection,
         user: UserId,
-        content: &RecordContent,
+        record: &Record,
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let named = content.bodies();
+        let named = record.bodies();
         let stored = codec::unpack_bodies(&self.bodies, &named)
             .map_err(|error| damaged(self.place(), error))?;
-        let mut bodies = Vec::with_capacity(stored.len());
-        for (body, name) in stored.into_iter().zip(named) {
-            bodies.push(match body {
-                StoredBody::Inline(bytes) => Some(bytes),
-                StoredBody::Erased => None,
-                StoredBody::Blob => Some(blob(conn, user, &name.digest, &self.place())?),
-            });
-        }
-        Ok(bodies)
+        let bodies = stored.into_iter().zip(&named);
+        bodies
+            .map(|(body, name)| self.body(conn, user, body, name))
+            .collect()
     }
 
     /// For each payload of the record, its digest if it is kept as a blob.
@@ -197,9 +222,8 @@ impl LogRow {
         let named = record.bodies();
         let stored = codec::unpack_bodies(&self.bodies, &named)
             .map_err(|error| damaged(self.place(), error))?;
-        let digest = |(body, name): (StoredBody, statehold_core::digest::BodyRef)| {
-            (body == StoredBody::Blob).then_some(name.digest)
-        };
+        let digest =
+            |(body, name): (StoredBody, BodyRef)| (body == StoredBody::Blob).then_some(name.digest);
         Ok(stored.into_iter().zip(named).map(digest).collect())
     }
 
@@ -370,7 +394,7 @@ pub(super) fn read_range(
             ));
         }
         expected = record.content.prev_hash;
-        let bodies = at.bodies(conn, session.user, &record.content)?;
+        let bodies = at.bodies(conn, session.user, &record)?;
         records.push(StoredRecord { record, bodies });
         if at.seq <= first {
             break;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::de::DeserializeOwned;
-use statehold_core::digest::Digest;
+use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
-use statehold_core::item::{Item, PlacedItem};
+use statehold_core::item::PlacedItem;
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask};
-use statehold_core::record::{Event, RecordContent};
+use statehold_core::record::Event;
 use statehold_core::request::LiveRequest;
 use statehold_core::scope::StateKey;
 use statehold_core::session::{
@@ -20,7 +20,7 @@ use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
-use super::log::{self, SessionRow, Uuid16};
+use super::log::{self, LogRow, SessionRow, Uuid16};
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use crate::codec;
 use crate::commit::Answer;
@@ -212,9 +212,7 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let content = log.content()?;
-        let bodies = log.bodies(conn, row.user, &content)?;
-        let mut page = place_items(conn, &content, bodies, &mut placing)?;
+        let mut page = place_items(conn, &log, row.user, &mut placing)?;
         page.retain(|item| item.placed.item.seq < before);
         page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
         found.extend(page.into_iter().rev());
@@ -282,47 +280,47 @@ fn last_log_of(
 /// The items of a record with their payloads, oldest first.
 fn place_items(
     conn: &Connection,
-    content: &RecordContent,
-    bodies: Vec<Option<Vec<u8>>>,
+    log: &LogRow,
+    user: UserId,
     placing: &mut Placing,
 ) -> Result<Vec<StoredItem>, StoreError> {
-    let mut bodies = bodies.into_iter();
+    let written = log.items()?;
     let mut placed = Vec::new();
-    for event in &content.events {
-        let Event::ItemsAppended {
-            task,
-            request,
-            items,
-        } = event
-        else {
-            bodies.by_ref().take(event.bodies().len()).for_each(drop);
-            continue;
-        };
-        let is_root = if let Some(known) = placing.roots.get(task) {
+    for (first_body, group) in written.groups {
+        let named: Vec<BodyRef> = group
+            .items
+            .iter()
+            .flat_map(|item| {
+                let attached = item.attachments.iter().map(|attachment| attachment.body);
+                std::iter::once(item.body).chain(attached)
+            })
+            .collect();
+        let bodies = log.some_bodies(conn, user, first_body, &named)?;
+        let mut bodies = bodies.into_iter();
+        let is_root = if let Some(known) = placing.roots.get(&group.task) {
             *known
         } else {
-            let known = is_root(conn, *task)?;
-            placing.roots.insert(*task, known);
+            let known = is_root(conn, group.task)?;
+            placing.roots.insert(group.task, known);
             known
         };
-        let task = placing.names.get(task).copied().unwrap_or(*task);
-        for item in items {
+        let task = placing.names.get(&group.task).copied();
+        let task = task.unwrap_or(group.task);
+        for item in group.items {
             let body = bodies.next().flatten();
             let attachments = bodies.by_ref().take(item.attachments.len()).collect();
             let is_in = |(kept, until): &(u64, u64)| item.seq > *kept && item.seq <= *until;
             let rewound = placing.rewinds.iter().any(is_in);
-            let (request, item): (_, Item) = (*request, item.clone());
             let placed_item = PlacedItem {
                 task,
-                request,
+                request: group.request,
                 is_root,
                 rewound,
                 item,
             };
-            let at = content.at;
             placed.push(StoredItem {
                 placed: placed_item,
-                at,
+                at: written.at,
                 body,
                 attachments,
             });
@@ -412,7 +410,7 @@ pub(super) fn state_at(
         for event in &record.content.events {
             match event {
                 Event::StatePut { key: put, .. } if put == key => {
-                    let bodies = at.bodies(conn, row.user, &record.content)?;
+                    let bodies = at.bodies(conn, row.user, &record)?;
                     return Ok(bodies.into_iter().nth(index).flatten());
                 }
                 Event::StateDeleted { key: deleted, .. } if deleted == key => return Ok(None),
@@ -468,7 +466,7 @@ pub(super) fn task_state_at(
             index += event.bodies().len();
         }
         if let Some(index) = found {
-            let bodies = row.bodies(conn, user, &record.content)?;
+            let bodies = row.bodies(conn, user, &record)?;
             return Ok(bodies.into_iter().nth(index).flatten());
         }
         at = row.prev;

@@ -152,7 +152,7 @@ async fn temp_values_live_with_the_root_request_until_a_pause() {
     ann.get(&around).await.refused(403, "forbidden");
     ann.patch(&path, &json!({"set": {"temp:draft": 1}}))
         .await
-        .refused(422, "limit_reached");
+        .refused(422, "bad_state_key");
     let stale = json!({"set": {"temp:draft": 1}, "request_id": id, "fence": 2});
     helper
         .patch(&path, &stale)
@@ -162,7 +162,7 @@ async fn temp_values_live_with_the_root_request_until_a_pause() {
     helper
         .patch(&path, &mixed)
         .await
-        .refused(422, "limit_reached");
+        .refused(422, "bad_state_key");
     let large = json!({"set": {"temp:large": "x".repeat(1 << 20)}, "request_id": id, "fence": 1});
     helper
         .patch(&path, &large)

@@ -205,7 +205,7 @@ impl Pass {
         pk: i64,
     ) -> Result<(), StoreError> {
         let (user, seq) = (self.sessions[&pk].user, record.content.seq);
-        let bodies = row.bodies(conn, user, &record.content)?;
+        let bodies = row.bodies(conn, user, record)?;
         for digest in row.blobs(record)?.into_iter().flatten() {
             let key = (
                 user.as_uuid().as_bytes().to_vec(),

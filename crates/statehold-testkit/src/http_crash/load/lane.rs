@@ -422,7 +422,9 @@ impl Lane {
     /// Makes a call, with a key every other time, and writes down what came of it.
     async fn send(&mut self, plan: Plan, is_keyed: bool) -> Result<Option<(Answer, Option<u64>)>> {
         self.calls += 1;
-        let key = (is_keyed || self.random.below(2) == 0).then(|| {
+        // A claim hands out work: its answer is not kept.
+        let takes_key = plan.asked.op != Op::Claim;
+        let key = (is_keyed || takes_key && self.random.below(2) == 0).then(|| {
             format!(
                 "k{}-{}-{}-{}",
                 self.seed, self.client, self.number, self.calls

@@ -1,0 +1,38 @@
+"""Opens each feed, and counts what a server has answered: every operation of its document must have
+answered well at least once, or the calls were not worth much."""
+
+import json
+import re
+import sys
+import urllib.request
+
+CALL = re.compile(r'statehold_calls_total\{method="(\w+)",route="([^"]+)",status="(\d)\d\d"\} (\d+)')
+
+
+def get(url):
+    return urllib.request.urlopen(url, timeout=10)
+
+
+def follow(url):
+    """A feed says at once that it is there."""
+    with get(url) as feed:
+        assert feed.headers["content-type"] == "text/event-stream", feed.headers
+        assert feed.readline() == b"retry: 1000\n"
+
+
+url = sys.argv[1]
+follow(f"{url}/v1/events")
+session = json.load(get(f"{url}/v1/sessions?limit=1"))["sessions"][0]["id"]
+follow(f"{url}/v1/sessions/{session}/events?after=0")
+
+document = json.load(get(f"{url}/openapi.json"))
+missing = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+operations, calls = len(missing), 0
+for method, route, status, count in CALL.findall(get(f"{url}/metrics").read().decode()):
+    calls += int(count)
+    if status == "2":
+        missing.discard((method, route))
+    assert status != "5", f"{method} {route} failed"
+if missing:
+    sys.exit(f"never answered well: {sorted(missing)}")
+print(f"{calls} calls to {operations} operations; each answered well at least once")
