@@ -280,8 +280,13 @@ impl Engine {
     ) -> Result<ItemPage, EngineError> {
         // Asked before the items are read: they are of this revision or a later one.
         let revision = self.require_readable(caller, session).await?;
-        self.items((session, revision), None, View::Client, before, limit)
-            .await
+        let store = &self.inner().store;
+        let (items, next) = store.transcript(session, before, limit).await?;
+        Ok(ItemPage {
+            items,
+            next,
+            revision,
+        })
     }
 
     /// Everything in a session, newest first. The read is recorded before it is answered.

@@ -24,6 +24,7 @@ use statehold_core::scope::{MergeError, MergePolicy, StateKey, merge};
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
+use statehold_core::view::View;
 
 use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, Commit, SharedWrite};
@@ -517,6 +518,26 @@ impl Store for MemoryStore {
         let tables = self.lock()?;
         let kept = tables.sessions.get(&session);
         Ok(kept.map_or_else(Vec::new, |kept| kept.items(query)))
+    }
+
+    async fn transcript(
+        &self,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        let query = ItemQuery {
+            task: None,
+            before,
+            limit: usize::MAX,
+        };
+        let mut items = kept.map_or_else(Vec::new, |kept| kept.items(query));
+        items.retain(|stored| View::Client.shows(&stored.placed));
+        let next = items.get(limit).map(|_| items[limit - 1].placed.item.seq);
+        items.truncate(limit);
+        Ok((items, next))
     }
 
     async fn state(

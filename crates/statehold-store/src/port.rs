@@ -185,6 +185,15 @@ pub trait Store: Send + Sync + 'static {
         query: ItemQuery,
     ) -> Result<Vec<StoredItem>, StoreError>;
 
+    /// A page of the transcript: what clients see, newest first, and the `seq` before which the next
+    /// page begins. A page looks at a bounded number of records, so it may be short.
+    async fn transcript(
+        &self,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError>;
+
     /// The session keys with their values.
     async fn state(&self, session: SessionId)
     -> Result<BTreeMap<StateKey, StateValue>, StoreError>;

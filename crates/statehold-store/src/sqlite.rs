@@ -408,6 +408,17 @@ impl Store for SqliteStore {
             .await
     }
 
+    async fn transcript(
+        &self,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.readers
+            .read(move |conn| read::transcript(conn, session, before, limit))
+            .await
+    }
+
     async fn state(
         &self,
         session: SessionId,

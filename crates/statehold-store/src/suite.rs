@@ -158,6 +158,7 @@ promises! {
         items_come_newest_first_with_their_content,
         pages_of_items_have_no_gaps_and_no_repeats,
         pages_of_one_task_have_its_items_only,
+        the_transcript_is_what_clients_see_in_whole_pages,
         items_know_whether_their_task_is_a_root,
         rewound_items_are_marked_and_kept,
     }

@@ -18,6 +18,7 @@ use statehold_core::session::{
 };
 use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
+use statehold_core::view::View;
 use uuid::Uuid;
 
 use super::log::{self, LogRow, SessionRow, Uuid16};
@@ -212,7 +213,7 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let mut page = place_items(conn, &log, row.user, &mut placing)?;
+        let mut page = place_items(conn, &log, row.user, &mut placing, |_| true)?;
         page.retain(|item| item.placed.item.seq < before);
         page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
         found.extend(page.into_iter().rev());
@@ -220,6 +221,76 @@ pub(super) fn items(
     }
     found.truncate(query.limit);
     Ok(found)
+}
+
+/// A page of what clients see, newest first, and where the next page begins. Payloads of what they do
+/// not see are not even unpacked.
+pub(super) fn transcript(
+    conn: &Connection,
+    session: SessionId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok((Vec::new(), None));
+    };
+    let mut placing = Placing {
+        rewinds: rewinds(conn, &row)?,
+        names: inherited_names(conn, &row)?,
+        roots: BTreeMap::new(),
+    };
+    let mut at = match before {
+        Some(before) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
+        Some(_) => 0,
+        None => row.last_log,
+    };
+    let before = before.unwrap_or(u64::MAX);
+    let is_asked = |item: &PlacedItem| item.item.seq < before && View::Client.shows(item);
+    let mut found = Vec::new();
+    // One more than asked for says whether there is a next page.
+    for _ in 0..TRANSCRIPT_RECORDS_MAX {
+        if at == 0 || found.len() > limit {
+            break;
+        }
+        let log = log::row(conn, at)?;
+        at = log.prev;
+        let page = place_items(conn, &log, row.user, &mut placing, is_asked)?;
+        found.extend(page.into_iter().rev());
+    }
+    let next = if found.len() > limit {
+        found.truncate(limit);
+        found.last().map(|last| last.placed.item.seq)
+    } else if at != 0 {
+        // Nothing of the caller's for a long time: the next page goes on below this record.
+        let below = log::row(conn, at)?;
+        let last = last_item_until(conn, below)?;
+        (last > 0).then_some(last + 1)
+    } else {
+        None
+    };
+    Ok((found, next))
+}
+
+/// How many records a page of the transcript looks at.
+const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
+
+/// The last item at or before a row of the log.
+fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
+    let mut row = from;
+    loop {
+        let items = row.items()?;
+        let last = items
+            .groups
+            .last()
+            .and_then(|(_, group)| group.items.last());
+        if let Some(last) = last {
+            return Ok(last.seq);
+        }
+        if row.prev == 0 {
+            return Ok(0);
+        }
+        row = log::row(conn, row.prev)?;
+    }
 }
 
 /// What is needed to say where an item belongs.
@@ -277,26 +348,17 @@ fn last_log_of(
     log::last_growth(conn, shared.id, task)
 }
 
-/// The items of a record with their payloads, oldest first.
+/// The items of a record that are asked for, with their payloads, oldest first.
 fn place_items(
     conn: &Connection,
     log: &LogRow,
     user: UserId,
     placing: &mut Placing,
+    is_asked: impl Fn(&PlacedItem) -> bool,
 ) -> Result<Vec<StoredItem>, StoreError> {
     let written = log.items()?;
     let mut placed = Vec::new();
     for (first_body, group) in written.groups {
-        let named: Vec<BodyRef> = group
-            .items
-            .iter()
-            .flat_map(|item| {
-                let attached = item.attachments.iter().map(|attachment| attachment.body);
-                std::iter::once(item.body).chain(attached)
-            })
-            .collect();
-        let bodies = log.some_bodies(conn, user, first_body, &named)?;
-        let mut bodies = bodies.into_iter();
         let is_root = if let Some(known) = placing.roots.get(&group.task) {
             *known
         } else {
@@ -306,23 +368,30 @@ fn place_items(
         };
         let task = placing.names.get(&group.task).copied();
         let task = task.unwrap_or(group.task);
+        let mut next_body = first_body;
         for item in group.items {
-            let body = bodies.next().flatten();
-            let attachments = bodies.by_ref().take(item.attachments.len()).collect();
+            let body_at = next_body;
+            next_body += 1 + item.attachments.len();
             let is_in = |(kept, until): &(u64, u64)| item.seq > *kept && item.seq <= *until;
             let rewound = placing.rewinds.iter().any(is_in);
-            let placed_item = PlacedItem {
+            let item = PlacedItem {
                 task,
                 request: group.request,
                 is_root,
                 rewound,
                 item,
             };
+            if !is_asked(&item) {
+                continue;
+            }
+            let attached = item.item.attachments.iter().map(|file| file.body);
+            let named: Vec<BodyRef> = std::iter::once(item.item.body).chain(attached).collect();
+            let mut bodies = log.some_bodies(conn, user, body_at, &named)?.into_iter();
             placed.push(StoredItem {
-                placed: placed_item,
+                placed: item,
                 at: written.at,
-                body,
-                attachments,
+                body: bodies.next().flatten(),
+                attachments: bodies.collect(),
             });
         }
     }

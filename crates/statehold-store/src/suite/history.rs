@@ -5,6 +5,7 @@ use std::sync::Arc;
 use statehold_core::command::Command;
 use statehold_core::ids::TaskId;
 use statehold_core::record::Event;
+use statehold_core::view::View;
 
 use super::HEALTHY;
 use super::driver::Driver;
@@ -145,6 +146,39 @@ pub(super) async fn pages_of_items_have_no_gaps_and_no_repeats(store: Arc<dyn St
         [],
         "no items were asked for"
     );
+}
+
+pub(super) async fn the_transcript_is_what_clients_see_in_whole_pages(store: Arc<dyn Store>) {
+    let mut driver = Driver::new(store, fixture::owner(), 1);
+    story::tell(&mut driver, story::OPEN).await;
+    let mut expected = all(&driver, None).await;
+    let count = expected.len();
+    expected.retain(|stored| View::Client.shows(&stored.placed));
+    assert!(
+        !expected.is_empty() && expected.len() < count,
+        "some are hidden"
+    );
+    for limit in 1..=expected.len() + 1 {
+        let (mut found, mut before) = (Vec::new(), None);
+        loop {
+            let page = driver
+                .store
+                .transcript(driver.session(), before, limit)
+                .await;
+            let (items, next) = page.expect(HEALTHY);
+            assert!(items.len() <= limit);
+            found.extend(items);
+            let Some(next) = next else { break };
+            assert!(before.is_none_or(|before| next < before), "pages go back");
+            before = Some(next);
+        }
+        assert_eq!(found, expected, "pages of {limit}");
+    }
+    let nobody = driver
+        .store
+        .transcript(fixture::session(99), None, 10)
+        .await;
+    assert_eq!(nobody.expect(HEALTHY), (Vec::new(), None));
 }
 
 pub(super) async fn pages_of_one_task_have_its_items_only(store: Arc<dyn Store>) {
