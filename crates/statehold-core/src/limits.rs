@@ -16,8 +16,9 @@ pub const REQUEST_HOLDS_MAX: usize = 256;
 pub const REQUEST_CALLS_MAX: usize = REQUEST_HOLDS_MAX;
 /// Live child requests of one request.
 pub const LIVE_CHILDREN_MAX: usize = 1_024;
-/// How deep agents may call agents.
-pub const DEPTH_MAX: u16 = 32;
+/// How deep agents may call agents. A tree nests four levels of JSON for each, and common readers of
+/// JSON stop at 128.
+pub const DEPTH_MAX: u16 = 24;
 /// Items in one command.
 pub const COMMAND_ITEMS_MAX: usize = 1_024;
 /// Attachments of one item.

@@ -475,11 +475,15 @@ impl Engine {
         let may = caller.acts_for(detail.session.owner.user)
             || caller.reads_all()
             || caller.works_for(&detail.task.agent);
-        if may {
-            Ok(detail)
-        } else {
-            Err(EngineError::NotFound)
+        if !may {
+            return Err(EngineError::NotFound);
         }
+        // An operator sees inside a request by a right that is audited.
+        if detail.sees_hidden && !caller.works_for(&detail.task.agent) {
+            self.audit(caller, TenantEvent::TraceRead { session })
+                .await?;
+        }
+        Ok(detail)
     }
 
     pub(crate) async fn request_detail(
@@ -545,6 +549,19 @@ impl Engine {
     ///
     /// If the caller may not see it.
     pub async fn hold(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
+        let mut detail = self.hold_in_reach(caller, id).await?;
+        // An operator who may not decide sees the action by a right that is audited.
+        if !detail.sees_action && caller.reads_all() {
+            let session = detail.session.id;
+            self.audit(caller, TenantEvent::TraceRead { session })
+                .await?;
+            detail.sees_action = true;
+        }
+        Ok(detail)
+    }
+
+    /// One hold, with its action only for those who may decide it.
+    async fn hold_in_reach(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
         let session = self.inner().store.session_of_hold(id).await?;
         let session = session.ok_or(EngineError::NotFound)?;
         let summary = self.inner().store.session(session).await?;
@@ -558,6 +575,7 @@ impl Engine {
         let user = summary.owner.user;
         let is_near = caller.user.is_none_or(|bound| bound == user);
         let may = detail.sees_action
+            || caller.reads_all()
             || caller.acts_for(user)
             || is_near && caller.works_for(&detail.agent);
         if may {
@@ -638,7 +656,7 @@ impl Engine {
                 if filter.kind.is_some_and(|kind| kind != row.hold.kind) {
                     continue;
                 }
-                let Ok(detail) = self.hold(caller, row.hold.id).await else {
+                let Ok(detail) = self.hold_in_reach(caller, row.hold.id).await else {
                     continue;
                 };
                 let status = detail.closed.as_ref().map(|closed| closed.decision.status);
@@ -699,7 +717,7 @@ impl Engine {
         let decision = closed.as_ref().map(|closed| closed.decision);
         let decision_body = payload(decided.as_ref(), decision.and_then(|made| made.body));
         let actor = caller.actor();
-        let sees_action = caller.reads_all() || may_see_action(caller, &hold, session, &actor);
+        let sees_action = may_see_action(caller, &hold, session, &actor);
         Ok(HoldDetail {
             session: session.clone(),
             request_number,

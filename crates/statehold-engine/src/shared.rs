@@ -48,8 +48,8 @@ impl Engine {
             &[Role::Client, Role::Worker, Role::Operator, Role::Admin],
         )?;
         if let Some(user) = user {
-            let is_near = caller.user.is_none_or(|bound| bound == user);
-            if !is_near && !caller.reads_all() {
+            // Workers see the values of a user in the sessions that they work in.
+            if !caller.acts_for(user) && !caller.reads_all() {
                 return Err(EngineError::NotFound);
             }
         }

@@ -63,6 +63,17 @@ pub(crate) async fn session(
         })?,
         None => revision(params.after, "after")?.unwrap_or(summary.revision),
     };
+    if after > summary.revision {
+        return Err(Problem::new(
+            Code::BadHeader,
+            format!(
+                "the feed is at revision {}, which is before the one to go on after; read the session \
+                 again, it may have been restored from a backup",
+                summary.revision
+            ),
+        )
+        .with("current", summary.revision));
+    }
     let source = Source::Session { session, after };
     Ok(follow(Reader::new(app, asked, source)?))
 }
