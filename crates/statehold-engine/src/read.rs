@@ -235,8 +235,8 @@ impl Engine {
         let mut items: Vec<StoredItem> = Vec::new();
         let (mut before, mut seen) = (before, 0);
         loop {
-            // Hidden items lie between visible ones: ask for some more than are missing.
-            let step = (2 * (limit - items.len()) + 8).min(SCAN_STEP);
+            // Only what a rewind took out is not shown: some more than are missing is enough.
+            let step = (limit - items.len() + 4).min(SCAN_STEP);
             let query = ItemQuery {
                 task,
                 before,

@@ -258,13 +258,32 @@ pub(crate) async fn fill(
     ids.into_iter().next().context("no sessions")
 }
 
+/// How a worker of the agent reads the same items: the path of its task, and its key as a header.
+pub(crate) async fn as_worker(address: SocketAddr, session: &str) -> Result<(String, String)> {
+    let mut client = HttpClient::connect(address).await?;
+    let key = client
+        .post("/v1/keys", &serde_json::json!({ "roles": ["worker"] }))
+        .await?
+        .json()?;
+    let key = key["key"].as_str().context("a key without its secret")?;
+    let tree = format!("/v1/sessions/{session}/tree");
+    let tree = client.get(&tree).await?.json()?;
+    let task = tree["tasks"][0]["id"].as_str().context("no task")?;
+    Ok((
+        format!("/v1/tasks/{task}"),
+        format!("authorization: Bearer {key}\r\n"),
+    ))
+}
+
 /// Reads `path` again and again over one connection: the median time in microseconds, and the bytes.
 pub(crate) async fn read(
     address: SocketAddr,
     path: &str,
+    header: &str,
     duration: Duration,
 ) -> Result<(f64, usize)> {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").into_bytes();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n{header}\r\n");
+    let request = request.into_bytes();
     let mut wire = Wire::connect(address).await?;
     let mut bytes = 0;
     for _ in 0..20 {

@@ -186,12 +186,12 @@ impl Bench {
             let session = runtime()?.block_on(fill)?;
             prepared.push((*target, directory, server, session));
         }
-        let mut times: [Vec<f64>; 4] = Default::default();
+        let mut times: [Vec<f64>; 5] = Default::default();
         for _ in 0..self.options.rounds {
             for (target, directory, server, session) in &prepared {
                 let read = |query: &str| {
                     let path = format!("/v1/sessions/{session}/messages?{query}");
-                    runtime()?.block_on(drive::read(server.address(), &path, pause))
+                    runtime()?.block_on(drive::read(server.address(), &path, "", pause))
                 };
                 match target {
                     Target::Skeleton => {
@@ -202,11 +202,16 @@ impl Bench {
                     Target::Statehold => {
                         times[2].push(read(&paths[0])?.0);
                         times[3].push(read(&paths[1])?.0);
+                        let worker = drive::as_worker(server.address(), session);
+                        let (path, header) = runtime()?.block_on(worker)?;
+                        let path = format!("{path}?{}", paths[0]);
+                        let read = drive::read(server.address(), &path, &header, pause);
+                        times[4].push(runtime()?.block_on(read)?.0);
                     }
                 }
             }
         }
-        let [raw, skeleton, client, trace] = times.map(|times| median(&times));
+        let [raw, skeleton, client, trace, agent] = times.map(|times| median(&times));
         println!(
             "{:>28}  {:>8}  {:>9}  {:>10}",
             "", "µs", "to raw", "to skeleton"
@@ -214,6 +219,7 @@ impl Bench {
         let mut lines = vec![("raw query", raw), ("skeleton, HTTP", skeleton)];
         if self.options.program.is_some() {
             lines.extend([
+                ("statehold, agent view", agent),
                 ("statehold, client view", client),
                 ("statehold, trace view", trace),
             ]);
