@@ -1,0 +1,272 @@
+//! A store whose commits wait at a gate, so that a test can look at the moment in between.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::name::Name;
+use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::scope::StateKey;
+use statehold_core::session::SessionState;
+use statehold_core::tenant::{TenantHead, TenantRecord};
+use statehold_core::time::Timestamp;
+use statehold_store::memory::MemoryStore;
+use statehold_store::{
+    Answer, ApiKey, Commit, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord, TenantCommit,
+};
+use tokio::sync::{Mutex, watch};
+
+/// The reference store behind a gate: a commit is written only when the gate is open, in the order
+/// in which commits were put in line.
+#[derive(Debug)]
+pub(crate) struct GatedStore {
+    inner: Arc<MemoryStore>,
+    gate: watch::Sender<bool>,
+    line: Arc<Mutex<()>>,
+    fails_next: Arc<AtomicBool>,
+}
+
+impl GatedStore {
+    pub(crate) fn new() -> Self {
+        Self {
+            inner: Arc::new(MemoryStore::new()),
+            gate: watch::Sender::new(true),
+            line: Arc::default(),
+            fails_next: Arc::default(),
+        }
+    }
+
+    /// Lets commits through, or holds them back.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.gate.send_replace(open);
+    }
+
+    /// Makes the next commit that is written fail for want of room.
+    pub(crate) fn fail_next(&self) {
+        self.fails_next.store(true, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Store for GatedStore {
+    async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
+        let (inner, line) = (Arc::clone(&self.inner), Arc::clone(&self.line));
+        let (mut gate, fails) = (self.gate.subscribe(), Arc::clone(&self.fails_next));
+        // The place in line is taken now, whenever the caller waits for it.
+        let turn = line.lock_owned();
+        let written = tokio::spawn(async move {
+            let _turn = turn.await;
+            drop(gate.wait_for(|open| *open).await);
+            if fails.swap(false, Ordering::SeqCst) {
+                return Err(StoreError::Full);
+            }
+            inner.commit(commit).await
+        });
+        // The task has begun to stand in line before anything else of this thread goes on.
+        tokio::task::yield_now().await;
+        Ok(Box::pin(async move {
+            written.await.unwrap_or(Err(StoreError::Stopped))
+        }))
+    }
+
+    async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
+        self.inner.load(session).await
+    }
+
+    async fn load_at(
+        &self,
+        session: SessionId,
+        revision: u64,
+    ) -> Result<Option<SessionState>, StoreError> {
+        self.inner.load_at(session, revision).await
+    }
+
+    async fn records(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
+        self.inner.records(session, after, limit).await
+    }
+
+    async fn items(
+        &self,
+        session: SessionId,
+        query: ItemQuery,
+    ) -> Result<Vec<StoredItem>, StoreError> {
+        self.inner.items(session, query).await
+    }
+
+    async fn transcript(
+        &self,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.inner.transcript(session, before, limit).await
+    }
+
+    async fn state(
+        &self,
+        session: SessionId,
+    ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
+        self.inner.state(session).await
+    }
+
+    async fn state_at(
+        &self,
+        session: SessionId,
+        key: StateKey,
+        revision: u64,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.inner.state_at(session, key, revision).await
+    }
+
+    async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
+        self.inner.task_state(task).await
+    }
+
+    async fn shared(
+        &self,
+        owner: SharedOwner,
+    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
+        self.inner.shared(owner).await
+    }
+
+    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
+        self.inner.ended_request(id).await
+    }
+
+    async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError> {
+        self.inner.closed_task(id).await
+    }
+
+    async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError> {
+        self.inner.closed_hold(id).await
+    }
+
+    async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError> {
+        self.inner.session_of_request(id).await
+    }
+
+    async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError> {
+        self.inner.session_of_task(id).await
+    }
+
+    async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError> {
+        self.inner.session_of_hold(id).await
+    }
+
+    async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
+        self.inner.answer(key).await
+    }
+
+    async fn answers_kept(&self) -> Result<u64, StoreError> {
+        self.inner.answers_kept().await
+    }
+
+    async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        self.inner.forget_answers(now, limit).await
+    }
+
+    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
+        self.inner.session(session).await
+    }
+
+    async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
+        self.inner.holds_of(request).await
+    }
+
+    async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError> {
+        self.inner.children_of(request).await
+    }
+
+    async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
+        self.inner.committed(after, limit).await
+    }
+
+    async fn last_place(&self) -> Result<u64, StoreError> {
+        self.inner.last_place().await
+    }
+
+    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
+        self.inner.erase_some(limit).await
+    }
+
+    async fn intern_user(
+        &self,
+        tenant: Name,
+        name: String,
+        fresh: UserId,
+    ) -> Result<UserId, StoreError> {
+        self.inner.intern_user(tenant, name, fresh).await
+    }
+
+    async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError> {
+        self.inner.user(tenant, name).await
+    }
+
+    async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
+        self.inner.user_name(user).await
+    }
+
+    async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
+        self.inner.commit_tenant(commit).await
+    }
+
+    async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError> {
+        self.inner.tenant_head(tenant).await
+    }
+
+    async fn tenant_records(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<TenantRecord>, StoreError> {
+        self.inner.tenant_records(tenant, after, limit).await
+    }
+
+    async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
+        self.inner.api_key(secret).await
+    }
+
+    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
+        self.inner.api_keys(tenant).await
+    }
+
+    async fn has_api_keys(&self) -> Result<bool, StoreError> {
+        self.inner.has_api_keys().await
+    }
+
+    async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
+        self.inner.sessions(query).await
+    }
+
+    async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
+        self.inner.open_holds(query).await
+    }
+
+    async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
+        self.inner.decided_holds(query).await
+    }
+
+    async fn claimable(
+        &self,
+        tenant: Name,
+        agent: Name,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
+        self.inner.claimable(tenant, agent, limit).await
+    }
+
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+        self.inner.due(now, limit).await
+    }
+}

@@ -1,0 +1,125 @@
+//! Answers leave only when what they were decided on is durable; what was decided on nothing is
+//! decided again.
+
+use statehold_core::command::{Command, Rejection};
+use statehold_engine::EngineError;
+
+use crate::rig::{Rig, request_of};
+
+/// Lets everything that can go on go on.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_acceptance_waits_until_it_is_durable() {
+    let rig = std::sync::Arc::new(Rig::new(None).await);
+    rig.store.set_open(false);
+    let started = tokio::spawn({
+        let rig = rig.clone();
+        async move { rig.start(None).await }
+    });
+    settle().await;
+    assert!(!started.is_finished(), "nothing is durable yet");
+    assert_eq!(rig.revision().await, 1, "reads see what is durable");
+    rig.store.set_open(true);
+    let done = started.await.expect("no panic").expect("it is done");
+    assert_eq!((done.revision, rig.revision().await), (2, 2));
+}
+
+#[tokio::test]
+async fn a_refusal_waits_for_the_revision_it_was_decided_on() {
+    let rig = std::sync::Arc::new(Rig::new(None).await);
+    rig.store.set_open(false);
+    let close = Command::CloseSession { cancel_live: true };
+    let closing = tokio::spawn({
+        let (rig, close) = (rig.clone(), close.clone());
+        async move { rig.send(&close).await }
+    });
+    settle().await;
+    // It is decided on the closed session, which is not durable yet.
+    let refused = tokio::spawn({
+        let rig = rig.clone();
+        async move { rig.start(None).await }
+    });
+    settle().await;
+    assert!(!refused.is_finished(), "nobody may know of the close yet");
+    rig.store.set_open(true);
+    closing.await.expect("no panic").expect("it is closed");
+    let refused = refused.await.expect("no panic");
+    assert!(matches!(
+        refused,
+        Err(EngineError::Rejected(Rejection::SessionClosed))
+    ));
+}
+
+#[tokio::test]
+async fn what_was_decided_on_a_commit_that_failed_is_decided_again() {
+    let rig = std::sync::Arc::new(Rig::new(None).await);
+    rig.store.set_open(false);
+    rig.store.fail_next();
+    let close = Command::CloseSession { cancel_live: true };
+    let closing = tokio::spawn({
+        let (rig, close) = (rig.clone(), close.clone());
+        async move { rig.send(&close).await }
+    });
+    settle().await;
+    let started = tokio::spawn({
+        let rig = rig.clone();
+        async move { rig.start(None).await }
+    });
+    settle().await;
+    rig.store.set_open(true);
+    let closed = closing.await.expect("no panic");
+    assert!(matches!(closed, Err(EngineError::Full)), "{closed:?}");
+    // It would have been refused on the closed session, which never was.
+    let done = started.await.expect("no panic").expect("it is open");
+    assert_eq!(done.revision, 2);
+}
+
+#[tokio::test]
+async fn commits_behind_one_that_failed_are_made_again_in_order() {
+    let rig = std::sync::Arc::new(Rig::new(None).await);
+    rig.store.set_open(false);
+    rig.store.fail_next();
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        let rig = rig.clone();
+        waiting.push(tokio::spawn(async move { rig.start(None).await }));
+        settle().await;
+    }
+    rig.store.set_open(true);
+    let mut revisions = Vec::new();
+    let mut failed = 0;
+    for one in waiting {
+        match one.await.expect("no panic") {
+            Ok(done) => revisions.push(done.revision),
+            Err(EngineError::Full) => failed += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    revisions.sort_unstable();
+    assert_eq!((failed, revisions), (1, (2..=8).collect()));
+    assert!(
+        rig.engine.require_ready().await.is_ok(),
+        "there is room again"
+    );
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_does_not_hold_up_the_session() {
+    let rig = std::sync::Arc::new(Rig::new(None).await);
+    rig.store.set_open(false);
+    let gone = tokio::spawn({
+        let rig = rig.clone();
+        async move { rig.start(None).await }
+    });
+    settle().await;
+    gone.abort();
+    rig.store.set_open(true);
+    let next = rig.start(None).await.expect("the session goes on");
+    assert_eq!(next.revision, 3, "what it asked for was done all the same");
+    assert_ne!(request_of(&next).to_string(), "");
+}

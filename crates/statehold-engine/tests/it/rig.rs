@@ -1,0 +1,158 @@
+//! An engine with everything that a test wants to hold in its hand.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use statehold_core::command::{Command, Fenced, StartRequest, StatePatch};
+use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
+use statehold_core::record::Event;
+use statehold_core::session::{Owner, TimeToLive};
+use statehold_core::task::CloseOn;
+use statehold_core::time::Timestamp;
+use statehold_engine::{
+    Call, Caller, Clock, Committed, Done, Engine, EngineError, EngineOptions, MemoryKeys, Reply,
+};
+
+use crate::gated::GatedStore;
+
+/// A clock that goes on only when it is told to.
+#[derive(Debug)]
+pub(crate) struct StillClock(AtomicI64);
+
+impl StillClock {
+    pub(crate) fn pass_ms(&self, ms: i64) {
+        self.0.fetch_add(ms * 1_000, Ordering::SeqCst);
+    }
+}
+
+impl Clock for StillClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.load(Ordering::SeqCst))
+    }
+}
+
+pub(crate) struct Rig {
+    pub(crate) engine: Engine,
+    pub(crate) store: Arc<GatedStore>,
+    pub(crate) clock: Arc<StillClock>,
+    pub(crate) caller: Caller,
+    pub(crate) session: SessionId,
+}
+
+impl Rig {
+    /// An engine with one session.
+    pub(crate) async fn new(ttl: Option<TimeToLive>) -> Self {
+        let store = Arc::new(GatedStore::new());
+        let clock = Arc::new(StillClock(AtomicI64::new(1_000_000_000_000)));
+        let engine = start(&store, &clock).await;
+        let tenant = "default".parse().expect("a name");
+        let shard = Shard::of_owner("default", "app", "bob");
+        let mut mint = IdMint::new(clock.now(), shard, 7);
+        let rig = Self {
+            engine,
+            store,
+            clock,
+            caller: Caller::local(tenant),
+            session: SessionId::from_uuid(mint.next_uuid()),
+        };
+        let tenant = rig.caller.tenant.clone();
+        let user = rig.engine.user_id(&tenant, "bob").await.expect("a user");
+        // A new key is made on another thread: later that would be a wait of its own.
+        let keys = rig.engine.payloads_for(&tenant, user).await;
+        keys.expect("keys are made");
+        let create = Command::CreateSession {
+            owner: Owner {
+                agent: "helper".parse().expect("a name"),
+                app: "app".parse().expect("a name"),
+                tenant,
+                user,
+            },
+            name: None,
+            labels: None,
+            state: StatePatch::default(),
+            ttl,
+        };
+        rig.send(&create).await.expect("it begins");
+        rig
+    }
+
+    /// Another engine on the same store, as after a restart.
+    pub(crate) async fn restart(&mut self) {
+        self.engine.shut_down().await;
+        self.engine = start(&self.store, &self.clock).await;
+    }
+
+    pub(crate) async fn send(&self, command: &Command) -> Result<Done, EngineError> {
+        let payloads = self.engine.no_payloads();
+        let reply: Reply = Arc::new(|made: &Committed<'_>| {
+            let events = &made.record.content.events;
+            let started = events.iter().find_map(|event| match event {
+                Event::RequestStarted { request, .. } => Some(request.to_string()),
+                _ => None,
+            });
+            started.unwrap_or_default().into_bytes()
+        });
+        let call = Call::by(self.caller.clone());
+        self.engine
+            .submit(self.session, &call, command, &payloads, &reply)
+            .await
+    }
+
+    /// Starts a request, with a lease if one is asked for.
+    pub(crate) async fn start(&self, lease_ttl_ms: Option<u64>) -> Result<Done, EngineError> {
+        let tenant = &self.caller.tenant;
+        let owner = self.engine.owner(self.session).await?;
+        let mut payloads = self.engine.payloads_for(tenant, owner.user).await?;
+        let command = Command::StartRequest(StartRequest {
+            agent: "helper".parse().expect("a name"),
+            task: None,
+            parent: None,
+            input: payloads.put(br#"{"content":"hello"}"#.to_vec()),
+            attachments: Vec::new(),
+            close_on: CloseOn::Never,
+            lease_ttl_ms,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        });
+        let reply: Reply = Arc::new(|made: &Committed<'_>| {
+            let events = &made.record.content.events;
+            let started = events.iter().find_map(|event| match event {
+                Event::RequestStarted { request, .. } => Some(request.to_string()),
+                _ => None,
+            });
+            started.unwrap_or_default().into_bytes()
+        });
+        let call = Call::by(self.caller.clone());
+        self.engine
+            .submit(self.session, &call, &command, &payloads, &reply)
+            .await
+    }
+
+    pub(crate) async fn revision(&self) -> u64 {
+        let found = self.engine.session(&self.caller, self.session).await;
+        found.expect("it is there").revision
+    }
+}
+
+async fn start(store: &Arc<GatedStore>, clock: &Arc<StillClock>) -> Engine {
+    // Timers run when a test says so.
+    let options = EngineOptions {
+        tick: Duration::from_hours(1),
+        ..EngineOptions::default()
+    };
+    let keys = Arc::new(MemoryKeys::default());
+    let engine = Engine::start(store.clone(), keys, clock.clone(), options).await;
+    engine.expect("it starts")
+}
+
+/// The request that a start made.
+pub(crate) fn request_of(done: &Done) -> RequestId {
+    let text = std::str::from_utf8(&done.body).expect("text");
+    text.parse().expect("a request")
+}
+
+pub(crate) fn fenced(request: RequestId, fence: u64) -> Fenced {
+    Fenced { request, fence }
+}
