@@ -217,7 +217,9 @@ fn check_seeds(root: &Path, problems: &mut Vec<String>) -> Result<()> {
         for file in files(&root.join(folder), "rs")? {
             let source = std::fs::read_to_string(file)?;
             let names = source.lines().filter_map(|line| {
-                let name = line.trim_start().strip_prefix("fn ")?;
+                let line = line.trim_start();
+                let line = line.strip_prefix("async ").unwrap_or(line);
+                let name = line.strip_prefix("fn ")?;
                 Some(name.split(['(', '<']).next()?.to_owned())
             });
             functions.extend(names.collect::<Vec<_>>());
