@@ -267,12 +267,12 @@ fn a_queued_request_can_be_cancelled() {
 
 #[test]
 fn agents_call_agents_only_so_deep() {
-    let mut w = chain(33);
+    let mut w = chain(25);
     assert_eq!(
-        w.no(w.spawn("R33", "a34")),
+        w.no(w.spawn("R25", "a26")),
         Rejection::Limit {
             limit: "depth of calls",
-            max: 32
+            max: 24
         }
     );
 }
