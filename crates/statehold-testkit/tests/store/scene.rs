@@ -63,7 +63,7 @@ pub(crate) fn write_keys(directory: &Path) {
         .open(directory.join(KeyFile::NAME))
         .expect("no key file yet");
     for (owner, key) in owners {
-        writeln!(file, "{owner} {}", spelled(&key)).expect("the disk has room");
+        writeln!(file, "{owner} {} 0", spelled(&key)).expect("the disk has room");
     }
 }
 
