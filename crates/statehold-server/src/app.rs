@@ -49,9 +49,9 @@ impl Default for ServerOptions {
 
 /// What every handler shares.
 #[derive(Clone)]
-pub(crate) struct App(Arc<Parts_>);
+pub(crate) struct App(Arc<Shared>);
 
-pub(crate) struct Parts_ {
+pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) sealer: Sealer,
     pub(crate) options: ServerOptions,
@@ -61,9 +61,9 @@ pub(crate) struct Parts_ {
 }
 
 impl std::ops::Deref for App {
-    type Target = Parts_;
+    type Target = Shared;
 
-    fn deref(&self) -> &Parts_ {
+    fn deref(&self) -> &Shared {
         &self.0
     }
 }
@@ -76,7 +76,7 @@ impl App {
         metrics: Metrics,
     ) -> Self {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
-        Self(Arc::new(Parts_ {
+        Self(Arc::new(Shared {
             engine,
             sealer,
             feeds: Arc::new(Semaphore::new(options.feeds_max)),
