@@ -449,7 +449,9 @@ impl Record {
             seq: u64,
             v: u64,
         }
-        let outline: Outline<'_> = serde_json::from_slice(bytes).map_err(RecordError::Shape)?;
+        // Text that is known to be text is scanned without looking at its encoding again.
+        let text = std::str::from_utf8(bytes).map_err(|_| RecordError::NotCanonical)?;
+        let outline: Outline<'_> = serde_json::from_str(text).map_err(RecordError::Shape)?;
         if outline.v != u64::from(RECORD_VERSION) {
             return Err(RecordError::Version { found: outline.v });
         }
