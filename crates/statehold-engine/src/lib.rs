@@ -11,6 +11,7 @@ mod claim;
 mod engine;
 mod error;
 mod feed;
+mod holds;
 mod idempotency;
 mod keys;
 mod mailbox;
@@ -30,12 +31,13 @@ pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
+pub use holds::{HoldDetail, HoldFilter};
 pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;
 pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
-pub use read::{HoldDetail, HoldFilter, ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
+pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
 pub use shared::SharedView;
 pub use statehold_store::{
     ApiKey, DueKind, SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,

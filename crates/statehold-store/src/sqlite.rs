@@ -7,6 +7,7 @@
 mod backup;
 mod check;
 mod erase;
+mod history;
 mod log;
 mod read;
 mod readers;
@@ -404,7 +405,7 @@ impl Store for SqliteStore {
         query: ItemQuery,
     ) -> Result<Vec<StoredItem>, StoreError> {
         self.readers
-            .read(move |conn| read::items(conn, session, query))
+            .read(move |conn| history::items(conn, session, query))
             .await
     }
 
@@ -415,7 +416,7 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         self.readers
-            .read(move |conn| read::transcript(conn, session, before, limit))
+            .read(move |conn| history::transcript(conn, session, before, limit))
             .await
     }
 

@@ -1,0 +1,265 @@
+//! Histories: the items of a session or a task, newest first, without verifying the chain again.
+
+use std::collections::BTreeMap;
+
+use rusqlite::Connection;
+use statehold_core::digest::BodyRef;
+use statehold_core::ids::{SessionId, TaskId, UserId};
+use statehold_core::item::PlacedItem;
+use statehold_core::projection::ClosedTask;
+use statehold_core::record::Event;
+use statehold_core::task::Task;
+use statehold_core::view::View;
+
+use super::log::{self, LogRow, SessionRow};
+use super::read::{all, by_id, first};
+use super::sql::{from_sql, id_bytes, to_sql};
+use crate::port::{ItemQuery, StoreError, StoredItem};
+
+/// How many records a page of the transcript looks at.
+const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
+
+/// A page of items, newest first.
+pub(super) fn items(
+    conn: &Connection,
+    session: SessionId,
+    query: ItemQuery,
+) -> Result<Vec<StoredItem>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(Vec::new());
+    };
+    let mut placing = Placing {
+        rewinds: rewinds(conn, &row)?,
+        names: inherited_names(conn, &row)?,
+        roots: BTreeMap::new(),
+    };
+    let mut found = Vec::new();
+    let before = query.before.unwrap_or(u64::MAX);
+    let mut task = query.task;
+    let mut at = match (task, query.before) {
+        (Some(task), _) => last_log_of(conn, &row, &placing.names, task)?,
+        (None, Some(before)) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
+        (None, Some(_)) => 0,
+        (None, None) => row.last_log,
+    };
+    while at != 0 && found.len() < query.limit {
+        let log = log::row(conn, at)?;
+        let next = match task {
+            Some(id) => {
+                let (prev, earlier) = log.link(id).unwrap_or((0, id));
+                task = Some(earlier);
+                prev
+            }
+            None => log.prev,
+        };
+        let mut page = place_items(conn, &log, row.user, &mut placing, |_| true)?;
+        page.retain(|item| item.placed.item.seq < before);
+        page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
+        found.extend(page.into_iter().rev());
+        at = next;
+    }
+    found.truncate(query.limit);
+    Ok(found)
+}
+
+/// A page of what clients see, newest first, and where the next page begins. Payloads of what they do
+/// not see are not even unpacked.
+pub(super) fn transcript(
+    conn: &Connection,
+    session: SessionId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok((Vec::new(), None));
+    };
+    let mut placing = Placing {
+        rewinds: rewinds(conn, &row)?,
+        names: inherited_names(conn, &row)?,
+        roots: BTreeMap::new(),
+    };
+    let mut at = match before {
+        Some(before) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
+        Some(_) => 0,
+        None => row.last_log,
+    };
+    let before = before.unwrap_or(u64::MAX);
+    let is_asked = |item: &PlacedItem| item.item.seq < before && View::Client.shows(item);
+    let mut found = Vec::new();
+    // One more than asked for says whether there is a next page.
+    for _ in 0..TRANSCRIPT_RECORDS_MAX {
+        if at == 0 || found.len() > limit {
+            break;
+        }
+        let log = log::row(conn, at)?;
+        at = log.prev;
+        let page = place_items(conn, &log, row.user, &mut placing, is_asked)?;
+        found.extend(page.into_iter().rev());
+    }
+    let next = if found.len() > limit {
+        found.truncate(limit);
+        found.last().map(|last| last.placed.item.seq)
+    } else if at != 0 {
+        // Nothing of the caller's for a long time: the next page goes on below this record.
+        let below = log::row(conn, at)?;
+        let last = last_item_until(conn, below)?;
+        (last > 0).then_some(last + 1)
+    } else {
+        None
+    };
+    Ok((found, next))
+}
+
+/// The last item at or before a row of the log.
+fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
+    let mut row = from;
+    loop {
+        let items = row.items()?;
+        let last = items
+            .groups
+            .last()
+            .and_then(|(_, group)| group.items.last());
+        if let Some(last) = last {
+            return Ok(last.seq);
+        }
+        if row.prev == 0 {
+            return Ok(0);
+        }
+        row = log::row(conn, row.prev)?;
+    }
+}
+
+/// What is needed to say where an item belongs.
+struct Placing {
+    /// The ranges of items that rewinds took out.
+    rewinds: Vec<(u64, u64)>,
+    /// The ids that inherited tasks have here, by the ids they had before.
+    names: BTreeMap<TaskId, TaskId>,
+    /// Which tasks are root tasks.
+    roots: BTreeMap<TaskId, bool>,
+}
+
+/// The ids that a fork, and the forks it comes from, gave to inherited tasks.
+fn inherited_names(
+    conn: &Connection,
+    session: &SessionRow,
+) -> Result<BTreeMap<TaskId, TaskId>, StoreError> {
+    let mut names: BTreeMap<TaskId, TaskId> = BTreeMap::new();
+    let mut at = session.clone();
+    while at.origin != 0 {
+        let first = log::seek(conn, &at, at.origin_seq + 1)?.record()?;
+        for event in &first.content.events {
+            if let Event::TaskRenamed { from, to } = event {
+                let here = names.get(to).copied().unwrap_or(*to);
+                names.insert(*from, here);
+            }
+        }
+        match log::session_by_pk(conn, at.origin)? {
+            Some(origin) => at = origin,
+            None => break,
+        }
+    }
+    Ok(names)
+}
+
+/// The newest log row that added to a task, seen from a session.
+fn last_log_of(
+    conn: &Connection,
+    session: &SessionRow,
+    names: &BTreeMap<TaskId, TaskId>,
+    task: TaskId,
+) -> Result<i64, StoreError> {
+    for table in ["open_task", "closed_task"] {
+        let sql = format!("SELECT last_log FROM {table} WHERE id = ?1 AND session = ?2");
+        let key = (id_bytes(task.as_uuid()), session.pk);
+        if let Some(found) = first(conn, &sql, key, |row| row.get(0))? {
+            return Ok(found);
+        }
+    }
+    if session.origin_seq == 0 || names.contains_key(&task) {
+        return Ok(0);
+    }
+    // A task that was final before the fork keeps its id, and its history lies before it.
+    let shared = log::seek(conn, session, session.origin_seq)?;
+    log::last_growth(conn, shared.id, task)
+}
+
+/// The items of a record that are asked for, with their payloads, oldest first.
+fn place_items(
+    conn: &Connection,
+    log: &LogRow,
+    user: UserId,
+    placing: &mut Placing,
+    is_asked: impl Fn(&PlacedItem) -> bool,
+) -> Result<Vec<StoredItem>, StoreError> {
+    let written = log.items()?;
+    let mut placed = Vec::new();
+    for (first_body, group) in written.groups {
+        let is_root = if let Some(known) = placing.roots.get(&group.task) {
+            *known
+        } else {
+            let known = is_root(conn, group.task)?;
+            placing.roots.insert(group.task, known);
+            known
+        };
+        let task = placing.names.get(&group.task).copied();
+        let task = task.unwrap_or(group.task);
+        let mut next_body = first_body;
+        for item in group.items {
+            let body_at = next_body;
+            next_body += 1 + item.attachments.len();
+            let is_in = |(kept, until): &(u64, u64)| item.seq > *kept && item.seq <= *until;
+            let rewound = placing.rewinds.iter().any(is_in);
+            let item = PlacedItem {
+                task,
+                request: group.request,
+                is_root,
+                rewound,
+                item,
+            };
+            if !is_asked(&item) {
+                continue;
+            }
+            let attached = item.item.attachments.iter().map(|file| file.body);
+            let named: Vec<BodyRef> = std::iter::once(item.item.body).chain(attached).collect();
+            let mut bodies = log.some_bodies(conn, user, body_at, &named)?.into_iter();
+            placed.push(StoredItem {
+                placed: item,
+                at: written.at,
+                body: bodies.next().flatten(),
+                attachments: bodies.collect(),
+            });
+        }
+    }
+    Ok(placed)
+}
+
+fn is_root(conn: &Connection, task: TaskId) -> Result<bool, StoreError> {
+    if let Some(open) = by_id::<Task>(conn, "open_task", task.as_uuid())? {
+        return Ok(open.parent.is_none());
+    }
+    let closed = by_id::<ClosedTask>(conn, "closed_task", task.as_uuid())?;
+    Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
+}
+
+/// The ranges of items that rewinds took out, also those inherited by a fork.
+fn rewinds(conn: &Connection, session: &SessionRow) -> Result<Vec<(u64, u64)>, StoreError> {
+    let mut ranges = Vec::new();
+    let (mut pk, mut until, mut inherited) = (session.pk, u64::MAX, session.clone());
+    loop {
+        let sql = "SELECT items_kept, items_until FROM rewind WHERE session = ?1 AND seq <= ?2";
+        let found = all(conn, sql, (pk, to_sql(until)), |row| {
+            Ok((from_sql(row.get(0)?), from_sql(row.get(1)?)))
+        })?;
+        ranges.extend(found);
+        if inherited.origin == 0 {
+            return Ok(ranges);
+        }
+        until = until.min(inherited.origin_seq);
+        pk = inherited.origin;
+        match log::session_by_pk(conn, pk)? {
+            Some(origin) => inherited = origin,
+            None => return Ok(ranges),
+        }
+    }
+}
