@@ -8,7 +8,7 @@ use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::item::{CallMark, Item};
 use crate::principal::Principal;
 use crate::record::{Change, ErasedPayloads, Event, Record};
-use crate::request::{CallState, Lease, LiveRequest, OpenCall, RequestStatus};
+use crate::request::{AskedAbout, CallState, Lease, LiveRequest, OpenCall, RequestStatus};
 use crate::session::{SessionState, TimeToLive, TtlMode};
 use crate::task::{ParentLink, Task, TaskStatus};
 use crate::time::Timestamp;
@@ -159,11 +159,13 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             hold,
             key,
             fingerprint,
+            right,
         } => {
             let vote = Vote {
                 key: *key,
                 fingerprint: *fingerprint,
                 revision: seq,
+                right: *right,
             };
             if let Some(hold) = Arc::make_mut(&mut state.holds).get_mut(hold) {
                 hold.votes.insert(principal, vote);
@@ -264,6 +266,7 @@ fn note_call(live: &mut LiveRequest, item: &Item) {
                     gated,
                     state,
                     digest: None,
+                    asked: None,
                 },
             );
         }
@@ -289,6 +292,9 @@ fn open_hold(state: &mut SessionState, event: &Event, seq: u64) {
         decide_by,
         deadline,
         on_expiry,
+        effect,
+        risk,
+        policy,
     } = event
     else {
         return;
@@ -299,10 +305,18 @@ fn open_hold(state: &mut SessionState, event: &Event, seq: u64) {
     with_request(state, *request, |live| {
         live.holds.insert(*hold);
         live.holds_opened = *number;
-        if *kind == HoldKind::Reconcile
-            && let Some(call) = call.and_then(|call| live.calls.get_mut(&call))
-        {
+        let Some(call) = call.and_then(|call| live.calls.get_mut(&call)) else {
+            return;
+        };
+        if *kind == HoldKind::Reconcile {
             call.state = CallState::Unknown { hold: *hold };
+        } else {
+            call.asked = Some(AskedAbout {
+                decide_by: decide_by.clone(),
+                effect: *effect,
+                policy: *policy,
+                risk: *risk,
+            });
         }
     });
     let opened = Hold {
@@ -319,6 +333,9 @@ fn open_hold(state: &mut SessionState, event: &Event, seq: u64) {
         need: *need,
         decide_by: decide_by.clone(),
         opened_by: *opened_by,
+        effect: *effect,
+        risk: *risk,
+        policy: *policy,
         deadline: *deadline,
         on_expiry: *on_expiry,
         votes: BTreeMap::new(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::digest::{BodyRef, Digest};
-use crate::hold::{Decision, DecisionKind, Hold, NewDecision, NewHold};
+use crate::hold::{Decision, DecisionKind, Hold, NewDecision, NewHold, WhyNot};
 use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::{Attachment, NewItem};
 use crate::name::Name;
@@ -462,8 +462,11 @@ pub enum Rejection {
         hold: HoldId,
     },
     /// This actor may not decide this hold.
-    #[error("you may not decide this hold; its policy asks for somebody else")]
-    MayNotDecide,
+    #[error("you may not decide this hold: {why}")]
+    MayNotDecide {
+        /// Why not.
+        why: WhyNot,
+    },
     /// This person has approved before.
     #[error("you have already approved this hold; it waits for others")]
     AlreadyVoted,

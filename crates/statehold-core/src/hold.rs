@@ -93,6 +93,64 @@ pub enum DecideBy {
     Role(Name),
 }
 
+/// What an action does to the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// It only looks.
+    Read,
+    /// It changes something that can be changed back.
+    Write,
+    /// It cannot be undone.
+    Destructive,
+}
+
+/// How much can go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the words say it")]
+pub enum Risk {
+    Low,
+    Medium,
+    High,
+}
+
+/// The right by which somebody decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Right {
+    /// The developer at a development server.
+    Local,
+    /// It is their own session, and the policy says `user`.
+    User,
+    /// They hold the role that the policy of the hold asks for: the one it names, or `approver`.
+    Role,
+}
+
+/// Why somebody may not decide a hold.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WhyNot {
+    /// It is their own session.
+    OwnSession,
+    /// They opened it, or it is about their own action.
+    OwnHold,
+    /// They do not hold the role.
+    NeedsRole(Name),
+    /// The server decides nothing.
+    Server,
+}
+
+impl std::fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OwnSession => f.write_str("it is about your own session; somebody else decides"),
+            Self::OwnHold => f.write_str("you asked for it yourself; somebody else decides"),
+            Self::NeedsRole(role) => write!(f, "it needs the role `{role}`"),
+            Self::Server => f.write_str("a person decides, never the server"),
+        }
+    }
+}
+
 /// What a worker asks a person. The id comes with the command, because the digest covers it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NewHold {
@@ -116,6 +174,12 @@ pub struct NewHold {
     pub on_expiry: OnExpiry,
     /// Who may decide. `None` takes the default of the kind.
     pub decide_by: Option<DecideBy>,
+    /// What the action does to the world.
+    pub effect: Option<Effect>,
+    /// How much can go wrong.
+    pub risk: Option<Risk>,
+    /// The policy it is opened under.
+    pub policy: Option<Digest>,
 }
 
 /// Which tool call a hold is about.
@@ -160,6 +224,15 @@ pub struct Hold {
     pub decide_by: DecideBy,
     /// Who opened it, and so never decides it.
     pub opened_by: Principal,
+    /// What the action does to the world.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<Effect>,
+    /// How much can go wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub risk: Option<Risk>,
+    /// The policy it was opened under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Digest>,
     /// When it expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
@@ -180,6 +253,8 @@ pub struct Vote {
     pub fingerprint: Digest,
     /// The revision that recorded it.
     pub revision: u64,
+    /// The right by which they approved.
+    pub right: Right,
 }
 
 /// A decision as a person sends it.
@@ -217,6 +292,12 @@ pub struct Decision {
     /// The digest of the action that may run, if one may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<Digest>,
+    /// The right by which they decided. Absent when no person decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right: Option<Right>,
+    /// The digest that the person was shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shown: Option<Digest>,
     /// How the hold ended.
     pub status: HoldStatus,
 }

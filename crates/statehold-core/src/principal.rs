@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::hold::{DecideBy, Hold};
+use crate::hold::{DecideBy, Hold, Right, WhyNot};
 use crate::ids::{IdError, KeyId, UserId};
 use crate::mutant::{self, Mutant};
 use crate::name::Name;
@@ -92,26 +92,41 @@ impl Actor {
         self.roles.iter().any(|held| held.as_str() == role)
     }
 
-    /// Whether this actor may decide `hold`, in a session that belongs to `owner`.
+    /// The right by which this actor may decide `hold`, in a session that belongs to `owner`.
     ///
     /// Where the policy says `user`, the session's user decides; everywhere else neither they nor the
     /// one who opened the hold do. The developer at a development server may do everything.
-    pub fn may_decide(&self, hold: &Hold, owner: UserId) -> bool {
-        if self.principal == Principal::Local {
-            return true;
-        }
-        if self.principal == Principal::System {
-            return false;
+    ///
+    /// # Errors
+    ///
+    /// Why they may not.
+    ///
+    /// # Panics
+    ///
+    /// Never: the word for approvers is a name.
+    pub fn right_to_decide(&self, hold: &Hold, owner: UserId) -> Result<Right, WhyNot> {
+        match self.principal {
+            Principal::Local => return Ok(Right::Local),
+            Principal::System => return Err(WhyNot::Server),
+            Principal::Key(_) | Principal::User(_) => {}
         }
         if mutant::is_on(Mutant::RequesterDecides) {
-            return true;
+            return Ok(Right::Role);
         }
         let is_owner = self.principal == Principal::User(owner);
-        let is_opener = self.principal == hold.opened_by;
-        match &hold.decide_by {
-            DecideBy::Other => self.has_role(APPROVER) && !is_owner && !is_opener,
-            DecideBy::User => is_owner || (self.has_role(APPROVER) && !is_opener),
-            DecideBy::Role(role) => self.has_role(role.as_str()) && !is_owner && !is_opener,
+        let role = match &hold.decide_by {
+            DecideBy::User if is_owner => return Ok(Right::User),
+            DecideBy::User | DecideBy::Other => APPROVER.parse().expect("approver is a name"),
+            DecideBy::Role(role) => role.clone(),
+        };
+        if is_owner {
+            Err(WhyNot::OwnSession)
+        } else if self.principal == hold.opened_by {
+            Err(WhyNot::OwnHold)
+        } else if self.has_role(role.as_str()) {
+            Ok(Right::Role)
+        } else {
+            Err(WhyNot::NeedsRole(role))
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{BodyRef, Digest};
-use crate::hold::{DecideBy, Decision, DecisionKind, HoldKind, OnExpiry};
+use crate::hold::{DecideBy, Decision, DecisionKind, Effect, HoldKind, OnExpiry, Right, Risk};
 use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::{Item, Visibility};
 use crate::name::Name;
@@ -247,6 +247,9 @@ pub enum Event {
         /// The digest a person approves.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         digest: Option<Digest>,
+        /// What the action does to the world.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        effect: Option<Effect>,
         /// The hold.
         hold: HoldId,
         /// What is asked for.
@@ -259,8 +262,14 @@ pub enum Event {
         on_expiry: OnExpiry,
         /// Who opened it, or whose lost action it is about.
         opened_by: Principal,
+        /// The policy it was opened under.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        policy: Option<Digest>,
         /// The request that waits.
         request: RequestId,
+        /// How much can go wrong.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        risk: Option<Risk>,
     },
     /// One of several people approved.
     VoteRecorded {
@@ -270,6 +279,8 @@ pub enum Event {
         hold: HoldId,
         /// The decision key.
         key: Digest,
+        /// The right by which they approved.
+        right: Right,
     },
     /// A hold got its one decision.
     HoldDecided {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::hold::{DecideBy, Effect, Risk};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::principal::Principal;
 use crate::time::Timestamp;
@@ -78,7 +79,7 @@ pub enum CallState {
 }
 
 /// A tool call without a result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenCall {
     /// Whether calling again with the same key is harmless.
@@ -90,6 +91,27 @@ pub struct OpenCall {
     /// The digest that was approved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
+    /// What the people who were asked about it were told. Whoever is asked what became of it must
+    /// have the same right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<AskedAbout>,
+}
+
+/// The terms under which people were asked about a call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AskedAbout {
+    /// Who may decide.
+    pub decide_by: DecideBy,
+    /// What the action does to the world.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<Effect>,
+    /// The policy it was opened under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Digest>,
+    /// How much can go wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub risk: Option<Risk>,
 }
 
 /// A request that has not ended.

@@ -170,7 +170,7 @@ impl Engine {
             children.push(self.request_detail(caller, summary.clone(), child).await?);
         }
         let calls = detail.live.iter().flat_map(|live| &live.calls);
-        let calls = calls.map(|(id, call)| (*id, *call)).collect();
+        let calls = calls.map(|(id, call)| (*id, call.clone())).collect();
         let temp_lost = self.has_lost_temp(&detail).await?;
         Ok(Some(ClaimedRequest {
             detail,

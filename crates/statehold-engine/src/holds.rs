@@ -1,6 +1,6 @@
 //! Questions about holds: one, a page of them, and who sees the action.
 
-use statehold_core::hold::{DecideBy, Hold, HoldKind};
+use statehold_core::hold::{DecideBy, Hold, HoldKind, Right, WhyNot};
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
@@ -39,6 +39,8 @@ pub struct HoldDetail {
     pub opened_at: Option<Timestamp>,
     /// When it was decided.
     pub decided_at: Option<Timestamp>,
+    /// The right by which the caller may decide it, or why not.
+    pub right: Result<Right, WhyNot>,
     /// Whether the caller may see the action: who may decide it, or read traces.
     pub sees_action: bool,
     /// Who voted.
@@ -212,8 +214,8 @@ impl Engine {
         let body = payload(opened.as_ref(), hold.body);
         let decision = closed.as_ref().map(|closed| closed.decision);
         let decision_body = payload(decided.as_ref(), decision.and_then(|made| made.body));
-        let actor = caller.actor();
-        let sees_action = may_see_action(caller, &hold, session, &actor);
+        let right = caller.actor().right_to_decide(&hold, session.owner.user);
+        let sees_action = right.is_ok() && holds_role(caller, &hold, session);
         Ok(HoldDetail {
             session: session.clone(),
             request_number,
@@ -223,6 +225,7 @@ impl Engine {
             decision_body,
             opened_at: opened.map(|stored| stored.record.content.at),
             decided_at: decided.map(|stored| stored.record.content.at),
+            right,
             sees_action,
             votes: hold.votes.keys().copied().collect(),
             hold,
@@ -245,18 +248,12 @@ impl Engine {
 }
 
 /// Those who may decide a hold see what they decide about.
-fn may_see_action(
-    caller: &Caller,
-    hold: &Hold,
-    session: &SessionSummary,
-    actor: &statehold_core::principal::Actor,
-) -> bool {
-    let has_role = match &hold.decide_by {
+fn holds_role(caller: &Caller, hold: &Hold, session: &SessionSummary) -> bool {
+    match &hold.decide_by {
         DecideBy::Role(role) => caller.roles.names().contains(role),
         DecideBy::Other => caller.has(Role::Approver),
         DecideBy::User => caller.acts_for(session.owner.user) || caller.has(Role::Approver),
-    };
-    has_role && actor.may_decide(hold, session.owner.user)
+    }
 }
 
 fn payload(

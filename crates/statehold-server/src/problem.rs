@@ -5,6 +5,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use statehold_core::command::Rejection;
+use statehold_core::hold::WhyNot;
 use statehold_engine::EngineError;
 use utoipa::ToSchema;
 
@@ -281,6 +282,13 @@ impl From<Rejection> for Problem {
                 .with("hold_status", json!(decision.status))
                 .with("decided_by", decision.by.to_string()),
             Rejection::HoldExpired { hold } => problem.with("hold_id", hold.to_string()),
+            Rejection::MayNotDecide { why } => {
+                let problem = problem.with("why", why_not(&why));
+                match why {
+                    WhyNot::NeedsRole(role) => problem.with("role", role.to_string()),
+                    _ => problem,
+                }
+            }
             Rejection::DecisionNotOffered { allowed, .. } => {
                 problem.with("allowed", json!(allowed))
             }
@@ -292,6 +300,16 @@ impl From<Rejection> for Problem {
             Rejection::Limit { limit, max } => problem.with("limit", limit).with("max", max),
             _ => problem,
         }
+    }
+}
+
+/// Why somebody may not decide, in one word.
+pub(crate) fn why_not(why: &WhyNot) -> &'static str {
+    match why {
+        WhyNot::OwnSession => "own_session",
+        WhyNot::OwnHold => "own_hold",
+        WhyNot::NeedsRole(_) => "needs_role",
+        WhyNot::Server => "server",
     }
 }
 
@@ -316,7 +334,7 @@ fn code_of(rejection: &Rejection) -> Code {
         Rejection::HoldExists { .. } | Rejection::HoldMalformed(_) => Code::HoldMalformed,
         Rejection::HoldDecided { .. } => Code::HoldDecided,
         Rejection::HoldExpired { .. } => Code::HoldExpired,
-        Rejection::MayNotDecide => Code::MayNotDecide,
+        Rejection::MayNotDecide { .. } => Code::MayNotDecide,
         Rejection::AlreadyVoted => Code::AlreadyVoted,
         Rejection::DecisionNotOffered { .. } => Code::DecisionNotOffered,
         Rejection::DigestMismatch { .. } => Code::DigestMismatch,

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use statehold_core::command::{Command, Context, Rejection};
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{
-    DecideBy, Decision, DecisionKind, HoldKind, HoldStatus, OnExpiry, Vote,
+    DecideBy, Decision, DecisionKind, Effect, HoldKind, HoldStatus, OnExpiry, Risk, Vote,
 };
 use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, Role, Visibility};
@@ -113,6 +113,9 @@ pub struct KnownHold {
     pub allowed: BTreeSet<DecisionKind>,
     pub need: u16,
     pub decide_by: DecideBy,
+    pub effect: Option<Effect>,
+    pub risk: Option<Risk>,
+    pub policy: Option<Digest>,
     pub opened_by: Principal,
     pub deadline: Option<Timestamp>,
     pub on_expiry: OnExpiry,

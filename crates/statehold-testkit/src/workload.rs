@@ -323,6 +323,9 @@ impl Client {
             expires_in_ms: None,
             on_expiry: OnExpiry::Reject,
             decide_by: None,
+            effect: None,
+            risk: None,
+            policy: None,
         };
         let items = vec![tool_item(ItemKind::ToolCall, call, gated)];
         Command::OpenHold { by, hold, items }

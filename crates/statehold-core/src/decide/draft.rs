@@ -232,6 +232,8 @@ impl<'a> Draft<'a> {
             key: None,
             fingerprint: None,
             released: None,
+            right: None,
+            shown: None,
             body: None,
         };
         self.emit(Event::HoldDecided {

@@ -177,6 +177,7 @@ impl Batch {
                         gated,
                         state,
                         digest: None,
+                        asked: None,
                     },
                 );
             }
@@ -207,7 +208,7 @@ impl Batch {
         call: ItemId,
         outcome: CallOutcome,
     ) -> Result<Option<crate::digest::Digest>, Rejection> {
-        let Some(open) = self.calls.get(&call).copied() else {
+        let Some(open) = self.calls.get(&call).cloned() else {
             return Err(Rejection::CallUnknown { call: Some(call) });
         };
         let fits = match (open.state, outcome) {

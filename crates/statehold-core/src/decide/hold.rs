@@ -4,7 +4,7 @@ use super::draft::{Draft, require_limit};
 use super::history::Batch;
 use crate::command::{Fenced, Outcome, Rejection};
 use crate::hold::{
-    Decision, DecisionKind, Hold, HoldKind, HoldStatus, NewDecision, NewHold, OnExpiry,
+    Decision, DecisionKind, Hold, HoldKind, HoldStatus, NewDecision, NewHold, OnExpiry, Right,
 };
 use crate::ids::{HoldId, ItemId, RequestId};
 use crate::item::NewItem;
@@ -73,6 +73,9 @@ pub(super) fn open(
             .unwrap_or_else(|| hold.kind.default_decide_by()),
         deadline: hold.expires_in_ms.map(|ms| draft.at.plus_ms(ms)),
         on_expiry: hold.on_expiry,
+        effect: hold.effect,
+        risk: hold.risk,
+        policy: hold.policy,
     });
     draft.unsettle(request);
     Ok(())
@@ -155,7 +158,10 @@ pub(super) fn open_reconcile(
     let kind = HoldKind::Reconcile;
     let live = draft.live(request)?;
     let number = live.holds_opened + 1;
-    let digest = live.calls.get(&call).and_then(|open| open.digest);
+    let open = live.calls.get(&call);
+    let digest = open.and_then(|open| open.digest);
+    // Whoever may have it run again must be somebody who could have approved it.
+    let asked = open.and_then(|open| open.asked.clone());
     let opened_by = live.last_worker.unwrap_or(draft.ctx.actor.principal);
     draft.emit(Event::HoldOpened {
         hold,
@@ -168,7 +174,10 @@ pub(super) fn open_reconcile(
         digest,
         allowed: kind.decisions().into_iter().collect(),
         need: 1,
-        decide_by: kind.default_decide_by(),
+        effect: asked.as_ref().and_then(|asked| asked.effect),
+        risk: asked.as_ref().and_then(|asked| asked.risk),
+        policy: asked.as_ref().and_then(|asked| asked.policy),
+        decide_by: asked.map_or_else(|| kind.default_decide_by(), |asked| asked.decide_by),
         deadline: None,
         on_expiry: OnExpiry::Reject,
     });
@@ -246,9 +255,9 @@ pub(super) fn decide(
     if open.is_some() && draft.state.is_expired(draft.at) {
         return Err(Rejection::SessionExpired);
     }
-    if !actor.may_decide(&hold, owner) {
-        return Err(Rejection::MayNotDecide);
-    }
+    let right = actor
+        .right_to_decide(&hold, owner)
+        .map_err(|why| Rejection::MayNotDecide { why })?;
     if hold.is_due(draft.at)
         && !mutant::is_on(Mutant::ApproveLate)
         && !mutant::is_on(Mutant::ReopenExpired)
@@ -275,13 +284,14 @@ pub(super) fn decide(
                 hold: id,
                 key,
                 fingerprint,
+                right,
             });
         }
         if votes < usize::from(hold.need) {
             return Ok(Ok(()));
         }
     }
-    commit_decision(draft, &hold, new);
+    commit_decision(draft, &hold, new, right);
     Ok(Ok(()))
 }
 
@@ -315,7 +325,7 @@ fn require_sound(hold: &Hold, new: &NewDecision) -> Result<(), Rejection> {
     }
 }
 
-fn commit_decision(draft: &mut Draft<'_>, hold: &Hold, new: &NewDecision) {
+fn commit_decision(draft: &mut Draft<'_>, hold: &Hold, new: &NewDecision, right: Right) {
     let (status, released) = match new.kind {
         DecisionKind::Approve => (HoldStatus::Approved, hold.digest),
         DecisionKind::Edit => (HoldStatus::Edited, new.edited),
@@ -333,6 +343,8 @@ fn commit_decision(draft: &mut Draft<'_>, hold: &Hold, new: &NewDecision) {
         key: Some(new.key),
         fingerprint: Some(new.fingerprint),
         released,
+        right: Some(right),
+        shown: new.digest,
         body: new.body,
     };
     let request = hold.request;

@@ -517,6 +517,9 @@ impl World {
             expires_in_ms: None,
             on_expiry: OnExpiry::Reject,
             decide_by: None,
+            effect: None,
+            risk: None,
+            policy: None,
         }
     }
 

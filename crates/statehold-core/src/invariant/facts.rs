@@ -128,6 +128,7 @@ impl Facts {
                 hold,
                 key,
                 fingerprint,
+                ..
             } => {
                 if let Some(facts) = self.holds.get_mut(hold) {
                     facts.approvals.insert(principal, (*key, *fingerprint));

@@ -238,6 +238,9 @@ impl Driver {
             expires_in_ms: None,
             on_expiry: OnExpiry::Reject,
             decide_by: None,
+            effect: None,
+            risk: None,
+            policy: None,
         }
     }
 

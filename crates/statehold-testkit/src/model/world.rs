@@ -313,13 +313,15 @@ impl World {
                     hold,
                     key,
                     fingerprint,
+                    right,
                 } => {
                     let revision = record.content.seq;
-                    let (key, fingerprint) = (*key, *fingerprint);
+                    let (key, fingerprint, right) = (*key, *fingerprint, *right);
                     let vote = statehold_core::hold::Vote {
                         key,
                         fingerprint,
                         revision,
+                        right,
                     };
                     votes.insert(*hold, (record.content.principal, vote));
                 }
@@ -557,6 +559,9 @@ impl World {
                 OnExpiry::Reject
             },
             decide_by: (ask == Ask::TwoApprovals).then_some(DecideBy::Other),
+            effect: None,
+            risk: None,
+            policy: None,
         };
         let items = if is_approval {
             vec![call_item(true)]

@@ -461,6 +461,7 @@ impl World {
         let lost = self.requests[request].leases.last();
         let worker = lost.map_or(ctx.actor.principal, |lease| lease.worker);
         for call in may_have_run {
+            let first = self.holds.iter().find(|hold| hold.call == Some(call));
             let hold = KnownHold {
                 id: None,
                 request,
@@ -472,7 +473,10 @@ impl World {
                 digest: self.approved_digest(call),
                 allowed: decisions_of(HoldKind::Reconcile),
                 need: 1,
-                decide_by: DecideBy::Other,
+                decide_by: first.map_or(DecideBy::Other, |hold| hold.decide_by.clone()),
+                effect: first.and_then(|hold| hold.effect),
+                risk: first.and_then(|hold| hold.risk),
+                policy: first.and_then(|hold| hold.policy),
                 // Whoever made the call must not be the one who says what became of it.
                 opened_by: worker,
                 deadline: None,

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use statehold_core::command::{Context, Fenced, Rejection};
 use statehold_core::hold::{
-    DecideBy, Decision, DecisionKind, HoldKind, HoldStatus, NewDecision, NewHold, OnExpiry, Vote,
+    DecideBy, Decision, DecisionKind, HoldKind, HoldStatus, NewDecision, NewHold, OnExpiry, Right,
+    Vote, WhyNot,
 };
 use statehold_core::ids::HoldId;
 use statehold_core::item::NewItem;
@@ -79,6 +80,9 @@ impl World {
                     DecideBy::User
                 }
             }),
+            effect: new.effect,
+            risk: new.risk,
+            policy: new.policy,
             opened_by: ctx.actor.principal,
             deadline: new.expires_in_ms.map(|ms| self.last_at.plus_ms(ms)),
             on_expiry: new.on_expiry,
@@ -152,9 +156,9 @@ impl World {
         if self.is_over(ctx) {
             return Err(Rejection::SessionExpired);
         }
-        if !self.may_decide(hold, &ctx.actor) {
-            return Err(Rejection::MayNotDecide);
-        }
+        let right = self
+            .right_to_decide(hold, &ctx.actor)
+            .map_err(|why| Rejection::MayNotDecide { why })?;
         if self.is_due(hold) {
             self.let_expire(hold);
             return Ok(Answer::Late(Rejection::HoldExpired { hold: id }));
@@ -171,6 +175,7 @@ impl World {
                     key,
                     fingerprint,
                     revision,
+                    right,
                 },
             ));
             if self.holds[hold].votes.len() < usize::from(self.holds[hold].need) {
@@ -191,6 +196,8 @@ impl World {
             key: Some(new.key),
             fingerprint: Some(new.fingerprint),
             released,
+            right: Some(right),
+            shown: new.digest,
             body: new.body,
         };
         self.settle_hold(hold, decision);
@@ -224,25 +231,27 @@ impl World {
         Ok(())
     }
 
-    fn may_decide(&self, hold: usize, actor: &Actor) -> bool {
+    fn right_to_decide(&self, hold: usize, actor: &Actor) -> Result<Right, WhyNot> {
         let known = &self.holds[hold];
-        let has_role = |role: &str| actor.roles.iter().any(|held| held.as_str() == role);
+        let asks_for = match &known.decide_by {
+            DecideBy::Other | DecideBy::User => "approver",
+            DecideBy::Role(role) => role.as_str(),
+        };
+        let has_role = actor.roles.iter().any(|held| held.as_str() == asks_for);
         let is_owner = self
             .owner
             .as_ref()
             .is_some_and(|owner| actor.principal == Principal::User(owner.user));
         match actor.principal {
-            Principal::Local => true,
-            Principal::System => false,
-            me => {
-                let is_opener = me == known.opened_by;
-                match &known.decide_by {
-                    DecideBy::User if is_owner => true,
-                    _ if is_owner || is_opener => false,
-                    DecideBy::Other | DecideBy::User => has_role("approver"),
-                    DecideBy::Role(role) => has_role(role.as_str()),
-                }
-            }
+            Principal::Local => Ok(Right::Local),
+            Principal::System => Err(WhyNot::Server),
+            _ if is_owner && known.decide_by == DecideBy::User => Ok(Right::User),
+            _ if is_owner => Err(WhyNot::OwnSession),
+            me if me == known.opened_by => Err(WhyNot::OwnHold),
+            _ if has_role => Ok(Right::Role),
+            _ => Err(WhyNot::NeedsRole(
+                asks_for.parse().expect("a role is a name"),
+            )),
         }
     }
 
@@ -290,6 +299,8 @@ pub(super) fn decided_by_nobody(status: HoldStatus) -> Decision {
         key: None,
         fingerprint: None,
         released: None,
+        right: None,
+        shown: None,
         body: None,
     }
 }

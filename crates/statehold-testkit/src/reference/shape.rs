@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use statehold_core::command::{Cold, Command, DecidedHold, Past};
-use statehold_core::hold::Hold;
+use statehold_core::hold::{Hold, HoldKind};
 use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
 use statehold_core::record::{Event, Record};
-use statehold_core::request::{LiveRequest, OpenCall};
+use statehold_core::request::{AskedAbout, LiveRequest, OpenCall};
 use statehold_core::session::SessionState;
 use statehold_core::task::{ParentLink, Task};
 
@@ -219,6 +219,16 @@ impl World {
         };
         let state = self.call_state(call);
         let digest = self.approved_digest(call);
+        let approval = self
+            .holds
+            .iter()
+            .find(|hold| hold.call == Some(call) && hold.kind == HoldKind::Approval);
+        let asked = approval.map(|hold| AskedAbout {
+            decide_by: hold.decide_by.clone(),
+            effect: hold.effect,
+            policy: hold.policy,
+            risk: hold.risk,
+        });
         (
             self.item_id(call),
             OpenCall {
@@ -226,6 +236,7 @@ impl World {
                 gated,
                 state,
                 digest,
+                asked,
             },
         )
     }
@@ -245,6 +256,9 @@ impl World {
             need: known.need,
             decide_by: known.decide_by.clone(),
             opened_by: known.opened_by,
+            effect: known.effect,
+            risk: known.risk,
+            policy: known.policy,
             deadline: known.deadline,
             on_expiry: known.on_expiry,
             votes: known.votes.iter().copied().collect(),

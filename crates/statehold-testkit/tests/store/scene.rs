@@ -330,6 +330,9 @@ impl Author {
             expires_in_ms: Some(3_600_000),
             on_expiry: OnExpiry::Reject,
             decide_by: None,
+            effect: None,
+            risk: None,
+            policy: None,
         };
         let items = vec![gated];
         let open = Command::OpenHold { by, hold, items };

@@ -138,6 +138,9 @@ impl Story {
             expires_in_ms: Some(3_600_000),
             on_expiry: OnExpiry::Reject,
             decide_by: None,
+            effect: None,
+            risk: None,
+            policy: None,
         };
         let by = self.fenced(request);
         self.send(

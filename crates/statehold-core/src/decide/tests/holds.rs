@@ -1,7 +1,7 @@
 //! Holds: the pause that reaches the root, who may end it, and that it ends once.
 
 use super::*;
-use crate::hold::DecideBy;
+use crate::hold::{DecideBy, Right, WhyNot};
 
 const ALL_PAUSED: &str = "T1 paused R1#1 waiting, T2 paused R2#1 waiting, T3 paused R3#1 held h1";
 const ALL_RUNNING: &str =
@@ -273,9 +273,14 @@ mod quorum {
         let mut w = two_needed();
         let approving_client = actor(client().principal, &["approver"]);
         let approving_worker = actor(worker(1).principal, &["approver"]);
-        for actor in [client(), approving_client, approving_worker] {
-            assert_eq!(w.no_by(actor, w.approve("R1.h1")), Rejection::MayNotDecide);
+        for actor in [client(), approving_client] {
+            let why = WhyNot::OwnSession;
+            let refused = Rejection::MayNotDecide { why };
+            assert_eq!(w.no_by(actor, w.approve("R1.h1")), refused);
         }
+        let why = WhyNot::OwnHold;
+        let refused = Rejection::MayNotDecide { why };
+        assert_eq!(w.no_by(approving_worker, w.approve("R1.h1")), refused);
     }
 
     #[test]
@@ -363,7 +368,7 @@ mod policy {
         let mut w = held_with(|hold| hold.decide_by = Some(decide_by.clone()));
         let result = w.send(actor, None, w.approve("R1.h1"));
         match (may, result) {
-            (true, Ok(Outcome::Commit(_))) | (false, Err(Rejection::MayNotDecide)) => {}
+            (true, Ok(Outcome::Commit(_))) | (false, Err(Rejection::MayNotDecide { .. })) => {}
             (_, other) => panic!("{other:?}"),
         }
     }
@@ -387,6 +392,50 @@ mod policy {
         check(&policy, actor(Principal::User(user(2)), &["client"]), false);
         check(&policy, worker(2), false);
         check(&policy, actor(worker(1).principal, &["approver"]), false);
+    }
+
+    #[test]
+    fn whoever_is_refused_is_told_why() {
+        let why = |policy: DecideBy, actor: Actor| {
+            let mut w = held_with(|hold| hold.decide_by = Some(policy.clone()));
+            match w.no_by(actor, w.approve("R1.h1")) {
+                Rejection::MayNotDecide { why } => why,
+                other => panic!("{other:?}"),
+            }
+        };
+        let finance = DecideBy::Role(name("finance"));
+        assert_eq!(why(DecideBy::Other, client()), WhyNot::OwnSession);
+        assert_eq!(why(finance.clone(), client()), WhyNot::OwnSession);
+        assert_eq!(why(DecideBy::User, worker(1)), WhyNot::OwnHold);
+        assert_eq!(
+            why(DecideBy::Other, worker(2)),
+            WhyNot::NeedsRole(name("approver"))
+        );
+        assert_eq!(
+            why(finance, approver(1)),
+            WhyNot::NeedsRole(name("finance"))
+        );
+        assert_eq!(
+            why(DecideBy::Other, Actor::system(name("t1"))),
+            WhyNot::Server
+        );
+    }
+
+    #[test]
+    fn a_decision_says_by_which_right_it_was_made_and_what_was_shown() {
+        let right = |policy: DecideBy, actor: Actor| {
+            let mut w = held_with(|hold| hold.decide_by = Some(policy.clone()));
+            let shown = w.state.holds[&w.hold("R1.h1")].digest;
+            w.ok_by(actor, w.approve("R1.h1"));
+            let decision = w.decided[&w.hold("R1.h1")].decision;
+            assert_eq!(decision.shown, shown);
+            decision.right
+        };
+        assert_eq!(right(DecideBy::User, client()), Some(Right::User));
+        assert_eq!(right(DecideBy::User, approver(1)), Some(Right::Role));
+        assert_eq!(right(DecideBy::Other, approver(1)), Some(Right::Role));
+        let local = actor(Principal::Local, &[]);
+        assert_eq!(right(DecideBy::Other, local), Some(Right::Local));
     }
 
     #[test]
@@ -534,7 +583,9 @@ mod expiry {
         w.wait_s(30);
         assert_eq!(
             w.no_by(client(), w.approve("R2.h1")),
-            Rejection::MayNotDecide
+            Rejection::MayNotDecide {
+                why: WhyNot::OwnSession
+            }
         );
         assert_eq!(w.hold_status("R2.h1"), HoldStatus::Open);
     }

@@ -2,6 +2,7 @@
 //! that are lost.
 
 use super::*;
+use crate::hold::{DecideBy, Effect, Risk, WhyNot};
 use crate::request::{CallState, RequestStatus};
 
 fn not_claimable(w: &World, request: &str, status: RequestStatus) -> Rejection {
@@ -392,7 +393,9 @@ fn reconcile_cannot_be_edited_or_decided_by_the_user() {
     ));
     assert_eq!(
         w.no_by(client(), w.approve("R1.h1")),
-        Rejection::MayNotDecide
+        Rejection::MayNotDecide {
+            why: WhyNot::OwnSession
+        }
     );
 }
 
@@ -485,5 +488,29 @@ fn the_worker_that_was_lost_does_not_decide_whether_its_action_ran() {
         roles: [name("approver")].into(),
         ..worker(1)
     };
-    assert_eq!(w.no_by(lost, w.approve("R1.h1")), Rejection::MayNotDecide);
+    let why = WhyNot::OwnHold;
+    let refused = Rejection::MayNotDecide { why };
+    assert_eq!(w.no_by(lost, w.approve("R1.h1")), refused);
+}
+
+#[test]
+fn whoever_is_asked_what_became_of_an_action_could_have_approved_it() {
+    let boss = || actor(Principal::User(user(7)), &["boss"]);
+    let mut w = chain(1);
+    w.ok(w.gate_with("R1", |hold| {
+        hold.decide_by = Some(DecideBy::Role(name("boss")));
+        hold.risk = Some(Risk::High);
+        hold.effect = Some(Effect::Destructive);
+    }));
+    w.ok_by(boss(), w.approve("R1.h1"));
+    w.lose_workers();
+    w.ok_by(worker(2), w.claim("R1"));
+    let asked = w.state.holds[&w.hold("R1.h2")].clone();
+    assert_eq!(asked.kind, HoldKind::Reconcile);
+    assert_eq!(asked.risk, Some(Risk::High));
+    assert_eq!(asked.effect, Some(Effect::Destructive));
+    let why = WhyNot::NeedsRole(name("boss"));
+    let refused = Rejection::MayNotDecide { why };
+    assert_eq!(w.no_by(approver(1), w.approve("R1.h2")), refused);
+    w.ok_by(boss(), w.approve("R1.h2"));
 }

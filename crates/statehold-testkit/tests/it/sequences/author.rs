@@ -7,7 +7,7 @@ use statehold_core::command::{
 };
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{
-    CallTarget, DecideBy, DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry,
+    CallTarget, DecideBy, DecisionKind, Effect, HoldKind, NewDecision, NewHold, OnExpiry, Risk,
 };
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
@@ -605,6 +605,9 @@ impl Author<'_> {
                 Some(DecideBy::User),
                 Some(DecideBy::Role(fixtures::name("boss"))),
             ]),
+            effect: self.dice.one(&[None, Some(Effect::Write)]),
+            risk: self.dice.one(&[None, Some(Risk::Low), Some(Risk::High)]),
+            policy: self.dice.one(&[None, Some(Digest::sha256(b"policy"))]),
         };
         Some((Command::OpenHold { by, hold, items }, actor))
     }
