@@ -1,20 +1,29 @@
 //! The command line.
 
+mod answers;
+mod approvals;
+mod ask;
 mod backup;
 mod check;
 mod completions;
 mod config;
 mod demo;
 mod doctor;
+mod frame;
 mod globals;
+mod hold;
+mod items;
 mod output;
 mod printable;
+mod resolve;
 mod restore;
 mod serve;
 mod sessions;
 mod status;
+mod tasks;
 mod times;
 mod token;
+mod tree;
 
 use clap::{Parser, Subcommand};
 
@@ -49,6 +58,12 @@ enum Command {
     /// Look at sessions, follow them, delete them.
     #[command(subcommand)]
     Sessions(sessions::Sessions),
+    /// Look at tasks and requests, wait for them, cancel them.
+    #[command(subcommand)]
+    Tasks(tasks::Tasks),
+    /// See what waits for a person, and decide it.
+    #[command(subcommand, visible_alias = "holds")]
+    Approvals(approvals::Approvals),
     /// Make, list and revoke keys.
     Token(token::Token),
     /// Find problems and say what helps.
@@ -75,6 +90,8 @@ impl Cli {
             Command::Serve(serve) => serve::run(&serve.plan(&Surroundings::of_process())?, &output),
             Command::Status(status) => status.run(globals, &output),
             Command::Sessions(sessions) => sessions.run(globals, &output),
+            Command::Tasks(tasks) => tasks.run(globals, &output),
+            Command::Approvals(approvals) => approvals.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),
             Command::Config(config) => config.run(&output),

@@ -92,7 +92,7 @@ impl Client {
 
     /// Asks whether somebody is there. An answer that is not JSON counts, with a body of null.
     pub(crate) async fn probe(&self, path: &str) -> Result<Answer, Failure> {
-        let (head, bytes) = self.exchange(Method::GET, path, None).await?;
+        let (head, bytes) = self.exchange(Method::GET, path, None, None).await?;
         Ok(Answer {
             headers: head.headers,
             body: serde_json::from_slice(&bytes).unwrap_or_default(),
@@ -110,7 +110,31 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Answer, Failure> {
-        let (head, bytes) = self.exchange(method, path, body).await?;
+        self.answer(method, path, body, None).await
+    }
+
+    /// Posts under an idempotency key: the same call under the same key gets the same answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::call`]. If the answer was lost, the call may be made again under the same key.
+    pub(crate) async fn post_once(
+        &self,
+        path: &str,
+        body: &Value,
+        key: &str,
+    ) -> Result<Answer, Failure> {
+        self.answer(Method::POST, path, Some(body), Some(key)).await
+    }
+
+    async fn answer(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        key: Option<&str>,
+    ) -> Result<Answer, Failure> {
+        let (head, bytes) = self.exchange(method, path, body, key).await?;
         Ok(Answer {
             body: self.parse(head.status, &bytes)?,
             headers: head.headers,
@@ -122,10 +146,14 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        key: Option<&str>,
     ) -> Result<(Parts, Bytes), Failure> {
         let mut request = self
             .request(method, path)
             .header(header::ACCEPT, "application/json");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }

@@ -16,6 +16,9 @@ use crate::exit::Failure;
 /// The server that is meant when none is named.
 pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:7717";
 
+/// How long an answer may take when nothing else was said.
+pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
 const URL_HELP: &str = "The server to call [env: STATEHOLD_URL] [default: http://127.0.0.1:7717]";
 const TOKEN_HELP: &str =
     "The key to call with [env: STATEHOLD_TOKEN]; here, others on this machine can see it";
@@ -50,9 +53,9 @@ pub(crate) struct Globals {
     /// Print tables without their first line.
     #[arg(long, global = true)]
     no_headers: bool,
-    /// How long to wait for an answer, for example 30s, 500ms or 2m.
-    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
-    timeout: Duration,
+    /// How long to wait for an answer, for example 500ms or 2m [default: 30s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration)]
+    pub(super) timeout: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -123,7 +126,8 @@ impl Globals {
     pub(super) fn client_of(&self, url: &str, output: &Output) -> anyhow::Result<Client> {
         let address: Address = url.parse()?;
         let token = self.token(output)?;
-        Ok(Client::new(address, token.as_deref(), self.timeout)?)
+        let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        Ok(Client::new(address, token.as_deref(), timeout)?)
     }
 }
 

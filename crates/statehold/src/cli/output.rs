@@ -68,9 +68,10 @@ impl Tone {
     /// The tone of a status.
     pub(super) fn of_status(status: &str) -> Self {
         match status {
-            "running" => Self::Good,
-            "paused" => Self::Warning,
-            "closed" => Self::Dim,
+            "running" | "completed" | "approved" | "edited" | "answered" => Self::Good,
+            "paused" | "held" | "waiting" | "open" => Self::Warning,
+            "failed" | "cancelled" | "rejected" | "expired" => Self::Bad,
+            "closed" | "idle" | "queued" => Self::Dim,
             _ => Self::Plain,
         }
     }
@@ -103,6 +104,12 @@ impl Cell {
         }
     }
 
+    /// Text that was made safe before; once is enough.
+    pub(super) fn shown(text: String) -> Self {
+        let tone = Tone::Plain;
+        Self { text, tone }
+    }
+
     /// A value that may be missing.
     pub(super) fn optional(text: Option<impl AsRef<str>>) -> Self {
         text.map_or_else(|| Self::new("-"), Self::new)
@@ -132,7 +139,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    fn render(&self, is_terminal: bool, has_headers: bool) -> String {
+    pub(super) fn render(&self, is_terminal: bool, has_headers: bool) -> String {
         let header: Vec<Cell> = self
             .headers
             .iter()

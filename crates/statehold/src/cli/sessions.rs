@@ -2,17 +2,13 @@
 
 mod delete;
 mod list;
-mod resolve;
 mod show;
 mod tail;
 
 use std::collections::BTreeMap;
 
-use anyhow::Context;
 use clap::Subcommand;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::block_on;
 use super::globals::Globals;
@@ -60,15 +56,4 @@ struct Session {
     created_at: String,
     updated_at: String,
     expires_at: Option<String>,
-}
-
-/// Reads what a server sent as what it should be.
-fn read<T: DeserializeOwned>(value: &Value) -> anyhow::Result<T> {
-    serde::Deserialize::deserialize(value)
-        .context("the server answered in a form that this version does not know")
-}
-
-/// A field that is a list.
-fn elements<'a>(answer: &'a Value, field: &str) -> &'a [Value] {
-    answer[field].as_array().map_or(&[], Vec::as_slice)
 }

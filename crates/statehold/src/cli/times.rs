@@ -33,6 +33,32 @@ impl Times {
         }
     }
 
+    /// When something happened, as the end of a sentence.
+    pub(super) fn ago(&self, text: &str) -> String {
+        match (self.style, text.parse::<Timestamp>()) {
+            (TimeStyle::Relative, Ok(time)) if time <= self.now => {
+                format!("{} ago", self.relative(time))
+            }
+            // Clocks differ: what was just decided there may be in the future here.
+            (TimeStyle::Relative, Ok(_)) => "just now".to_owned(),
+            _ => format!("at {}", self.show(text)),
+        }
+    }
+
+    /// Since when something is as it is, as the end of a sentence.
+    pub(super) fn since(&self, text: &str) -> String {
+        match self.style {
+            TimeStyle::Relative => self.show(text),
+            TimeStyle::Utc | TimeStyle::Iso => format!("since {}", self.show(text)),
+        }
+    }
+
+    /// How many seconds are left until a time; negative if it is over.
+    pub(super) fn seconds_until(&self, text: &str) -> Option<i64> {
+        let time: Timestamp = text.parse().ok()?;
+        Some(time.as_second() - self.now.as_second())
+    }
+
     fn relative(&self, time: Timestamp) -> String {
         let seconds = self.now.as_second() - time.as_second();
         let amount = match seconds.unsigned_abs() {
@@ -66,6 +92,28 @@ mod tests {
         check(TimeStyle::Relative, time, "2m");
         check(TimeStyle::Utc, time, "2026-08-06 11:57:30");
         check(TimeStyle::Iso, time, time);
+    }
+
+    #[test]
+    fn a_sentence_says_ago_or_the_exact_time() {
+        let now = "2026-08-06T12:00:00Z".parse().expect("a time");
+        let relative = Times {
+            style: TimeStyle::Relative,
+            now,
+        };
+        let exact = Times {
+            style: TimeStyle::Iso,
+            now,
+        };
+        assert_eq!(relative.ago("2026-08-06T11:59:46Z"), "14s ago");
+        assert_eq!(relative.ago("2026-08-06T12:00:01Z"), "just now");
+        assert_eq!(exact.ago("2026-08-06T11:59:46Z"), "at 2026-08-06T11:59:46Z");
+        assert_eq!(relative.since("2026-08-06T11:58:00Z"), "2m");
+        assert_eq!(
+            exact.since("2026-08-06T11:58:00Z"),
+            "since 2026-08-06T11:58:00Z"
+        );
+        assert_eq!(relative.seconds_until("2026-08-06T12:00:30Z"), Some(30));
     }
 
     #[test]

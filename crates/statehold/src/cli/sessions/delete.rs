@@ -1,20 +1,20 @@
 //! `statehold sessions delete`.
 
-use std::io::{BufRead, IsTerminal};
-
 use clap::Args;
 use hyper::Method;
 
-use super::resolve::resolve;
-use super::{Session, read};
+use super::Session;
+use crate::cli::answers::read;
+use crate::cli::ask;
 use crate::cli::output::Output;
 use crate::cli::printable::cell;
+use crate::cli::resolve;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Delete {
-    /// The id, or a beginning of it that no other session has.
+    /// The id, a beginning of it that no other session has, or the name.
     session: String,
     /// Do not ask.
     #[arg(short, long)]
@@ -27,14 +27,14 @@ impl Delete {
         client: &Client,
         output: &Output,
     ) -> anyhow::Result<Exit> {
-        if !self.yes && !can_ask() {
+        if !self.yes && !ask::can_ask() {
             return Err(Failure::usage(
                 "deleting a session cannot be undone, and nobody can be asked here",
             )
             .hint("say that it is meant with: --yes")
             .into());
         }
-        let id = resolve(client, &self.session).await?;
+        let id = resolve::session(client, &self.session).await?;
         if !self.yes {
             let session: Session = read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
             if !confirm(&session)? {
@@ -54,22 +54,13 @@ impl Delete {
     }
 }
 
-/// Whether somebody sits there: not in a pipe, and not in an automatic build.
-fn can_ask() -> bool {
-    let is_automatic = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
-    std::io::stdin().is_terminal() && !is_automatic
-}
-
 fn confirm(session: &Session) -> anyhow::Result<bool> {
-    anstream::eprint!(
-        "{}  {} of {}, {}, {} records\nDelete it for good? Type yes: ",
+    ask::yes(&format!(
+        "{}  {} of {}, {}, {} records\nDelete it for good?",
         cell(&session.id),
         cell(session.name.as_deref().unwrap_or("no name")),
         cell(&session.user),
         cell(&session.status),
         session.revision
-    );
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "yes"))
+    ))
 }

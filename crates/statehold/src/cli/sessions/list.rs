@@ -3,13 +3,11 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Session, elements, read};
+use super::Session;
+use crate::cli::answers::{Pages, read};
 use crate::cli::output::{Cell, Output, Table, Tone};
-use crate::client::{Client, with_query};
-use crate::exit::{Exit, Failure};
-
-/// The most rows that a server gives at once.
-pub(super) const PAGE_MAX: usize = 200;
+use crate::client::Client;
+use crate::exit::Exit;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct List {
@@ -47,19 +45,14 @@ impl List {
         } else {
             usize::try_from(self.limit)?
         };
-        let mut pages = Pages::new(vec![
+        let mut pages = Pages::sessions(vec![
             ("app", self.app.clone()),
             ("user", self.user.clone()),
             ("status", self.status.clone()),
             ("label", self.label.clone()),
             ("q", self.query.clone()),
         ]);
-        let mut sessions = Vec::new();
-        while sessions.len() < limit
-            && let Some(page) = pages.next(client, limit - sessions.len()).await?
-        {
-            sessions.extend(page);
-        }
+        let sessions = pages.take(client, limit).await?;
         if output.json {
             let mut answer = json!({ "sessions": sessions });
             if let Some(cursor) = pages.cursor {
@@ -105,43 +98,5 @@ fn footer(count: usize, has_more: bool) -> String {
     match count {
         0 => "No sessions. Is this the right server, app and key? See: statehold status".to_owned(),
         count => format!("{count} shown{more}. Look at one with: statehold sessions show SESSION"),
-    }
-}
-
-/// The pages of a list of sessions.
-#[derive(Debug)]
-pub(super) struct Pages {
-    filter: Vec<(&'static str, Option<String>)>,
-    has_begun: bool,
-    /// Where the rest begins, if there is a rest.
-    pub(super) cursor: Option<String>,
-}
-
-impl Pages {
-    pub(super) fn new(filter: Vec<(&'static str, Option<String>)>) -> Self {
-        Self {
-            filter,
-            has_begun: false,
-            cursor: None,
-        }
-    }
-
-    /// The next page, of at most `limit` rows; none after the last one. It may be empty and still
-    /// not be the last.
-    pub(super) async fn next(
-        &mut self,
-        client: &Client,
-        limit: usize,
-    ) -> Result<Option<Vec<Value>>, Failure> {
-        if self.has_begun && self.cursor.is_none() {
-            return Ok(None);
-        }
-        self.has_begun = true;
-        let mut parameters = self.filter.clone();
-        parameters.push(("cursor", self.cursor.take()));
-        parameters.push(("limit", Some(limit.min(PAGE_MAX).to_string())));
-        let answer = client.get(&with_query("/v1/sessions", &parameters)).await?;
-        self.cursor = answer.body["next_cursor"].as_str().map(str::to_owned);
-        Ok(Some(elements(&answer.body, "sessions").to_vec()))
     }
 }

@@ -3,22 +3,20 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::list::PAGE_MAX;
-use super::resolve::resolve;
-use super::{Session, elements, read};
+use super::Session;
+use crate::cli::answers::{PAGE_MAX, elements, read};
+use crate::cli::items;
 use crate::cli::output::{Cell, Output, Table, Tone};
-use crate::cli::printable::{cell, excerpt, printable};
+use crate::cli::resolve;
 use crate::client::{Client, with_query};
 use crate::exit::Exit;
 
 /// How many open holds are asked for their title.
 const HOLDS_MAX: usize = 20;
-/// How much of arguments and results is shown.
-const EXCERPT_CHARS_MAX: usize = 160;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Show {
-    /// The id, or a beginning of it that no other session has.
+    /// The id, a beginning of it that no other session has, or the name.
     session: String,
     /// How many messages to print, counted from the last.
     #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
@@ -34,7 +32,7 @@ impl Show {
         client: &Client,
         output: &Output,
     ) -> anyhow::Result<Exit> {
-        let id = resolve(client, &self.session).await?;
+        let id = resolve::session(client, &self.session).await?;
         let session = client.get(&format!("/v1/sessions/{id}")).await?.body;
         let holds = open_holds(client, &id).await?;
         let (messages, has_earlier) = self.messages(client, &id).await?;
@@ -158,7 +156,7 @@ fn print_for_people(
         output.table(&table)?;
     }
     for message in messages {
-        output.line(&format!("\n{}", message_for_people(message, output)))?;
+        output.line(&format!("\n{}", items::for_people(message, output)))?;
     }
     Ok(())
 }
@@ -168,51 +166,6 @@ fn hold_cells(hold: &Value) -> Vec<Cell> {
         .into_iter()
         .map(|field| Cell::optional(hold[field].as_str()))
         .collect()
-}
-
-/// A line that says who and when, and the words below it.
-fn message_for_people(message: &Value, output: &Output) -> String {
-    let time = output.times.show(text(message, "created_at"));
-    let is_hidden = message["visibility"] == "hidden";
-    let head = format!(
-        "{}{}  {}",
-        if is_hidden { "┆ hidden  " } else { "" },
-        cell(&who(message)),
-        cell(&time)
-    );
-    let tone = if is_hidden { Tone::Dim } else { Tone::Strong };
-    let indent = if is_hidden { "┆ " } else { "  " };
-    let words = printable(&words(message));
-    let lines = words.lines().map(|line| format!("\n{indent}{line}"));
-    tone.paint(&head) + &lines.collect::<String>()
-}
-
-fn who(message: &Value) -> String {
-    let kind = message["kind"].as_str().filter(|kind| *kind != "message");
-    let role = message["role"].as_str();
-    let what = kind.or(role).unwrap_or("message");
-    match message["agent"].as_str() {
-        Some(agent) if role != Some("user") => format!("{agent} ({what})"),
-        Some(_) | None => what.to_owned(),
-    }
-}
-
-/// What an item says: the content of a message, or what was called with what.
-fn words(item: &Value) -> String {
-    let short = |value: &Value| match value {
-        Value::Null => String::new(),
-        Value::String(text) => excerpt(text, EXCERPT_CHARS_MAX),
-        other => excerpt(&other.to_string(), EXCERPT_CHARS_MAX),
-    };
-    match text(item, "kind") {
-        "tool_call" => format!("{}({})", text(item, "name"), short(&item["arguments"])),
-        "tool_result" => format!("→ {}", short(&item["result"])),
-        _ => match &item["content"] {
-            Value::Null => short(&item["data"]),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        },
-    }
 }
 
 /// Each line begins with what it is about, so that `grep` and `cut` can take it apart.
@@ -232,20 +185,9 @@ fn print_for_pipes(
         table.row(cells);
     }
     for message in messages {
-        table.row(vec![
-            Cell::new("message"),
-            Cell::new(message["seq"].to_string()),
-            Cell::new(output.times.show(text(message, "created_at"))),
-            Cell::new(message["visibility"].as_str().unwrap_or("visible")),
-            Cell::new(who(message)),
-            Cell::new(words(message)),
-        ]);
+        table.row(items::for_pipes("message", message, output));
     }
     output.table(&table)
-}
-
-fn text<'a>(value: &'a Value, field: &str) -> &'a str {
-    value[field].as_str().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -259,41 +201,5 @@ mod tests {
         let mut open = Vec::new();
         collect_open(tasks.as_array().expect("a list"), &mut open);
         assert_eq!(open, [json!({ "id": "hld_1", "status": "open" })]);
-    }
-
-    #[test]
-    fn an_item_says_what_it_is() {
-        for (item, who_says, what) in [
-            (
-                json!({ "role": "user", "agent": "c", "content": "hi" }),
-                "user",
-                "hi",
-            ),
-            (
-                json!({ "role": "assistant", "agent": "c", "content": "hi" }),
-                "c (assistant)",
-                "hi",
-            ),
-            (
-                json!({ "kind": "tool_call", "agent": "u", "name": "delete_user", "arguments": { "id": 7 } }),
-                "u (tool_call)",
-                "delete_user({\"id\":7})",
-            ),
-            (
-                json!({ "kind": "tool_result", "result": "ok" }),
-                "tool_result",
-                "→ ok",
-            ),
-            (
-                json!({ "kind": "note", "agent": "u", "data": [1] }),
-                "u (note)",
-                "[1]",
-            ),
-        ] {
-            assert_eq!(
-                (who(&item).as_str(), words(&item).as_str()),
-                (who_says, what)
-            );
-        }
     }
 }

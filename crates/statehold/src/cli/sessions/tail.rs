@@ -3,10 +3,11 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::resolve::resolve;
-use super::{Session, elements, read};
+use super::Session;
+use crate::cli::answers::{elements, read};
 use crate::cli::output::{Cell, Output, Table, Tone};
 use crate::cli::printable::cell;
+use crate::cli::resolve;
 use crate::client::{Client, Feed, FeedStep};
 use crate::exit::Exit;
 
@@ -15,7 +16,7 @@ const EVENT_CHARS_MAX: usize = 100;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Tail {
-    /// The id, or a beginning of it that no other session has.
+    /// The id, a beginning of it that no other session has, or the name.
     session: String,
     /// Begin after this revision instead of with what happens next; 0 is the beginning.
     #[arg(long, value_name = "REVISION")]
@@ -34,7 +35,7 @@ impl Tail {
         client: &Client,
         output: &Output,
     ) -> anyhow::Result<Exit> {
-        let id = resolve(client, &self.session).await?;
+        let id = resolve::session(client, &self.session).await?;
         let session: Session = read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
         // Beginning at a revision that is known, a connection lost before the first record loses
         // none.

@@ -1,0 +1,276 @@
+//! A hold as the server tells it, and how it is said in a few words.
+//!
+//! What an older or newer server leaves out is missing here too: every sentence works without it.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::printable::{cell, excerpt};
+use super::times::{TimeStyle, Times};
+
+/// Holds that expire sooner than this are marked.
+const SOON_SECONDS: i64 = 600;
+/// How much of one argument is shown in a line.
+const VALUE_CHARS_MAX: usize = 32;
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Hold {
+    pub(super) id: String,
+    pub(super) alias: String,
+    pub(super) kind: String,
+    pub(super) status: String,
+    pub(super) session_id: String,
+    pub(super) task_id: String,
+    pub(super) request_id: String,
+    #[serde(default)]
+    pub(super) task_path: Vec<String>,
+    /// The aliases from the root task to the request that asks.
+    pub(super) chain: Option<String>,
+    pub(super) agent: String,
+    /// For whom, if the caller may know.
+    pub(super) user: Option<String>,
+    pub(super) app: Option<String>,
+    #[serde(default)]
+    pub(super) title: String,
+    pub(super) message: Option<String>,
+    /// Missing if the caller may not see it.
+    pub(super) action: Option<Action>,
+    pub(super) response_schema: Option<Value>,
+    pub(super) url: Option<String>,
+    pub(super) reasons: Option<Value>,
+    #[serde(default)]
+    pub(super) allowed: Vec<String>,
+    #[serde(default = "one")]
+    pub(super) quorum: u64,
+    pub(super) votes: Option<Vec<Value>>,
+    pub(super) expires_at: Option<String>,
+    pub(super) on_expiry: Option<String>,
+    pub(super) decide_by: Option<String>,
+    pub(super) comment_required: Option<bool>,
+    pub(super) group: Option<Value>,
+    pub(super) may_decide: Option<bool>,
+    pub(super) why_not: Option<String>,
+    pub(super) decision: Option<Decision>,
+    pub(super) execution_key: Option<String>,
+    pub(super) evidence: Option<Value>,
+    #[serde(default)]
+    pub(super) created_at: String,
+}
+
+fn one() -> u64 {
+    1
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Action {
+    pub(super) tool: String,
+    #[serde(default)]
+    pub(super) args: Value,
+    pub(super) args_schema: Option<Value>,
+    pub(super) digest: Option<String>,
+    pub(super) effect: Option<String>,
+    pub(super) risk: Option<String>,
+    #[serde(default)]
+    pub(super) redactions: Vec<Redaction>,
+}
+
+/// A value that is not shown.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Redaction {
+    /// A JSON pointer.
+    pub(super) path: String,
+    #[serde(default)]
+    pub(super) rule: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Decision {
+    pub(super) status: String,
+    pub(super) by: String,
+    pub(super) at: String,
+    pub(super) comment: Option<String>,
+    pub(super) reason: Option<Value>,
+    pub(super) args: Option<Value>,
+    pub(super) content: Option<Value>,
+}
+
+impl Hold {
+    pub(super) fn is_open(&self) -> bool {
+        self.status == "open"
+    }
+
+    pub(super) fn risk(&self) -> Option<&str> {
+        self.action.as_ref()?.risk.as_deref()
+    }
+
+    /// Whether a plain yes is not enough.
+    pub(super) fn is_high_risk(&self) -> bool {
+        let action = self.action.as_ref();
+        action.is_some_and(|action| {
+            action.risk.as_deref() == Some("high")
+                || action.effect.as_deref() == Some("destructive")
+        })
+    }
+
+    /// What is asked, in one line: the action, or the kind and the title.
+    pub(super) fn summary(&self, chars_max: usize) -> String {
+        let whole = match &self.action {
+            Some(action) if self.kind == "approval" => action.call(),
+            Some(action) => format!("{}: {}", self.kind, action.call()),
+            None if self.kind == "approval" => self.title.clone(),
+            None => format!("{}: {}", self.kind, self.title),
+        };
+        excerpt(&whole, chars_max)
+    }
+
+    /// When it expires, for a table.
+    pub(super) fn expires(&self, times: &Times) -> Option<String> {
+        let at = self.expires_at.as_deref().filter(|_| self.is_open())?;
+        let shown = times.show(at);
+        Some(if self.expires_soon(times) {
+            format!("{shown}, soon")
+        } else {
+            shown
+        })
+    }
+
+    pub(super) fn expires_soon(&self, times: &Times) -> bool {
+        let left = self
+            .expires_at
+            .as_deref()
+            .and_then(|at| times.seconds_until(at));
+        self.is_open()
+            && times.style == TimeStyle::Relative
+            && left.is_some_and(|left| left < SOON_SECONDS)
+    }
+
+    /// Who decided what, and when: `approved by local 14s ago`.
+    pub(super) fn outcome(&self, times: &Times) -> String {
+        match &self.decision {
+            Some(decision) => format!(
+                "{} by {} {}",
+                cell(&decision.status),
+                cell(&decision.by),
+                times.ago(&decision.at)
+            ),
+            None => cell(&self.status),
+        }
+    }
+}
+
+impl Action {
+    /// The call as one would write it: `delete_user(user_id=7, cascade=false)`.
+    pub(super) fn call(&self) -> String {
+        call(&self.tool, &self.args)
+    }
+
+    pub(super) fn is_redacted(&self, pointer: &str) -> bool {
+        let mut redactions = self.redactions.iter();
+        redactions.any(|redaction| redaction.path == pointer)
+    }
+}
+
+/// A call as one would write it. Not safe to print as it is.
+pub(super) fn call(tool: &str, args: &Value) -> String {
+    let args: Vec<String> = match args {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| format!("{name}={}", value_in_line(value)))
+            .collect(),
+        Value::Null => Vec::new(),
+        other => vec![value_in_line(other)],
+    };
+    format!("{tool}({})", args.join(", "))
+}
+
+fn value_in_line(value: &Value) -> String {
+    let whole = value.to_string();
+    match value {
+        Value::String(text) if text.chars().count() > VALUE_CHARS_MAX => {
+            let start: String = text.chars().take(VALUE_CHARS_MAX).collect();
+            format!("{}…", Value::from(start).to_string().trim_end_matches('"'))
+        }
+        Value::Array(_) | Value::Object(_) if whole.chars().count() > VALUE_CHARS_MAX => {
+            let start: String = whole.chars().take(VALUE_CHARS_MAX).collect();
+            format!("{start}…")
+        }
+        _ => whole,
+    }
+}
+
+/// Why the caller may not decide, as a sentence.
+pub(super) fn why_not(word: &str, role: Option<&str>) -> String {
+    match word {
+        "own_session" => {
+            "the session is yours: somebody else must decide what is done in your name".to_owned()
+        }
+        "own_hold" => "you asked for it yourself: somebody else must decide".to_owned(),
+        "needs_role" => match role {
+            Some(role) => format!("it is for people with the role `{role}`"),
+            None => "it is for people with another role".to_owned(),
+        },
+        "server" => "the server itself decides this".to_owned(),
+        other => format!("the server says: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    pub(in crate::cli) fn hold(more: &Value) -> Hold {
+        let mut whole = json!({
+            "id": "hld_1", "alias": "R8.h1", "kind": "approval", "status": "open",
+            "session_id": "ses_1", "task_id": "tsk_1", "request_id": "req_1", "agent": "ums-agent",
+            "title": "Delete user 7", "created_at": "2026-08-06T11:58:00Z"
+        });
+        for (field, value) in more.as_object().into_iter().flatten() {
+            whole[field] = value.clone();
+        }
+        serde_json::from_value(whole).expect("a hold")
+    }
+
+    #[test]
+    fn an_action_is_written_as_a_call() {
+        let action = json!({ "tool": "delete_user", "args": { "user_id": 7, "cascade": false, "note": "x".repeat(50) } });
+        assert_eq!(
+            hold(&json!({ "action": action })).summary(100),
+            format!(
+                "delete_user(user_id=7, cascade=false, note=\"{}…)",
+                "x".repeat(32)
+            )
+        );
+        assert_eq!(hold(&json!({})).summary(100), "Delete user 7");
+        let question = json!({ "kind": "question", "title": "Which\nSpringfield?" });
+        assert_eq!(hold(&question).summary(100), "question: Which Springfield?");
+        let hostile = json!({ "action": { "tool": "t", "args": { "\u{202e}a": "\u{1b}[2J" } } });
+        assert_eq!(hold(&hostile).summary(100), "t(\\u{202e}a=\"\\u001b[2J\")");
+    }
+
+    #[test]
+    fn what_expires_soon_is_marked_in_words() {
+        let now = "2026-08-06T12:00:00Z".parse().expect("a time");
+        let style = TimeStyle::Relative;
+        let times = Times { style, now };
+        let soon = hold(&json!({ "expires_at": "2026-08-06T12:04:00Z" }));
+        assert_eq!(soon.expires(&times).as_deref(), Some("in 4m, soon"));
+        let later = hold(&json!({ "expires_at": "2026-08-06T12:57:00Z" }));
+        assert_eq!(later.expires(&times).as_deref(), Some("in 57m"));
+        assert_eq!(hold(&json!({})).expires(&times), None);
+    }
+
+    #[test]
+    fn high_risk_is_said_by_risk_or_by_effect() {
+        let of = |action: Value| hold(&json!({ "action": action })).is_high_risk();
+        assert!(of(json!({ "tool": "t", "risk": "high" })));
+        assert!(of(
+            json!({ "tool": "t", "risk": "low", "effect": "destructive" })
+        ));
+        assert!(!of(
+            json!({ "tool": "t", "risk": "medium", "effect": "write" })
+        ));
+        assert!(!hold(&json!({})).is_high_risk());
+    }
+}

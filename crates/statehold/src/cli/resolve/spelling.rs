@@ -1,0 +1,172 @@
+//! What a person typed, before anybody was asked what there is: a whole id, a part of one, an alias
+//! of a session, or a name. No I/O.
+
+/// What an id is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cli) enum Kind {
+    Session,
+    Task,
+    Request,
+    Hold,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Session, Self::Task, Self::Request, Self::Hold];
+
+    pub(in crate::cli) fn prefix(self) -> &'static str {
+        match self {
+            Self::Session => "ses_",
+            Self::Task => "tsk_",
+            Self::Request => "req_",
+            Self::Hold => "hld_",
+        }
+    }
+
+    pub(in crate::cli) fn word(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Task => "task",
+            Self::Request => "request",
+            Self::Hold => "hold",
+        }
+    }
+}
+
+/// A part of an id: how it begins and how it ends. The kind may have been left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) kind: Option<Kind>,
+    start: String,
+    end: String,
+}
+
+impl Part {
+    /// Reads the beginning of an id, or its beginning and its end with dots between them, as tables
+    /// print it.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|kind| text.starts_with(kind.prefix()));
+        let digits = kind.map_or(text, |kind| &text[kind.prefix().len()..]);
+        let (start, end) = ["…", "...", ".."]
+            .into_iter()
+            .find_map(|dots| digits.split_once(dots))
+            .unwrap_or((digits, ""));
+        let length = start.len() + end.len();
+        let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let fits = (1..=32).contains(&length) && is_hex(start) && is_hex(end);
+        fits.then(|| Self {
+            kind,
+            start: start.to_ascii_lowercase(),
+            end: end.to_ascii_lowercase(),
+        })
+    }
+
+    /// The whole id, if nothing of it was left out.
+    pub(super) fn whole(&self) -> Option<(Kind, String)> {
+        let kind = self.kind.filter(|_| self.start.len() == 32)?;
+        Some((kind, format!("{}{}", kind.prefix(), self.start)))
+    }
+
+    pub(super) fn matches(&self, kind: Kind, id: &str) -> bool {
+        let digits = id.strip_prefix(kind.prefix());
+        self.kind.is_none_or(|wanted| wanted == kind)
+            && digits.is_some_and(|digits| {
+                digits.len() >= self.start.len() + self.end.len()
+                    && digits.starts_with(&self.start)
+                    && digits.ends_with(&self.end)
+            })
+    }
+}
+
+/// What an alias of a session is of: `T4`, `R8` or `R8.h1`.
+pub(super) fn alias(text: &str) -> Option<(Kind, String)> {
+    let is_number = |text: &str| {
+        !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let upper = text.to_ascii_uppercase();
+    if let Some(number) = upper.strip_prefix('T') {
+        return is_number(number).then_some((Kind::Task, upper));
+    }
+    let numbers = upper.strip_prefix('R')?;
+    match numbers.split_once(".H") {
+        Some((request, hold)) if is_number(request) && is_number(hold) => {
+            Some((Kind::Hold, format!("R{request}.h{hold}")))
+        }
+        None if is_number(numbers) => Some((Kind::Request, upper)),
+        _ => None,
+    }
+}
+
+/// A long id as tables show it. It can be typed like that.
+pub(in crate::cli) fn short(id: &str) -> String {
+    let Some((kind, digits)) = id.split_once('_') else {
+        return id.to_owned();
+    };
+    if digits.len() != 32 || !digits.is_ascii() {
+        return id.to_owned();
+    }
+    format!("{kind}_{}…{}", &digits[..4], &digits[26..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "ses_0198a000000070008000000000a1b2c3";
+
+    #[test]
+    fn a_part_of_an_id_may_leave_out_the_kind_the_case_and_the_middle() {
+        for text in [
+            "ses_0198",
+            "0198A",
+            "ses_0198…a1b2c3",
+            "…a1b2c3",
+            "..A1B2C3",
+            "0198...c3",
+            ID,
+        ] {
+            let part = Part::parse(text).expect("a part");
+            assert!(part.matches(Kind::Session, ID), "{text}");
+        }
+        for text in ["tsk_0198", "0199", "…a1b2c4", "0198a…0198"] {
+            let part = Part::parse(text).expect("a part");
+            assert!(!part.matches(Kind::Session, ID), "{text}");
+        }
+        for text in ["", "ses_", "…", "weekly report", "../x", "ses_0198…a…b"] {
+            assert_eq!(Part::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_id_is_whole_only_with_its_kind() {
+        let whole = |text: &str| Part::parse(text).expect("a part").whole();
+        assert_eq!(whole(ID), Some((Kind::Session, ID.to_owned())));
+        assert_eq!(whole(&ID[4..]), None);
+        assert_eq!(whole("ses_0198"), None);
+    }
+
+    #[test]
+    fn an_alias_says_what_it_is_of() {
+        for (text, kind, exact) in [
+            ("T4", Kind::Task, "T4"),
+            ("r8", Kind::Request, "R8"),
+            ("R8.h1", Kind::Hold, "R8.h1"),
+            ("r8.H1", Kind::Hold, "R8.h1"),
+        ] {
+            assert_eq!(alias(text), Some((kind, exact.to_owned())));
+        }
+        for text in ["", "T", "R", "R.h1", "R8.h", "R8.x1", "X1", "T-1", "R8h1"] {
+            assert_eq!(alias(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_table_shows_can_be_typed() {
+        assert_eq!(short(ID), "ses_0198…a1b2c3");
+        let part = Part::parse(&short(ID)).expect("a part");
+        assert!(part.matches(Kind::Session, ID));
+        assert_eq!(short("local"), "local");
+        assert_eq!(short("ses_1"), "ses_1");
+    }
+}

@@ -1,0 +1,65 @@
+//! `statehold tasks cancel`.
+
+use clap::Args;
+use hyper::Method;
+use serde_json::json;
+
+use crate::cli::answers::text;
+use crate::cli::ask;
+use crate::cli::output::Output;
+use crate::cli::printable::cell;
+use crate::cli::resolve::{self, Kind};
+use crate::client::Client;
+use crate::exit::{Exit, Failure};
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Cancel {
+    /// The task or the request: T4, R8, SESSION/T4, or the id or a part of it.
+    #[arg(value_name = "TASK|REQUEST")]
+    of: String,
+    /// Do not ask.
+    #[arg(short, long)]
+    yes: bool,
+}
+
+impl Cancel {
+    pub(in crate::cli) async fn run(
+        &self,
+        client: &Client,
+        output: &Output,
+    ) -> anyhow::Result<Exit> {
+        if !self.yes && !ask::can_ask() {
+            return Err(Failure::usage(
+                "cancelling cannot be undone, and nobody can be asked here",
+            )
+            .hint("say that it is meant with: --yes")
+            .into());
+        }
+        let found = resolve::thing(client, &self.of, &[Kind::Task, Kind::Request]).await?;
+        let kind = found.kind.word();
+        let path = format!("/v1/{kind}s/{}", found.id);
+        let before = client.get(&path).await?.body;
+        let alias = cell(text(&before, "alias"));
+        if !self.yes {
+            let question = format!(
+                "{alias} {} of {}, {}\nCancel it, with everything below it?",
+                kind,
+                cell(text(&before, "agent")),
+                cell(text(&before, "status"))
+            );
+            if !ask::yes(&question)? {
+                output.note("nothing was cancelled");
+                return Ok(Exit::Refused);
+            }
+        }
+        let answer = client
+            .call(Method::POST, &format!("{path}/cancel"), Some(&json!({})))
+            .await?;
+        if output.json {
+            output.json(&answer.body)?;
+        } else {
+            output.line(&format!("✓ cancelled {alias}   {}", cell(&found.id)))?;
+        }
+        Ok(Exit::Done)
+    }
+}

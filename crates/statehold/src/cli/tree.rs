@@ -1,0 +1,406 @@
+//! The tree of a session, drawn: tasks, the requests in them, and what they wait for.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::answers::{elements, read, text};
+use super::hold::Hold;
+use super::output::Tone;
+use super::printable::cell;
+use super::times::Times;
+use crate::client::Client;
+use crate::exit::Failure;
+
+/// How many open holds are asked for what they are about.
+const HOLDS_MAX: usize = 20;
+/// How many live requests are asked since when they run.
+const REQUESTS_MAX: usize = 20;
+/// How much of an action is shown.
+const ACTION_CHARS_MAX: usize = 48;
+
+/// A tree, and what else is known about what is live in it.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    /// As the server sent it.
+    pub(super) answer: Value,
+    holds: BTreeMap<String, Hold>,
+    /// When each live request began.
+    began: BTreeMap<String, String>,
+}
+
+/// How much of a tree is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// What is live; everything if nothing is.
+    Live,
+    Everything,
+}
+
+impl Tree {
+    /// Reads the tree of a session, and looks at what is live in it.
+    ///
+    /// # Errors
+    ///
+    /// If the session cannot be read.
+    pub(super) async fn load(client: &Client, session: &str) -> Result<Self, Failure> {
+        let answer = client.get(&format!("/v1/sessions/{session}/tree")).await?;
+        let mut tree = Self {
+            answer: answer.body,
+            ..Self::default()
+        };
+        let (mut holds, mut requests) = (Vec::new(), Vec::new());
+        collect(elements(&tree.answer, "tasks"), &mut holds, &mut requests);
+        for id in holds.into_iter().take(HOLDS_MAX) {
+            // It may be hidden from this key, or decided meanwhile: then its name must do.
+            if let Ok(answer) = client.get(&format!("/v1/holds/{id}")).await
+                && let Ok(hold) = read::<Hold>(&answer.body)
+            {
+                tree.holds.insert(id, hold);
+            }
+        }
+        for id in requests.into_iter().take(REQUESTS_MAX) {
+            if let Ok(answer) = client.get(&format!("/v1/requests/{id}")).await
+                && let Some(began) = answer.body["created_at"].as_str()
+            {
+                tree.began.insert(id, began.to_owned());
+            }
+        }
+        Ok(tree)
+    }
+
+    /// The lines of the tree, or of the part below one task. Safe to print.
+    pub(super) fn lines(&self, root: Option<&str>, extent: Extent, times: &Times) -> Vec<String> {
+        let tasks = elements(&self.answer, "tasks");
+        let roots: Vec<&Value> = match root {
+            Some(id) => find(tasks, id).into_iter().collect(),
+            None => tasks.iter().collect(),
+        };
+        let extent = if roots.iter().any(|task| is_live(task)) {
+            extent
+        } else {
+            Extent::Everything
+        };
+        let mut drawing = Drawing {
+            tree: self,
+            times,
+            extent,
+            rows: Vec::new(),
+        };
+        let is_shown = |task: &&&Value| extent == Extent::Everything || is_live(task);
+        for task in roots.iter().filter(is_shown) {
+            drawing.task(
+                task,
+                "",
+                "",
+                root.is_some_and(|_| task["parent_request_id"].is_string()),
+            );
+        }
+        align(&drawing.rows)
+    }
+}
+
+/// One line: what it is, how it is, and what else is to say.
+struct Row {
+    name: String,
+    status: String,
+    age: String,
+    more: String,
+}
+
+struct Drawing<'a> {
+    tree: &'a Tree,
+    times: &'a Times,
+    extent: Extent,
+    rows: Vec<Row>,
+}
+
+impl Drawing<'_> {
+    /// `branch` is drawn before the task itself, `indent` before everything below it.
+    fn task(&mut self, task: &Value, branch: &str, indent: &str, is_child: bool) {
+        let status = text(task, "status");
+        let open = open_holds(task);
+        let since = open.iter().filter_map(|hold| self.created(hold)).min();
+        let waits: Vec<String> = open.iter().map(|hold| cell(text(hold, "alias"))).collect();
+        self.rows.push(Row {
+            name: format!(
+                "{branch}{} {}",
+                cell(text(task, "alias")),
+                cell(text(task, "agent"))
+            ),
+            status: status.to_owned(),
+            age: since
+                .filter(|_| status == "paused")
+                .map_or_else(String::new, |since| self.times.since(since)),
+            more: if waits.is_empty() {
+                String::new()
+            } else {
+                format!("waits for {}", waits.join(", "))
+            },
+        });
+        let requests: Vec<&Value> = elements(task, "requests")
+            .iter()
+            .filter(|request| self.extent == Extent::Everything || is_live_request(request))
+            .collect();
+        for (index, request) in requests.iter().enumerate() {
+            let (branch, below) = branches(indent, index + 1 == requests.len());
+            self.request(request, &branch, &below, is_child);
+        }
+    }
+
+    fn request(&mut self, request: &Value, branch: &str, indent: &str, is_child: bool) {
+        // A user talks to the tasks at the top; agents invoke those below.
+        let verb = if is_child { "invoke" } else { "chat" };
+        let status = text(request, "status");
+        let holds = elements(request, "holds");
+        let mut open: Vec<&Value> = holds
+            .iter()
+            .filter(|hold| hold["status"] == "open")
+            .collect();
+        // One hold fits on the line of its request; several have lines of their own.
+        let first = (open.len() == 1).then(|| open.remove(0));
+        let age = match self.tree.began.get(text(request, "id")) {
+            Some(began) if matches!(status, "running" | "queued") => self.times.since(began),
+            _ => String::new(),
+        };
+        self.rows.push(Row {
+            name: format!("{branch}{} {verb}", cell(text(request, "alias"))),
+            status: status.to_owned(),
+            age,
+            more: first.map_or_else(String::new, |hold| self.hold_words(hold)),
+        });
+        let decided = holds.iter().filter(|hold| hold["status"] != "open");
+        let decided = decided.filter(|_| self.extent == Extent::Everything);
+        let own: Vec<&Value> = open.into_iter().chain(decided).collect();
+        let tasks: Vec<&Value> = elements(request, "tasks")
+            .iter()
+            .filter(|task| self.extent == Extent::Everything || is_live(task))
+            .collect();
+        let count = own.len() + tasks.len();
+        for (index, hold) in own.iter().enumerate() {
+            let (branch, _) = branches(indent, index + 1 == count);
+            self.rows.push(Row {
+                name: format!("{branch}{}", cell(text(hold, "alias"))),
+                status: text(hold, "status").to_owned(),
+                age: String::new(),
+                more: self.hold_words(hold),
+            });
+        }
+        for (index, task) in tasks.iter().enumerate() {
+            let (branch, below) = branches(indent, own.len() + index + 1 == count);
+            self.task(task, &branch, &below, true);
+        }
+    }
+
+    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57m`.
+    fn hold_words(&self, hold: &Value) -> String {
+        let known = self.tree.holds.get(text(hold, "id"));
+        let what = match known {
+            Some(known) => known.summary(ACTION_CHARS_MAX),
+            None => cell(text(hold, "title")),
+        };
+        let mut words = format!(
+            "{} {} {}",
+            cell(text(hold, "kind")),
+            cell(text(hold, "alias")),
+            cell(text(hold, "status"))
+        );
+        let expires = known.and_then(|known| known.expires_at.as_deref());
+        if let Some(at) = expires.or(hold["expires_at"].as_str())
+            && text(hold, "status") == "open"
+        {
+            words.push_str(&format!(", expires {}", self.times.show(at)));
+        }
+        if what.is_empty() {
+            words
+        } else {
+            format!("{what}   {words}")
+        }
+    }
+
+    fn created(&self, hold: &Value) -> Option<&str> {
+        let known = self.tree.holds.get(text(hold, "id"))?;
+        Some(known.created_at.as_str()).filter(|at| !at.is_empty())
+    }
+}
+
+/// What is drawn before a child, and before everything below it.
+fn branches(indent: &str, is_last: bool) -> (String, String) {
+    if is_last {
+        (format!("{indent}└─ "), format!("{indent}   "))
+    } else {
+        (format!("{indent}├─ "), format!("{indent}│  "))
+    }
+}
+
+fn align(rows: &[Row]) -> Vec<String> {
+    let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0) + 4;
+    let state = |row: &Row| match row.age.as_str() {
+        "" => row.status.clone(),
+        age => format!("{} {age}", row.status),
+    };
+    let names = width(&mut rows.iter().map(|row| row.name.chars().count()));
+    let states = width(&mut rows.iter().map(|row| state(row).chars().count()));
+    let pad = |text: &str, width: usize| " ".repeat(width - text.chars().count());
+    rows.iter()
+        .map(|row| {
+            let state = cell(&state(row));
+            let tone = Tone::of_status(&row.status);
+            let mut line = format!(
+                "{}{}{}",
+                row.name,
+                pad(&row.name, names),
+                tone.paint(&state)
+            );
+            if !row.more.is_empty() {
+                line.push_str(&pad(&state, states.max(state.chars().count())));
+                line.push_str(&row.more);
+            }
+            line
+        })
+        .collect()
+}
+
+fn collect(tasks: &[Value], holds: &mut Vec<String>, requests: &mut Vec<String>) {
+    for task in tasks {
+        for request in elements(task, "requests") {
+            let open = elements(request, "holds").iter();
+            let open = open.filter(|hold| hold["status"] == "open");
+            holds.extend(open.map(|hold| text(hold, "id").to_owned()));
+            if matches!(text(request, "status"), "running" | "queued") {
+                requests.push(text(request, "id").to_owned());
+            }
+            collect(elements(request, "tasks"), holds, requests);
+        }
+    }
+}
+
+fn find<'a>(tasks: &'a [Value], id: &str) -> Option<&'a Value> {
+    tasks.iter().find_map(|task| {
+        if text(task, "id") == id {
+            return Some(task);
+        }
+        let mut requests = elements(task, "requests").iter();
+        requests.find_map(|request| find(elements(request, "tasks"), id))
+    })
+}
+
+fn is_live(task: &Value) -> bool {
+    elements(task, "requests").iter().any(is_live_request)
+}
+
+fn is_live_request(request: &Value) -> bool {
+    !matches!(
+        text(request, "status"),
+        "completed" | "failed" | "cancelled"
+    ) || elements(request, "tasks").iter().any(is_live)
+}
+
+/// The open holds at or below a task.
+pub(super) fn open_holds(task: &Value) -> Vec<&Value> {
+    elements(task, "requests")
+        .iter()
+        .flat_map(open_holds_of)
+        .collect()
+}
+
+/// The open holds at or below a request.
+pub(super) fn open_holds_of(request: &Value) -> Vec<&Value> {
+    let own = elements(request, "holds").iter();
+    let mut open: Vec<&Value> = own.filter(|hold| hold["status"] == "open").collect();
+    open.extend(elements(request, "tasks").iter().flat_map(open_holds));
+    open
+}
+
+/// A request at any depth.
+pub(super) fn find_request<'a>(tasks: &'a [Value], id: &str) -> Option<&'a Value> {
+    let mut requests = tasks.iter().flat_map(|task| elements(task, "requests"));
+    requests.find_map(|request| {
+        if text(request, "id") == id {
+            Some(request)
+        } else {
+            find_request(elements(request, "tasks"), id)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cli::times::TimeStyle;
+
+    fn times() -> Times {
+        let now = "2026-08-06T12:00:00Z".parse().expect("a time");
+        let style = TimeStyle::Relative;
+        Times { style, now }
+    }
+
+    fn plain(lines: &[String]) -> Vec<String> {
+        lines
+            .iter()
+            .map(|line| anstream::adapter::strip_str(line).to_string())
+            .collect()
+    }
+
+    fn paused() -> Tree {
+        let hold = json!({ "id": "hld_1", "alias": "R8.h1", "kind": "approval", "status": "open" });
+        let r8 =
+            json!({ "id": "req_8", "alias": "R8", "status": "held", "holds": [hold], "tasks": [] });
+        let t4 = json!({ "id": "tsk_4", "alias": "T4", "agent": "ums-agent", "status": "paused", "parent_request_id": "req_7", "requests": [r8] });
+        let r7 = json!({ "id": "req_7", "alias": "R7", "status": "waiting", "holds": [], "tasks": [t4] });
+        let r1 = json!({ "id": "req_1", "alias": "R1", "status": "completed", "holds": [], "tasks": [] });
+        let t1 = json!({ "id": "tsk_1", "alias": "T1", "agent": "coordinator", "status": "paused", "requests": [r7, r1] });
+        let known = json!({
+            "id": "hld_1", "alias": "R8.h1", "kind": "approval", "status": "open", "session_id": "s",
+            "task_id": "tsk_4", "request_id": "req_8", "agent": "ums-agent", "title": "Delete user 7",
+            "action": { "tool": "delete_user", "args": { "user_id": 7 } },
+            "created_at": "2026-08-06T11:58:00Z", "expires_at": "2026-08-06T12:57:00Z"
+        });
+        Tree {
+            answer: json!({ "tasks": [t1] }),
+            holds: [(
+                "hld_1".to_owned(),
+                serde_json::from_value(known).expect("a hold"),
+            )]
+            .into(),
+            began: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_pause_is_seen_on_everything_above_it() {
+        assert_eq!(
+            plain(&paused().lines(None, Extent::Live, &times())),
+            [
+                "T1 coordinator        paused 2m    waits for R8.h1",
+                "└─ R7 chat            waiting",
+                "   └─ T4 ums-agent    paused 2m    waits for R8.h1",
+                "      └─ R8 invoke    held         delete_user(user_id=7)   approval R8.h1 open, \
+                 expires in 57m",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_part_of_a_tree_is_drawn_from_its_task_on() {
+        let lines = plain(&paused().lines(Some("tsk_4"), Extent::Live, &times()));
+        assert_eq!(lines.len(), 2);
+        assert!(
+            lines[0].starts_with("T4 ums-agent    paused 2m"),
+            "{lines:?}"
+        );
+        assert!(lines[1].starts_with("└─ R8 invoke"), "{lines:?}");
+    }
+
+    #[test]
+    fn everything_shows_what_is_over_too() {
+        let lines = plain(&paused().lines(None, Extent::Everything, &times()));
+        assert_eq!(lines[1], "├─ R7 chat               waiting");
+        assert_eq!(
+            lines.last().map(String::as_str),
+            Some("└─ R1 chat               completed")
+        );
+    }
+}
