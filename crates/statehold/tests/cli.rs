@@ -1,9 +1,19 @@
 //! What the command line says, and with which code it ends.
 
+#[path = "cli/approvals.rs"]
+mod approvals;
+#[path = "cli/live.rs"]
+mod live;
+#[path = "cli/names.rs"]
+mod names;
 #[path = "cli/remote.rs"]
 mod remote;
 #[path = "cli/scripted.rs"]
 mod scripted;
+#[path = "cli/tasks.rs"]
+mod tasks;
+#[path = "cli/watch.rs"]
+mod watch;
 
 use std::path::Path;
 use std::process::Command;

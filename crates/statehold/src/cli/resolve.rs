@@ -105,7 +105,7 @@ pub(super) async fn thing(client: &Client, typed: &str, kinds: &[Kind]) -> Resul
     let part = part.filter(|part| part.kind.is_none_or(|kind| kinds.contains(&kind)));
     let wanted = match (alias, part) {
         (Some((kind, alias)), _) => Wanted::Alias(kind, alias),
-        (None, Some(part)) => Wanted::Part(part),
+        (None, Some(part)) => Wanted::Part(part, name.to_owned()),
         (None, None) if within.is_none() && kinds.contains(&Kind::Session) => {
             let id = session(client, typed).await?;
             let kind = Kind::Session;
@@ -171,21 +171,29 @@ pub(super) fn within_session(session: &str, alias: &str) -> String {
 #[derive(Debug)]
 enum Wanted {
     Alias(Kind, String),
-    Part(Part),
+    /// A part of an id, which may also be the name of a session.
+    Part(Part, String),
 }
 
 impl Wanted {
     fn is(&self, kind: Kind, id: &str, alias: &str) -> bool {
         match self {
             Self::Alias(wanted, name) => *wanted == kind && name == alias,
-            Self::Part(part) => part.matches(kind, id),
+            Self::Part(part, _) => part.matches(kind, id),
+        }
+    }
+
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Alias(..) => None,
+            Self::Part(_, name) => Some(name),
         }
     }
 
     fn may_be(&self, kind: Kind) -> bool {
         match self {
             Self::Alias(wanted, _) => *wanted == kind,
-            Self::Part(part) => part.kind.is_none_or(|wanted| wanted == kind),
+            Self::Part(part, _) => part.kind.is_none_or(|wanted| wanted == kind),
         }
     }
 }
@@ -235,7 +243,9 @@ async fn search(
     {
         for session in &page {
             let id = text(session, "id");
-            if may_be(Kind::Session) && wanted.is(Kind::Session, id, "") {
+            let name = wanted.name();
+            let is_named = name.is_some() && name == session["name"].as_str();
+            if may_be(Kind::Session) && (wanted.is(Kind::Session, id, "") || is_named) {
                 found.push(session_candidate(session));
             }
             if may_be(Kind::Task) || may_be(Kind::Request) {

@@ -9,14 +9,14 @@ const OTHER: &str = "ses_0198a000000070008000000000000002";
 
 /// How a run of the program ended.
 #[derive(Debug)]
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
+pub(super) struct Ended {
+    pub(super) code: i32,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 /// Runs the program in an empty directory, with nothing in the environment but what is given.
-fn run(args: &[&str], variables: &[(&str, &str)]) -> Ended {
+pub(super) fn run(args: &[&str], variables: &[(&str, &str)]) -> Ended {
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new(env!("CARGO_BIN_EXE_statehold"))
         .args(args)

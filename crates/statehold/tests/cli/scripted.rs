@@ -6,6 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One answer.
+#[derive(Clone)]
 pub(crate) struct Answer {
     status: u16,
     kind: &'static str,
@@ -31,6 +32,15 @@ pub(crate) fn events(body: &str) -> Answer {
         status: 200,
         kind: "text/event-stream",
         body: body.to_owned(),
+    }
+}
+
+/// No answer: the connection ends after the call was read.
+pub(crate) fn cut() -> Answer {
+    Answer {
+        status: 0,
+        kind: "",
+        body: String::new(),
     }
 }
 
@@ -117,6 +127,9 @@ fn read(stream: &TcpStream) -> Call {
 
 fn write(mut stream: TcpStream, answer: &Answer) {
     let Answer { status, kind, body } = answer;
+    if *status == 0 {
+        return;
+    }
     let text = format!(
         "HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n{body}"
     );

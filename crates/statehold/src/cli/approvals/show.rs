@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::arguments::rows;
+use super::arguments::{Row, rows};
 use super::confirm::phrase;
 use crate::cli::answers::read;
 use crate::cli::hold::{Hold, why_not};
@@ -15,6 +15,9 @@ use crate::exit::Exit;
 
 /// How much of a message is shown, unless all of it is asked for.
 const MESSAGE_CHARS_MAX: usize = 4_096;
+
+/// Up to where notes stand in a column of their own.
+const VALUE_COLUMN_MAX: usize = 40;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Show {
@@ -72,10 +75,55 @@ impl Show {
             }
         }
         output.line("")?;
-        for line in what_next(hold, output) {
+        for line in self.what_next(hold, output) {
             output.line(&line)?;
         }
         Ok(())
+    }
+
+    /// What may be decided, as commands; or why nothing may be.
+    fn what_next(&self, hold: &Hold, output: &Output) -> Vec<String> {
+        if !hold.is_open() {
+            let task = cell(&hold.task_id);
+            return vec![format!(
+                "{}; the result is in: statehold tasks show {task}",
+                hold.outcome(&output.times)
+            )];
+        }
+        if hold.may_decide == Some(false) {
+            let role = hold
+                .decide_by
+                .as_deref()
+                .and_then(|by| by.strip_prefix("role:"));
+            let why = hold.why_not.as_deref().map_or_else(
+                || "this key may not decide it".to_owned(),
+                |word| why_not(word, role),
+            );
+            return vec![format!("You cannot decide this: {}", cell(&why))];
+        }
+        if hold.action.is_none() && hold.kind == "approval" {
+            return vec![
+                "This key may not see the action, so it cannot approve it. Use one with the role \
+                 `approver`."
+                    .to_owned(),
+            ];
+        }
+        let mut lines = vec![Tone::Strong.paint("decide with")];
+        // What was typed meant this hold, and is shorter than its id.
+        let name = typed(&self.hold);
+        for decision in &hold.allowed {
+            let more = match decision.as_str() {
+                "approve" if hold.is_high_risk() => format!("--confirm \"{}\"", phrase(hold, None)),
+                "edit" => "--set PATH=VALUE".to_owned(),
+                "reject" => "--comment TEXT".to_owned(),
+                "respond" if hold.response_schema.is_some() => "--content JSON".to_owned(),
+                "respond" => "TEXT".to_owned(),
+                _ => String::new(),
+            };
+            let line = format!("  statehold approvals {} {name} {more}", cell(decision));
+            lines.push(line.trim_end().to_owned());
+        }
+        lines
     }
 
     fn message(&self, message: &str) -> String {
@@ -94,31 +142,34 @@ impl Show {
         };
         output.line(&format!("\n{}", Tone::Strong.paint(&cell(&action.tool))))?;
         let rows = rows(action, self.full);
-        let width = rows
-            .iter()
-            .map(|row| row.depth * 2 + row.name.chars().count())
-            .max();
-        let width = width.unwrap_or(0);
-        for row in rows {
-            let name = format!("{}{}", "  ".repeat(row.depth), row.name);
-            let pad = " ".repeat(width.saturating_sub(name.chars().count()));
-            let note = if row.note.is_empty() {
-                String::new()
+        let name = |row: &Row| format!("{}{}", "  ".repeat(row.depth), row.name);
+        let widest = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
+        let names = widest(&mut rows.iter().map(|row| name(row).chars().count()));
+        let short = rows.iter().map(|row| row.value.chars().count());
+        let values = widest(&mut short.filter(|width| *width <= VALUE_COLUMN_MAX));
+        for row in &rows {
+            let (head, note) = (name(row), Tone::Dim.paint(&row.note));
+            let line = if row.value.contains('\n') {
+                let lines = row.value.lines().map(|line| format!("\n  │ {line}"));
+                format!("  {head:names$}  {note}{}", lines.collect::<String>())
+            } else if row.note.is_empty() {
+                format!("  {head:names$}  {}", row.value)
             } else {
-                format!("   {}", Tone::Dim.paint(&row.note))
+                format!("  {head:names$}  {:values$}  {note}", row.value)
             };
-            let mut lines = row.value.lines();
-            if row.value.contains('\n') {
-                output.line(&format!("  {name}{pad}{note}"))?;
-                for line in lines {
-                    output.line(&format!("  │ {line}"))?;
-                }
-            } else {
-                let value = lines.next().unwrap_or_default();
-                output.line(&format!("  {name}{pad}  {value}{note}"))?;
-            }
+            output.line(line.trim_end())?;
         }
         Ok(())
+    }
+}
+
+/// A text as it is typed in a shell.
+fn typed(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./…".contains(c);
+    if text.chars().all(is_plain) {
+        cell(text)
+    } else {
+        format!("'{}'", cell(text).replace('\'', "'\\''"))
     }
 }
 
@@ -323,50 +374,6 @@ fn schema_lines(schema: &Value) -> Vec<String> {
             ))
         })
         .collect()
-}
-
-/// What may be decided, as commands; or why nothing may be.
-fn what_next(hold: &Hold, output: &Output) -> Vec<String> {
-    if !hold.is_open() {
-        let task = cell(&hold.task_id);
-        return vec![format!(
-            "{}; the result is in: statehold tasks show {task}",
-            hold.outcome(&output.times)
-        )];
-    }
-    if hold.may_decide == Some(false) {
-        let role = hold
-            .decide_by
-            .as_deref()
-            .and_then(|by| by.strip_prefix("role:"));
-        let why = hold.why_not.as_deref().map_or_else(
-            || "this key may not decide it".to_owned(),
-            |word| why_not(word, role),
-        );
-        return vec![format!("You cannot decide this: {}", cell(&why))];
-    }
-    if hold.action.is_none() && hold.kind == "approval" {
-        return vec![
-            "This key may not see the action, so it cannot approve it. Use one with the role \
-             `approver`."
-                .to_owned(),
-        ];
-    }
-    let mut lines = vec![Tone::Strong.paint("decide with")];
-    let id = cell(&hold.id);
-    for decision in &hold.allowed {
-        let more = match decision.as_str() {
-            "approve" if hold.is_high_risk() => format!("--confirm \"{}\"", phrase(hold, None)),
-            "edit" => "--set PATH=VALUE".to_owned(),
-            "reject" => "--comment TEXT".to_owned(),
-            "respond" if hold.response_schema.is_some() => "--content JSON".to_owned(),
-            "respond" => "TEXT".to_owned(),
-            _ => String::new(),
-        };
-        let line = format!("  statehold approvals {} {id} {more}", cell(decision));
-        lines.push(line.trim_end().to_owned());
-    }
-    lines
 }
 
 /// Each line begins with what it is about, so that `grep` and `cut` can take it apart.

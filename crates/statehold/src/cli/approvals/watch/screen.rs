@@ -98,7 +98,7 @@ impl Screen {
             let tone = Tone::of_status(&hold.status);
             lines.push(format!(
                 "{}  {}   {}",
-                cell(&hold.alias),
+                cell(&self.names.name(&hold.alias, &hold.session_id)),
                 tone.paint(&hold.outcome(&output.times)),
                 hold.summary(60)
             ));

@@ -1,0 +1,265 @@
+//! The real server, and a story in it: a coordinator asks an agent, and the agent asks a person.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::{Value, json};
+
+use super::remote::{Ended, run};
+
+/// A development server without data on disk. Stopped when the test ends, however it ends.
+pub(super) struct Live {
+    child: Child,
+    pub(super) url: String,
+    /// Kept, so that the server can go on talking.
+    _says: BufReader<ChildStderr>,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nothing to stop.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// What was made for one story.
+pub(super) struct Story {
+    pub(super) session: String,
+    /// The request of the coordinator.
+    pub(super) root: String,
+    /// The request of the agent that asks.
+    pub(super) leaf: String,
+    pub(super) leaf_fence: u64,
+}
+
+impl Live {
+    pub(super) fn start() -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
+            .args(["dev", "--port", "0", "--no-open", "--no-demo", "--memory"])
+            .env_clear()
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut says = BufReader::new(child.stderr.take().expect("it is piped"));
+        let mut said = String::new();
+        while !said.contains("Ready in") {
+            let read = says.read_line(&mut said).expect("it speaks UTF-8");
+            assert!(read > 0, "the server ended before it was ready: {said}");
+        }
+        let url = said
+            .split_whitespace()
+            .find_map(|word| word.strip_suffix("/v1"))
+            .expect("it says where the API is");
+        Self {
+            url: url.to_owned(),
+            child,
+            _says: says,
+        }
+    }
+
+    /// Runs the program against this server, with nobody to ask.
+    pub(super) fn run(&self, args: &[&str]) -> Ended {
+        run(args, &[("STATEHOLD_URL", &self.url)])
+    }
+
+    /// The same with a key.
+    pub(super) fn run_with(&self, key: &str, args: &[&str]) -> Ended {
+        let variables = [
+            ("STATEHOLD_URL", self.url.as_str()),
+            ("STATEHOLD_TOKEN", key),
+        ];
+        run(args, &variables)
+    }
+
+    #[track_caller]
+    pub(super) fn check(&self, args: &[&str], code: i32, says: &[&str]) -> Ended {
+        let ended = self.run(args);
+        assert_eq!(ended.code, code, "{args:?}: {ended:?}");
+        for words in says {
+            let said = format!("{}{}", ended.out, ended.err);
+            assert!(
+                said.contains(words),
+                "{args:?} does not say {words:?}: {said}"
+            );
+        }
+        ended
+    }
+
+    /// Runs the program on a terminal, with these lines typed, and returns its code and the screen.
+    pub(super) fn run_on_terminal(
+        &self,
+        args: &[&str],
+        typed: &str,
+        variables: &[(&str, &str)],
+    ) -> (i32, String) {
+        self.answer_on_terminal(args, "", typed, variables)
+    }
+
+    /// The same, but nothing is typed before the screen says `prompt`.
+    pub(super) fn answer_on_terminal(
+        &self,
+        args: &[&str],
+        prompt: &str,
+        typed: &str,
+        variables: &[(&str, &str)],
+    ) -> (i32, String) {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&ours).expect("it is ours");
+        unlockpt(&ours).expect("it can be opened");
+        let name = ptsname(&ours, Vec::new()).expect("it has a name");
+        let name = name.to_str().expect("a plain name").to_owned();
+        let open = || {
+            let mut options = std::fs::OpenOptions::new();
+            options
+                .read(true)
+                .write(true)
+                .open(&name)
+                .expect("its other side")
+        };
+        let (input, output, errors) = (open(), open(), open());
+        let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
+            .args(args)
+            .env_clear()
+            .env("STATEHOLD_URL", &self.url)
+            .env("PATH", "/usr/bin:/bin")
+            .envs(variables.iter().copied())
+            .stdin(input)
+            .stdout(output)
+            .stderr(errors)
+            .spawn()
+            .expect("the program starts");
+        let mut terminal = std::fs::File::from(ours);
+        let mut typed = Some(typed);
+        let mut said = Vec::new();
+        loop {
+            let screen = String::from_utf8_lossy(&said);
+            if screen.contains(prompt)
+                && let Some(typed) = typed.take()
+            {
+                terminal.write_all(typed.as_bytes()).expect("it is typed");
+            }
+            let mut piece = [0; 4096];
+            // The other side closing ends it with an error on Linux.
+            match terminal.read(&mut piece) {
+                Ok(count) if count > 0 => said.extend_from_slice(&piece[..count]),
+                _ => break,
+            }
+        }
+        let screen = String::from_utf8_lossy(&said).into_owned();
+        let code = child.wait().expect("it ends").code().expect("by itself");
+        (code, screen)
+    }
+
+    /// Calls the API as whoever has no key.
+    #[track_caller]
+    pub(super) fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.call("POST", path, body);
+        assert!(status < 300, "POST {path} {body}: {status} {answer}");
+        answer
+    }
+
+    #[track_caller]
+    pub(super) fn get(&self, path: &str) -> Value {
+        let (status, answer) = self.call("GET", path, &Value::Null);
+        assert!(status < 300, "GET {path}: {status} {answer}");
+        answer
+    }
+
+    fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let host = self.url.trim_start_matches("http://");
+        let mut stream = TcpStream::connect(host).expect("the server answers");
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let length = body.len();
+        let head = format!(
+            "{method} /v1{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        );
+        stream
+            .write_all((head + &body).as_bytes())
+            .expect("it is sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head[9..12].parse().expect("a status");
+        (status, serde_json::from_str(body).unwrap_or(Value::Null))
+    }
+
+    /// A key with roles, perhaps bound to a user.
+    pub(super) fn key(&self, roles: &[&str], user: Option<&str>) -> String {
+        let mut body = json!({ "roles": roles });
+        if let Some(user) = user {
+            body["user"] = user.into();
+        }
+        let made = self.post("/keys", &body);
+        made["key"].as_str().expect("a key").to_owned()
+    }
+
+    /// A session in which `ums-agent` works for the coordinator.
+    pub(super) fn story(&self, name: &str) -> Story {
+        let session = self.post(
+            "/sessions",
+            &json!({ "app": "demo", "user": "bob", "name": name }),
+        );
+        let session = text(&session, "id");
+        let requests = format!("/sessions/{session}/requests");
+        let lease = json!({ "ttl_seconds": 3600 });
+        let root = self.post(
+            &requests,
+            &json!({ "input": "Delete user 7", "lease": lease }),
+        );
+        let child = json!({
+            "agent": "ums-agent", "input": "delete 7", "lease": lease,
+            "parent_request_id": root["id"], "parent_fence": root["fence"],
+        });
+        let leaf = self.post(&requests, &child);
+        Story {
+            session,
+            root: text(&root, "id"),
+            leaf: text(&leaf, "id"),
+            leaf_fence: leaf["fence"].as_u64().expect("a fence"),
+        }
+    }
+
+    /// Asks a person in a story, and returns the id of the hold.
+    #[track_caller]
+    pub(super) fn ask(&self, story: &Story, hold: &Value) -> String {
+        let mut body = hold.clone();
+        body["fence"] = story.leaf_fence.into();
+        let made = self.post(&format!("/requests/{}/holds", story.leaf), &body);
+        text(&made, "id")
+    }
+
+    /// The usual question.
+    pub(super) fn ask_to_delete(&self, story: &Story, risk: &str) -> String {
+        let action = json!({
+            "tool": "delete_user", "call_id": "c1", "args": { "user_id": 7, "cascade": false },
+            "risk": risk,
+        });
+        let hold = json!({ "kind": "approval", "title": "Delete user 7", "action": action, "expires_in_seconds": 3600 });
+        self.ask(story, &hold)
+    }
+
+    /// The agent runs what was approved, and answers.
+    pub(super) fn finish(&self, story: &Story) {
+        let items = json!([{ "kind": "tool_result", "call_id": "c1", "result": { "deleted": 7 } }]);
+        self.post(
+            &format!("/requests/{}/complete", story.leaf),
+            &json!({ "fence": story.leaf_fence, "output": "done", "items": items }),
+        );
+    }
+
+    pub(super) fn hold(&self, id: &str) -> Value {
+        self.get(&format!("/holds/{id}"))
+    }
+}
+
+pub(super) fn text(value: &Value, field: &str) -> String {
+    value[field].as_str().expect("a text").to_owned()
+}

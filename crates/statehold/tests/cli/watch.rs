@@ -1,0 +1,131 @@
+//! Following holds and trees.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+
+use super::live::Live;
+
+/// A command that goes on until it has said enough.
+struct Following {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Following {
+    fn start(live: &Live, key: Option<&str>, args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_statehold"));
+        command
+            .args(args)
+            .env_clear()
+            .env("STATEHOLD_URL", &live.url);
+        if let Some(key) = key {
+            command.env("STATEHOLD_TOKEN", key);
+        }
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        let lines = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, lines }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("it speaks UTF-8");
+        line
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn change(line: &str) -> (String, String, String) {
+    let change: Value = serde_json::from_str(line).expect("JSON");
+    let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let hold = &change["hold"];
+    (of(&change["change"]), of(&hold["id"]), of(&hold["status"]))
+}
+
+#[test]
+fn changes_are_lines_for_everybody_who_may_see_holds() {
+    let live = Live::start();
+    // One reads feeds; the other reads no sessions, and may have to ask.
+    for key in [None, Some(live.key(&["approver"], Some("carol")))] {
+        let first = live.story(if key.is_some() { "a" } else { "b" });
+        let open = live.ask_to_delete(&first, "low");
+        let args = ["approvals", "watch", "--jsonl", "--count", "4"];
+        let mut following = Following::start(&live, key.as_deref(), &args);
+        let expect = |following: &mut Following, word: &str, id: &str, status: &str| {
+            let line = following.line();
+            let expected = (word.to_owned(), id.to_owned(), status.to_owned());
+            assert_eq!(change(&line), expected);
+        };
+        expect(&mut following, "opened", &open, "open");
+        let second = live.story(if key.is_some() { "c" } else { "d" });
+        let other = live.ask_to_delete(&second, "high");
+        expect(&mut following, "opened", &other, "open");
+        live.check(&["approvals", "approve", &open, "-y", "--no-wait"], 0, &[]);
+        expect(&mut following, "decided", &open, "approved");
+        live.check(&["approvals", "reject", &other, "--no-wait"], 0, &[]);
+        expect(&mut following, "decided", &other, "rejected");
+        assert_eq!(following.child.wait().expect("it ends").code(), Some(0));
+    }
+}
+
+#[test]
+fn lines_in_a_pipe_have_tabs() {
+    let live = Live::start();
+    let story = live.story("a");
+    let hold = live.ask_to_delete(&story, "high");
+    let ended = live.check(&["approvals", "watch", "--count", "1"], 0, &[]);
+    let cells: Vec<&str> = ended.out.trim_end().split('\t').collect();
+    assert_eq!(
+        cells[1..7],
+        [
+            "opened",
+            "R2.h1",
+            "open",
+            "-",
+            "high",
+            "delete_user(user_id=7, cascade=false)"
+        ]
+    );
+    assert_eq!(cells[9..], [story.session.as_str(), hold.as_str()]);
+}
+
+#[test]
+fn a_terminal_is_drawn_in_place_with_the_tree() {
+    let live = Live::start();
+    let story = live.story("a");
+    live.ask_to_delete(&story, "high");
+    live.ask_to_delete(&live.story("b"), "low");
+    let args = ["approvals", "watch", "--count", "2"];
+    let (code, screen) = live.run_on_terminal(&args, "", &[]);
+    assert_eq!(code, 0, "{screen}");
+    assert!(screen.contains("T1 coordinator"), "{screen}");
+    assert!(
+        screen.contains("F\u{1b}[?7l"),
+        "it goes back to where it began: {screen:?}"
+    );
+}
+
+#[test]
+fn a_tree_is_followed() {
+    let live = Live::start();
+    let story = live.story("a");
+    let mut following = Following::start(&live, None, &["tasks", "tree", "T2", "--watch"]);
+    assert!(following.line().starts_with("T2 ums-agent    running"));
+    assert!(following.line().starts_with("└─ R2 invoke    running"));
+    assert_eq!(following.line(), "\n");
+    live.ask_to_delete(&story, "low");
+    assert!(following.line().contains("waits for R2.h1"));
+    assert!(following.line().contains("approval R2.h1 open"));
+}
