@@ -48,10 +48,10 @@ impl Frame {
             shown.truncate(fit - 1);
             shown.push(&note);
         }
-        let mut text = String::new();
-        if self.drawn > 0 {
-            text.push_str(&format!("\u{1b}[{}F", self.drawn));
-        }
+        let mut text = match self.drawn {
+            0 => String::new(),
+            drawn => format!("\u{1b}[{drawn}F"),
+        };
         // Without wrapping a line is a line, however wide its letters are.
         text.push_str("\u{1b}[?7l");
         for line in &shown {
@@ -61,7 +61,7 @@ impl Frame {
             } else {
                 anstream::adapter::strip_str(&line).to_string()
             };
-            text.push_str(&format!("\u{1b}[2K{line}\n"));
+            text.extend(["\u{1b}[2K", &line, "\n"]);
         }
         text.push_str("\u{1b}[J\u{1b}[?7h");
         self.drawn = shown.len();

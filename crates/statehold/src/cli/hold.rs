@@ -159,28 +159,24 @@ impl Hold {
 }
 
 impl Action {
-    /// The call as one would write it: `delete_user(user_id=7, cascade=false)`.
+    /// The call as one would write it: `delete_user(user_id=7, cascade=false)`. Not safe to print as
+    /// it is.
     pub(super) fn call(&self) -> String {
-        call(&self.tool, &self.args)
+        let args: Vec<String> = match &self.args {
+            Value::Object(fields) => fields
+                .iter()
+                .map(|(name, value)| format!("{name}={}", value_in_line(value)))
+                .collect(),
+            Value::Null => Vec::new(),
+            other => vec![value_in_line(other)],
+        };
+        format!("{}({})", self.tool, args.join(", "))
     }
 
     pub(super) fn is_redacted(&self, pointer: &str) -> bool {
         let mut redactions = self.redactions.iter();
         redactions.any(|redaction| redaction.path == pointer)
     }
-}
-
-/// A call as one would write it. Not safe to print as it is.
-pub(super) fn call(tool: &str, args: &Value) -> String {
-    let args: Vec<String> = match args {
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| format!("{name}={}", value_in_line(value)))
-            .collect(),
-        Value::Null => Vec::new(),
-        other => vec![value_in_line(other)],
-    };
-    format!("{tool}({})", args.join(", "))
 }
 
 fn value_in_line(value: &Value) -> String {

@@ -70,7 +70,7 @@ pub(super) async fn session(client: &Client, typed: &str) -> Result<String, Fail
         });
         found.extend(meant.map(session_candidate));
     }
-    Ok(pick(typed, "session", found)?)
+    pick(typed, "session", found)
 }
 
 /// The whole id of the hold that a text means.
@@ -460,7 +460,7 @@ mod tests {
             "tasks": [{ "id": "tsk_2", "alias": "T2", "requests": [{ "id": "req_2", "alias": "R2", "holds": [{ "id": "hld_1", "alias": "R2.h1" }], "tasks": [] }] }] }] }]);
         let mut seen = Vec::new();
         walk(tree.as_array().expect("a list"), &mut |kind, node, _| {
-            seen.push((kind, text(node, "alias").to_owned()))
+            seen.push((kind, text(node, "alias").to_owned()));
         });
         let aliases: Vec<&str> = seen.iter().map(|(_, alias)| alias.as_str()).collect();
         assert_eq!(aliases, ["T1", "R1", "T2", "R2", "R2.h1"]);

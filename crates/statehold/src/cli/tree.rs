@@ -199,18 +199,19 @@ impl Drawing<'_> {
             Some(known) => known.summary(ACTION_CHARS_MAX),
             None => cell(text(hold, "title")),
         };
-        let mut words = format!(
-            "{} {} {}",
+        let expires = known.and_then(|known| known.expires_at.as_deref());
+        let expires = match expires.or(hold["expires_at"].as_str()) {
+            Some(at) if text(hold, "status") == "open" => {
+                format!(", expires {}", self.times.show(at))
+            }
+            _ => String::new(),
+        };
+        let words = format!(
+            "{} {} {}{expires}",
             cell(text(hold, "kind")),
             cell(text(hold, "alias")),
             cell(text(hold, "status"))
         );
-        let expires = known.and_then(|known| known.expires_at.as_deref());
-        if let Some(at) = expires.or(hold["expires_at"].as_str())
-            && text(hold, "status") == "open"
-        {
-            words.push_str(&format!(", expires {}", self.times.show(at)));
-        }
         if what.is_empty() {
             words
         } else {
@@ -397,10 +398,10 @@ mod tests {
     #[test]
     fn everything_shows_what_is_over_too() {
         let lines = plain(&paused().lines(None, Extent::Everything, &times()));
-        assert_eq!(lines[1], "├─ R7 chat               waiting");
+        assert_eq!(lines[1], "├─ R7 chat            waiting");
         assert_eq!(
             lines.last().map(String::as_str),
-            Some("└─ R1 chat               completed")
+            Some("└─ R1 chat            completed")
         );
     }
 }

@@ -210,6 +210,25 @@ fn high_risk_is_typed_on_a_terminal_and_enter_alone_is_no() {
 }
 
 #[test]
+fn whoever_is_asked_sees_all_of_it() {
+    let live = Live::start();
+    let story = live.story("a");
+    let long = "x".repeat(500) + "the end";
+    let action = json!({ "tool": "run", "call_id": "c1", "args": { "script": "first\nlast", "note": long } });
+    live.ask(
+        &story,
+        &json!({ "kind": "approval", "title": "Run", "action": action }),
+    );
+    let args = ["approvals", "approve", "R2.h1", "--quiet"];
+    let (code, screen) = live.run_on_terminal(&args, "n\n", &[]);
+    assert_eq!(code, 9, "{screen}");
+    assert!(
+        screen.contains("  │ last") && screen.contains("the end"),
+        "{screen}"
+    );
+}
+
+#[test]
 fn of_two_approvals_at_once_one_wins() {
     let live = Live::start();
     let story = live.story("a");

@@ -64,9 +64,8 @@ fn changes_are_lines_for_everybody_who_may_see_holds() {
         let args = ["approvals", "watch", "--jsonl", "--count", "4"];
         let mut following = Following::start(&live, key.as_deref(), &args);
         let expect = |following: &mut Following, word: &str, id: &str, status: &str| {
-            let line = following.line();
             let expected = (word.to_owned(), id.to_owned(), status.to_owned());
-            assert_eq!(change(&line), expected);
+            assert_eq!(change(&following.line()), expected);
         };
         expect(&mut following, "opened", &open, "open");
         let second = live.story(if key.is_some() { "c" } else { "d" });

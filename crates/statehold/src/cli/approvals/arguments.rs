@@ -3,11 +3,14 @@
 use serde_json::Value;
 
 use crate::cli::hold::Action;
+use crate::cli::output::Tone;
 use crate::cli::printable::{cell, printable};
 use crate::exit::Failure;
 
 /// How much of one text is shown, unless all of it is asked for.
 const TEXT_CHARS_MAX: usize = 400;
+/// Up to where notes stand in a column of their own.
+const VALUE_COLUMN_MAX: usize = 40;
 /// How deep values are taken apart before they are shown as JSON.
 const DEPTH_MAX: usize = 4;
 
@@ -41,6 +44,30 @@ pub(super) fn rows(action: &Action, is_whole: bool) -> Vec<Row> {
         drawing.add("", "", 0, &action.args, None);
     }
     drawing.rows
+}
+
+/// Every argument on lines of its own, in columns. Safe to print.
+pub(super) fn lines(action: &Action, is_whole: bool) -> Vec<String> {
+    let rows = rows(action, is_whole);
+    let name = |row: &Row| format!("{}{}", "  ".repeat(row.depth), row.name);
+    let widest = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
+    let names = widest(&mut rows.iter().map(|row| name(row).chars().count()));
+    let short = rows.iter().map(|row| row.value.chars().count());
+    let values = widest(&mut short.filter(|width| *width <= VALUE_COLUMN_MAX));
+    rows.iter()
+        .map(|row| {
+            let (head, note) = (name(row), Tone::Dim.paint(&row.note));
+            let line = if row.value.contains('\n') {
+                let lines = row.value.lines().map(|line| format!("\n  │ {line}"));
+                format!("  {head:names$}  {note}{}", lines.collect::<String>())
+            } else if row.note.is_empty() {
+                format!("  {head:names$}  {}", row.value)
+            } else {
+                format!("  {head:names$}  {:values$}  {note}", row.value)
+            };
+            line.trim_end().to_owned()
+        })
+        .collect()
 }
 
 struct Drawing<'a> {
@@ -337,9 +364,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_set(before: Value, schema: Option<Value>, assignment: &str, after: &Value) {
+    fn check_set(before: Value, schema: Option<&Value>, assignment: &str, after: &Value) {
         let mut args = before;
-        set(&mut args, schema.as_ref(), assignment).expect("it can be set");
+        set(&mut args, schema, assignment).expect("it can be set");
         assert_eq!(args, *after, "{assignment}");
     }
 
@@ -364,7 +391,7 @@ mod tests {
         check_set(json!({}), None, "a.b=true", &json!({ "a": { "b": true } }));
         check_set(json!(null), None, "a==", &json!({ "a": "=" }));
         let schema = json!({ "properties": { "code": { "type": "string" } } });
-        check_set(json!({}), Some(schema), "code=7", &json!({ "code": "7" }));
+        check_set(json!({}), Some(&schema), "code=7", &json!({ "code": "7" }));
     }
 
     #[test]

@@ -10,10 +10,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use super::arguments::lines;
 use super::confirm::{self, Answers};
 use super::{fetch, resume};
 use crate::cli::ask;
-use crate::cli::hold::{Hold, call, why_not};
+use crate::cli::hold::{Hold, why_not};
 use crate::cli::output::{Output, Tone};
 use crate::cli::printable::{cell, excerpt};
 use crate::client::{Answer, Client};
@@ -23,8 +24,8 @@ use crate::exit::{Exit, Failure};
 const TRIES_MAX: u32 = 7;
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// How much of an action is shown before it is decided.
-const ACTION_CHARS_MAX: usize = 400;
+/// How much of an action is shown in the line before it is decided.
+const ACTION_CHARS_MAX: usize = 200;
 
 /// What every decision takes.
 #[derive(Debug, Args)]
@@ -83,8 +84,7 @@ impl Approve {
         let hold = fetch(client, &self.common.hold).await?;
         may_decide(&hold, "approve", &self.common, output)?;
         let digest = shown_digest(&hold, self.confirmation.digest.as_deref())?;
-        let action = hold.action.as_ref();
-        show_before(&hold, action.map(|action| &action.args), output);
+        show_before(&hold, None, output);
         if !confirm::is_meant(&hold, None, self.confirmation.answers())? {
             output.note("nothing was decided");
             return Ok(Exit::Refused);
@@ -225,11 +225,20 @@ pub(super) fn shown_digest(hold: &Hold, given: Option<&str>) -> Result<Option<St
     }
 }
 
-/// Shows what is about to be decided, on standard error.
+/// Shows what is about to be decided, on standard error. Whoever is asked sees all of it.
 pub(super) fn show_before(hold: &Hold, args: Option<&Value>, output: &Output) {
-    let what = match (&hold.action, args) {
-        (Some(action), Some(args)) => excerpt(&call(&action.tool, args), ACTION_CHARS_MAX),
-        _ => hold.summary(ACTION_CHARS_MAX),
+    if !ask::can_ask() && (output.quiet || output.json) {
+        return;
+    }
+    let action = hold.action.clone().map(|mut action| {
+        if let Some(args) = args {
+            action.args = args.clone();
+        }
+        action
+    });
+    let what = match &action {
+        Some(action) => excerpt(&action.call(), ACTION_CHARS_MAX),
+        None => hold.summary(ACTION_CHARS_MAX),
     };
     let user = hold
         .user
@@ -249,12 +258,18 @@ pub(super) fn show_before(hold: &Hold, args: Option<&Value>, output: &Output) {
     } else {
         String::new()
     };
-    output.note(&format!(
+    anstream::eprintln!(
         "{}   asked by {}{}{risk}",
         Tone::Strong.paint(&what),
         cell(&hold.agent),
         user.unwrap_or_default()
-    ));
+    );
+    // What does not fit into a line is shown below it.
+    if let (Some(action), true) = (&action, what.contains('…')) {
+        for line in lines(action, true) {
+            anstream::eprintln!("{line}");
+        }
+    }
 }
 
 /// Sends a decision, says what it came to, and shows for a short time what follows.
@@ -317,7 +332,7 @@ async fn post(
             );
             return Err(failure.hint(hint));
         }
-        if tries == 1 {
+        if tries == 1 && !output.json {
             output.note("no answer; sending the same decision again…");
         }
         tries += 1;

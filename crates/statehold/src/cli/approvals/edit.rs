@@ -22,8 +22,8 @@ use crate::exit::{Exit, Failure};
 pub(in crate::cli) struct Edit {
     #[command(flatten)]
     common: Common,
-    /// Set one argument: user_id=8, address.city=Rahway or /address/city=Rahway. A text stays a
-    /// text; anything else is read as JSON. May be given several times.
+    /// Set one argument: `user_id=8`, `address.city=Rahway` or `/address/city=Rahway`. A text stays
+    /// a text; anything else is read as JSON. May be given several times.
     #[arg(long, value_name = "PATH=VALUE", conflicts_with = "args")]
     set: Vec<String>,
     /// All arguments, as a JSON object. Without this and --set, $VISUAL or $EDITOR is opened.

@@ -127,19 +127,24 @@ impl Course {
         if statuses.is_empty() {
             return String::new();
         }
-        let mut words = format!(" · {} {}", cell(&self.alias), statuses.join(" → "));
-        if let Some(ms) = self.duration_ms() {
-            words.push_str(&format!(" ({ms} ms)"));
-        } else if statuses.last().is_some_and(|last| last == "queued") {
-            words.push_str(" (for a worker)");
-        }
-        if !self.resumed.is_empty() {
-            words.push_str(&format!(" · {} resumed", self.resumed.join(", ")));
-        }
-        if !self.waiting.is_empty() {
-            words.push_str(&format!(" · {} still paused", self.waiting.join(", ")));
-        }
-        words
+        let how_long = match self.duration_ms() {
+            Some(ms) => format!(" ({ms} ms)"),
+            None if statuses.last().is_some_and(|last| last == "queued") => {
+                " (for a worker)".to_owned()
+            }
+            None => String::new(),
+        };
+        let tasks = |aliases: &[String], word: &str| match aliases {
+            [] => String::new(),
+            aliases => format!(" · {} {word}", aliases.join(", ")),
+        };
+        format!(
+            " · {} {}{how_long}{}{}",
+            cell(&self.alias),
+            statuses.join(" → "),
+            tasks(&self.resumed, "resumed"),
+            tasks(&self.waiting, "still paused")
+        )
     }
 
     /// From the decision to the end of the request, by the clock of the server.

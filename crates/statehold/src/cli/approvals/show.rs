@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::arguments::{Row, rows};
+use super::arguments::{lines, rows};
 use super::confirm::phrase;
 use crate::cli::answers::read;
 use crate::cli::hold::{Hold, why_not};
@@ -15,9 +15,6 @@ use crate::exit::Exit;
 
 /// How much of a message is shown, unless all of it is asked for.
 const MESSAGE_CHARS_MAX: usize = 4_096;
-
-/// Up to where notes stand in a column of their own.
-const VALUE_COLUMN_MAX: usize = 40;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Show {
@@ -141,23 +138,8 @@ impl Show {
             return Ok(());
         };
         output.line(&format!("\n{}", Tone::Strong.paint(&cell(&action.tool))))?;
-        let rows = rows(action, self.full);
-        let name = |row: &Row| format!("{}{}", "  ".repeat(row.depth), row.name);
-        let widest = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
-        let names = widest(&mut rows.iter().map(|row| name(row).chars().count()));
-        let short = rows.iter().map(|row| row.value.chars().count());
-        let values = widest(&mut short.filter(|width| *width <= VALUE_COLUMN_MAX));
-        for row in &rows {
-            let (head, note) = (name(row), Tone::Dim.paint(&row.note));
-            let line = if row.value.contains('\n') {
-                let lines = row.value.lines().map(|line| format!("\n  │ {line}"));
-                format!("  {head:names$}  {note}{}", lines.collect::<String>())
-            } else if row.note.is_empty() {
-                format!("  {head:names$}  {}", row.value)
-            } else {
-                format!("  {head:names$}  {:values$}  {note}", row.value)
-            };
-            output.line(line.trim_end())?;
+        for line in lines(action, self.full) {
+            output.line(&line)?;
         }
         Ok(())
     }

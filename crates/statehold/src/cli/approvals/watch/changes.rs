@@ -5,7 +5,7 @@
 //! `opened`, and each one that was told is told once as `decided`. After a lost connection the list
 //! is compared, so that nothing is missed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -18,6 +18,9 @@ use crate::exit::{Exit, Failure};
 
 /// How often is asked where there is no feed.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// How many decided holds are remembered, so that none is told twice.
+const DONE_MAX: usize = 1_000;
 
 /// One change.
 #[derive(Debug, Clone)]
@@ -47,6 +50,10 @@ pub(super) struct Changes {
     source: Source,
     /// The open holds that were told, in the order of the server.
     open: Vec<Value>,
+    /// The last holds that were told as decided.
+    done: VecDeque<Value>,
+    /// Holds that a feed named as opened, without saying what they are.
+    named: Vec<String>,
     ready: VecDeque<Change>,
     is_lost: bool,
     must_compare: bool,
@@ -75,6 +82,8 @@ impl Changes {
             client: client.clone(),
             source,
             open: Vec::new(),
+            done: VecDeque::new(),
+            named: Vec::new(),
             ready: VecDeque::new(),
             is_lost: false,
             must_compare: false,
@@ -106,9 +115,13 @@ impl Changes {
                 return Ok(Step::Changed(change));
             }
             if self.must_compare {
+                self.must_compare = false;
                 match self.compare().await {
-                    Ok(()) => self.must_compare = false,
-                    Err(failure) if may_pass(&failure) => sleep(ASK_EVERY).await,
+                    Ok(()) => {}
+                    Err(failure) if may_pass(&failure) => {
+                        self.must_compare = true;
+                        sleep(ASK_EVERY).await;
+                    }
                     Err(failure) => return Err(failure),
                 }
                 continue;
@@ -159,40 +172,59 @@ impl Changes {
                 }
             }
             Source::Sessions(_) => {
-                let mut kinds = elements(&event, "events")
-                    .iter()
-                    .map(|event| text(event, "type"));
-                self.must_compare |= kinds.any(|kind| {
-                    matches!(kind, "hold_opened" | "hold_decided" | "vote_recorded")
-                        || kind.starts_with("session_")
-                });
+                for event in elements(&event, "events") {
+                    let kind = text(event, "type");
+                    if kind == "hold_opened" {
+                        self.named.push(text(event, "hold_id").to_owned());
+                    }
+                    self.must_compare |= matches!(
+                        kind,
+                        "hold_opened" | "hold_decided" | "vote_recorded" | "session_deleted"
+                    );
+                }
             }
             Source::Asking => {}
         }
     }
 
-    /// Tells a change, unless it was told.
+    /// Tells a change, unless it was told. A list may know of a change before its event comes.
     fn tell(&mut self, word: &str, hold: Value) {
-        let id = text(&hold, "id").to_owned();
-        let at = self.open.iter().position(|open| open["id"] == id.as_str());
-        let is_open = text(&hold, "status") == "open";
-        match (word, at) {
-            ("opened", Some(_)) => return,
-            ("decided", None) => {
-                // It came and went between two looks: both are told.
-                let mut opened = hold.clone();
-                opened["status"] = "open".into();
-                if let Some(fields) = opened.as_object_mut() {
-                    fields.remove("decision");
-                }
-                self.push("opened", opened);
-            }
-            (_, Some(at)) if is_open => self.open[at] = hold.clone(),
-            (_, Some(at)) => drop(self.open.remove(at)),
-            (_, None) if is_open => self.open.push(hold.clone()),
-            (_, None) => {}
+        if self.done.contains(&hold["id"]) {
+            return;
         }
-        self.push(word, hold);
+        let at = self.open.iter().position(|open| open["id"] == hold["id"]);
+        let Some(at) = at else {
+            // It may have come and gone between two looks: both are told.
+            let mut opened = hold.clone();
+            opened["status"] = "open".into();
+            if let Some(fields) = opened.as_object_mut() {
+                fields.remove("decision");
+            }
+            self.open.push(opened.clone());
+            self.push("opened", opened);
+            if word != "opened" {
+                self.tell(word, hold);
+            }
+            return;
+        };
+        match word {
+            "opened" => {}
+            "decided" => {
+                self.open.remove(at);
+                self.done.push_back(hold["id"].clone());
+                if self.done.len() > DONE_MAX {
+                    self.done.pop_front();
+                }
+                self.push(word, hold);
+            }
+            _ => {
+                let is_told = !hold["votes"].is_null() && self.open[at]["votes"] == hold["votes"];
+                self.open[at] = hold.clone();
+                if !is_told {
+                    self.push(word, hold);
+                }
+            }
+        }
     }
 
     fn push(&mut self, word: &str, hold: Value) {
@@ -202,46 +234,42 @@ impl Changes {
 
     /// Compares what is open with what was told.
     async fn compare(&mut self) -> Result<(), Failure> {
-        let now = Pages::holds(Vec::new())
+        let mut now = Pages::holds(Vec::new())
             .take(&self.client, usize::MAX)
             .await?;
-        let ids: BTreeMap<String, Value> = now
-            .iter()
-            .map(|hold| (text(hold, "id").to_owned(), hold.clone()))
-            .collect();
-        let gone: Vec<Value> = self
-            .open
-            .iter()
-            .filter(|hold| !ids.contains_key(text(hold, "id")))
-            .cloned()
+        let is_listed = |id: &str| now.iter().any(|hold| text(hold, "id") == id);
+        let told = self.open.iter().map(|hold| text(hold, "id").to_owned());
+        let gone: Vec<String> = told
+            .chain(self.named.iter().cloned())
+            .filter(|id| !is_listed(id))
             .collect();
         // Everything is asked before anything is told: asking may fail in the middle.
         let mut decided = Vec::new();
-        for hold in gone {
-            let path = format!("/v1/holds/{}", text(&hold, "id"));
-            match self.client.get(&path).await {
+        for id in gone {
+            match self.client.get(&format!("/v1/holds/{id}")).await {
                 Ok(answer) if text(&answer.body, "status") != "open" => decided.push(answer.body),
-                // Opened again in a list that is behind: the next look tells.
-                Ok(_) => {}
-                // Its session was deleted.
+                // Opened after the list was read.
+                Ok(answer) => now.push(answer.body),
+                // Its session was deleted, or this key never saw it.
                 Err(failure) if failure.exit == Exit::NotFound => {
-                    let mut hold = hold;
-                    hold["status"] = "cancelled".into();
-                    decided.push(hold);
+                    let known = self.open.iter().find(|hold| text(hold, "id") == id);
+                    decided.extend(known.map(|hold| {
+                        let mut hold = hold.clone();
+                        hold["status"] = "cancelled".into();
+                        hold
+                    }));
                 }
                 Err(failure) => return Err(failure),
             }
         }
+        self.named.clear();
         for hold in decided {
             self.tell("decided", hold);
         }
         for hold in &now {
             let before = self.open.iter().find(|open| open["id"] == hold["id"]);
-            match before.map(|before| before["votes"] != hold["votes"]) {
-                None => self.tell("opened", hold.clone()),
-                Some(true) => self.tell("voted", hold.clone()),
-                Some(false) => {}
-            }
+            let is_voted = before.is_some_and(|before| before["votes"] != hold["votes"]);
+            self.tell(if is_voted { "voted" } else { "opened" }, hold.clone());
         }
         self.open = now;
         Ok(())
@@ -256,4 +284,57 @@ fn is_missing(failure: &Failure) -> bool {
 fn may_pass(failure: &Failure) -> bool {
     matches!(failure.exit, Exit::Unreachable | Exit::TimedOut)
         || matches!(failure.status, Some(429 | 503))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn changes() -> Changes {
+        let address = "http://127.0.0.1:1".parse().expect("an address");
+        Changes {
+            client: Client::new(address, None, ASK_EVERY).expect("a client"),
+            source: Source::Asking,
+            open: Vec::new(),
+            done: VecDeque::new(),
+            named: Vec::new(),
+            ready: VecDeque::new(),
+            is_lost: false,
+            must_compare: false,
+        }
+    }
+
+    fn told(changes: &mut Changes) -> Vec<String> {
+        let told = changes.ready.drain(..);
+        told.map(|change| format!("{} {}", change.word, text(&change.hold, "status")))
+            .collect()
+    }
+
+    #[test]
+    fn each_change_is_told_once_whoever_knew_first() {
+        let hold = |status: &str, votes: &[&str]| json!({ "id": "hld_1", "status": status, "votes": votes });
+        let mut changes = changes();
+        changes.tell("opened", hold("open", &[]));
+        changes.tell("opened", hold("open", &[]));
+        assert_eq!(told(&mut changes), ["opened open"]);
+        changes.tell("voted", hold("open", &["a"]));
+        changes.tell("voted", hold("open", &["a"]));
+        assert_eq!(told(&mut changes), ["voted open"]);
+        changes.tell("decided", hold("approved", &["a", "b"]));
+        changes.tell("decided", hold("approved", &["a", "b"]));
+        changes.tell("opened", hold("open", &[]));
+        assert_eq!(told(&mut changes), ["decided approved"]);
+        assert!(changes.open.is_empty());
+    }
+
+    #[test]
+    fn what_came_and_went_between_two_looks_is_told_whole() {
+        let mut changes = changes();
+        let hold = json!({ "id": "hld_1", "status": "rejected", "decision": { "by": "local" } });
+        changes.tell("decided", hold);
+        assert!(changes.ready[0].hold["decision"].is_null());
+        assert_eq!(told(&mut changes), ["opened open", "decided rejected"]);
+    }
 }
