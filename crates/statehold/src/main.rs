@@ -1,7 +1,7 @@
 //! The state server for multi-agent AI systems: one binary.
 //!
-//! `dev` and `serve` run a server. `status`, `sessions` and `token` call one; `check`, `backup` and
-//! `restore` look after a data directory; `doctor` looks at both.
+//! `dev` and `serve` run a server. `status`, `sessions`, `tasks`, `approvals` and `token` call one;
+//! `check`, `backup` and `restore` look after a data directory; `doctor` looks at both.
 
 mod cli;
 mod client;

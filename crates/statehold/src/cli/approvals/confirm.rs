@@ -20,10 +20,11 @@ use crate::exit::Failure;
 
 /// What the help says about the text.
 pub(super) const HELP: &str = "\
-High risk (risk `high`, or effect `destructive`) needs the confirmation text of the action: \
-typed when asked, or given with --confirm. It is made from the first argument called `id`, `name` or \
-`…_id` whose value is short and plain: user_id=7 is \"user 7\", and so is id=7 of the tool delete_user. Without such an \
-argument it is the name of the tool. --yes is never enough for high risk.";
+High risk (risk `high`, or effect `destructive`) needs the confirmation text of the action:
+typed when asked, or given with --confirm; --yes is never enough. The text is made from the
+first argument called `id`, `name` or `…_id` whose value is short and plain: user_id=7 is
+\"user 7\", and so is id=7 of the tool delete_user. Without such an argument it is the name of
+the tool.";
 
 /// The longest value that is part of a text.
 const VALUE_CHARS_MAX: usize = 40;

@@ -20,7 +20,7 @@ use crate::cli::printable::{cell, excerpt};
 use crate::client::{Answer, Client};
 use crate::exit::{Exit, Failure};
 
-/// How often a decision is sent again when its answer is lost; with the pauses, about 15 seconds.
+/// How often a decision is sent if its answer is lost; the pauses together are about 13 seconds.
 const TRIES_MAX: u32 = 7;
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);

@@ -109,7 +109,17 @@ impl Show {
         // What was typed meant this hold, and is shorter than its id.
         let name = typed(&self.hold);
         for decision in &hold.allowed {
+            let is_reconcile = hold.kind == "reconcile";
             let more = match decision.as_str() {
+                "approve" if is_reconcile => {
+                    let text = hold.is_high_risk().then(|| phrase(hold, None));
+                    let text = text.map(|text| format!("--confirm \"{text}\""));
+                    format!("{}   # run it again", text.unwrap_or_default())
+                }
+                "reject" if is_reconcile => "  # it did not run and must not".to_owned(),
+                "respond" if is_reconcile => {
+                    "--content '{\"outcome\":\"ran\",\"result\":…}'   # it ran".to_owned()
+                }
                 "approve" if hold.is_high_risk() => format!("--confirm \"{}\"", phrase(hold, None)),
                 "edit" => "--set PATH=VALUE".to_owned(),
                 "reject" => "--comment TEXT".to_owned(),

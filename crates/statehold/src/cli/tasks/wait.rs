@@ -26,9 +26,9 @@ const CALL_MARGIN: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(500);
 
 const HELP: &str = "\
-Ends with 0 if the request was completed, 1 if it failed or was cancelled, 7 if --timeout is over, 8 \
-with --no-human as soon as it waits for a person, and 9 if the last word of a person on it was no: \
-rejected, dismissed or expired.";
+Ends with 0 if the request was completed, 1 if it failed or was cancelled, 7 if --timeout is
+over, 8 with --no-human as soon as it waits for a person, and 9 if the last word of a person on
+it was no: rejected, dismissed or expired. Without --timeout it waits as long as it takes.";
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
