@@ -167,7 +167,14 @@ impl Drawing<'_> {
             name: format!("{branch}{} {verb}", cell(text(request, "alias"))),
             status: status.to_owned(),
             age,
-            more: first.map_or_else(String::new, |hold| self.hold_words(hold)),
+            more: first.map_or_else(String::new, |hold| {
+                let name = format!(
+                    "{} {}",
+                    cell(text(hold, "alias")),
+                    cell(text(hold, "status"))
+                );
+                self.hold_words(hold, &format!(" {name}"))
+            }),
         });
         let decided = holds.iter().filter(|hold| hold["status"] != "open");
         let decided = decided.filter(|_| self.extent == Extent::Everything);
@@ -183,7 +190,7 @@ impl Drawing<'_> {
                 name: format!("{branch}{}", cell(text(hold, "alias"))),
                 status: text(hold, "status").to_owned(),
                 age: String::new(),
-                more: self.hold_words(hold),
+                more: self.hold_words(hold, ""),
             });
         }
         for (index, task) in tasks.iter().enumerate() {
@@ -192,8 +199,9 @@ impl Drawing<'_> {
         }
     }
 
-    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57m`.
-    fn hold_words(&self, hold: &Value) -> String {
+    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57m`. The name is left out where it
+    /// stands before.
+    fn hold_words(&self, hold: &Value, name: &str) -> String {
         let known = self.tree.holds.get(text(hold, "id"));
         let what = match known {
             Some(known) => known.summary(ACTION_CHARS_MAX),
@@ -206,12 +214,7 @@ impl Drawing<'_> {
             }
             _ => String::new(),
         };
-        let words = format!(
-            "{} {} {}{expires}",
-            cell(text(hold, "kind")),
-            cell(text(hold, "alias")),
-            cell(text(hold, "status"))
-        );
+        let words = format!("{}{name}{expires}", cell(text(hold, "kind")));
         if what.is_empty() {
             words
         } else {

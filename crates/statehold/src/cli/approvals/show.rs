@@ -185,8 +185,10 @@ fn facts(hold: &Hold, output: &Output) -> Vec<(&'static str, Cell)> {
         ("session", Cell::new(&hold.session_id)),
         ("chain", Cell::new(chain(hold))),
         ("since", Cell::new(times.show(&hold.created_at))),
-        ("until", Cell::new(until(hold, output))),
     ];
+    if hold.is_open() {
+        facts.push(("until", Cell::new(until(hold, output))));
+    }
     if let Some(action) = &hold.action {
         let risk = action.risk.as_deref();
         let tone = if hold.is_high_risk() {
