@@ -241,9 +241,9 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
         ));
     }
     for (name, value) in [
-        ("decided by", hold.decide_by.as_deref()),
-        ("execution key", hold.execution_key.as_deref()),
-        ("link", hold.url.as_deref()),
+        ("who decides", hold.decide_by.as_deref().map(who_decides)),
+        ("execution key", hold.execution_key.clone()),
+        ("link", hold.url.clone()),
     ] {
         if let Some(value) = value {
             facts.push((name, Cell::new(value)));
@@ -275,6 +275,15 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
         }
     }
     facts
+}
+
+fn who_decides(policy: &str) -> String {
+    match (policy, policy.strip_prefix("role:")) {
+        ("other", _) => "an approver who is neither the user nor the one who asks".to_owned(),
+        ("user", _) => "the user, or an approver".to_owned(),
+        (_, Some(role)) => format!("people with the role {role}"),
+        (other, None) => other.to_owned(),
+    }
 }
 
 /// A vote is a principal, or an object that names one.
@@ -399,11 +408,11 @@ fn for_pipes(hold: &Hold, output: &Output) -> anyhow::Result<()> {
     for reason in reasons(hold) {
         table.row(vec![Cell::new("offered reason"), Cell::shown(reason)]);
     }
-    table.row(vec![
-        Cell::new("allowed"),
-        Cell::new(hold.allowed.join(",")),
-    ]);
-    if hold.may_decide == Some(false) {
+    if hold.is_open() {
+        let allowed = Cell::new(hold.allowed.join(","));
+        table.row(vec![Cell::new("allowed"), allowed]);
+    }
+    if hold.is_open() && hold.may_decide == Some(false) {
         let why = hold.why_not.as_deref().map(|word| why_not(word, None));
         table.row(vec![Cell::new("why not"), Cell::optional(why)]);
     }
