@@ -10,7 +10,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::invariant::{Facts, Observation, RecordStep, judge_all};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_core::root::{HEADS_PER_ROOT_MAX, PublicKey, SignedHead};
 use statehold_core::scope::Scope;
 use statehold_core::session::SessionState;
@@ -53,6 +53,13 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
+    /// Adds what was found, if anything was.
+    pub fn add_all(&mut self, problems: impl IntoIterator<Item = Problem>) {
+        for problem in problems {
+            self.add(problem);
+        }
+    }
+
     pub(crate) fn add(&mut self, problem: Problem) {
         self.problems_total += 1;
         if self.problems.len() < PROBLEMS_KEPT_MAX {
@@ -242,7 +249,7 @@ pub(crate) fn bad_payload(session: SessionId, seq: u64, what: &str) -> Problem {
 
 /// The newest record of a session that a root names.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Anchor {
+pub struct Anchor {
     revision: u64,
     hash: Digest,
     entry: u64,
@@ -250,8 +257,7 @@ pub(crate) struct Anchor {
 
 impl Anchor {
     /// Compares the record that it names, when it comes by.
-    pub(crate) fn compare(&self, session: SessionId, stored: &StoredRecord) -> Option<Problem> {
-        let record = &stored.record;
+    pub fn compare(&self, session: SessionId, record: &Record) -> Option<Problem> {
         let is_other = record.content.seq == self.revision && record.hash != self.hash;
         is_other.then(|| {
             let place = format!("record {} of session {session}", self.revision);
@@ -262,7 +268,7 @@ impl Anchor {
     }
 
     /// Compares how long the chain is.
-    pub(crate) fn compare_length(&self, session: SessionId, revision: u64) -> Option<Problem> {
+    pub fn compare_length(&self, session: SessionId, revision: u64) -> Option<Problem> {
         (revision < self.revision).then(|| {
             let place = format!("session {session}");
             let what = format!(
@@ -277,7 +283,7 @@ impl Anchor {
 
 /// What the roots of audit streams say about sessions: the newest of each.
 #[derive(Debug, Default)]
-pub(crate) struct Anchors(BTreeMap<SessionId, Anchor>);
+pub struct Anchors(BTreeMap<SessionId, Anchor>);
 
 impl Anchors {
     fn learn(&mut self, entry: u64, heads: &[SignedHead]) {
@@ -295,12 +301,19 @@ impl Anchors {
     }
 
     /// What is said about a session that is there.
-    pub(crate) fn take(&mut self, session: SessionId) -> Option<Anchor> {
+    pub fn take(&mut self, session: SessionId) -> Option<Anchor> {
         self.0.remove(&session)
     }
 
+    /// Only what is said about one session.
+    #[must_use]
+    pub fn only(mut self, session: SessionId) -> Self {
+        self.0.retain(|other, _| *other == session);
+        self
+    }
+
     /// Whatever was not taken is missing.
-    pub(crate) fn report_missing(self, report: &mut CheckReport) {
+    pub fn report_missing(self, report: &mut CheckReport) {
         for (session, anchor) in self.0 {
             let place = format!("session {session}");
             let what = format!(
@@ -314,37 +327,53 @@ impl Anchors {
     }
 }
 
+/// The key that roots are signed with now, and since when it is the one.
+#[derive(Debug, Clone, Copy)]
+pub struct Signer {
+    /// What verifies its signatures.
+    pub public_key: PublicKey,
+    /// Roots before this may be signed with a key that is gone.
+    pub since: Timestamp,
+}
+
+impl Signer {
+    /// The signer of a server, if it has ever signed.
+    pub(crate) fn of(keys: Option<&dyn KnownKeys>) -> Option<Self> {
+        let keys = keys?;
+        let secret = keys.get(&KeyOwner::Signer)?;
+        Some(Self {
+            public_key: RootSigner::new(&secret).public_key(),
+            since: keys.since(&KeyOwner::Signer)?,
+        })
+    }
+}
+
 /// Follows one audit stream from its beginning.
-pub(crate) struct StreamCheck<'a> {
-    tenant: &'a Name,
-    /// The key of this server, and since when it is the one.
-    signer: Option<(PublicKey, Timestamp)>,
+#[derive(Debug)]
+pub struct StreamCheck {
+    tenant: Name,
+    signer: Option<Signer>,
     head: TenantHead,
     /// An entry that must be there, because this process wrote it.
     expected: Option<TenantHead>,
+    /// Whether a root of the signer came by: from then on there is no other.
+    has_own_root: bool,
 }
 
-impl<'a> StreamCheck<'a> {
-    pub(crate) fn new(
-        tenant: &'a Name,
-        keys: Option<&dyn KnownKeys>,
-        expected: Option<TenantHead>,
-    ) -> Self {
-        let signer = keys.and_then(|keys| {
-            let key = keys.get(&KeyOwner::Signer)?;
-            let since = keys.since(&KeyOwner::Signer)?;
-            Some((RootSigner::new(&key).public_key(), since))
-        });
+impl StreamCheck {
+    /// Begins to follow the stream of a tenant.
+    pub fn new(tenant: Name, signer: Option<Signer>, expected: Option<TenantHead>) -> Self {
         Self {
             tenant,
             signer,
             head: TenantHead::default(),
             expected,
+            has_own_root: false,
         }
     }
 
     /// The last entry that was followed.
-    pub(crate) fn head(&self) -> TenantHead {
+    pub fn head(&self) -> TenantHead {
         self.head
     }
 
@@ -354,7 +383,7 @@ impl<'a> StreamCheck<'a> {
     }
 
     /// Judges the next entry. Nothing behind one that does not follow is worth a look.
-    pub(crate) fn follow(
+    pub fn follow(
         &mut self,
         record: &TenantRecord,
         anchors: &mut Anchors,
@@ -364,7 +393,7 @@ impl<'a> StreamCheck<'a> {
         let follows = content.seq == next
             && content.prev_hash == self.head.hash
             && content.at >= self.head.at
-            && content.tenant == *self.tenant;
+            && content.tenant == self.tenant;
         if !follows {
             let what = if content.seq > next {
                 "is missing"
@@ -393,7 +422,7 @@ impl<'a> StreamCheck<'a> {
     }
 
     fn check_root(
-        &self,
+        &mut self,
         record: &TenantRecord,
         heads: &[SignedHead],
         public_key: PublicKey,
@@ -401,26 +430,28 @@ impl<'a> StreamCheck<'a> {
         report: &mut CheckReport,
     ) {
         let seq = record.content.seq;
-        let mut wrong = |what| report.add(self.problem(ProblemKind::Root, seq, what));
         let is_ordered = heads.is_sorted_by(|one, next| one.session < next.session);
-        if !is_signed(record) {
-            return wrong("is a root without the signature of the key that it names");
-        }
-        if !is_ordered || heads.len() > HEADS_PER_ROOT_MAX {
-            return wrong("is a root whose heads are too many or not in order");
-        }
-        match self.signer {
-            Some((own, _)) if own == public_key => report.roots += 1,
-            // It was signed with a key that is gone: the one there is younger.
-            Some((_, since)) if since > record.content.at => report.unverified_roots += 1,
-            None => report.unverified_roots += 1,
-            Some(_) => return wrong("is a root signed with a key that is not this server's"),
-        }
-        anchors.learn(seq, heads);
+        let is_own = self.signer.is_some_and(|own| own.public_key == public_key);
+        // A root of a key that is gone is older than the key there is now.
+        let may_be_old =
+            !self.has_own_root && self.signer.is_none_or(|own| own.since > record.content.at);
+        let what = if !is_signed(record) {
+            "is a root without the signature of the key that it names"
+        } else if !is_ordered || heads.len() > HEADS_PER_ROOT_MAX {
+            "is a root whose heads are too many or not in order"
+        } else if !is_own && !may_be_old {
+            "is a root signed with another key than it should be"
+        } else {
+            self.has_own_root |= is_own;
+            report.roots += usize::from(is_own);
+            report.unverified_roots += usize::from(!is_own);
+            return anchors.learn(seq, heads);
+        };
+        report.add(self.problem(ProblemKind::Root, seq, what));
     }
 
     /// Says if the stream ends before an entry that this process wrote.
-    pub(crate) fn finish(&self, report: &mut CheckReport) {
+    pub fn finish(&self, report: &mut CheckReport) {
         let missing = self
             .expected
             .filter(|expected| expected.seq > self.head.seq);

@@ -4,7 +4,7 @@
 //! (feature `suite`) is run against every adapter: [`memory`], the reference, and [`sqlite`], the
 //! default. No type of an adapter's engine appears in a public signature.
 
-mod check;
+pub mod check;
 pub mod codec;
 mod commit;
 pub mod keys;

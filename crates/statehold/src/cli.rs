@@ -1,5 +1,6 @@
 //! The command line.
 
+mod audit;
 mod backup;
 mod check;
 mod completions;
@@ -51,6 +52,9 @@ enum Command {
     Sessions(sessions::Sessions),
     /// Make, list and revoke keys.
     Token(token::Token),
+    /// See who did what, and verify that all of it is as it was written.
+    #[command(subcommand)]
+    Audit(audit::Audit),
     /// Find problems and say what helps.
     Doctor(doctor::Doctor),
     /// Show the configuration and where each value comes from.
@@ -76,6 +80,7 @@ impl Cli {
             Command::Status(status) => status.run(globals, &output),
             Command::Sessions(sessions) => sessions.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
+            Command::Audit(audit) => audit.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),
             Command::Config(config) => config.run(&output),
             Command::Check(check) => check.run(globals.json),

@@ -15,7 +15,7 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 
 use super::{Entry, Tables};
 use crate::check::{
-    Anchors, CheckReport, Problem, ProblemKind, StreamCheck, check_payloads, check_record,
+    Anchors, CheckReport, Problem, ProblemKind, Signer, StreamCheck, check_payloads, check_record,
 };
 use crate::keys::KnownKeys;
 use crate::port::StoredRecord;
@@ -48,7 +48,7 @@ impl Snapshot {
     ) -> CheckReport {
         let mut report = CheckReport::default();
         let mut anchors = Anchors::default();
-        let mut stream = StreamCheck::new(tenant, Some(keys), expected);
+        let mut stream = StreamCheck::new(tenant.clone(), Signer::of(Some(keys)), expected);
         let mut entries = self.stream.iter();
         if entries.all(|entry| stream.follow(entry, &mut anchors, &mut report)) {
             stream.finish(&mut report);
@@ -87,9 +87,7 @@ fn check_session(
 ) {
     let anchor = anchors.take(session);
     let shortened = anchor.and_then(|anchor| anchor.compare_length(session, kept.revision));
-    shortened
-        .into_iter()
-        .for_each(|problem| report.add(problem));
+    report.add_all(shortened);
     let mut facts = Facts::default();
     let mut folded: Option<SessionState> = None;
     let mut before = Digest::ZERO;
@@ -111,8 +109,8 @@ fn check_session(
         let state = folded.get_or_insert_with(|| SessionState::new(content.session));
         check_record(&stored, state, &mut facts, report);
         check_payloads(&stored, state, Some(keys), report);
-        let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored));
-        replaced.into_iter().for_each(|problem| report.add(problem));
+        let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
+        report.add_all(replaced);
         apply(state, &entry.record);
         // Records before a fork belong to the origin, and are counted there.
         if content.session == session {

@@ -260,9 +260,7 @@ fn check_session(
         return Ok(());
     };
     let shortened = anchor.and_then(|anchor| anchor.compare_length(session, row.revision));
-    shortened
-        .into_iter()
-        .for_each(|problem| report.add(problem));
+    report.add_all(shortened);
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
     let mut erased = Erased::default();
@@ -278,8 +276,8 @@ fn check_session(
             check_record(stored, state, &mut facts, report);
             check_payloads(stored, state, keys, report);
             erased.note(session, stored);
-            let replaced = anchor.and_then(|anchor| anchor.compare(session, stored));
-            replaced.into_iter().for_each(|problem| report.add(problem));
+            let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
+            report.add_all(replaced);
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {

@@ -14,6 +14,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub(super) use list::Pages;
+pub(super) use resolve::resolve;
+
 use super::block_on;
 use super::globals::Globals;
 use super::output::Output;
@@ -63,7 +66,7 @@ struct Session {
 }
 
 /// Reads what a server sent as what it should be.
-fn read<T: DeserializeOwned>(value: &Value) -> anyhow::Result<T> {
+pub(super) fn read<T: DeserializeOwned>(value: &Value) -> anyhow::Result<T> {
     serde::Deserialize::deserialize(value)
         .context("the server answered in a form that this version does not know")
 }

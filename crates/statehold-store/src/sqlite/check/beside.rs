@@ -74,9 +74,7 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
     pass.compare_private(conn)?;
     pass.compare_children(conn)?;
     pass.compare_blobs(conn)?;
-    pass.problems
-        .into_iter()
-        .for_each(|problem| report.add(problem));
+    report.add_all(pass.problems);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use statehold_core::tenant::TenantEvent;
 
 use super::super::{read, tenant};
 use super::Extent;
-use crate::check::{Anchors, CheckReport, Problem, ProblemKind, StreamCheck};
+use crate::check::{Anchors, CheckReport, Problem, ProblemKind, Signer, StreamCheck};
 use crate::keys::KnownKeys;
 use crate::port::{ApiKey, StoreError};
 
@@ -39,7 +39,7 @@ pub(super) fn check(
             report.add(Problem::new(ProblemKind::Entry, place, what));
             continue;
         };
-        let mut stream = StreamCheck::new(&name, keys, extent.expected);
+        let mut stream = StreamCheck::new(name.clone(), Signer::of(keys), extent.expected);
         let is_whole = follow(conn, &name, &mut stream, &mut said, anchors, report)?;
         report.head = stream.head();
         if !is_whole {
@@ -55,7 +55,7 @@ pub(super) fn check(
 fn follow(
     conn: &Connection,
     name: &Name,
-    stream: &mut StreamCheck<'_>,
+    stream: &mut StreamCheck,
     said: &mut Said,
     anchors: &mut Anchors,
     report: &mut CheckReport,

@@ -110,7 +110,7 @@ fn footer(count: usize, has_more: bool) -> String {
 
 /// The pages of a list of sessions.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(in crate::cli) struct Pages {
     filter: Vec<(&'static str, Option<String>)>,
     has_begun: bool,
     /// Where the rest begins, if there is a rest.
@@ -118,7 +118,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn new(filter: Vec<(&'static str, Option<String>)>) -> Self {
+    pub(in crate::cli) fn new(filter: Vec<(&'static str, Option<String>)>) -> Self {
         Self {
             filter,
             has_begun: false,
@@ -128,7 +128,7 @@ impl Pages {
 
     /// The next page, of at most `limit` rows; none after the last one. It may be empty and still
     /// not be the last.
-    pub(super) async fn next(
+    pub(in crate::cli) async fn next(
         &mut self,
         client: &Client,
         limit: usize,

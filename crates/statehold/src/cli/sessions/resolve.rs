@@ -15,7 +15,7 @@ const SHOWN_MAX: usize = 10;
 /// # Errors
 ///
 /// With exit code 3 if no session has the prefix, with 2 if several have.
-pub(super) async fn resolve(client: &Client, text: &str) -> Result<String, Failure> {
+pub(in crate::cli) async fn resolve(client: &Client, text: &str) -> Result<String, Failure> {
     if text.parse::<SessionId>().is_ok() {
         return Ok(text.to_owned());
     }
