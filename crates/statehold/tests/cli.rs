@@ -1,5 +1,7 @@
 //! What the command line says, and with which code it ends.
 
+#[path = "cli/audit.rs"]
+mod audit;
 #[path = "cli/remote.rs"]
 mod remote;
 #[path = "cli/scripted.rs"]

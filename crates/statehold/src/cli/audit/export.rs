@@ -29,7 +29,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Export {
     /// The file to write, which must not exist; standard output if left out.
-    #[arg(short, long = "output", value_name = "FILE")]
+    #[arg(short = 'o', long = "output", value_name = "FILE")]
     file: Option<PathBuf>,
     /// The records of this session only; a beginning of its id is enough.
     #[arg(long, value_name = "SESSION")]
