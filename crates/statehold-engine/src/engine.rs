@@ -44,7 +44,7 @@ impl Default for EngineOptions {
         Self {
             hot_sessions: HOT_SESSIONS,
             tick: std::time::Duration::from_millis(100),
-            sign_every: std::time::Duration::from_secs(60),
+            sign_every: std::time::Duration::from_mins(1),
         }
     }
 }

@@ -160,12 +160,13 @@ fn damage_of(conn: &Connection, session: SessionId, error: &StoreError) -> Probl
         log::DamageKind::Payload => ProblemKind::Payload,
         log::DamageKind::Tail => ProblemKind::MissingTail,
     };
-    let place = format!("record {} of session {session}", damage.seq);
+    let found = Problem::of(kind, &damage.error);
     Problem {
-        place,
-        ..Problem::of(kind, &damage.error)
-            .in_session(session)
-            .at(damage.seq)
+        place: format!(
+            "record {} of session {session}, {}",
+            damage.seq, found.place
+        ),
+        ..found.in_session(session).at(damage.seq)
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_core::record::Record;
+use statehold_core::record::{Event, Record};
 use statehold_core::root::PublicKey;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
@@ -113,6 +113,17 @@ pub(super) fn read(path: &Path, trusted: Option<PublicKey>) -> Result<ReadExport
     }
 }
 
+/// Whether a record goes on with the chain of another session.
+fn is_fork(record: &Record, before: SessionId) -> bool {
+    let content = &record.content;
+    let forked = Event::SessionForked {
+        session: content.session,
+        origin: before,
+        at: content.seq - 1,
+    };
+    content.events.first() == Some(&forked)
+}
+
 /// Follows the lines of an export.
 struct Reader {
     trusted: Option<PublicKey>,
@@ -133,6 +144,8 @@ struct Chain {
     seq: u64,
     hash: Digest,
     at: Timestamp,
+    /// The session that the last record was written for: before a fork, the origin.
+    session: SessionId,
 }
 
 impl Reader {
@@ -239,7 +252,7 @@ impl Reader {
             return Err("has a record whose hash is not that of its content".to_owned());
         }
         if self.chain.as_ref().is_none_or(|chain| chain.of != of) {
-            self.end_chain();
+            self.end_chain()?;
             if self.heads.iter().any(|(known, ..)| *known == of) {
                 return Err(format!("goes back to session {of}"));
             }
@@ -249,6 +262,7 @@ impl Reader {
                 seq: 0,
                 hash: Digest::ZERO,
                 at: record.content.at,
+                session: record.content.session,
             });
         }
         let Some(chain) = &mut self.chain else {
@@ -257,7 +271,8 @@ impl Reader {
         let content = &record.content;
         let follows = content.seq == chain.seq + 1
             && content.prev_hash == chain.hash
-            && content.at >= chain.at;
+            && content.at >= chain.at
+            && (content.session == chain.session || is_fork(&record, chain.session));
         if !follows {
             return Err(format!(
                 "breaks the chain: record {} of session {of} is not the one after record {}",
@@ -265,6 +280,7 @@ impl Reader {
             ));
         }
         (chain.seq, chain.hash, chain.at) = (content.seq, record.hash, content.at);
+        chain.session = content.session;
         let replaced = chain.anchor.and_then(|anchor| anchor.compare(of, &record));
         if let Some(problem) = replaced {
             return Err(format!("is not what was signed: {problem}"));
@@ -273,20 +289,25 @@ impl Reader {
         Ok(())
     }
 
-    fn end_chain(&mut self) {
+    fn end_chain(&mut self) -> Result<(), String> {
         let Some(chain) = self.chain.take() else {
-            return;
+            return Ok(());
         };
+        if chain.session != chain.of {
+            let (of, last) = (chain.of, chain.session);
+            return Err(format!("follows a chain of {of} that ends in {last}"));
+        }
         self.report.sessions += 1;
         self.heads.push((chain.of, chain.seq, chain.hash));
         let shortened = chain
             .anchor
             .and_then(|anchor| anchor.compare_length(chain.of, chain.seq));
         self.report.add_all(shortened);
+        Ok(())
     }
 
     fn take_end(&mut self, end: &End) -> Result<(), String> {
-        self.end_chain();
+        self.end_chain()?;
         self.has_ended = true;
         let found = (
             self.report.entries,
