@@ -21,6 +21,7 @@ pub mod principal;
 pub mod projection;
 pub mod record;
 pub mod request;
+pub mod root;
 pub mod scope;
 pub mod session;
 pub mod task;

@@ -1,6 +1,6 @@
 //! The audit stream of a tenant: what happens beside sessions, as a chain of its own.
 //!
-//! Changes of keys and reads of traces. Like the records of sessions, its entries hold ids, enums,
+//! Changes of keys, reads of traces, and signed roots. Like the records of sessions, its entries hold ids, enums,
 //! numbers and times; never free text, never a key.
 
 use std::collections::BTreeSet;
@@ -13,6 +13,7 @@ use crate::ids::{KeyId, SessionId, UserId};
 use crate::name::Name;
 use crate::principal::Principal;
 use crate::record::{RECORD_VERSION, RecordError};
+use crate::root::{PublicKey, ROOT_CONTEXT, Signature, SignedHead};
 use crate::time::Timestamp;
 
 /// One entry of the stream.
@@ -49,6 +50,19 @@ pub struct TenantContent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "act", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TenantEvent {
+    /// The server signed how far the chains of sessions, and this stream before it, have come.
+    HeadsSigned {
+        /// Newest records of sessions that changed since the root before, by session.
+        heads: Vec<SignedHead>,
+        /// The key that verifies the signature.
+        public_key: PublicKey,
+        /// The signature; absent only in the bytes that are signed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signature: Option<Signature>,
+        /// The place in the order of the store up to which every session is in this root or in one
+        /// before it.
+        until: u64,
+    },
     /// A key was made.
     KeyCreated {
         /// The agents it is bound to; none means any.
@@ -110,6 +124,41 @@ impl TenantRecord {
         }
     }
 
+    /// A signed root after an entry. `sign` is handed the bytes to sign.
+    pub fn root_after(
+        head: &TenantHead,
+        tenant: Name,
+        now: Timestamp,
+        root: NewRoot,
+        sign: impl FnOnce(&[u8]) -> Signature,
+    ) -> Self {
+        let event = TenantEvent::HeadsSigned {
+            heads: root.heads,
+            public_key: root.public_key,
+            signature: None,
+            until: root.until,
+        };
+        let unsigned = Self::after(head, tenant, Principal::System, now, event);
+        let signed = sign(&[ROOT_CONTEXT, unsigned.as_bytes()].concat());
+        let mut content = unsigned.content;
+        if let TenantEvent::HeadsSigned { signature, .. } = &mut content.event {
+            *signature = Some(signed);
+        }
+        Self::seal(content)
+    }
+
+    /// The bytes whose signature a root carries: all of the entry but the signature. None if the
+    /// entry is not a root.
+    pub fn signed_bytes(&self) -> Option<Vec<u8>> {
+        let mut content = self.content.clone();
+        let TenantEvent::HeadsSigned { signature, .. } = &mut content.event else {
+            return None;
+        };
+        *signature = None;
+        let unsigned = Self::seal(content);
+        Some([ROOT_CONTEXT, unsigned.as_bytes()].concat())
+    }
+
     /// The canonical bytes: what is stored, hashed and exported.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
@@ -145,6 +194,17 @@ impl TenantRecord {
     }
 }
 
+/// What a root is to say.
+#[derive(Debug, Clone)]
+pub struct NewRoot {
+    /// Newest records of sessions, by session.
+    pub heads: Vec<SignedHead>,
+    /// The key that verifies the signature.
+    pub public_key: PublicKey,
+    /// The place up to which every session of the tenant is named.
+    pub until: u64,
+}
+
 /// The end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantHead {
@@ -161,6 +221,42 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+
+    #[test]
+    fn a_root_signs_everything_but_its_signature() {
+        let tenant: Name = "default".parse().expect("a name");
+        let head = SignedHead {
+            hash: Digest::sha256(b"a record"),
+            revision: 3,
+            session: SessionId::from_uuid(Uuid::from_u128(7)),
+        };
+        let root = NewRoot {
+            heads: vec![head],
+            public_key: PublicKey::from_bytes([1; 32]),
+            until: 9,
+        };
+        let mut given = Vec::new();
+        let before = TenantHead::default();
+        let now = Timestamp::from_micros(5);
+        let signed = TenantRecord::root_after(&before, tenant, now, root, |bytes| {
+            given = bytes.to_vec();
+            Signature::from_bytes([2; 64])
+        });
+        assert_eq!(signed.signed_bytes(), Some(given.clone()));
+        let text = String::from_utf8(given).expect("text");
+        assert!(
+            text.starts_with("statehold audit root v1\n{\"at\":5,"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\"prev_hash\"") && !text.contains("signature"),
+            "{text}"
+        );
+        let canonical = crate::digest::canonical_bytes(&signed.content);
+        assert_eq!(signed.as_bytes(), canonical);
+        let read = TenantRecord::from_bytes(&canonical).expect("reads");
+        assert_eq!(read.signed_bytes(), signed.signed_bytes());
+    }
 
     #[test]
     fn entries_chain_and_have_one_spelling() {

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::Audit;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
@@ -34,6 +35,8 @@ pub struct EngineOptions {
     pub hot_sessions: usize,
     /// How often timers look for what is due.
     pub tick: std::time::Duration,
+    /// How often the heads of sessions are signed, if anything changed.
+    pub sign_every: std::time::Duration,
 }
 
 impl Default for EngineOptions {
@@ -41,6 +44,7 @@ impl Default for EngineOptions {
         Self {
             hot_sessions: HOT_SESSIONS,
             tick: std::time::Duration::from_millis(100),
+            sign_every: std::time::Duration::from_mins(1),
         }
     }
 }
@@ -77,8 +81,7 @@ pub(crate) struct Inner {
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
     /// Counts changes of keys: whoever holds a right for long looks again when it moves.
     pub(crate) keys_changed: watch::Sender<u64>,
-    /// Entries of audit streams are appended one at a time.
-    pub(crate) audit: tokio::sync::Mutex<()>,
+    pub(crate) audit: Audit,
     /// Workers that wait, by the agent they wait for.
     queues: Mutex<HashMap<(Name, Name), Arc<Notify>>>,
     /// Moves on with every commit of any session.
@@ -121,7 +124,7 @@ impl Engine {
             users: Users::default(),
             api_keys: RwLock::default(),
             keys_changed: watch::Sender::new(0),
-            audit: tokio::sync::Mutex::new(()),
+            audit: Audit::default(),
             queues: Mutex::default(),
             any_commit: watch::Sender::new(0),
             // Whatever was left when the last process ended.
@@ -142,11 +145,14 @@ impl Engine {
         self.inner.stop.cancel();
     }
 
-    /// Begins to stop, and waits until everything that was begun is durable.
+    /// Begins to stop, and waits until everything that was begun is durable and signed.
     pub async fn shut_down(&self) {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
+        if let Err(error) = self.sign_heads().await {
+            tracing::warn!(error = %error, "the last changes are not signed; the next start does it");
+        }
     }
 
     /// What time it is for the engine.
@@ -193,7 +199,7 @@ impl Engine {
         Payloads::new(none.clone(), none)
     }
 
-    async fn payload_key(
+    pub(crate) async fn payload_key(
         &self,
         owner: KeyOwner,
     ) -> Result<statehold_core::digest::PayloadKey, EngineError> {

@@ -1,4 +1,4 @@
-//! API keys, and the audit stream that remembers what was done with them.
+//! API keys. What is done with them is in the audit stream.
 //!
 //! A key is 256 random bits, shown once; only its digest is kept. This process is the only one that
 //! changes the keys of its store, so they are all kept in memory and a revocation counts at once.
@@ -10,8 +10,8 @@ use data_encoding::BASE32_NOPAD;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, KeyId, Shard, UserId};
 use statehold_core::name::Name;
-use statehold_core::tenant::{TenantEvent, TenantRecord};
-use statehold_store::{ApiKey, StoreError, TenantCommit};
+use statehold_core::tenant::TenantEvent;
+use statehold_store::ApiKey;
 
 use crate::access::require_any;
 use crate::caller::{Caller, Role};
@@ -236,39 +236,6 @@ impl Engine {
         self.append_audit(caller, event, Some(key.clone())).await?;
         self.note_key(key);
         Ok(())
-    }
-
-    /// Records something beside sessions, before it is answered.
-    pub(crate) async fn audit(
-        &self,
-        caller: &Caller,
-        event: TenantEvent,
-    ) -> Result<(), EngineError> {
-        self.append_audit(caller, event, None).await
-    }
-
-    async fn append_audit(
-        &self,
-        caller: &Caller,
-        event: TenantEvent,
-        key: Option<ApiKey>,
-    ) -> Result<(), EngineError> {
-        let inner = self.inner();
-        let _order = inner.audit.lock().await;
-        let tenant = caller.tenant.clone();
-        let head = inner.store.tenant_head(tenant.clone()).await?;
-        let now = inner.clock.now();
-        let record = TenantRecord::after(&head, tenant, caller.principal, now, event);
-        match inner
-            .store
-            .commit_tenant(TenantCommit { record, key })
-            .await
-        {
-            Err(StoreError::TenantConflict { .. }) => Err(EngineError::TooMany(
-                "the audit stream changes too fast; try again",
-            )),
-            other => Ok(other?),
-        }
     }
 }
 

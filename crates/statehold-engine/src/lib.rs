@@ -6,6 +6,7 @@
 //! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
 
 mod access;
+mod audit;
 mod caller;
 mod claim;
 mod engine;
@@ -26,6 +27,7 @@ mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
+pub use audit::{AuditPage, Verification};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
@@ -40,6 +42,7 @@ pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
 pub use shared::SharedView;
 pub use statehold_store::{
-    ApiKey, DueKind, SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,
+    ApiKey, CheckReport, DueKind, Problem as CheckProblem, ProblemKind, SessionSummary,
+    SharedValue, StateValue, StoredItem, StoredRecord,
 };
 pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

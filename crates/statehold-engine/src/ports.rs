@@ -30,7 +30,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The secrets under which payloads are digested.
+/// The secrets under which payloads are digested and roots are signed.
 pub trait PayloadKeys: Send + Sync + 'static {
     /// The key of an owner, if there is one.
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
@@ -41,6 +41,9 @@ pub trait PayloadKeys: Send + Sync + 'static {
     ///
     /// If a new key cannot be kept.
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError>;
+
+    /// Since when the key of an owner is the one. What is older was made under a key that is gone.
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 
 impl PayloadKeys for KeyFile {
@@ -50,6 +53,10 @@ impl PayloadKeys for KeyFile {
 
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
         Self::get_or_create(self, owner)
+    }
+
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
+        Self::since(self, owner)
     }
 }
 
@@ -73,6 +80,11 @@ impl PayloadKeys for MemoryKeys {
         let key = PayloadKey::from_bytes(random()?);
         keys.insert(owner.clone(), key.clone());
         Ok(key)
+    }
+
+    /// A key is as old as the process, and so is what was made under it.
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
+        self.get(owner).map(|_| Timestamp::from_micros(0))
     }
 }
 

@@ -7,7 +7,7 @@ use statehold_core::projection::EndedRequest;
 use statehold_core::request::LiveRequest;
 use statehold_core::session::{SessionState, SessionStatus};
 use statehold_core::task::{Task, TaskStatus};
-use statehold_core::tenant::{TenantEvent, TenantRecord};
+use statehold_core::tenant::TenantEvent;
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord};
@@ -282,26 +282,6 @@ impl Engine {
         let summary = self.traceable(caller, session).await?;
         let records = self.inner().store.records(session, after, limit).await?;
         Ok((summary, records))
-    }
-
-    /// The audit stream of the caller's tenant.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it.
-    pub async fn audit_records(
-        &self,
-        caller: &Caller,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<TenantRecord>, EngineError> {
-        require_any(caller, &[Role::Operator, Role::Admin])?;
-        let tenant = caller.tenant.clone();
-        Ok(self
-            .inner()
-            .store
-            .tenant_records(tenant, after, limit)
-            .await?)
     }
 
     /// One task, with the view the caller has of it.

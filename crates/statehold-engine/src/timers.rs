@@ -1,5 +1,5 @@
 //! What happens by itself: leases lapse, holds and sessions expire, payloads are removed, answers are
-//! forgotten.
+//! forgotten, heads are signed.
 
 use std::sync::atomic::Ordering;
 
@@ -30,10 +30,26 @@ impl Inner {
     }
 }
 
+/// Signs the heads of sessions until the engine stops.
+async fn sign_now_and_then(engine: Engine) {
+    let stop = engine.inner().stop.clone();
+    let every = engine.inner().options.sign_every;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            () = stop.cancelled() => return,
+        }
+        if let Err(error) = engine.sign_heads().await {
+            tracing::warn!(error = %error, "heads could not be signed; trying again");
+        }
+    }
+}
+
 impl Engine {
     pub(crate) fn start_timers(&self) {
         let engine = self.clone();
         let tracker = self.inner().tasks.clone();
+        tracker.spawn(sign_now_and_then(self.clone()));
         tracker.spawn(async move {
             let stop = engine.inner().stop.clone();
             let mut ticks = tokio::time::interval(engine.inner().options.tick);

@@ -56,7 +56,7 @@ pub fn openapi_json() -> &'static str {
 }
 
 fn routes() -> OpenApiRouter<App> {
-    use rest::{events, holds, keys, operations, requests, sessions, state, tasks};
+    use rest::{audit, events, holds, keys, operations, requests, sessions, state, tasks};
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::read, sessions::patch, sessions::delete))
@@ -87,7 +87,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(state::read_user, state::patch_user))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
-        .routes(routes!(keys::audit))
+        .routes(routes!(audit::records))
+        .routes(routes!(audit::verify))
         .routes(routes!(operations::health))
         .routes(routes!(operations::ready))
         .routes(routes!(operations::metrics))

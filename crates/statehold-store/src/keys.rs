@@ -1,5 +1,5 @@
-//! The key file: the secrets under which payloads are digested, one per user or tenant, and the one
-//! under which the server seals what it hands out.
+//! The key file: the secrets under which payloads are digested, one per user or tenant, the one under
+//! which the server seals what it hands out, and the one with which it signs roots.
 //!
 //! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes
 //! every digest of their payloads meaningless, everywhere, while the chains still verify. One line
@@ -30,6 +30,8 @@ pub enum KeyOwner {
     Tenant(Name),
     /// The server itself: what it seals and hands out.
     Server,
+    /// The server as the one who signs roots of audit streams.
+    Signer,
 }
 
 impl std::fmt::Display for KeyOwner {
@@ -38,7 +40,27 @@ impl std::fmt::Display for KeyOwner {
             Self::User(user) => user.fmt(f),
             Self::Tenant(tenant) => write!(f, "tenant:{tenant}"),
             Self::Server => f.write_str("server"),
+            Self::Signer => f.write_str("signer"),
         }
+    }
+}
+
+/// Keys that are there, for whoever verifies.
+pub trait KnownKeys: Send + Sync {
+    /// The key of an owner, if there is one.
+    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
+
+    /// Since when that key is the one. What is older was made under a key that is gone.
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
+}
+
+impl KnownKeys for KeyFile {
+    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
+        Self::get(self, owner)
+    }
+
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
+        Self::since(self, owner)
     }
 }
 

@@ -4,18 +4,21 @@
 //! (feature `suite`) is run against every adapter: [`memory`], the reference, and [`sqlite`], the
 //! default. No type of an adapter's engine appears in a public signature.
 
+pub mod check;
 pub mod codec;
 mod commit;
 pub mod keys;
 pub mod memory;
 mod port;
+pub mod signing;
 pub mod sqlite;
 #[cfg(feature = "suite")]
 pub mod suite;
 
+pub use check::{CheckReport, Problem, ProblemKind};
 pub use commit::{Answer, BodyMismatch, Commit};
 pub use port::{
-    ApiKey, BoxError, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    ApiKey, BoxError, ChangedHead, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery,
+    PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };

@@ -8,8 +8,9 @@ mod erase;
 mod history;
 mod listing;
 mod tenant;
+mod verify;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -20,18 +21,21 @@ use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
+use statehold_core::root::SignedHead;
 use statehold_core::scope::{MergeError, MergePolicy, StateKey, merge};
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 
+use crate::check::CheckReport;
 use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, Commit, SharedWrite};
+use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit,
+    ApiKey, ChangedHead, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -419,6 +423,47 @@ impl Store for MemoryStore {
 
     async fn last_place(&self) -> Result<u64, StoreError> {
         Ok(self.lock()?.committed.len() as u64)
+    }
+
+    async fn heads_after(&self, after: u64, limit: usize) -> Result<Vec<ChangedHead>, StoreError> {
+        let tables = self.lock()?;
+        let skipped = usize::try_from(after).unwrap_or(usize::MAX);
+        let later = tables.committed.iter().zip(1..).skip(skipped).take(limit);
+        let heads = later.filter_map(|((session, _), place)| {
+            let state = &tables.sessions.get(session)?.state;
+            Some(ChangedHead {
+                place,
+                tenant: state.owner.as_ref()?.tenant.clone(),
+                head: SignedHead {
+                    hash: state.head,
+                    revision: state.revision,
+                    session: *session,
+                },
+            })
+        });
+        Ok(heads.collect())
+    }
+
+    async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
+        let tables = self.lock()?;
+        let owners = tables.sessions.values();
+        let owners = owners.filter_map(|session| session.state.owner.as_ref());
+        let names: BTreeSet<&Name> = owners
+            .map(|owner| &owner.tenant)
+            .chain(tables.tenants.names())
+            .collect();
+        Ok(names.into_iter().cloned().collect())
+    }
+
+    async fn verify(
+        &self,
+        tenant: Name,
+        expected: Option<TenantHead>,
+        keys: Arc<dyn KnownKeys>,
+    ) -> Result<CheckReport, StoreError> {
+        let snapshot = verify::Snapshot::take(&*self.lock()?, &tenant);
+        // Commits go on while the copy is looked at, and the thread is given back now and then.
+        Ok(snapshot.check(&tenant, expected, &*keys).await)
     }
 
     async fn erase_some(&self, _limit: usize) -> Result<bool, StoreError> {

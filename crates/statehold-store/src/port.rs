@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -13,12 +14,15 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
+use statehold_core::root::SignedHead;
 use statehold_core::scope::{MergeError, Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
+use crate::check::CheckReport;
 use crate::commit::{Answer, Commit};
+use crate::keys::KnownKeys;
 
 /// An error of the engine below, kept as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -260,6 +264,26 @@ pub trait Store: Send + Sync + 'static {
     /// The place of the newest commit; 0 without any.
     async fn last_place(&self) -> Result<u64, StoreError>;
 
+    /// The newest heads of the sessions with a commit after a place, in the order of these commits: a
+    /// session with several commits is there several times. Cheap if little was committed.
+    async fn heads_after(&self, after: u64, limit: usize) -> Result<Vec<ChangedHead>, StoreError>;
+
+    /// The tenants that have sessions or an audit stream.
+    async fn tenants(&self) -> Result<Vec<Name>, StoreError>;
+
+    /// Verifies what the store holds for a tenant, as of one moment, while it is in use: chains,
+    /// payloads as far as `keys` go, everything that is kept beside the log, the audit stream, and
+    /// that everything is there that its roots name. `expected` is an entry that the stream must have.
+    ///
+    /// What is about the whole store is looked at only if nobody else has data in it. Commits go on
+    /// meanwhile. Whoever drops the future stops the work.
+    async fn verify(
+        &self,
+        tenant: Name,
+        expected: Option<TenantHead>,
+        keys: Arc<dyn KnownKeys>,
+    ) -> Result<CheckReport, StoreError>;
+
     /// Goes on removing payloads of sessions that were deleted or have expired, in at most `limit`
     /// records; returns whether there is more to do. What a living fork shares is kept.
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError>;
@@ -469,6 +493,17 @@ pub struct Committed {
     pub session: SessionId,
     /// The revision it made.
     pub revision: u64,
+}
+
+/// The newest head of a session, found by one of its commits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangedHead {
+    /// The place of the commit.
+    pub place: u64,
+    /// Whose session it is.
+    pub tenant: Name,
+    /// Its newest record.
+    pub head: SignedHead,
 }
 
 /// An entry of the audit stream with the key it changes.

@@ -14,6 +14,7 @@ mod readers;
 mod schema;
 mod sql;
 mod tenant;
+mod verify;
 mod wal;
 mod write;
 mod writer;
@@ -37,17 +38,18 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 use crate::commit::{Answer, Commit};
-use crate::keys::{create_private, sync_directory};
+use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
-    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit,
+    ApiKey, ChangedHead, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord, TenantCommit,
 };
 use erase::Erased;
 use readers::Readers;
+use verify::Verifier;
 use writer::Writer;
 
-pub use check::{CheckReport, Problem};
+pub use crate::check::{CheckReport, Problem, ProblemKind};
 pub use schema::{APPLICATION_ID, LAYOUT_VERSION};
 
 /// What to do when the disk does not confirm a write.
@@ -103,6 +105,8 @@ impl std::fmt::Debug for SqliteOptions {
 
 /// The embedded store.
 pub struct SqliteStore {
+    /// First of all, so that its connections are closed before the one that writes.
+    verifier: Verifier,
     writer: Writer,
     readers: Readers,
     /// Held as long as the store is open.
@@ -151,6 +155,7 @@ impl SqliteStore {
         let readers = Readers::start(&path, options.readers.max(1))?;
         let writer = Writer::start(conn, epoch, options.on_stop);
         Ok(Self {
+            verifier: Verifier::new(path, writer.folder()),
             writer,
             readers,
             _lock: lock,
@@ -287,12 +292,36 @@ impl Store for SqliteStore {
         self.readers.read(read::last_place).await
     }
 
+    async fn heads_after(&self, after: u64, limit: usize) -> Result<Vec<ChangedHead>, StoreError> {
+        self.readers
+            .read(move |conn| read::heads_after(conn, after, limit))
+            .await
+    }
+
+    async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
+        self.readers.read(tenant::names).await
+    }
+
+    async fn verify(
+        &self,
+        tenant: Name,
+        expected: Option<TenantHead>,
+        keys: Arc<dyn KnownKeys>,
+    ) -> Result<CheckReport, StoreError> {
+        let task = verify::Task {
+            tenant,
+            expected,
+            keys,
+        };
+        self.verifier.verify(task).await
+    }
+
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
         let removed = self
             .writer
             .run(move |conn| erase::some(conn, limit))
             .await?;
-        if removed == Erased::Last {
+        if removed == Erased::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.
             self.writer.fold_log().await?;
         }

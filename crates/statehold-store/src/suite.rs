@@ -29,6 +29,7 @@ mod lookups;
 mod names;
 mod parallel;
 mod past;
+mod roots;
 mod shared;
 mod state;
 mod tenants;
@@ -214,6 +215,15 @@ promises! {
         an_entry_that_does_not_follow_is_refused_with_its_key,
         of_many_entries_after_one_head_one_is_taken,
         keys_are_found_by_their_digest,
+    }
+    roots {
+        heads_after_a_place_are_the_newest_of_what_changed,
+        tenants_are_those_with_sessions_or_a_stream,
+        a_sound_store_verifies_with_its_roots,
+        what_a_root_names_and_is_not_there_is_missed,
+        a_root_that_this_server_did_not_sign_is_noticed,
+        a_root_of_a_key_that_is_gone_counts_apart,
+        a_stream_without_what_was_written_to_it_is_noticed,
     }
     work {
         claimable_requests_come_oldest_first,

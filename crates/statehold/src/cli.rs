@@ -3,6 +3,7 @@
 mod answers;
 mod approvals;
 mod ask;
+mod audit;
 mod backup;
 mod check;
 mod completions;
@@ -66,6 +67,9 @@ enum Command {
     Approvals(approvals::Approvals),
     /// Make, list and revoke keys.
     Token(token::Token),
+    /// See who did what, and verify that all of it is as it was written.
+    #[command(subcommand)]
+    Audit(audit::Audit),
     /// Find problems and say what helps.
     Doctor(doctor::Doctor),
     /// Show the configuration and where each value comes from.
@@ -93,6 +97,7 @@ impl Cli {
             Command::Tasks(tasks) => tasks.run(globals, &output),
             Command::Approvals(approvals) => approvals.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
+            Command::Audit(audit) => audit.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),
             Command::Config(config) => config.run(&output),
             Command::Check(check) => check.run(globals.json),

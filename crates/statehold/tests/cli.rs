@@ -2,6 +2,8 @@
 
 #[path = "cli/approvals.rs"]
 mod approvals;
+#[path = "cli/audit.rs"]
+mod audit;
 #[path = "cli/live.rs"]
 mod live;
 #[path = "cli/names.rs"]

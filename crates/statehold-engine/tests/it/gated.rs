@@ -13,11 +13,12 @@ use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
+use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, Commit, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, Due, HoldQuery, HoldSummary,
+    ItemQuery, PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue,
+    Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -72,6 +73,23 @@ impl Store for GatedStore {
         Ok(Box::pin(async move {
             written.await.unwrap_or(Err(StoreError::Stopped))
         }))
+    }
+
+    async fn heads_after(&self, after: u64, limit: usize) -> Result<Vec<ChangedHead>, StoreError> {
+        self.inner.heads_after(after, limit).await
+    }
+
+    async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
+        self.inner.tenants().await
+    }
+
+    async fn verify(
+        &self,
+        tenant: Name,
+        expected: Option<TenantHead>,
+        keys: Arc<dyn KnownKeys>,
+    ) -> Result<CheckReport, StoreError> {
+        self.inner.verify(tenant, expected, keys).await
     }
 
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {

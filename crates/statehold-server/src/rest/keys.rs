@@ -1,4 +1,4 @@
-//! Keys and the audit stream.
+//! Keys.
 
 use std::collections::BTreeSet;
 
@@ -6,17 +6,15 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use statehold_core::ids::KeyId;
 use statehold_core::name::Name;
 use statehold_engine::{ApiKey, NewKey};
 use utoipa::ToSchema;
 
-use super::sessions::{RecordParams, with_hash};
-use super::{About, answer, name, page_limit, revision, shown};
-use crate::app::{App, Asked, Params, PathIds, Payload};
+use super::{About, answer, name, shown};
+use crate::app::{App, Asked, PathIds, Payload};
 use crate::problem::Problem;
-use crate::wire::schema::{KeyIdText, NameText, RecordForm, TimeText};
+use crate::wire::schema::{KeyIdText, NameText, TimeText};
 use crate::wire::{time, to_body};
 
 /// A key to make.
@@ -161,36 +159,4 @@ pub(crate) async fn revoke(
         Vec::new(),
         &About::default(),
     ))
-}
-
-/// Entries of the audit stream.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct AuditPage {
-    #[schema(value_type = Vec<RecordForm>)]
-    records: Vec<Box<RawValue>>,
-}
-
-/// The audit stream of the tenant: changes of keys and reads of traces, as a chain.
-#[utoipa::path(
-    get, path = "/v1/audit/records", tag = "keys", params(RecordParams),
-    responses((status = 200, body = AuditPage))
-)]
-pub(crate) async fn audit(
-    State(app): State<App>,
-    asked: Asked,
-    Params(params): Params<RecordParams>,
-) -> Result<Response, Problem> {
-    let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
-    let after = revision(params.after, "after")?.unwrap_or(0);
-    let records = app
-        .engine
-        .audit_records(&asked.caller, after, limit)
-        .await?;
-    let chained = records
-        .iter()
-        .map(|record| with_hash(record.as_bytes(), &record.hash.to_string()));
-    let page = AuditPage {
-        records: chained.collect(),
-    };
-    Ok(shown(&page, &About::default()))
 }

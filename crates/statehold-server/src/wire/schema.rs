@@ -56,6 +56,16 @@ schemas! {
         .pattern(Some(r"^[^:\u0000-\u001f\u007f-\u009f]+$"));
     /// A digest.
     DigestText as "Digest" = text("SHA-256 in hexadecimal.").pattern(Some("^[0-9a-f]{64}$"));
+    /// A key that verifies signatures.
+    PublicKeyText as "PublicKey" =
+        text("An Ed25519 public key in hexadecimal.").pattern(Some("^[0-9a-f]{64}$"));
+    /// What a verification found wrong.
+    ProblemKindWord as "AuditProblemKind" = word(
+        "What kind of thing is wrong.",
+        &[
+            "record", "payload", "projection", "missing_tail", "missing_session", "entry", "root",
+        ],
+    );
     /// The id of a session.
     SessionIdText as "SessionId" = id("A session.", "ses");
     /// The id of a task.

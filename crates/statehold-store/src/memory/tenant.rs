@@ -54,6 +54,15 @@ impl Tenants {
         stream.skip(skipped).take(limit).cloned().collect()
     }
 
+    /// The tenants that have a stream.
+    pub(super) fn names(&self) -> impl Iterator<Item = &Name> {
+        self.streams.keys()
+    }
+
+    pub(super) fn stream(&self, tenant: &Name) -> Vec<TenantRecord> {
+        self.streams.get(tenant).cloned().unwrap_or_default()
+    }
+
     pub(super) fn keys(&self) -> impl Iterator<Item = &ApiKey> {
         self.keys.values()
     }

@@ -1,8 +1,8 @@
 //! Everything the file says, compared with what its log says.
 //!
-//! The pages are checked by the engine, the log by its hash chain, payloads by their digests (where
-//! the owner's key still exists), every record by the promises of the core, and every projection by
-//! folding the log again.
+//! The pages are checked by the engine, the log by its hash chain and by the roots that were signed,
+//! payloads by their digests (where the owner's key still exists), every record by the promises of
+//! the core, and every projection by folding the log again.
 
 mod beside;
 mod columns;
@@ -13,52 +13,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use rusqlite::{Connection, OpenFlags};
-use serde::Serialize;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use statehold_core::apply::apply;
-use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_core::invariant::{Facts, Observation, RecordStep, judge_all};
+use statehold_core::invariant::Facts;
+use statehold_core::name::Name;
 use statehold_core::projection::changes;
 use statehold_core::record::Event;
-use statehold_core::scope::{Scope, StateKey};
+use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
+use statehold_core::tenant::TenantHead;
 
 use erased::Erased;
 
 use super::log::{self, SessionRow, Uuid16};
 use super::sql::{corrupt_or_unavailable, damaged};
 use super::{read, schema};
-use crate::keys::{KeyFile, KeyOwner};
+use crate::check::{Anchors, CheckReport, Problem, ProblemKind, check_payloads, check_record};
+use crate::keys::{KeyFile, KnownKeys};
 use crate::port::{StateValue, StoreError, StoredRecord};
 
 /// How many records are held in memory at a time.
 const PAGE: u64 = 1_000;
 
-/// What a check found.
-#[derive(Debug, Default, Serialize)]
-pub struct CheckReport {
-    /// Sessions looked at.
-    pub sessions: usize,
-    /// Records verified.
-    pub records: usize,
-    /// Payloads whose digest was verified.
-    pub payloads: usize,
-    /// Payloads that were erased.
-    pub erased: usize,
-    /// Payloads whose key is gone, deleted on purpose or lost: nobody can say what they must be.
-    pub unverified: usize,
-    /// What is wrong, with its place.
-    pub problems: Vec<Problem>,
-}
-
-/// Something that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Problem {
-    /// Where.
-    pub place: String,
-    /// What.
-    pub what: String,
+/// What is looked at: everything, or what one tenant may know of.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extent<'a> {
+    pub(super) tenant: Option<&'a Name>,
+    /// An entry of the tenant's audit stream that must be there.
+    pub(super) expected: Option<TenantHead>,
 }
 
 pub(super) fn check(
@@ -75,10 +58,23 @@ pub(super) fn check(
         .is_file()
         .then(|| KeyFile::open(directory));
     let keys = keys.transpose()?;
+    let keys = keys.as_ref().map(|keys| keys as &dyn KnownKeys);
+    check_snapshot(&conn, keys, Extent::default(), progress)
+}
+
+/// Compares what a connection sees, which must be the same snapshot all the time.
+pub(super) fn check_snapshot(
+    conn: &Connection,
+    keys: Option<&dyn KnownKeys>,
+    extent: Extent<'_>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport::default();
-    match check_all(&conn, keys.as_ref(), &mut report, progress) {
+    match check_all(conn, keys, extent, &mut report, progress) {
         // Damage is what a check is there to report.
-        Err(error @ StoreError::Corrupt { .. }) => report.problems.push(problem_of(&error)),
+        Err(error @ StoreError::Corrupt { .. }) => {
+            report.add(Problem::of(ProblemKind::Projection, &error));
+        }
         other => other?,
     }
     Ok(report)
@@ -86,7 +82,8 @@ pub(super) fn check(
 
 fn check_all(
     conn: &Connection,
-    keys: Option<&KeyFile>,
+    keys: Option<&dyn KnownKeys>,
+    extent: Extent<'_>,
     report: &mut CheckReport,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(), StoreError> {
@@ -96,18 +93,31 @@ fn check_all(
         return Ok(());
     }
     check_meta(conn, report)?;
-    let sessions = session_ids(conn)?;
+    let mut anchors = Anchors::default();
+    tenant::check(conn, keys, extent, &mut anchors, report)?;
+    let sessions = session_ids(conn, extent.tenant)?;
     let mut rows = RowCounts::new();
     for (done, session) in sessions.iter().enumerate() {
         progress(done, sessions.len());
-        if let Err(error) = check_session(conn, *session, keys, report, &mut rows) {
-            report.problems.push(problem_of(&error));
+        let known = report.problems.len();
+        let checked = check_session(conn, *session, keys, &mut anchors, report, &mut rows);
+        match checked {
+            Err(error) if is_interrupted(&error) => return Err(error),
+            Err(error) => report.add(damage_of(conn, *session, &error)),
+            Ok(()) => {}
+        }
+        for problem in &mut report.problems[known..] {
+            problem.session.get_or_insert(*session);
         }
         report.sessions += 1;
     }
     progress(sessions.len(), sessions.len());
+    anchors.report_missing(report);
+    if !is_alone(conn, extent.tenant)? {
+        // The rest is about the whole file, and would tell one tenant of another.
+        return Ok(());
+    }
     rows.compare(conn, report)?;
-    tenant::check(conn, report)?;
     // On a damaged log this would only say the same things again.
     if report.problems.is_empty() {
         beside::check(conn, report)?;
@@ -115,28 +125,58 @@ fn check_all(
     Ok(())
 }
 
+/// Whether whoever waits for the report has gone.
+fn is_interrupted(error: &StoreError) -> bool {
+    let StoreError::Unavailable(source) = error else {
+        return false;
+    };
+    let code = source
+        .downcast_ref::<rusqlite::Error>()
+        .and_then(rusqlite::Error::sqlite_error_code);
+    code == Some(ErrorCode::OperationInterrupted)
+}
+
+/// Whether nobody else has data in the file.
+fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError> {
+    let Some(tenant) = tenant else {
+        return Ok(true);
+    };
+    let sql = "SELECT EXISTS(SELECT 1 FROM session WHERE tenant < ?1 OR tenant > ?1)
+               OR EXISTS(SELECT 1 FROM tenant_log WHERE tenant < ?1 OR tenant > ?1)";
+    conn.query_row(sql, [tenant.as_str()], |row| row.get(0))
+        .map(|has_others: bool| !has_others)
+        .map_err(corrupt_or_unavailable("the table `session`"))
+}
+
+/// The first record of a session that is not as it should be, or what was found instead.
+fn damage_of(conn: &Connection, session: SessionId, error: &StoreError) -> Problem {
+    let row = log::session_row(conn, session).ok().flatten();
+    let damage = row.and_then(|row| log::first_damage(conn, &row));
+    let Some(damage) = damage else {
+        return Problem::of(ProblemKind::Projection, error).in_session(session);
+    };
+    let kind = match damage.kind {
+        log::DamageKind::Record => ProblemKind::Record,
+        log::DamageKind::Payload => ProblemKind::Payload,
+        log::DamageKind::Tail => ProblemKind::MissingTail,
+    };
+    let found = Problem::of(kind, &damage.error);
+    Problem {
+        place: format!(
+            "record {} of session {session}, {}",
+            damage.seq, found.place
+        ),
+        ..found.in_session(session).at(damage.seq)
+    }
+}
+
 fn check_meta(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
     let (kind, epoch) = (schema::meta(conn, "kind")?, schema::meta(conn, "epoch")?);
     if kind != "live" || epoch.parse::<u64>().is_err() {
-        report.problems.push(Problem {
-            place: "the table `meta`".to_owned(),
-            what: format!("says kind {kind:?} and epoch {epoch:?}"),
-        });
+        let what = format!("says kind {kind:?} and epoch {epoch:?}");
+        report.add(Problem::projection("the table `meta`", what));
     }
     Ok(())
-}
-
-fn problem_of(error: &StoreError) -> Problem {
-    match error {
-        StoreError::Corrupt { place, source } => Problem {
-            place: place.clone(),
-            what: source.to_string(),
-        },
-        other => Problem {
-            place: "the file".to_owned(),
-            what: other.to_string(),
-        },
-    }
 }
 
 fn check_pages(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
@@ -147,21 +187,18 @@ fn check_pages(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreE
         .and_then(Iterator::collect)
         .map_err(&place)?;
     for what in lines.into_iter().filter(|line| line != "ok") {
-        report.problems.push(Problem {
-            place: "the pages of the file".to_owned(),
-            what,
-        });
+        report.add(Problem::projection("the pages of the file", what));
     }
     Ok(())
 }
 
-fn session_ids(conn: &Connection) -> Result<Vec<SessionId>, StoreError> {
+fn session_ids(conn: &Connection, tenant: Option<&Name>) -> Result<Vec<SessionId>, StoreError> {
     let place = corrupt_or_unavailable("the table `session`");
     let mut statement = conn
-        .prepare("SELECT id FROM session ORDER BY pk")
+        .prepare("SELECT id FROM session WHERE ?1 IS NULL OR tenant = ?1 ORDER BY pk")
         .map_err(&place)?;
     let ids = statement
-        .query_map([], |row| row.get::<_, Uuid16>(0))
+        .query_map([tenant.map(Name::as_str)], |row| row.get::<_, Uuid16>(0))
         .map_err(&place)?;
     ids.map(|id| id.map(|id| SessionId::from_uuid(id.0)).map_err(&place))
         .collect()
@@ -203,10 +240,8 @@ impl RowCounts {
                 })
                 .map_err(corrupt_or_unavailable(&format!("the table `{table}`")))?;
             if usize::try_from(found).ok() != Some(*expected) {
-                report.problems.push(Problem {
-                    place: format!("the table `{table}`"),
-                    what: format!("has {found} rows where the logs call for {expected}"),
-                });
+                let what = format!("has {found} rows where the logs call for {expected}");
+                report.add(Problem::projection(format!("the table `{table}`"), what));
             }
         }
         Ok(())
@@ -216,13 +251,17 @@ impl RowCounts {
 fn check_session(
     conn: &Connection,
     session: SessionId,
-    keys: Option<&KeyFile>,
+    keys: Option<&dyn KnownKeys>,
+    anchors: &mut Anchors,
     report: &mut CheckReport,
     rows: &mut RowCounts,
 ) -> Result<(), StoreError> {
+    let anchor = anchors.take(session);
     let Some(row) = log::session_row(conn, session)? else {
         return Ok(());
     };
+    let shortened = anchor.and_then(|anchor| anchor.compare_length(session, row.revision));
+    report.add_all(shortened);
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
     let mut erased = Erased::default();
@@ -238,6 +277,8 @@ fn check_session(
             check_record(stored, state, &mut facts, report);
             check_payloads(stored, state, keys, report);
             erased.note(session, stored);
+            let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
+            report.add_all(replaced);
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {
@@ -258,79 +299,6 @@ fn check_session(
     compare_projections(conn, &row, &folded, report, rows)
 }
 
-fn check_record(
-    stored: &StoredRecord,
-    before: &SessionState,
-    facts: &mut Facts,
-    report: &mut CheckReport,
-) {
-    let record = &stored.record;
-    let mut after = before.clone();
-    apply(&mut after, record);
-    let seen = Observation::Record(RecordStep {
-        before,
-        record,
-        after: &after,
-    });
-    for invariant in judge_all(facts, &seen).broken() {
-        report.problems.push(Problem {
-            place: format!(
-                "record {} of session {}",
-                record.content.seq, record.content.session
-            ),
-            what: format!("breaks the promise \"{}\"", invariant.name()),
-        });
-    }
-    facts.absorb(record);
-}
-
-/// Compares payloads with the digests in the record, as far as their keys still exist.
-fn check_payloads(
-    stored: &StoredRecord,
-    before: &SessionState,
-    keys: Option<&KeyFile>,
-    report: &mut CheckReport,
-) {
-    let mut bodies = stored.bodies.iter();
-    let mut owner = before.owner.clone();
-    for event in &stored.record.content.events {
-        if let Event::SessionCreated { owner: new, .. } = event {
-            owner = Some(new.clone());
-        }
-        let key_owner = owner.as_ref().map(|owner| match event {
-            Event::SharedStatePut { key, .. } if key.scope() == Scope::App => {
-                KeyOwner::Tenant(owner.tenant.clone())
-            }
-            _ => KeyOwner::User(owner.user),
-        });
-        let content = &stored.record.content;
-        let key = key_owner.as_ref().zip(keys);
-        let key = key.and_then(|(owner, keys)| Some((keys.get(owner)?, keys.since(owner)?)));
-        for name in event.bodies() {
-            match (bodies.next(), &key) {
-                (Some(Some(payload)), Some((key, since))) => {
-                    if Digest::keyed(key, payload) == name.digest {
-                        report.payloads += 1;
-                    } else if *since > content.at {
-                        // It was digested under a key that is gone: the one there is younger.
-                        report.unverified += 1;
-                    } else {
-                        report.problems.push(Problem {
-                            place: format!(
-                                "a payload of record {} of session {}",
-                                content.seq, content.session
-                            ),
-                            what: "is not what its digest says".to_owned(),
-                        });
-                    }
-                }
-                (Some(Some(_)), None) => report.unverified += 1,
-                (Some(None) | None, _) => report.erased += 1,
-            }
-        }
-    }
-}
-
 /// Compares what a record ended with the rows kept for it.
 fn check_ended(
     conn: &Connection,
@@ -344,11 +312,11 @@ fn check_ended(
     apply(&mut after, &stored.record);
     let changes = changes(before, &stored.record, &after);
     let seq = stored.record.content.seq;
+    let session = stored.record.content.session;
     let mut differs = |kind: &str, id: String| {
-        report.problems.push(Problem {
-            place: format!("{kind} {id}"),
-            what: format!("is not as record {seq} of its session left it"),
-        });
+        let what = format!("is not as record {seq} of its session left it");
+        let problem = Problem::projection(format!("{kind} {id}"), what);
+        report.add(problem.in_session(session).at(seq));
     };
     if stored
         .record
@@ -393,10 +361,9 @@ fn compare_projections(
         return Ok(());
     };
     let mut differs = |what: &str| {
-        report.problems.push(Problem {
-            place: format!("session {}", row.id),
-            what: format!("{what} are not what the log says"),
-        });
+        let what = format!("{what} are not what the log says");
+        let problem = Problem::projection(format!("session {}", row.id), what);
+        report.add(problem.in_session(row.id));
     };
     for (what, is_same) in [
         ("the open tasks", stored.tasks == folded.tasks),
@@ -421,10 +388,9 @@ fn compare_projections(
     let values = read::state(conn, row.id)?;
     let unlike = values_unlike_log(conn, row, &values)?;
     for key in unlike {
-        report.problems.push(Problem {
-            place: format!("`{key}` of session {}", row.id),
-            what: "is not the value that the log says".to_owned(),
-        });
+        let place = format!("`{key}` of session {}", row.id);
+        let problem = Problem::projection(place, "is not the value that the log says");
+        report.add(problem.in_session(row.id));
     }
     rows.add("open_task", folded.tasks.len());
     rows.add("live_request", folded.requests.len());

@@ -410,6 +410,72 @@ pub(super) fn read_range(
     Ok(records)
 }
 
+/// What is wrong with a record.
+#[derive(Debug)]
+pub(super) struct Damage {
+    pub(super) seq: u64,
+    pub(super) kind: DamageKind,
+    pub(super) error: StoreError,
+}
+
+/// Which part of it.
+#[derive(Debug)]
+pub(super) enum DamageKind {
+    /// The record itself.
+    Record,
+    /// One of its payloads.
+    Payload,
+    /// The row of the last record is not there.
+    Tail,
+}
+
+/// The first record of a session that is damaged, as far back from its end as rows lead.
+pub(super) fn first_damage(conn: &Connection, session: &SessionRow) -> Option<Damage> {
+    let mut first = None;
+    let mut expected = Some(session.head);
+    let (mut seq, mut at) = (session.revision, session.last_log);
+    while seq > 0 {
+        let found = row(conn, at).and_then(|row| {
+            let is_next = row.seq == seq;
+            is_next
+                .then_some(row)
+                .ok_or_else(|| damaged(format!("log row {at}"), "the record is missing"))
+        });
+        let row = match found {
+            Ok(row) => row,
+            Err(error) => {
+                let kind = if seq == session.revision {
+                    DamageKind::Tail
+                } else {
+                    DamageKind::Record
+                };
+                return Some(Damage { seq, kind, error });
+            }
+        };
+        let follows = row.record().and_then(|record| {
+            if expected.is_none_or(|expected| expected == record.hash) {
+                Ok(record)
+            } else {
+                let what = "its hash is not the one that the chain continues from";
+                Err(damaged(row.place(), what))
+            }
+        });
+        let (kind, bodies) = match &follows {
+            Ok(record) => (
+                DamageKind::Payload,
+                row.bodies(conn, session.user, record).map(drop),
+            ),
+            Err(_) => (DamageKind::Record, Ok(())),
+        };
+        expected = follows.as_ref().ok().map(|record| record.content.prev_hash);
+        if let Err(error) = follows.map(drop).and(bodies) {
+            first = Some(Damage { seq, kind, error });
+        }
+        (seq, at) = (seq - 1, row.prev);
+    }
+    first
+}
+
 /// The state a session had at a revision, folded from its log.
 pub(super) fn fold(
     conn: &Connection,

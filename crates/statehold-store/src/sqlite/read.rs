@@ -7,10 +7,11 @@ use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
-use statehold_core::name::Name;
+use statehold_core::name::{Name, NameError};
 use statehold_core::projection::ClosedHold;
 use statehold_core::record::Event;
 use statehold_core::request::LiveRequest;
+use statehold_core::root::SignedHead;
 use statehold_core::scope::StateKey;
 use statehold_core::session::{
     Owner, STATE_KEEPER, SessionState, SessionStatus, TimeToLive, TtlMode,
@@ -24,8 +25,8 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    Committed, Due, DueKind, HoldQuery, HoldSummary, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, StoreError,
+    ChangedHead, Committed, Due, DueKind, HoldQuery, HoldSummary, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, StoreError,
 };
 
 /// All rows of a query.
@@ -552,6 +553,45 @@ pub(super) fn committed(
             revision: from_sql(row.get(2)?),
         })
     })
+}
+
+/// The newest heads of the sessions with a commit after a place.
+pub(super) fn heads_after(
+    conn: &Connection,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<ChangedHead>, StoreError> {
+    let sql = "SELECT log.id, session.tenant, session.id, session.revision, session.head
+               FROM log JOIN session ON session.pk = log.session
+               WHERE log.id > ?1 ORDER BY log.id LIMIT ?2";
+    let key = (to_sql(after), to_sql(limit as u64));
+    let found = all(conn, sql, key, |row| {
+        Ok((
+            from_sql(row.get(0)?),
+            row.get::<_, String>(1)?,
+            SessionId::from_uuid(row.get::<_, Uuid16>(2)?.0),
+            from_sql(row.get(3)?),
+            row.get::<_, Vec<u8>>(4)?,
+        ))
+    })?;
+    let heads = found
+        .into_iter()
+        .map(|(place, tenant, session, revision, hash)| {
+            let row = || format!("the row of session {session}");
+            let hash = digest(&hash).ok_or_else(|| damaged(row(), "its head is not a hash"))?;
+            Ok(ChangedHead {
+                place,
+                tenant: tenant
+                    .parse()
+                    .map_err(|error: NameError| damaged(row(), error))?,
+                head: SignedHead {
+                    hash,
+                    revision,
+                    session,
+                },
+            })
+        });
+    heads.collect()
 }
 
 /// The place of the newest commit.

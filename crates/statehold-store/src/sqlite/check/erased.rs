@@ -8,7 +8,8 @@ use statehold_core::session::SessionState;
 
 use super::super::log::{self, SessionRow};
 use super::super::{erase, read};
-use super::{CheckReport, Problem, RowCounts};
+use super::RowCounts;
+use crate::check::{CheckReport, Problem, bad_payload};
 use crate::port::{StoreError, StoredRecord};
 
 /// What the records of one session have and lack.
@@ -68,12 +69,7 @@ impl Erased {
         report: &mut CheckReport,
         rows: &mut RowCounts,
     ) -> Result<(), StoreError> {
-        let mut wrong = |seq: u64, what: &str| {
-            report.problems.push(Problem {
-                place: format!("a payload of record {seq} of session {}", row.id),
-                what: what.to_owned(),
-            });
-        };
+        let mut wrong = |seq: u64, what: &str| report.add(bad_payload(row.id, seq, what));
         let (gone, left) = match self.removed {
             None => (self.any_gone, 0),
             Some(ErasedPayloads::Hidden) => (self.visible_gone, self.hidden_left),
@@ -94,14 +90,13 @@ impl Erased {
             until = until.max(log::row(conn, at)?.seq);
             if self.removed.map(erase::name_of) != Some(payloads.as_str()) {
                 let place = format!("the row of session {} in `erasure`", row.id);
-                let what = "removes payloads that no record says are removed".to_owned();
-                report.problems.push(Problem { place, what });
+                let what = "removes payloads that no record says are removed";
+                report.add(Problem::projection(place, what).in_session(row.id));
             }
         }
         if left > until {
-            let place = format!("a payload of record {left} of session {}", row.id);
-            let what = "was removed, but is still there".to_owned();
-            report.problems.push(Problem { place, what });
+            let what = "was removed, but is still there";
+            report.add(bad_payload(row.id, left, what));
         }
         Ok(())
     }

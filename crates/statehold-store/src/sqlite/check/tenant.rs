@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use rusqlite::Connection;
 use statehold_core::ids::KeyId;
 use statehold_core::name::Name;
-use statehold_core::tenant::{TenantEvent, TenantHead};
+use statehold_core::tenant::TenantEvent;
 
 use super::super::{read, tenant};
-use super::{CheckReport, Problem};
+use super::Extent;
+use crate::check::{Anchors, CheckReport, Problem, ProblemKind, Signer, StreamCheck};
+use crate::keys::KnownKeys;
 use crate::port::{ApiKey, StoreError};
 
 const PAGE: usize = 1_000;
@@ -16,44 +18,72 @@ const PAGE: usize = 1_000;
 /// What the streams say about the keys: who has it, how it was made, whether it was taken back.
 type Said = BTreeMap<KeyId, (Name, TenantEvent, bool)>;
 
-/// Verifies every stream, and that there are exactly the keys that they made and took back.
-pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
+/// Verifies the streams, and that there are exactly the keys that they made and took back. Collects
+/// what their roots say about sessions.
+pub(super) fn check(
+    conn: &Connection,
+    keys: Option<&dyn KnownKeys>,
+    extent: Extent<'_>,
+    anchors: &mut Anchors,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
     let mut said = Said::new();
-    for text in tenant::tenants(conn)? {
-        let place = format!("the audit stream of {text}");
+    let tenants = match extent.tenant {
+        Some(tenant) => vec![tenant.to_string()],
+        None => tenant::tenants(conn)?,
+    };
+    for text in tenants {
         let Ok(name) = text.parse::<Name>() else {
-            report.problems.push(wrong(place, "belongs to no tenant"));
+            let place = format!("the audit stream of {text}");
+            let what = "belongs to no tenant";
+            report.add(Problem::new(ProblemKind::Entry, place, what));
             continue;
         };
-        if let Some(seq) = follow(conn, &name, &mut said)? {
-            let place = format!("entry {seq} of {place}");
-            let what = "does not follow the one before";
-            report.problems.push(wrong(place, what));
+        let mut stream = StreamCheck::new(name.clone(), Signer::of(keys), extent.expected);
+        let is_whole = follow(conn, &name, &mut stream, &mut said, anchors, report)?;
+        report.head = stream.head();
+        if !is_whole {
             // What this stream says about keys is not worth comparing.
             return Ok(());
         }
+        stream.finish(report);
     }
-    compare_keys(conn, &said, report)
+    compare_keys(conn, extent.tenant, &said, report)
 }
 
-/// Reads one stream from its beginning; returns the first entry that does not follow.
-fn follow(conn: &Connection, name: &Name, said: &mut Said) -> Result<Option<u64>, StoreError> {
-    let mut head = TenantHead::default();
+/// Reads one stream from its beginning; says whether it is whole.
+fn follow(
+    conn: &Connection,
+    name: &Name,
+    stream: &mut StreamCheck,
+    said: &mut Said,
+    anchors: &mut Anchors,
+    report: &mut CheckReport,
+) -> Result<bool, StoreError> {
+    let mut page_size = PAGE;
     loop {
-        let page = tenant::records(conn, name, head.seq, PAGE)?;
+        let page = match tenant::records(conn, name, stream.head().seq, page_size) {
+            // One of them cannot be read: find out which.
+            Err(StoreError::Corrupt { .. }) if page_size > 1 => {
+                page_size = 1;
+                continue;
+            }
+            Err(StoreError::Corrupt { source, .. }) => {
+                let entry = stream.head().seq + 1;
+                let what = source.to_string();
+                report.add(stream.problem(ProblemKind::Entry, entry, &what));
+                return Ok(false);
+            }
+            other => other?,
+        };
         if page.is_empty() {
-            return Ok(None);
+            return Ok(true);
         }
         for record in page {
-            let content = &record.content;
-            let follows = content.seq == head.seq + 1
-                && content.prev_hash == head.hash
-                && content.at >= head.at
-                && content.tenant == *name;
-            if !follows {
-                return Ok(Some(content.seq));
+            if !stream.follow(&record, anchors, report) {
+                return Ok(false);
             }
-            match &content.event {
+            match &record.content.event {
                 made @ TenantEvent::KeyCreated { key, .. } => {
                     said.insert(*key, (name.clone(), made.clone(), false));
                 }
@@ -62,21 +92,21 @@ fn follow(conn: &Connection, name: &Name, said: &mut Said) -> Result<Option<u64>
                         made.2 = true;
                     }
                 }
-                TenantEvent::TraceRead { .. } => {}
+                TenantEvent::HeadsSigned { .. } | TenantEvent::TraceRead { .. } => {}
             }
-            head = record.head();
         }
     }
 }
 
 fn compare_keys(
     conn: &Connection,
+    tenant: Option<&Name>,
     said: &Said,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
     type Row = (Vec<u8>, String, Vec<u8>, Vec<u8>);
-    let sql = "SELECT id, tenant, secret, body FROM api_key";
-    let rows: Vec<Row> = read::all(conn, sql, [], |row| {
+    let sql = "SELECT id, tenant, secret, body FROM api_key WHERE ?1 IS NULL OR tenant = ?1";
+    let rows: Vec<Row> = read::all(conn, sql, [tenant.map(Name::as_str)], |row| {
         Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
     })?;
     let mut found = BTreeSet::new();
@@ -86,23 +116,18 @@ fn compare_keys(
             && owner == kept.tenant.as_str()
             && secret == kept.secret.as_bytes();
         if !is_filed {
-            let place = format!("the key {}", kept.id);
-            report
-                .problems
-                .push(wrong(place, "is filed under another id, tenant or digest"));
+            report.add(wrong(
+                kept.id,
+                "is filed under another id, tenant or digest",
+            ));
         }
         found.insert(kept.id);
         if said.get(&kept.id) != Some(&as_said(&kept)) {
-            let place = format!("the key {}", kept.id);
-            report
-                .problems
-                .push(wrong(place, "is not what the audit stream says"));
+            report.add(wrong(kept.id, "is not what the audit stream says"));
         }
     }
     for key in said.keys().filter(|key| !found.contains(key)) {
-        report
-            .problems
-            .push(wrong(format!("the key {key}"), "is missing"));
+        report.add(wrong(*key, "is missing"));
     }
     Ok(())
 }
@@ -119,9 +144,6 @@ fn as_said(kept: &ApiKey) -> (Name, TenantEvent, bool) {
     (kept.tenant.clone(), made, kept.revoked_at.is_some())
 }
 
-fn wrong(place: String, what: &str) -> Problem {
-    Problem {
-        place,
-        what: what.to_owned(),
-    }
+fn wrong(key: KeyId, what: &str) -> Problem {
+    Problem::new(ProblemKind::Entry, format!("the key {key}"), what)
 }

@@ -1,0 +1,146 @@
+//! `statehold audit list --decisions`: what people were shown, what they released, and what ran.
+
+use serde_json::{Value, json};
+
+use super::short;
+use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::client::{Client, encode, with_query};
+use crate::exit::{Exit, Failure};
+
+/// The most rows that a server gives at once.
+const PAGE_MAX: usize = 200;
+
+pub(super) async fn list(client: &Client, output: &Output, limit: usize) -> anyhow::Result<Exit> {
+    let mut holds = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let parameters = [
+            ("status", Some("decided".to_owned())),
+            ("cursor", cursor.take()),
+            (
+                "limit",
+                Some((limit - holds.len()).min(PAGE_MAX).to_string()),
+            ),
+        ];
+        let answer = client
+            .get(&with_query("/v1/holds", &parameters))
+            .await?
+            .body;
+        for hold in answer["holds"].as_array().into_iter().flatten() {
+            holds.push(whole(client, hold).await?);
+        }
+        cursor = answer["next_cursor"].as_str().map(str::to_owned);
+        if cursor.is_none() || holds.len() >= limit {
+            break;
+        }
+    }
+    if output.json {
+        output.json(&json!({ "holds": holds }))?;
+        return Ok(Exit::Done);
+    }
+    output.table(&table(&holds, output))?;
+    if output.is_terminal {
+        let more = if cursor.is_some() { "; all: --all" } else { "" };
+        output.note(&format!("{} decisions shown{more}.", holds.len()));
+    }
+    Ok(Exit::Done)
+}
+
+/// A hold with its evidence, which lists leave out.
+async fn whole(client: &Client, hold: &Value) -> Result<Value, Failure> {
+    let Some(id) = hold["id"].as_str() else {
+        return Ok(hold.clone());
+    };
+    match client.get(&format!("/v1/holds/{}", encode(id))).await {
+        Ok(answer) => Ok(answer.body),
+        // Its session was deleted meanwhile, or this key may not see it: the line must do.
+        Err(failure) if matches!(failure.exit, Exit::NotFound | Exit::NotAllowed) => {
+            Ok(hold.clone())
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn table(holds: &[Value], output: &Output) -> Table {
+    let mut table = Table::new(&[
+        "HOLD", "TIME", "ACTION", "DECISION", "BY", "RIGHT", "SHOWN", "RELEASED", "RAN",
+    ]);
+    for hold in holds {
+        let (evidence, decision) = (&hold["evidence"], &hold["decision"]);
+        let digest = |value: &Value| {
+            Cell::optional(value.as_str().map(|digest| {
+                if output.is_terminal {
+                    short(digest)
+                } else {
+                    digest.to_owned()
+                }
+            }))
+        };
+        let by = evidence["decided_by"]
+            .as_str()
+            .or_else(|| decision["by"].as_str());
+        let at = hold["decided_at"]
+            .as_str()
+            .or_else(|| decision["at"].as_str());
+        let action = hold["action"]["tool"]
+            .as_str()
+            .or_else(|| hold["title"].as_str());
+        let status = hold["status"].as_str();
+        let tone = match status {
+            Some("approved" | "edited" | "answered") => Tone::Good,
+            Some("rejected") => Tone::Bad,
+            _ => Tone::Plain,
+        };
+        table.row(vec![
+            Cell::optional(hold["id"].as_str()),
+            Cell::optional(at.map(|at| output.times.show(at))),
+            Cell::optional(action),
+            Cell::optional(status).tone(tone),
+            Cell::optional(by),
+            Cell::optional(right(&evidence["right"])),
+            digest(&evidence["shown"]),
+            digest(&evidence["released"]),
+            Cell::optional(ran(&evidence["ran"])),
+        ]);
+    }
+    table
+}
+
+/// By which right it was decided.
+fn right(right: &Value) -> Option<String> {
+    let role = right["role"].as_str().map(|role| format!("role:{role}"));
+    role.or_else(|| right.as_str().map(str::to_owned))
+}
+
+/// What became of the action: outcomes with the revision that recorded them.
+fn ran(ran: &Value) -> Option<String> {
+    let runs: Vec<String> = ran
+        .as_array()?
+        .iter()
+        .map(|run| {
+            let outcome = run["outcome"].as_str().unwrap_or("open");
+            match run["revision"].as_u64() {
+                Some(revision) => format!("{outcome}@{revision}"),
+                None => outcome.to_owned(),
+            }
+        })
+        .collect();
+    (!runs.is_empty()).then(|| runs.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_may_be_there_or_not() {
+        let nothing = Value::Null;
+        assert_eq!((right(&nothing), ran(&nothing)), (None, None));
+        assert_eq!(right(&json!("local")).as_deref(), Some("local"));
+        let role = json!({ "role": "treasurer" });
+        assert_eq!(right(&role).as_deref(), Some("role:treasurer"));
+        let runs = json!([{ "key": "itm_1", "outcome": "ran", "revision": 9 }, { "key": "itm_2" }]);
+        assert_eq!(ran(&runs).as_deref(), Some("ran@9,open"));
+        assert_eq!(ran(&json!([])), None);
+    }
+}

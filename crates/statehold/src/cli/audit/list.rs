@@ -1,0 +1,167 @@
+//! `statehold audit list`.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{PAGE_MAX, STREAM, decisions, records, records_of, short, time_text};
+use crate::cli::output::{Cell, Output, Table};
+use crate::cli::resolve;
+use crate::client::Client;
+use crate::exit::Exit;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct List {
+    /// The records of this session instead of the audit stream; a beginning of its id is enough.
+    #[arg(long, value_name = "SESSION", conflicts_with = "decisions")]
+    session: Option<String>,
+    /// Holds that were decided: who decided, what was shown, what was released, what ran.
+    #[arg(long)]
+    decisions: bool,
+    /// How many to print, counted from the newest.
+    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// Print all of them.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+}
+
+impl List {
+    pub(in crate::cli) async fn run(
+        &self,
+        client: &Client,
+        output: &Output,
+    ) -> anyhow::Result<Exit> {
+        let limit = if self.all {
+            usize::MAX
+        } else {
+            usize::try_from(self.limit)?
+        };
+        if self.decisions {
+            return decisions::list(client, output, limit).await;
+        }
+        let path = match &self.session {
+            Some(session) => records_of(&resolve::session(client, session).await?),
+            None => STREAM.to_owned(),
+        };
+        let (found, end) = newest(client, &path, limit).await?;
+        if output.json {
+            output.json(&json!({ "records": found }))?;
+            return Ok(Exit::Done);
+        }
+        let name = if self.session.is_some() {
+            "COMMAND"
+        } else {
+            "ACTION"
+        };
+        output.table(&table(&found, name, output))?;
+        if output.is_terminal {
+            let more = if found.len() as u64 == end {
+                ""
+            } else {
+                "; all: --all"
+            };
+            output.note(&format!(
+                "{} of {end} shown{more}. Is everything as it was written? statehold audit verify",
+                found.len()
+            ));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// The newest records, oldest first, and the number of the last.
+async fn newest(client: &Client, path: &str, limit: usize) -> anyhow::Result<(Vec<Value>, u64)> {
+    let (_, about) = records(client, path, 0, 1).await?;
+    let end = about["revision"]
+        .as_u64()
+        .or_else(|| about["head"]["seq"].as_u64())
+        .unwrap_or(0);
+    let mut after = end.saturating_sub(limit as u64);
+    let mut found = Vec::new();
+    loop {
+        let (page, _) = records(client, path, after, PAGE_MAX).await?;
+        let Some(last) = page.last().and_then(|last| last["seq"].as_u64()) else {
+            return Ok((found, end.max(after)));
+        };
+        after = last;
+        found.extend(page);
+    }
+}
+
+fn table(found: &[Value], name: &'static str, output: &Output) -> Table {
+    let mut table = match name {
+        "COMMAND" => Table::new(&["SEQ", "TIME", "ACTOR", "COMMAND", "TARGET", "HASH"]),
+        _ => Table::new(&["SEQ", "TIME", "ACTOR", "ACTION", "TARGET", "HASH"]),
+    };
+    for record in found {
+        let word = record["command"]
+            .as_str()
+            .or_else(|| record["event"]["act"].as_str());
+        let at = record["at"].as_i64().map(time_text);
+        table.row(vec![
+            Cell::new(record["seq"].to_string()),
+            Cell::optional(at.map(|at| output.times.show(&at))),
+            Cell::optional(record["principal"].as_str()),
+            Cell::optional(word),
+            Cell::optional(target(record)),
+            Cell::optional(record["hash"].as_str().map(|hash| hash_text(hash, output))),
+        ]);
+    }
+    table
+}
+
+/// Whole for programs, short for people.
+fn hash_text(hash: &str, output: &Output) -> String {
+    if output.is_terminal {
+        short(hash)
+    } else {
+        hash.to_owned()
+    }
+}
+
+/// What a record is about: the most particular thing that its events name.
+fn target(record: &Value) -> Option<String> {
+    let event = &record["event"];
+    if let Some(heads) = event["heads"].as_array() {
+        return Some(format!("{} sessions", heads.len()));
+    }
+    let of_stream = ["key", "session"];
+    let named = of_stream.iter().find_map(|name| event[*name].as_str());
+    if let Some(named) = named {
+        return Some(named.to_owned());
+    }
+    let events = record["events"].as_array()?;
+    let named = ["hold", "request", "task", "key"].iter().find_map(|name| {
+        let mut found = events.iter().filter_map(|event| event[*name].as_str());
+        found.next()
+    });
+    named
+        .or_else(|| record["session"].as_str())
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(record: &Value, expected: Option<&str>) {
+        assert_eq!(target(record).as_deref(), expected, "{record}");
+    }
+
+    #[test]
+    fn a_line_names_what_it_is_about() {
+        check(&json!({ "event": { "key": "key_1" } }), Some("key_1"));
+        check(&json!({ "event": { "session": "ses_1" } }), Some("ses_1"));
+        let root = json!({ "event": { "heads": [{}, {}] } });
+        check(&root, Some("2 sessions"));
+        let decided = json!({ "session": "ses_1", "events": [
+            { "act": "task_status_changed", "task": "tsk_1" },
+            { "act": "hold_decided", "hold": "hld_1", "request": "req_1" },
+        ] });
+        check(&decided, Some("hld_1"));
+        let closed = json!({ "session": "ses_1", "events": [{ "act": "session_closed" }] });
+        check(&closed, Some("ses_1"));
+        check(&json!({ "odd": 1 }), None);
+    }
+}

@@ -1,0 +1,260 @@
+//! `statehold audit verify`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use statehold_core::digest::Digest;
+use statehold_core::record::Record;
+use statehold_core::root::PublicKey;
+use statehold_core::tenant::TenantRecord;
+
+use super::file::{self, ReadExport};
+use super::{STREAM, VERIFY_MAX, records, records_of, short, unwrap_record};
+use crate::cli::globals::Globals;
+use crate::cli::output::{Output, Tone};
+use crate::cli::printable::{cell, printable};
+use crate::client::Client;
+use crate::exit::{Exit, Failure};
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Verify {
+    /// Verify this export, without any server.
+    #[arg(long, value_name = "EXPORT", conflicts_with = "against")]
+    file: Option<PathBuf>,
+    /// Verify the server, and that it still has everything that this export has.
+    #[arg(long, value_name = "EXPORT")]
+    against: Option<PathBuf>,
+    /// The public key that the export must be signed with.
+    #[arg(long, value_name = "KEY")]
+    public_key: Option<PublicKey>,
+}
+
+/// What was found, by a server or here.
+#[derive(Debug, Default, Deserialize)]
+struct Found {
+    #[serde(default)]
+    sessions: u64,
+    #[serde(default)]
+    records: u64,
+    #[serde(default)]
+    entries: u64,
+    #[serde(default)]
+    roots: u64,
+    #[serde(default)]
+    unverified_payloads: u64,
+    #[serde(default)]
+    unverified_roots: u64,
+    #[serde(default)]
+    problems_total: u64,
+    #[serde(default)]
+    head: FoundHead,
+    #[serde(default)]
+    problems: Vec<Finding>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct FoundHead {
+    hash: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Finding {
+    kind: String,
+    detail: String,
+}
+
+impl Verify {
+    pub(in crate::cli) async fn run(
+        &self,
+        globals: &Globals,
+        output: &Output,
+    ) -> anyhow::Result<Exit> {
+        if let Some(path) = &self.file {
+            let export = file::read(path, self.public_key)?;
+            return say(&as_answer(path, &export), output);
+        }
+        let client = globals.client(output)?;
+        let export = match &self.against {
+            Some(path) => Some(self.sound(path)?),
+            None => None,
+        };
+        let asked = client.within(VERIFY_MAX);
+        let answer = asked
+            .call(Method::POST, "/v1/audit/verify", Some(&json!({})))
+            .await;
+        let mut answer = answer?.body;
+        if let Some(export) = export {
+            let missing = compare(&client, &export).await?;
+            add(&mut answer, missing);
+        }
+        say(&answer, output)
+    }
+
+    /// An export that is whole: nothing else is worth comparing with.
+    fn sound(&self, path: &Path) -> anyhow::Result<ReadExport> {
+        let export = file::read(path, self.public_key)?;
+        let wrong = match (&export.broken, export.report.problems.first()) {
+            (Some((line, why)), _) => format!("line {line} {why}"),
+            (None, Some(problem)) => problem.to_string(),
+            (None, None) => return Ok(export),
+        };
+        let message = format!("{} is not a sound export: {wrong}", path.display());
+        let hint = "look closer with: statehold audit verify --file EXPORT";
+        Err(Failure::new(Exit::ProblemsFound, message).hint(hint).into())
+    }
+}
+
+/// What was found in an export, in the form in which a server says it.
+fn as_answer(path: &Path, export: &ReadExport) -> Value {
+    let report = &export.report;
+    let mut problems: Vec<Value> = Vec::new();
+    if let Some((line, why)) = &export.broken {
+        let detail = format!("line {line} of {} {why}", path.display());
+        problems.push(json!({ "kind": "line", "line": line, "detail": detail }));
+    }
+    problems.extend(report.problems.iter().map(|problem| {
+        let mut said = json!({ "kind": problem.kind.name(), "detail": problem.to_string() });
+        let mut put = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                said[name] = value;
+            }
+        };
+        put(
+            "session_id",
+            problem.session.map(|id| id.to_string().into()),
+        );
+        put("revision", problem.revision.map(Value::from));
+        put("entry", problem.entry.map(Value::from));
+        said
+    }));
+    json!({
+        "ok": problems.is_empty(),
+        "sessions": report.sessions,
+        "records": report.records,
+        "entries": report.entries,
+        "roots": report.roots,
+        "unverified_roots": report.unverified_roots,
+        "head": { "seq": report.head.seq, "hash": report.head.hash.to_string() },
+        "public_key": export.public_key.map(|key| key.to_string()),
+        "problems_total": problems.len(),
+        "problems": problems,
+    })
+}
+
+/// What an export has and the server has not.
+async fn compare(client: &Client, export: &ReadExport) -> anyhow::Result<Vec<Value>> {
+    let mut missing = Vec::new();
+    let head = export.report.head;
+    if head.seq > 0 {
+        let (page, _) = records(client, STREAM, head.seq - 1, 1).await?;
+        let found = page.into_iter().next().map(unwrap_record::<TenantRecord>);
+        let found = found.transpose()?.map(|entry| entry.hash);
+        if let Some((kind, what)) = judge(found, head.hash) {
+            let detail = format!("entry {} of the audit stream {what}", head.seq);
+            let kind = if kind == "record" { "entry" } else { kind };
+            missing.push(json!({ "kind": kind, "entry": head.seq, "detail": detail }));
+        }
+    }
+    for (session, revision, hash) in &export.heads {
+        let page = records(client, &records_of(&session.to_string()), revision - 1, 1).await;
+        let (kind, what) = match page {
+            Err(failure) if failure.exit == Exit::NotFound => {
+                ("missing_session", "is missing with its whole session")
+            }
+            Err(failure) => return Err(failure.into()),
+            Ok((page, _)) => {
+                let found = page.into_iter().next().map(unwrap_record::<Record>);
+                match judge(found.transpose()?.map(|record| record.hash), *hash) {
+                    Some(wrong) => wrong,
+                    None => continue,
+                }
+            }
+        };
+        let detail = format!("record {revision} of session {session} {what}");
+        missing.push(json!({
+            "kind": kind, "session_id": session, "revision": revision, "detail": detail,
+        }));
+    }
+    Ok(missing)
+}
+
+fn judge(found: Option<Digest>, exported: Digest) -> Option<(&'static str, &'static str)> {
+    match found {
+        None => Some((
+            "missing_tail",
+            "is in the export, and the server does not have it",
+        )),
+        Some(found) if found != exported => {
+            Some(("record", "is another one than that in the export"))
+        }
+        Some(_) => None,
+    }
+}
+
+fn add(answer: &mut Value, missing: Vec<Value>) {
+    if missing.is_empty() {
+        return;
+    }
+    let total = answer["problems_total"].as_u64().unwrap_or(0) + missing.len() as u64;
+    answer["ok"] = false.into();
+    answer["problems_total"] = total.into();
+    if let Some(problems) = answer["problems"].as_array_mut() {
+        problems.extend(missing);
+    }
+}
+
+fn say(answer: &Value, output: &Output) -> anyhow::Result<Exit> {
+    let found: Found = crate::cli::answers::read(answer)?;
+    let is_ok = answer["ok"] == true && found.problems.is_empty();
+    let exit = if is_ok {
+        Exit::Done
+    } else {
+        Exit::ProblemsFound
+    };
+    if output.json {
+        output.json(answer)?;
+        return Ok(exit);
+    }
+    for problem in &found.problems {
+        let mark = Tone::Bad.paint("✗");
+        let line = format!(
+            "{mark} {}: {}",
+            cell(&problem.kind),
+            printable(&problem.detail)
+        );
+        output.line(&line)?;
+    }
+    let covered = format!(
+        "{} records in {} sessions, {} entries, {} signed roots",
+        found.records, found.sessions, found.entries, found.roots
+    );
+    if is_ok {
+        let mark = Tone::Good.paint("✓");
+        let head = short(&cell(&found.head.hash));
+        output.line(&format!("{mark} {covered}, chain intact, head {head}"))?;
+    } else {
+        let total = found.problems_total;
+        let more = match found.problems.len() as u64 {
+            shown if shown < total => format!(", the first {shown} shown"),
+            _ => String::new(),
+        };
+        output.note(&format!("{total} problems{more}; looked at {covered}"));
+        output.note("Keep the data as it is for a closer look; a backup from before may help.");
+    }
+    if found.unverified_payloads > 0 {
+        let count = found.unverified_payloads;
+        output.note(&format!(
+            "{count} payloads cannot be compared: their keys are gone"
+        ));
+    }
+    if found.unverified_roots > 0 {
+        let count = found.unverified_roots;
+        output.note(&format!(
+            "{count} roots are signed with an earlier key, which nobody vouches for"
+        ));
+    }
+    Ok(exit)
+}
