@@ -15,7 +15,8 @@ pub mod suite;
 
 pub use commit::{Answer, BodyMismatch, Commit};
 pub use port::{
-    ApiKey, BoxError, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    ApiKey, BoxError, CallResult, Committed, Due, DueKind, HoldChange, HoldChangeKind, HoldOrder,
+    HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, PendingCommit, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
+    StoredRecord, TenantCommit,
 };

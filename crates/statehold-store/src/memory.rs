@@ -6,6 +6,7 @@
 
 mod erase;
 mod history;
+mod holds;
 mod listing;
 mod tenant;
 
@@ -16,7 +17,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use statehold_core::apply::apply;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
@@ -27,11 +28,11 @@ use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 
 use crate::codec::{self, StoredBody};
-use crate::commit::{Answer, Commit, SharedWrite};
+use crate::commit::{Answer, Commit, SharedWrite, results_in};
 use crate::port::{
-    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit,
+    ApiKey, CallResult, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep,
+    PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -69,6 +70,8 @@ struct Tables {
     hold_places: BTreeMap<HoldId, u64>,
     /// When each hold was decided, in the order of decisions.
     decided_places: BTreeMap<u64, HoldId>,
+    /// What came of every tool call that has a result.
+    call_results: BTreeMap<ItemId, CallResult>,
     holds_of: BTreeMap<RequestId, Vec<HoldId>>,
     children_of: BTreeMap<RequestId, Vec<RequestId>>,
     /// All commits in the order of arrival; place n is at n - 1.
@@ -269,6 +272,7 @@ impl Tables {
                 _ => {}
             }
         }
+        self.call_results.extend(results_in(&commit.record));
         // What a fork ends is a copy: the ids still stand for what the origin has.
         if commit.writes.fork.is_none() {
             let changes = &commit.changes;
@@ -626,6 +630,39 @@ impl Store for MemoryStore {
 
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
         Ok(self.lock()?.list_open_holds(&query))
+    }
+
+    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
+        Ok(self.lock()?.holds_by_id(&ids))
+    }
+
+    async fn hold_changes(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<(Vec<HoldChange>, u64), StoreError> {
+        Ok(self.lock()?.list_hold_changes(&tenant, after, limit))
+    }
+
+    async fn lineages(
+        &self,
+        requests: Vec<RequestId>,
+    ) -> Result<Vec<Vec<LineageStep>>, StoreError> {
+        let tables = self.lock()?;
+        Ok(requests.iter().map(|id| tables.lineage(*id)).collect())
+    }
+
+    async fn records_at(
+        &self,
+        places: Vec<(SessionId, u64)>,
+    ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
+        let tables = self.lock()?;
+        let record = |(session, revision): &(SessionId, u64)| {
+            let kept = tables.sessions.get(session)?;
+            kept.records(revision.checked_sub(1)?, 1).into_iter().next()
+        };
+        Ok(places.iter().map(record).collect())
     }
 
     async fn claimable(
