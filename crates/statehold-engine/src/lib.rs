@@ -31,7 +31,9 @@ pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
-pub use holds::{HoldDetail, HoldFilter};
+pub use holds::{
+    HoldCounts, HoldDetail, HoldFilter, HoldGroup, HoldNews, HoldPosition, Pending, PendingHold,
+};
 pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
@@ -40,6 +42,7 @@ pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
 pub use shared::SharedView;
 pub use statehold_store::{
-    ApiKey, DueKind, SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,
+    ApiKey, CallResult, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep, SessionSummary,
+    SharedValue, StateValue, StoredItem, StoredRecord,
 };
 pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

@@ -269,7 +269,7 @@ impl Call<'_> {
     fn header_names(self) -> &'static [&'static str] {
         match (self.method, self.path) {
             ("get", "/v1/sessions/{session_id}/events") => &["LastRevision"],
-            ("get", "/v1/events") => &["LastPlace"],
+            ("get", "/v1/events" | "/v1/holds/events") => &["LastPlace"],
             ("post", "/v1/holds/{hold_id}/decision" | "/v1/requests/{request_id}/resume") => {
                 &["DecisionKey", "IfMatch"]
             }
@@ -328,6 +328,7 @@ impl Call<'_> {
             }
             (_, "/v1/requests/{request_id}/heartbeat") => vec![SESSION, REQUEST],
             ("get", "/v1/holds/{hold_id}") => vec![SESSION, TASK, REQUEST],
+            ("get", "/v1/holds/counts" | "/v1/holds/events") => vec![],
             _ if below("/v1/sessions") => vec!["ETag", SESSION],
             _ if below("/v1/requests/") || below("/v1/holds/") => vec!["ETag", SESSION, REQUEST],
             _ if below("/v1/tasks/") => vec!["ETag", SESSION, TASK],

@@ -447,6 +447,12 @@ impl Store for MemoryStore {
         Ok(self.lock()?.tenants.user_name(user))
     }
 
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
+        let tables = self.lock()?;
+        let name = |user: &UserId| tables.tenants.user_name(*user);
+        Ok(users.iter().map(name).collect())
+    }
+
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         self.lock()?.tenants.commit(commit)
     }
@@ -634,6 +640,13 @@ impl Store for MemoryStore {
 
     async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
         Ok(self.lock()?.holds_by_id(&ids))
+    }
+
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
+        let tables = self.lock()?;
+        let ids = requests.iter().filter_map(|id| tables.holds_of.get(id));
+        let ids: Vec<HoldId> = ids.flatten().copied().collect();
+        Ok(tables.holds_by_id(&ids))
     }
 
     async fn hold_changes(

@@ -286,6 +286,9 @@ pub trait Store: Send + Sync + 'static {
     /// Who is behind a pseudonym.
     async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError>;
 
+    /// Who is behind some pseudonyms, in the order asked for.
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError>;
+
     /// Appends to the audit stream of a tenant, and changes keys in the same transaction.
     ///
     /// After `Ok`, it survives a crash and a loss of power.
@@ -329,6 +332,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Holds by their ids, open or decided. Those that are not there are left out.
     async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError>;
+
+    /// All holds that some requests ever opened, open or decided; those of one request in the order of
+    /// opening.
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError>;
 
     /// What happened to the holds of a tenant after a place in the order of commits, and the place up
     /// to which was looked; at most `limit` commits are looked at, those of other tenants included.

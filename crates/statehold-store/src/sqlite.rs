@@ -323,6 +323,15 @@ impl Store for SqliteStore {
             .await
     }
 
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
+        self.readers
+            .read(move |conn| {
+                let names = users.iter().map(|user| tenant::user_name(conn, *user));
+                names.collect()
+            })
+            .await
+    }
+
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         self.writer
             .run(move |conn| tenant::commit(conn, &commit))
@@ -540,6 +549,12 @@ impl Store for SqliteStore {
     async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
         self.readers
             .read(move |conn| holds::by_ids(conn, &ids))
+            .await
+    }
+
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
+        self.readers
+            .read(move |conn| holds::held_by(conn, &requests))
             .await
     }
 

@@ -172,6 +172,38 @@ pub(super) fn by_ids(conn: &Connection, ids: &[HoldId]) -> Result<Vec<HoldSummar
     Ok(found)
 }
 
+/// All holds that some requests ever opened.
+pub(super) fn held_by(
+    conn: &Connection,
+    requests: &[RequestId],
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let open = format!(
+        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
+         FROM open_hold JOIN session ON session.pk = open_hold.session
+         WHERE open_hold.request = ?1"
+    );
+    let closed = format!(
+        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
+         closed_hold.result
+         FROM closed_hold JOIN session ON session.pk = closed_hold.session
+         WHERE closed_hold.request = ?1"
+    );
+    let mut found = Vec::new();
+    for request in requests {
+        let key = [id_bytes(request.as_uuid())];
+        let mut own = Vec::new();
+        for row in all(conn, &open, key, OpenRow::read)? {
+            own.push(row.into_summary()?);
+        }
+        for row in all(conn, &closed, key, ClosedRow::read)? {
+            own.push(row.into_summary()?);
+        }
+        own.sort_unstable_by_key(|row| row.hold.number);
+        found.append(&mut own);
+    }
+    Ok(found)
+}
+
 /// An open hold with its session, before it is understood.
 struct OpenRow {
     session: SummaryRow,
