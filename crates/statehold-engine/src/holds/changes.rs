@@ -65,9 +65,10 @@ impl Engine {
         let (mut changes, seen) = store.hold_changes(tenant, from, SCAN_MAX).await?;
         changes.retain(|change| after.is_before(change));
         let ids: BTreeSet<HoldId> = changes.iter().map(|change| change.hold).collect();
-        let rows = match ids.is_empty() {
-            true => Vec::new(),
-            false => store.holds(ids.into_iter().collect()).await?,
+        let rows = if ids.is_empty() {
+            Vec::new()
+        } else {
+            store.holds(ids.into_iter().collect()).await?
         };
         let rows: BTreeMap<HoldId, HoldSummary> = rows
             .into_iter()

@@ -112,14 +112,13 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
         Some(risk) => Some(parse_word(risk).ok_or_else(|| bad("`risk` is low, medium or high"))?),
     };
     let order = match params.order.as_deref() {
-        None if decided => HoldOrder::Newest,
-        None => HoldOrder::Urgency,
         Some("urgency") if decided => {
             return Err(bad("`order` of decided holds is newest or oldest"));
         }
-        Some("urgency") => HoldOrder::Urgency,
         Some("oldest") => HoldOrder::Oldest,
         Some("newest") => HoldOrder::Newest,
+        None if decided => HoldOrder::Newest,
+        None | Some("urgency") => HoldOrder::Urgency,
         Some(_) => return Err(bad("`order` is urgency, oldest or newest")),
     };
     let agent = params.agent.as_deref();

@@ -289,7 +289,10 @@ pub(crate) async fn read(
         let detail = "`after` goes with `until=changed`";
         return Err(Problem::new(Code::BadQuery, detail));
     }
-    let until = (!until_final).then_some(after);
+    let until = match (until_final, after) {
+        (true, _) => Until::Final,
+        (false, after) => Until::Changed { after },
+    };
     let waited = wait_for(&app, &asked, request, until, deadline);
     let detail = app.while_valid(asked.secret, waited).await?;
     let about = About {
@@ -302,17 +305,28 @@ pub(crate) async fn read(
     Ok(shown(&RequestOut::of(&detail), &about))
 }
 
-/// The request when it has ended or changed, or as it is when the time is over. A change is any commit
-/// of its session after a revision, or after the call came.
+/// What a call waits for.
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    /// The request has ended.
+    Final,
+    /// Its session has a revision beyond this one, or beyond the one it had when the call came.
+    Changed { after: Option<u64> },
+}
+
+/// The request when it has ended or changed, or as it is when the time is over.
 async fn wait_for(
     app: &App,
     asked: &Asked,
     request: RequestId,
-    until_changed: Option<Option<u64>>,
+    until: Until,
     deadline: tokio::time::Instant,
 ) -> Result<RequestDetail, Problem> {
     let mut detail = app.engine.request(&asked.caller, request).await?;
-    let known = until_changed.map(|after| after.unwrap_or(detail.revision));
+    let known = match until {
+        Until::Final => None,
+        Until::Changed { after } => Some(after.unwrap_or(detail.revision)),
+    };
     loop {
         let has_changed = known.is_some_and(|known| detail.revision > known);
         let is_there = detail.ended.is_some() || has_changed;

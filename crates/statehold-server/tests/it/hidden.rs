@@ -37,6 +37,16 @@ impl Canaries {
         self.spellings.insert(place.to_owned(), spellings(word));
     }
 
+    /// What runs, and what is decided on: for those who may decide.
+    fn add_hold(&mut self, hold: &Value) {
+        let id = text(hold, "id");
+        self.add(
+            &format!("execution key of {id}"),
+            &text(hold, "execution_key"),
+        );
+        self.add(&format!("digest of {id}"), &text(&hold["action"], "digest"));
+    }
+
     /// The places whose words stand in some bytes.
     fn found_in(&self, bytes: &[u8]) -> Vec<&str> {
         let text = String::from_utf8_lossy(bytes);
@@ -195,12 +205,7 @@ async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
         canaries.add(&format!("tool-{index}"), &format!("secret-tool-{index}"));
         let hold = act(&math, &below, "holds", hold).await.ok(201);
         let id = text(&hold, "id");
-        // What runs and what is decided on is for those who may decide.
-        canaries.add(
-            &format!("execution key of {id}"),
-            &text(&hold, "execution_key"),
-        );
-        canaries.add(&format!("digest of {id}"), &text(&hold["action"], "digest"));
+        canaries.add_hold(&hold);
         let mut word = |name: &str| canaries.plant(&format!("{name}-{index}"));
         let body = match decision {
             "edit" => json!({"decision": "edit", "digest": hold["action"]["digest"],

@@ -463,9 +463,8 @@ pub(super) async fn what_happens_to_holds_is_found_in_order(store: Arc<dyn Store
         .await
         .expect(HEALTHY);
     let kinds: Vec<HoldChangeKind> = south.iter().map(|one| one.kind).collect();
-    use HoldChangeKind::{Decided, Opened, Voted};
-    assert_eq!(kinds[..2], [Opened, Voted]);
-    assert_eq!(kinds.last(), Some(&Decided));
+    assert_eq!(kinds[..2], [HoldChangeKind::Opened, HoldChangeKind::Voted]);
+    assert_eq!(kinds.last(), Some(&HoldChangeKind::Decided));
 }
 
 pub(super) async fn a_request_knows_the_way_down_to_it(store: Arc<dyn Store>) {

@@ -135,9 +135,9 @@ async fn a_reader_sees_only_holds_in_reach_and_only_as_much_as_it_may() {
         let mut of_ann = ann.follow("/v1/holds/events", None).await;
         let mut of_boss = boss.follow("/v1/holds/events", None).await;
         let mut of_far = far.follow("/v1/holds/events", None).await;
-        let bobs = claimed(&bob, &helper, "helper").await;
+        let of_bob = claimed(&bob, &helper, "helper").await;
         let anns = claimed(&ann, &helper, "helper").await;
-        open(&helper, &bobs, "bob's", 1).await;
+        open(&helper, &of_bob, "bob's", 1).await;
         let own = open(&helper, &anns, "ann's", 1).await;
         approve(&boss, &own).await;
         let seen = of_ann.take(2).await;

@@ -51,15 +51,15 @@ async fn open_holds_come_by_urgency_and_are_filtered_before_the_page_is_cut() {
         let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
         let (helper, math) = (rig.worker(&["helper"]).await, rig.worker(&["math"]).await);
         let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
-        let anns = claimed(&ann, &helper, "helper").await;
-        let bobs = claimed(&bob, &math, "math").await;
+        let of_ann = claimed(&ann, &helper, "helper").await;
+        let of_bob = claimed(&bob, &math, "math").await;
         for (worker, request, hold) in [
-            (&helper, &anns, approval("none", &json!({}))),
-            (&math, &bobs, approval("low", &json!({"risk": "low"}))),
-            (&helper, &anns, approval("high", &json!({"risk": "high"}))),
+            (&helper, &of_ann, approval("none", &json!({}))),
+            (&math, &of_bob, approval("low", &json!({"risk": "low"}))),
+            (&helper, &of_ann, approval("high", &json!({"risk": "high"}))),
             (
                 &math,
-                &bobs,
+                &of_bob,
                 approval(
                     "high soon",
                     &json!({"risk": "high", "expires_in_seconds": 900}),
@@ -67,16 +67,24 @@ async fn open_holds_come_by_urgency_and_are_filtered_before_the_page_is_cut() {
             ),
             (
                 &helper,
-                &anns,
+                &of_ann,
                 approval("none soon", &json!({"expires_in_seconds": 300})),
             ),
             (
                 &helper,
-                &anns,
+                &of_ann,
                 approval("medium", &json!({"risk": "medium", "group_id": "g"})),
             ),
-            (&math, &bobs, json!({"kind": "question", "title": "which"})),
-            (&math, &bobs, approval("grouped", &json!({"group_id": "g"}))),
+            (
+                &math,
+                &of_bob,
+                json!({"kind": "question", "title": "which"}),
+            ),
+            (
+                &math,
+                &of_bob,
+                approval("grouped", &json!({"group_id": "g"})),
+            ),
         ] {
             act(worker, request, "holds", hold).await.ok(201);
         }
@@ -110,7 +118,7 @@ async fn open_holds_come_by_urgency_and_are_filtered_before_the_page_is_cut() {
         let mut newest = oldest;
         newest.reverse();
         assert_eq!(pages(&boss, "&order=newest", 3).await, newest);
-        let session = text(&anns, "session_id");
+        let session = text(&of_ann, "session_id");
         for (query, expected) in [
             ("&agent=math", vec!["high soon", "low", "which", "grouped"]),
             (
@@ -130,25 +138,29 @@ async fn open_holds_come_by_urgency_and_are_filtered_before_the_page_is_cut() {
         ] {
             assert_eq!(pages(&boss, query, 1).await, expected, "{query}");
         }
-        for query in [
-            "order=soon",
-            "order=urgency&status=decided",
-            "session_id=x",
-            "risk=none",
-            "x=1",
-        ] {
-            boss.get(&format!("/v1/holds?{query}"))
-                .await
-                .refused(400, "bad_query");
-        }
-        // A cursor is bound to the filter and the order it was given for.
-        let page = boss.get("/v1/holds?limit=1").await.ok(200);
-        let cursor = text(&page, "next_cursor");
-        for query in ["order=oldest", "order=urgency", "risk=high", "user=ann"] {
-            boss.get(&format!("/v1/holds?{query}&limit=1&cursor={cursor}"))
-                .await
-                .refused(400, "bad_cursor");
-        }
+        check_queries(&boss).await;
+    }
+}
+
+/// What makes no sense is refused, and a cursor is bound to the filter and order it was given for.
+async fn check_queries(boss: &Who) {
+    for query in [
+        "order=soon",
+        "order=urgency&status=decided",
+        "session_id=x",
+        "risk=none",
+        "x=1",
+    ] {
+        boss.get(&format!("/v1/holds?{query}"))
+            .await
+            .refused(400, "bad_query");
+    }
+    let page = boss.get("/v1/holds?limit=1").await.ok(200);
+    let cursor = text(&page, "next_cursor");
+    for query in ["order=oldest", "order=urgency", "risk=high", "user=ann"] {
+        boss.get(&format!("/v1/holds?{query}&limit=1&cursor={cursor}"))
+            .await
+            .refused(400, "bad_cursor");
     }
 }
 
@@ -205,19 +217,19 @@ async fn counts_and_lists_have_only_what_the_caller_may_see() {
         let far = rig
             .key_of("far", &["approver", "operator"], None, &[])
             .await;
-        let anns = claimed(&ann, &helper, "helper").await;
-        let bobs = claimed(&bob, &helper, "helper").await;
+        let of_ann = claimed(&ann, &helper, "helper").await;
+        let of_bob = claimed(&bob, &helper, "helper").await;
         for (request, hold) in [
             (
-                &anns,
+                &of_ann,
                 approval("a", &json!({"risk": "high", "expires_in_seconds": 500})),
             ),
-            (&anns, json!({"kind": "question", "title": "q"})),
+            (&of_ann, json!({"kind": "question", "title": "q"})),
             (
-                &anns,
+                &of_ann,
                 approval("t", &json!({"risk": "low", "decide_by": "role:treasurer"})),
             ),
-            (&bobs, approval("b", &json!({"risk": "medium"}))),
+            (&of_bob, approval("b", &json!({"risk": "medium"}))),
         ] {
             act(&helper, request, "holds", hold).await.ok(201);
         }
@@ -346,7 +358,7 @@ async fn a_hold_says_who_may_decide_it_and_whose_it_is() {
     let gone = boss.get(&format!("/v1/holds/{}", ids[1])).await.ok(200);
     assert_eq!(gone["may_decide"], false, "it is decided");
     assert!(gone.get("why_not").is_none(), "{gone}");
-    for group_id in ["".to_owned(), "x".repeat(65)] {
+    for group_id in [String::new(), "x".repeat(65)] {
         let hold = approval("x", &json!({"group_id": group_id}));
         act(&helper, &request, "holds", hold)
             .await

@@ -59,15 +59,19 @@ impl Scene {
             by_id.insert(text(hold, "id"), hold.clone());
         }
         let tree = self.ann.get(&format!("{session}/tree")).await.ok(200);
-        for (agent, waits, status) in expected {
+        let each = expected.iter().flat_map(|(agents, waits, status)| {
+            let agents = agents.split(' ');
+            agents.map(move |agent| (agent, *waits, *status))
+        });
+        for (agent, waits, status) in each {
             let made = &self.made[agent];
             let request = format!("/v1/requests/{}", text(made, "id"));
             let request = self.ann.get(&request).await.ok(200);
             let task = format!("/v1/tasks/{}", text(made, "task_id"));
             let task = self.ann.get(&task).await.ok(200);
-            assert_eq!(task["status"], *status, "task of {agent} {step}");
+            assert_eq!(task["status"], status, "task of {agent} {step}");
             for of in [&request, &task] {
-                assert_eq!(titles(of), *waits, "{agent} {step}");
+                assert_eq!(titles(of), waits, "{agent} {step}");
                 for hold in of["pending"].as_array().expect("a list") {
                     assert_eq!(by_id[&text(hold, "id")], *hold, "the same at every level");
                 }
@@ -114,167 +118,104 @@ fn in_tree(tasks: &Value, id: &str) -> Option<Value> {
     None
 }
 
+/// a1 - a2 - a3 - a4 - a5, and from a3 also b4 - b5.
+async fn scene(rig: &Rig) -> (Scene, Who) {
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&AGENTS).await);
+    let session = new_session(&ann).await;
+    start(&ann, &session, "a1", "x").await;
+    let mut made = BTreeMap::from([("a1", claim(&worker, "a1").await)]);
+    for (parent, agent) in [
+        ("a1", "a2"),
+        ("a2", "a3"),
+        ("a3", "a4"),
+        ("a4", "a5"),
+        ("a3", "b4"),
+        ("b4", "b5"),
+    ] {
+        let request = below(&worker, &made[parent], agent).await;
+        made.insert(agent, request);
+    }
+    let scene = Scene { ann, session, made };
+    (scene, worker)
+}
+
 #[tokio::test]
 async fn what_waits_at_two_leaves_is_shown_on_every_ancestor_after_every_step() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
-        let (ann, worker) = (rig.client("ann").await, rig.worker(&AGENTS).await);
-        let session = new_session(&ann).await;
-        start(&ann, &session, "a1", "x").await;
-        let mut made = BTreeMap::from([("a1", claim(&worker, "a1").await)]);
-        // a1 - a2 - a3 - a4 - a5, and from a3 also b4 - b5.
-        for (parent, agent) in [
-            ("a1", "a2"),
-            ("a2", "a3"),
-            ("a3", "a4"),
-            ("a4", "a5"),
-            ("a3", "b4"),
-            ("b4", "b5"),
-        ] {
-            let request = below(&worker, &made[parent], agent).await;
-            made.insert(agent, request);
-        }
-        let scene = Scene {
-            ann: ann.clone(),
-            session: session.clone(),
-            made,
-        };
-        scene
-            .check("at first", &AGENTS.map(|agent| (agent, &[][..], "running")))
-            .await;
+        let (scene, worker) = scene(&rig).await;
+        let of = |agent: &str| &scene.made[agent];
+        let all = AGENTS.join(" ");
+        scene.check("at first", &[(&all, &[], "running")]).await;
 
-        let first = ask(&worker, &scene.made["a5"], "first").await;
-        assert_eq!(
-            first["chain"],
-            "T1 ← R1 ← T2 ← R2 ← T3 ← R3 ← T4 ← R4 ← T5 ← R5"
-        );
+        let first = ask(&worker, of("a5"), "first").await;
+        let chain = "T1 ← R1 ← T2 ← R2 ← T3 ← R3 ← T4 ← R4 ← T5 ← R5";
+        assert_eq!(first["chain"], chain);
         assert_eq!(first["task_path"].as_array().map(Vec::len), Some(5));
-        let one: &[&str] = &["first"];
-        scene
-            .check(
-                "after one asks",
-                &[
-                    ("a1", one, "paused"),
-                    ("a2", one, "paused"),
-                    ("a3", one, "paused"),
-                    ("a4", one, "paused"),
-                    ("a5", one, "paused"),
-                    ("b4", &[], "running"),
-                    ("b5", &[], "running"),
-                ],
-            )
-            .await;
-        let second = ask(&worker, &scene.made["b5"], "second").await;
-        let third = ask(&worker, &scene.made["a5"], "third").await;
-        let (all, left, right): (&[&str], &[&str], &[&str]) = (
-            &["first", "second", "third"],
-            &["first", "third"],
-            &["second"],
-        );
-        scene
-            .check(
-                "after three were asked",
-                &[
-                    ("a1", all, "paused"),
-                    ("a2", all, "paused"),
-                    ("a3", all, "paused"),
-                    ("a4", left, "paused"),
-                    ("a5", left, "paused"),
-                    ("b4", right, "paused"),
-                    ("b5", right, "paused"),
-                ],
-            )
-            .await;
-        let listed = ann
-            .get(&format!("/v1/holds?session_id={session}"))
-            .await
-            .ok(200);
+        let expected: [(&str, &[&str], &str); 2] = [
+            ("a1 a2 a3 a4 a5", &["first"], "paused"),
+            ("b4 b5", &[], "running"),
+        ];
+        scene.check("after one asks", &expected).await;
+
+        let second = ask(&worker, of("b5"), "second").await;
+        let third = ask(&worker, of("a5"), "third").await;
+        let expected: [(&str, &[&str], &str); 3] = [
+            ("a1 a2 a3", &["first", "second", "third"], "paused"),
+            ("a4 a5", &["first", "third"], "paused"),
+            ("b4 b5", &["second"], "paused"),
+        ];
+        scene.check("after three were asked", &expected).await;
+        let listed = format!("/v1/holds?session_id={}", scene.session);
+        let listed = scene.ann.get(&listed).await.ok(200);
         assert_eq!(listed["holds"].as_array().map(Vec::len), Some(3));
 
-        answer(&ann, &first).await;
-        let (two, third_only): (&[&str], &[&str]) = (&["second", "third"], &["third"]);
-        scene
-            .check(
-                "after the first answer",
-                &[
-                    ("a1", two, "paused"),
-                    ("a3", two, "paused"),
-                    ("a4", third_only, "paused"),
-                    ("a5", third_only, "paused"),
-                    ("b4", right, "paused"),
-                ],
-            )
-            .await;
-        // One branch fails; the other is as it was.
-        answer(&ann, &second).await;
-        act(&worker, &scene.made["b5"], "fail", json!({"error": "no"}))
-            .await
-            .ok(200);
-        scene
-            .check(
-                "after a branch failed",
-                &[
-                    ("a1", third_only, "paused"),
-                    ("a3", third_only, "paused"),
-                    ("a5", third_only, "paused"),
-                    ("b4", &[], "running"),
-                    ("b5", &[], "idle"),
-                ],
-            )
-            .await;
-        // The waiting branch is cancelled in the middle.
-        let path = format!("/v1/requests/{}/cancel", text(&scene.made["a4"], "id"));
-        ann.post(&path, &json!({})).await.ok(200);
-        scene
-            .check(
-                "after a branch was cancelled",
-                &[
-                    ("a1", &[], "running"),
-                    ("a2", &[], "running"),
-                    ("a3", &[], "running"),
-                    ("a4", &[], "idle"),
-                    ("a5", &[], "idle"),
-                    ("b4", &[], "running"),
-                ],
-            )
-            .await;
-        let decided = ann
-            .get(&format!("/v1/holds/{}", text(&third, "id")))
-            .await
-            .ok(200);
-        assert_eq!(decided["status"], "cancelled");
-        assert_eq!(
-            decided["chain"], third["chain"],
-            "also when all of it has ended"
-        );
-        assert_eq!(decided["task_path"], third["task_path"]);
+        answer(&scene.ann, &first).await;
+        let expected: [(&str, &[&str], &str); 3] = [
+            ("a1 a2 a3", &["second", "third"], "paused"),
+            ("a4 a5", &["third"], "paused"),
+            ("b4 b5", &["second"], "paused"),
+        ];
+        scene.check("after the first answer", &expected).await;
 
-        // The task of a4 is used again, and its holds hang where they are now.
-        let again = below(&worker, &scene.made["a3"], "a4").await;
-        assert_eq!(again["task_id"], scene.made["a4"]["task_id"]);
-        let late = ask(&worker, &again, "late").await;
-        assert_eq!(late["chain"], "T1 ← R1 ← T2 ← R2 ← T3 ← R3 ← T4 ← R8");
-        let mut made = scene.made.clone();
-        let ended = made.insert("a4", again).expect("it was there");
-        let scene = Scene { made, ..scene };
-        let late: &[&str] = &["late"];
-        scene
-            .check(
-                "after a task was used again",
-                &[
-                    ("a1", late, "paused"),
-                    ("a2", late, "paused"),
-                    ("a3", late, "paused"),
-                    ("a4", late, "paused"),
-                    ("b4", &[], "running"),
-                ],
-            )
-            .await;
-        let ended = ann
-            .get(&format!("/v1/requests/{}", text(&ended, "id")))
-            .await
-            .ok(200);
-        assert_eq!(titles(&ended), Vec::<String>::new());
+        // One branch fails; the other is as it was.
+        answer(&scene.ann, &second).await;
+        let failed = act(&worker, of("b5"), "fail", json!({"error": "no"})).await;
+        failed.ok(200);
+        let expected: [(&str, &[&str], &str); 3] = [
+            ("a1 a2 a3 a4 a5", &["third"], "paused"),
+            ("b4", &[], "running"),
+            ("b5", &[], "idle"),
+        ];
+        scene.check("after a branch failed", &expected).await;
+
+        // The branch that waits is cancelled in the middle.
+        let path = format!("/v1/requests/{}/cancel", text(of("a4"), "id"));
+        scene.ann.post(&path, &json!({})).await.ok(200);
+        let expected: [(&str, &[&str], &str); 2] =
+            [("a1 a2 a3 b4", &[], "running"), ("a4 a5 b5", &[], "idle")];
+        scene.check("after a branch was cancelled", &expected).await;
+        let path = format!("/v1/holds/{}", text(&third, "id"));
+        let decided = scene.ann.get(&path).await.ok(200);
+        assert_eq!(decided["status"], "cancelled");
+        assert_eq!(decided["chain"], chain, "also when all of it has ended");
+        assert_eq!(decided["task_path"], third["task_path"]);
+        check_reuse(scene, &worker).await;
     }
+}
+
+/// A task that is used again shows its holds where they hang now, and not where they hung.
+async fn check_reuse(mut scene: Scene, worker: &Who) {
+    let again = below(worker, &scene.made["a3"], "a4").await;
+    assert_eq!(again["task_id"], scene.made["a4"]["task_id"]);
+    let late = ask(worker, &again, "late").await;
+    assert_eq!(late["chain"], "T1 ← R1 ← T2 ← R2 ← T3 ← R3 ← T4 ← R8");
+    let ended = scene.made.insert("a4", again).expect("it was there");
+    let expected: [(&str, &[&str], &str); 2] =
+        [("a1 a2 a3 a4", &["late"], "paused"), ("b4", &[], "running")];
+    scene.check("after a task was used again", &expected).await;
+    let ended = format!("/v1/requests/{}", text(&ended, "id"));
+    let ended = scene.ann.get(&ended).await.ok(200);
+    assert_eq!(titles(&ended), Vec::<String>::new());
 }
 
 #[tokio::test]
