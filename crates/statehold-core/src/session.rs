@@ -192,10 +192,14 @@ impl SessionState {
 
     /// The open holds that keep `task` paused, with the leaf's own ids, at any depth.
     pub fn pending_holds(&self, task: TaskId) -> Vec<HoldId> {
+        let live = self.tasks.get(&task).and_then(|task| task.live);
+        live.map_or_else(Vec::new, |live| self.holds_below(live))
+    }
+
+    /// The open holds that a request and everything it waits for wait for, with the leaf's own ids.
+    pub fn holds_below(&self, request: RequestId) -> Vec<HoldId> {
         let mut found = Vec::new();
-        if let Some(live) = self.tasks.get(&task).and_then(|task| task.live) {
-            self.collect_holds(live, &mut found);
-        }
+        self.collect_holds(request, &mut found);
         found
     }
 

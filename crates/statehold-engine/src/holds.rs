@@ -1,51 +1,34 @@
-//! Questions about holds: one, a page of them, and who sees the action.
+//! Questions about holds: one, a page of them, how many there are, and who sees the action.
 
-use statehold_core::hold::{DecideBy, Hold, HoldKind, Right, WhyNot};
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+mod changes;
+mod detail;
+mod pending;
+
+use std::collections::BTreeMap;
+
+use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Right, Risk, WhyNot};
+use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::name::Name;
-use statehold_core::principal::Principal;
-use statehold_core::projection::ClosedHold;
-use statehold_core::session::SessionState;
-use statehold_core::task::Task;
+use statehold_core::principal::{APPROVER, Principal};
 use statehold_core::tenant::TenantEvent;
-use statehold_core::time::Timestamp;
-use statehold_store::{HoldQuery, SessionSummary, StoredRecord};
+use statehold_store::{HoldOrder, HoldPlace, HoldQuery, HoldSummary};
+
+pub use changes::{HoldNews, HoldPosition};
+pub(crate) use detail::payload;
+pub use detail::{HoldDetail, HoldGroup};
+pub use pending::{Pending, PendingHold};
 
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::read::{Page, SCAN_MAX, SCAN_STEP};
 
-/// A hold, open or decided, with what people read.
-#[derive(Debug, Clone)]
-pub struct HoldDetail {
-    /// Its session.
-    pub session: SessionSummary,
-    /// The hold.
-    pub hold: Hold,
-    /// How it was decided.
-    pub closed: Option<ClosedHold>,
-    /// The number of its request.
-    pub request_number: u64,
-    /// The agent that asks.
-    pub agent: Name,
-    /// The tasks from the root to the one that asks.
-    pub path: Vec<TaskId>,
-    /// Title, message, action: as it was opened.
-    pub body: Option<Vec<u8>>,
-    /// The words that came with the decision.
-    pub decision_body: Option<Vec<u8>>,
-    /// When it was opened.
-    pub opened_at: Option<Timestamp>,
-    /// When it was decided.
-    pub decided_at: Option<Timestamp>,
-    /// The right by which the caller may decide it, or why not.
-    pub right: Result<Right, WhyNot>,
-    /// Whether the caller may see the action: who may decide it, or read traces.
-    pub sees_action: bool,
-    /// Who voted.
-    pub votes: Vec<Principal>,
-}
+/// How many open holds are looked at to count them.
+const COUNT_MAX: usize = 10_000;
+/// How many of them are read at a time.
+const COUNT_STEP: usize = 1_000;
+/// A hold that ends within this time expires soon.
+const SOON_MS: u64 = 10 * 60 * 1_000;
 
 /// Which holds to list.
 #[derive(Debug, Clone, Default)]
@@ -53,11 +36,99 @@ pub struct HoldFilter {
     /// Decided ones instead of open ones.
     pub decided: bool,
     /// With this status.
-    pub status: Option<statehold_core::hold::HoldStatus>,
+    pub status: Option<HoldStatus>,
     /// Asked by this agent.
     pub agent: Option<Name>,
     /// Of this kind.
     pub kind: Option<HoldKind>,
+    /// With this risk, as far as the caller may know it.
+    pub risk: Option<Risk>,
+    /// In sessions of this user.
+    pub user: Option<UserId>,
+    /// In this session.
+    pub session: Option<SessionId>,
+    /// In this group.
+    pub group: Option<String>,
+    /// In this order.
+    pub order: HoldOrder,
+}
+
+/// How many open holds the caller may see, and what they are.
+#[derive(Debug, Clone, Default)]
+pub struct HoldCounts {
+    /// All of them.
+    pub open: usize,
+    /// By what is asked for.
+    pub by_kind: BTreeMap<HoldKind, usize>,
+    /// By risk, as far as the caller may know it.
+    pub by_risk: BTreeMap<Option<Risk>, usize>,
+    /// Those that end within ten minutes.
+    pub expiring_soon: usize,
+    /// Those that the caller may decide.
+    pub mine: usize,
+    /// Whether there are more than were looked at.
+    pub capped: bool,
+}
+
+/// What a caller may do with a hold.
+#[derive(Debug, Clone)]
+pub(crate) struct Reach {
+    /// Whether it is there at all for them.
+    pub(crate) sees: bool,
+    /// The right by which they may decide it, or why not.
+    pub(crate) right: Result<Right, WhyNot>,
+    /// Why they may not, roles of the server included. None if they may.
+    pub(crate) why_not: Option<WhyNot>,
+}
+
+impl Reach {
+    pub(crate) fn of(caller: &Caller, row: &HoldSummary) -> Self {
+        let owner = &row.session.owner;
+        let right = caller.actor().right_to_decide(&row.hold, owner.user);
+        let why_not = match &right {
+            Ok(_) => missing_role(caller, &row.hold, owner.user).map(WhyNot::NeedsRole),
+            Err(why) => Some(why.clone()),
+        };
+        // A worker that is bound to a user works in that user's sessions only.
+        let is_near = caller.user.is_none_or(|bound| bound == owner.user);
+        let sees = owner.tenant == caller.tenant
+            && !row.session.deleted
+            && (why_not.is_none()
+                || caller.reads_all()
+                || caller.acts_for(owner.user)
+                || is_near && caller.works_for(&row.agent));
+        Self {
+            sees,
+            right,
+            why_not,
+        }
+    }
+
+    fn decides(&self) -> bool {
+        self.why_not.is_none()
+    }
+}
+
+/// The role that somebody lacks who would have the right to decide otherwise.
+fn missing_role(caller: &Caller, hold: &Hold, owner: UserId) -> Option<Name> {
+    let has = match &hold.decide_by {
+        _ if caller.principal == Principal::Local => true,
+        DecideBy::Role(role) => caller.roles.names().contains(role),
+        DecideBy::Other => caller.has(Role::Approver),
+        DecideBy::User => caller.acts_for(owner) || caller.has(Role::Approver),
+    };
+    let role = match &hold.decide_by {
+        DecideBy::Role(role) => role.clone(),
+        DecideBy::Other => APPROVER.parse().expect("approver is a name"),
+        DecideBy::User => Role::Client.name().parse().expect("client is a name"),
+    };
+    (!has).then_some(role)
+}
+
+/// The only user whose holds the caller can see, if there is only one.
+fn only_user(caller: &Caller) -> Option<UserId> {
+    let sees_others = caller.has(Role::Approver) || caller.roles.has_own() || caller.reads_all();
+    caller.user.filter(|_| !sees_others)
 }
 
 impl Engine {
@@ -67,7 +138,10 @@ impl Engine {
     ///
     /// If the caller may not see it.
     pub async fn hold(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
-        let mut detail = self.hold_in_reach(caller, id).await?;
+        let rows = self.inner().store.holds(vec![id]).await?;
+        let rows = rows.into_iter().filter(|row| Reach::of(caller, row).sees);
+        let details = self.hold_details(caller, rows.collect()).await?;
+        let mut detail = details.into_iter().next().ok_or(EngineError::NotFound)?;
         // An operator who may not decide sees the action by a right that is audited.
         if !detail.sees_action && caller.reads_all() {
             let session = detail.session.id;
@@ -76,31 +150,6 @@ impl Engine {
             detail.sees_action = true;
         }
         Ok(detail)
-    }
-
-    /// One hold, with its action only for those who may decide it.
-    async fn hold_in_reach(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
-        let session = self.inner().store.session_of_hold(id).await?;
-        let session = session.ok_or(EngineError::NotFound)?;
-        let summary = self.inner().store.session(session).await?;
-        let summary = summary.ok_or(EngineError::NotFound)?;
-        if summary.owner.tenant != caller.tenant || summary.deleted {
-            return Err(EngineError::NotFound);
-        }
-        let state = self.durable_state(session).await?;
-        let detail = self.hold_detail(caller, &summary, &state, id).await?;
-        // A worker that is bound to a user works in that user's sessions only.
-        let user = summary.owner.user;
-        let is_near = caller.user.is_none_or(|bound| bound == user);
-        let may = detail.sees_action
-            || caller.reads_all()
-            || caller.acts_for(user)
-            || is_near && caller.works_for(&detail.agent);
-        if may {
-            Ok(detail)
-        } else {
-            Err(EngineError::NotFound)
-        }
     }
 
     /// The session of a hold that the caller may decide or see.
@@ -122,149 +171,142 @@ impl Engine {
         Ok(self.inner().store.holds_of(request).await?)
     }
 
-    /// A page of holds: open ones oldest first, decided ones newest first.
+    /// A page of holds that the caller may see. It looks at a bounded number of holds, so it may be
+    /// short and still not the last.
     ///
     /// # Errors
     ///
-    /// If the caller may not see holds.
+    /// If the store fails.
     pub async fn holds(
         &self,
         caller: &Caller,
         filter: &HoldFilter,
-        after: Option<u64>,
+        after: Option<HoldPlace>,
         limit: usize,
-    ) -> Result<Page<HoldDetail>, EngineError> {
-        let mut entries = Vec::new();
-        let (mut after, mut seen) = (after, 0);
-        loop {
-            let query = HoldQuery {
-                tenant: caller.tenant.clone(),
-                after,
-                limit: SCAN_STEP,
-            };
-            let rows = if filter.decided {
-                self.inner().store.decided_holds(query).await?
-            } else {
-                self.inner().store.open_holds(query).await?
-            };
-            let is_last = rows.len() < SCAN_STEP;
-            seen += rows.len();
-            for row in rows {
-                after = Some(row.place);
-                if filter.kind.is_some_and(|kind| kind != row.hold.kind) {
-                    continue;
-                }
-                let Ok(detail) = self.hold_in_reach(caller, row.hold.id).await else {
-                    continue;
-                };
-                let status = detail.closed.as_ref().map(|closed| closed.decision.status);
-                let is_asked = filter
-                    .agent
-                    .as_ref()
-                    .is_none_or(|agent| *agent == detail.agent)
-                    && filter.status.is_none_or(|asked| status == Some(asked))
-                    && detail.closed.is_some() == filter.decided;
-                if is_asked {
-                    entries.push(detail);
-                    if entries.len() == limit {
-                        return Ok(Page {
-                            entries,
-                            next: after,
-                        });
-                    }
-                }
-            }
-            if is_last || seen >= SCAN_MAX {
-                let next = after.filter(|_| !is_last);
-                return Ok(Page { entries, next });
-            }
-        }
-    }
-
-    pub(crate) async fn hold_detail(
-        &self,
-        caller: &Caller,
-        session: &SessionSummary,
-        state: &SessionState,
-        id: HoldId,
-    ) -> Result<HoldDetail, EngineError> {
+    ) -> Result<Page<HoldDetail, HoldPlace>, EngineError> {
+        let Some(mut query) = hold_query(caller, filter) else {
+            return Ok(Page {
+                entries: Vec::new(),
+                next: None,
+            });
+        };
+        (query.after, query.limit) = (after, SCAN_STEP);
         let store = &self.inner().store;
-        let closed = match state.holds.get(&id) {
-            Some(_) => None,
-            None => store.closed_hold(id).await?,
+        let mut rows: Vec<HoldSummary> = Vec::new();
+        let mut seen = 0;
+        let next = loop {
+            let step = if filter.decided {
+                store.decided_holds(query.clone()).await?
+            } else {
+                store.open_holds(query.clone()).await?
+            };
+            let is_last = step.len() < SCAN_STEP;
+            seen += step.len();
+            query.after = step.last().map_or(query.after, |row| Some(row.place));
+            let mut fitting = step;
+            fitting.retain(|row| filter.fits(caller, row));
+            if let Some(group) = &filter.group {
+                fitting = self.in_group(group, fitting).await?;
+            }
+            let missing = limit - rows.len();
+            let is_full = fitting.len() >= missing;
+            rows.extend(fitting.into_iter().take(missing));
+            if is_full {
+                break rows.last().map(|row| row.place);
+            }
+            if is_last {
+                break None;
+            }
+            if seen >= SCAN_MAX {
+                break query.after;
+            }
         };
-        let hold = match (state.holds.get(&id), &closed) {
-            (Some(hold), _) => hold.clone(),
-            (None, Some(closed)) => closed.hold.clone(),
-            (None, None) => return Err(EngineError::NotFound),
-        };
-        let (task, _) = self.find_task(state, hold.task).await?;
-        let request_number = match state.requests.get(&hold.request) {
-            Some(live) => live.number,
-            None => store
-                .ended_request(hold.request)
-                .await?
-                .map_or(0, |ended| ended.number),
-        };
-        let opened = self.record(session.id, hold.opened_at).await?;
-        let decided = match &closed {
-            Some(closed) => self.record(session.id, closed.decided_by).await?,
-            None => None,
-        };
-        let body = payload(opened.as_ref(), hold.body);
-        let decision = closed.as_ref().map(|closed| closed.decision);
-        let decision_body = payload(decided.as_ref(), decision.and_then(|made| made.body));
-        let right = caller.actor().right_to_decide(&hold, session.owner.user);
-        let sees_action = right.is_ok() && holds_role(caller, &hold, session);
-        Ok(HoldDetail {
-            session: session.clone(),
-            request_number,
-            agent: task.agent.clone(),
-            path: self.path(state, task).await?,
-            body,
-            decision_body,
-            opened_at: opened.map(|stored| stored.record.content.at),
-            decided_at: decided.map(|stored| stored.record.content.at),
-            right,
-            sees_action,
-            votes: hold.votes.keys().copied().collect(),
-            hold,
-            closed,
-        })
+        let entries = self.hold_details(caller, rows).await?;
+        Ok(Page { entries, next })
     }
 
-    /// The tasks from the root to this one.
-    async fn path(&self, state: &SessionState, task: Task) -> Result<Vec<TaskId>, EngineError> {
-        let mut path = vec![task.id];
-        let mut above = task.parent.map(|link| link.task);
-        while let Some(id) = above {
-            path.push(id);
-            let (task, _) = self.find_task(state, id).await?;
-            above = task.parent.map(|link| link.task);
+    /// How many open holds the caller may see.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn hold_counts(&self, caller: &Caller) -> Result<HoldCounts, EngineError> {
+        let mut counts = HoldCounts::default();
+        let Some(mut query) = hold_query(caller, &HoldFilter::default()) else {
+            return Ok(counts);
+        };
+        query.limit = COUNT_STEP;
+        let soon = self.now().plus_ms(SOON_MS);
+        let mut seen = 0;
+        loop {
+            let rows = self.inner().store.open_holds(query.clone()).await?;
+            seen += rows.len();
+            query.after = rows.last().map_or(query.after, |row| Some(row.place));
+            for row in &rows {
+                let reach = Reach::of(caller, row);
+                if !reach.sees {
+                    continue;
+                }
+                counts.open += 1;
+                *counts.by_kind.entry(row.hold.kind).or_default() += 1;
+                let risk = known_risk(caller, row, &reach);
+                *counts.by_risk.entry(risk).or_default() += 1;
+                counts.mine += usize::from(reach.decides());
+                counts.expiring_soon += usize::from(row.hold.is_due(soon));
+            }
+            if rows.len() < COUNT_STEP {
+                return Ok(counts);
+            }
+            if seen >= COUNT_MAX {
+                counts.capped = true;
+                return Ok(counts);
+            }
         }
-        path.reverse();
-        Ok(path)
     }
 }
 
-/// Those who may decide a hold see what they decide about.
-fn holds_role(caller: &Caller, hold: &Hold, session: &SessionSummary) -> bool {
-    match &hold.decide_by {
-        DecideBy::Role(role) => caller.roles.names().contains(role),
-        DecideBy::Other => caller.has(Role::Approver),
-        DecideBy::User => caller.acts_for(session.owner.user) || caller.has(Role::Approver),
-    }
+/// What the store is asked for. None if nothing can be in it.
+fn hold_query(caller: &Caller, filter: &HoldFilter) -> Option<HoldQuery> {
+    let narrowed = only_user(caller);
+    let user = match (filter.user, narrowed) {
+        (Some(asked), Some(only)) if asked != only => return None,
+        (asked, only) => asked.or(only),
+    };
+    // The order would tell a risk to those who may not know it.
+    let knows_risks = caller.has(Role::Approver) || caller.roles.has_own() || caller.reads_all();
+    let order = match filter.order {
+        HoldOrder::Urgency if !knows_risks => HoldOrder::Oldest,
+        order => order,
+    };
+    Some(HoldQuery {
+        tenant: caller.tenant.clone(),
+        user,
+        session: filter.session,
+        order,
+        after: None,
+        limit: 0,
+    })
 }
 
-fn payload(
-    stored: Option<&StoredRecord>,
-    name: Option<statehold_core::digest::BodyRef>,
-) -> Option<Vec<u8>> {
-    let (stored, name) = (stored?, name?);
-    let index = stored
-        .record
-        .bodies()
-        .iter()
-        .position(|body| *body == name)?;
-    stored.bodies.get(index).cloned().flatten()
+/// The risk of a hold for those who may decide it, or read traces.
+fn known_risk(caller: &Caller, row: &HoldSummary, reach: &Reach) -> Option<Risk> {
+    let knows = reach.decides() || caller.reads_all();
+    row.hold.risk.filter(|_| knows)
+}
+
+impl HoldFilter {
+    fn fits(&self, caller: &Caller, row: &HoldSummary) -> bool {
+        let is_asked = self.kind.is_none_or(|kind| kind == row.hold.kind)
+            && self.agent.as_ref().is_none_or(|agent| *agent == row.agent)
+            && self.status.is_none_or(|status| {
+                let made = row.decision.map(|(decision, _)| decision.status);
+                made.unwrap_or(HoldStatus::Open) == status
+            });
+        if !is_asked {
+            return false;
+        }
+        let reach = Reach::of(caller, row);
+        let risk = self.risk;
+        reach.sees && risk.is_none_or(|risk| known_risk(caller, row, &reach) == Some(risk))
+    }
 }

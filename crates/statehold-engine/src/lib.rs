@@ -33,7 +33,9 @@ pub use claim::{Claim, ClaimedRequest};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
-pub use holds::{HoldDetail, HoldFilter};
+pub use holds::{
+    HoldCounts, HoldDetail, HoldFilter, HoldGroup, HoldNews, HoldPosition, Pending, PendingHold,
+};
 pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
@@ -42,7 +44,8 @@ pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
 pub use shared::SharedView;
 pub use statehold_store::{
-    ApiKey, CheckReport, DueKind, Problem as CheckProblem, ProblemKind, SessionSummary,
-    SharedValue, StateValue, StoredItem, StoredRecord,
+    ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
+    Problem as CheckProblem, ProblemKind, SessionSummary, SharedValue, StateValue, StoredItem,
+    StoredRecord,
 };
 pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

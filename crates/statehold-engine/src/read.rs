@@ -1,6 +1,5 @@
 //! Questions. They see durable revisions only, and only what the caller may see.
 
-use statehold_core::hold::Hold;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::EndedRequest;
@@ -16,7 +15,7 @@ use crate::access::{is_own, require_any, require_lister};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::holds::HoldDetail;
+use crate::holds::{HoldDetail, Pending};
 
 /// How many rows a list looks at in one call.
 pub(crate) const SCAN_MAX: usize = 2_000;
@@ -25,11 +24,11 @@ pub(crate) const SCAN_STEP: usize = 200;
 
 /// A page of something, and where the next begins.
 #[derive(Debug, Clone)]
-pub struct Page<T> {
+pub struct Page<T, P = u64> {
     /// The entries.
     pub entries: Vec<T>,
     /// Where the next page begins, if there may be more.
-    pub next: Option<u64>,
+    pub next: Option<P>,
 }
 
 /// Which sessions to list.
@@ -68,9 +67,7 @@ pub struct TaskDetail {
     /// Its status.
     pub status: TaskStatus,
     /// Open holds at and below it.
-    pub pending: Vec<Hold>,
-    /// The number of the request that each open hold belongs to.
-    pub numbers: Vec<u64>,
+    pub pending: Pending,
     /// The private state of its agent, if the view shows it.
     pub state: Option<Vec<u8>>,
     /// The view the caller has of it.
@@ -96,10 +93,14 @@ pub struct RequestDetail {
     pub finished: Option<StoredRecord>,
     /// Its holds.
     pub holds: Vec<HoldDetail>,
+    /// Open holds at and below it.
+    pub pending: Pending,
     /// How far its lease reaches, heartbeats included.
     pub lease_until: Option<Timestamp>,
     /// Whether the caller works for its agent, or may read traces.
     pub sees_hidden: bool,
+    /// Whether the caller works for the agent that asked: it sees what was asked and answered.
+    pub sees_answer: bool,
     /// The revision it was read at.
     pub revision: u64,
 }
@@ -321,19 +322,12 @@ impl Engine {
             View::Client => None,
             View::Agent(_) | View::Trace => store.task_state(id).await?,
         };
-        let pending = state.pending_holds(id);
-        let pending = pending.iter().filter_map(|hold| state.holds.get(hold));
-        let pending: Vec<Hold> = pending.cloned().collect();
-        let numbers = pending
-            .iter()
-            .map(|hold| number_of(&state, hold.request))
-            .collect();
+        let pending = self.pending_of(&state, state.pending_holds(id)).await?;
         Ok(TaskDetail {
             session: summary,
             task,
             status,
             pending,
-            numbers,
             state: task_state,
             view,
             revision: state.revision,
@@ -407,10 +401,12 @@ impl Engine {
         let session = self.inner().store.session_of_request(id).await?;
         let session = session.ok_or(EngineError::NotFound)?;
         let summary = self.readable(caller, session).await?;
-        let detail = self.request_detail(caller, summary, id).await?;
+        let mut detail = self.request_detail(caller, summary, id).await?;
+        detail.sees_answer = self.asked_for(caller, &detail).await?;
         let may = caller.acts_for(detail.session.owner.user)
             || caller.reads_all()
-            || caller.works_for(&detail.task.agent);
+            || caller.works_for(&detail.task.agent)
+            || detail.sees_answer;
         if !may {
             return Err(EngineError::NotFound);
         }
@@ -420,6 +416,22 @@ impl Engine {
                 .await?;
         }
         Ok(detail)
+    }
+
+    /// Whether the caller works for the agent whose request started this one, and so may wait for it.
+    async fn asked_for(
+        &self,
+        caller: &Caller,
+        detail: &RequestDetail,
+    ) -> Result<bool, EngineError> {
+        let live = detail.live.as_ref().and_then(|live| live.parent);
+        let ended = detail.ended.as_ref().and_then(|ended| ended.parent);
+        let Some(parent) = live.or(ended).filter(|_| caller.has(Role::Worker)) else {
+            return Ok(false);
+        };
+        let lineage = self.inner().store.lineages(vec![parent]).await?;
+        let asking = lineage.first().and_then(|steps| steps.last());
+        Ok(asking.is_some_and(|step| caller.works_for(&step.agent)))
     }
 
     pub(crate) async fn request_detail(
@@ -449,10 +461,10 @@ impl Engine {
         };
         let mut holds = Vec::new();
         if live.as_ref().is_none_or(|live| live.holds_opened > 0) {
-            for hold in store.holds_of(id).await? {
-                holds.push(self.hold_detail(caller, &session, &state, hold).await?);
-            }
+            let rows = store.held_by(vec![id]).await?;
+            holds = self.hold_details(caller, rows).await?;
         }
+        let pending = self.pending_of(&state, state.holds_below(id)).await?;
         let lease_until = self.inner().leases_of(&state).get(&id).copied();
         let sees_hidden = caller.works_for(&task.agent) || caller.reads_all();
         Ok(RequestDetail {
@@ -463,8 +475,10 @@ impl Engine {
             started,
             finished,
             holds,
+            pending,
             lease_until,
             sees_hidden,
+            sees_answer: false,
             revision: state.revision,
         })
     }
@@ -520,10 +534,6 @@ impl Engine {
             () = self.inner().stop.cancelled() => Err(EngineError::Stopping),
         }
     }
-}
-
-fn number_of(state: &SessionState, request: RequestId) -> u64 {
-    state.requests.get(&request).map_or(0, |live| live.number)
 }
 
 impl SessionFilter {

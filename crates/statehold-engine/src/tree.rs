@@ -7,13 +7,15 @@ use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_core::request::{RequestOutcome, RequestStatus};
+use statehold_core::request::{LiveRequest, RequestOutcome, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
+use statehold_core::time::Timestamp;
 
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::holds::payload;
 
 /// How many records are read at a time, going back.
 const STEP: u64 = 200;
@@ -72,6 +74,10 @@ pub struct TreeHold {
     pub kind: HoldKind,
     /// How it is.
     pub status: HoldStatus,
+    /// Title, message, action: as it was opened.
+    pub body: Option<Vec<u8>>,
+    /// When it expires.
+    pub deadline: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone)]
@@ -130,6 +136,8 @@ impl Engine {
                             request,
                             kind,
                             number,
+                            body,
+                            deadline,
                             ..
                         } => {
                             let status = decided.get(hold).copied().unwrap_or(HoldStatus::Open);
@@ -138,6 +146,8 @@ impl Engine {
                                 number: *number,
                                 kind: *kind,
                                 status,
+                                body: payload(Some(stored), *body),
+                                deadline: *deadline,
                             });
                         }
                         Event::RequestStarted {
@@ -164,7 +174,7 @@ impl Engine {
             last = last.min(first);
         }
         let before = (last > 0).then_some(last + 1);
-        Self::add_live(&state, &mut requests, &opened);
+        self.add_live(&state, &mut requests, &opened).await?;
         self.add_ancestors(&state, &mut requests).await?;
         let tasks = self.nest(&state, &requests).await?;
         Ok(Tree {
@@ -175,20 +185,33 @@ impl Engine {
     }
 
     /// What is live is always shown, however long ago it began.
-    fn add_live(
+    async fn add_live(
+        &self,
         state: &SessionState,
         requests: &mut BTreeMap<RequestId, Seen>,
         opened: &BTreeMap<RequestId, Vec<TreeHold>>,
-    ) {
-        for live in state.requests.values() {
-            let open = state.holds.values().filter(|hold| hold.request == live.id);
-            let mut holds: BTreeMap<u32, TreeHold> = open
+    ) -> Result<(), EngineError> {
+        let is_missing = |live: &&LiveRequest| !requests.contains_key(&live.id);
+        let missing: Vec<&LiveRequest> = state.requests.values().filter(is_missing).collect();
+        let open = |live: &LiveRequest| {
+            let holds = state.holds.values();
+            let request = live.id;
+            holds.filter(move |hold| hold.request == request)
+        };
+        let places = missing.iter().flat_map(|live| open(live));
+        let places = places.map(|hold| (state.session, hold.opened_at));
+        let records = self.records_of(places.collect()).await?;
+        for live in missing {
+            let mut holds: BTreeMap<u32, TreeHold> = open(live)
                 .map(|hold| {
+                    let record = records.get(&(state.session, hold.opened_at));
                     let shown = TreeHold {
                         id: hold.id,
                         number: hold.number,
                         kind: hold.kind,
                         status: HoldStatus::Open,
+                        body: payload(record, hold.body),
+                        deadline: hold.deadline,
                     };
                     (hold.number, shown)
                 })
@@ -196,14 +219,16 @@ impl Engine {
             for hold in opened.get(&live.id).into_iter().flatten() {
                 holds.insert(hold.number, hold.clone());
             }
-            requests.entry(live.id).or_insert_with(|| Seen {
+            let seen = Seen {
                 number: live.number,
                 task: live.task,
                 parent: live.parent,
                 outcome: None,
                 holds: holds.into_values().collect(),
-            });
+            };
+            requests.insert(live.id, seen);
         }
+        Ok(())
     }
 
     /// A request is shown under its parent, so the parents of what is shown are shown too.

@@ -1,6 +1,6 @@
 //! Names of users and their pseudonyms, kept at hand: the store asks the disk.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use statehold_core::ids::{IdMint, Shard, UserId};
@@ -106,6 +106,34 @@ impl Engine {
             }
             None => Ok(id.to_string()),
         }
+    }
+}
+
+impl Engine {
+    /// Who is behind some pseudonyms, asked for in one go. Those that nobody knows any more are left
+    /// out.
+    pub(crate) async fn user_names(
+        &self,
+        users: BTreeSet<UserId>,
+    ) -> Result<BTreeMap<UserId, String>, EngineError> {
+        let inner = self.inner();
+        let mut found = BTreeMap::new();
+        let mut missing = Vec::new();
+        {
+            let known = inner.users.lock();
+            for user in users {
+                match known.names.get(&user) {
+                    Some(name) => drop(found.insert(user, name.clone())),
+                    None => missing.push(user),
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let names = inner.store.user_names(missing.clone()).await?;
+            let names = missing.into_iter().zip(names);
+            found.extend(names.filter_map(|(user, name)| Some((user, name?))));
+        }
+        Ok(found)
     }
 }
 

@@ -12,8 +12,8 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, Secur
 use crate::problem::{Code, Problem};
 use crate::rest::sessions::{MessagePage, TracePage};
 use crate::wire::schema::{
-    HoldIdText, HoldStatusFilter, KeyIdText, NameText, RequestIdText, SessionIdText, TaskIdText,
-    UntilWord, ViewWord,
+    HoldIdText, HoldOrderWord, HoldStatusFilter, KeyIdText, NameText, RequestIdText, SessionIdText,
+    TaskIdText, UntilWord, ViewWord,
 };
 
 #[derive(OpenApi)]
@@ -37,7 +37,7 @@ use crate::wire::schema::{
     security(("bearer" = []), ("api_key" = []), ()),
     components(schemas(
         Problem, SessionIdText, TaskIdText, RequestIdText, HoldIdText, KeyIdText, NameText,
-        HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
+        HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
     )),
     modifiers(&Credentials)
 )]
@@ -270,7 +270,7 @@ impl Call<'_> {
     fn header_names(self) -> &'static [&'static str] {
         match (self.method, self.path) {
             ("get", "/v1/sessions/{session_id}/events") => &["LastRevision"],
-            ("get", "/v1/events") => &["LastPlace"],
+            ("get", "/v1/events" | "/v1/holds/events") => &["LastPlace"],
             ("post", "/v1/holds/{hold_id}/decision" | "/v1/requests/{request_id}/resume") => {
                 &["DecisionKey", "IfMatch"]
             }
@@ -322,7 +322,8 @@ impl Call<'_> {
         const REQUEST: &str = "x-statehold-request";
         let below = |prefix: &str| self.path.starts_with(prefix);
         let mut names = match (self.method, self.path) {
-            (_, "/v1/sessions/{session_id}/events") | ("get", "/v1/sessions") => vec![],
+            (_, "/v1/sessions/{session_id}/events")
+            | ("get", "/v1/sessions" | "/v1/holds/counts" | "/v1/holds/events") => vec![],
             ("delete", "/v1/sessions/{session_id}") => vec!["ETag"],
             (_, "/v1/sessions/{session_id}/requests") | ("get", "/v1/requests/{request_id}") => {
                 vec!["ETag", SESSION, TASK, REQUEST]

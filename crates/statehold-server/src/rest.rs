@@ -174,14 +174,24 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn seal(&self, place: u64) -> String {
-        let [tenant, principal, filter] = &self.bound_to;
-        let bound_to = [tenant.as_str(), principal, filter];
-        self.app
-            .sealer
-            .seal(self.list, &bound_to, &place.to_be_bytes())
+        self.seal_bytes(&place.to_be_bytes())
     }
 
     pub(crate) fn open(&self, cursor: Option<&str>) -> Result<Option<u64>, Problem> {
+        Ok(self.open_bytes(cursor)?.map(u64::from_be_bytes))
+    }
+
+    /// A place that is more than a number.
+    pub(crate) fn seal_bytes(&self, place: &[u8]) -> String {
+        let [tenant, principal, filter] = &self.bound_to;
+        let bound_to = [tenant.as_str(), principal, filter];
+        self.app.sealer.seal(self.list, &bound_to, place)
+    }
+
+    pub(crate) fn open_bytes<const N: usize>(
+        &self,
+        cursor: Option<&str>,
+    ) -> Result<Option<[u8; N]>, Problem> {
         let Some(cursor) = cursor else {
             return Ok(None);
         };
@@ -194,8 +204,8 @@ impl<'a> Cursor<'a> {
             )
         };
         let place = self.app.sealer.open(self.list, &bound_to, cursor);
-        let place: [u8; 8] = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
-        Ok(Some(u64::from_be_bytes(place)))
+        let place = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
+        Ok(Some(place))
     }
 }
 

@@ -2,7 +2,9 @@
 
 use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
-use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
+use statehold_core::item::CallMark;
+use statehold_core::name::Name;
 use statehold_core::projection::{Changes, changes};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
 use statehold_core::scope::{MergePolicy, StateKey};
@@ -10,6 +12,7 @@ use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
 use crate::codec;
+use crate::port::{CallResult, HoldChange, HoldChangeKind};
 
 /// Everything one decision wants written. Made by [`Commit::new`], away from the writer, so that
 /// encoding and compression do not hold up other commits.
@@ -131,6 +134,14 @@ impl Commit {
         self.record.content.session
     }
 
+    /// The agent of a task that is open after the commit, or closed by it.
+    pub(crate) fn agent_of(&self, task: TaskId) -> Option<&Name> {
+        let closed = self.changes.closed_tasks.iter();
+        let mut closed = closed.filter(|closed| closed.task.id == task);
+        let open = self.after.tasks.get(&task).map(|task| &task.agent);
+        open.or_else(|| closed.next().map(|closed| &closed.task.agent))
+    }
+
     /// The revision it must find.
     pub fn expected(&self) -> u64 {
         self.record.content.seq - 1
@@ -218,4 +229,50 @@ impl Writes {
         }
         writes
     }
+}
+
+/// The results of tool calls that a record brings.
+pub(crate) fn results_in(record: &Record) -> impl Iterator<Item = (ItemId, CallResult)> + '_ {
+    let content = &record.content;
+    let items = content.events.iter().filter_map(|event| match event {
+        Event::ItemsAppended { items, .. } => Some(items),
+        _ => None,
+    });
+    items.flatten().filter_map(|item| match item.call {
+        Some(CallMark::Result { call, outcome, .. }) => Some((
+            call,
+            CallResult {
+                at: content.at,
+                outcome,
+                revision: content.seq,
+            },
+        )),
+        _ => None,
+    })
+}
+
+/// What a record, committed at `place`, does to holds. What a fork ends is a copy: nothing happens to
+/// the holds themselves.
+pub(crate) fn hold_changes_in(record: &Record, place: u64) -> Vec<HoldChange> {
+    let content = &record.content;
+    let is_fork = |event: &Event| matches!(event, Event::SessionForked { .. });
+    if content.events.iter().any(is_fork) {
+        return Vec::new();
+    }
+    let changes = content.events.iter().filter_map(|event| match event {
+        Event::HoldOpened { hold, .. } => Some((*hold, HoldChangeKind::Opened)),
+        Event::VoteRecorded { hold, .. } => Some((*hold, HoldChangeKind::Voted)),
+        Event::HoldDecided { hold, .. } => Some((*hold, HoldChangeKind::Decided)),
+        _ => None,
+    });
+    let numbered = changes.zip(0..);
+    let placed = numbered.map(|((hold, kind), index)| HoldChange {
+        place,
+        index,
+        session: content.session,
+        revision: content.seq,
+        hold,
+        kind,
+    });
+    placed.collect()
 }

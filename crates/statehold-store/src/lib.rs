@@ -18,7 +18,8 @@ pub mod suite;
 pub use check::{CheckReport, Problem, ProblemKind};
 pub use commit::{Answer, BodyMismatch, Commit};
 pub use port::{
-    ApiKey, BoxError, ChangedHead, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery,
-    PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit,
+    ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueKind, HoldChange, HoldChangeKind,
+    HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, PendingCommit,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord, TenantCommit,
 };

@@ -6,6 +6,7 @@
 
 mod erase;
 mod history;
+mod holds;
 mod listing;
 mod tenant;
 mod verify;
@@ -17,7 +18,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use statehold_core::apply::apply;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
@@ -30,12 +31,12 @@ use statehold_core::view::View;
 
 use crate::check::CheckReport;
 use crate::codec::{self, StoredBody};
-use crate::commit::{Answer, Commit, SharedWrite};
+use crate::commit::{Answer, Commit, SharedWrite, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, ChangedHead, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    ApiKey, CallResult, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
+    LineageStep, PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue,
+    Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -73,6 +74,8 @@ struct Tables {
     hold_places: BTreeMap<HoldId, u64>,
     /// When each hold was decided, in the order of decisions.
     decided_places: BTreeMap<u64, HoldId>,
+    /// What came of every tool call that has a result.
+    call_results: BTreeMap<ItemId, CallResult>,
     holds_of: BTreeMap<RequestId, Vec<HoldId>>,
     children_of: BTreeMap<RequestId, Vec<RequestId>>,
     /// All commits in the order of arrival; place n is at n - 1.
@@ -273,6 +276,7 @@ impl Tables {
                 _ => {}
             }
         }
+        self.call_results.extend(results_in(&commit.record));
         // What a fork ends is a copy: the ids still stand for what the origin has.
         if commit.writes.fork.is_none() {
             let changes = &commit.changes;
@@ -488,6 +492,12 @@ impl Store for MemoryStore {
         Ok(self.lock()?.tenants.user_name(user))
     }
 
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
+        let tables = self.lock()?;
+        let name = |user: &UserId| tables.tenants.user_name(*user);
+        Ok(users.iter().map(name).collect())
+    }
+
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         self.lock()?.tenants.commit(commit)
     }
@@ -671,6 +681,46 @@ impl Store for MemoryStore {
 
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
         Ok(self.lock()?.list_open_holds(&query))
+    }
+
+    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
+        Ok(self.lock()?.holds_by_id(&ids))
+    }
+
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
+        let tables = self.lock()?;
+        let ids = requests.iter().filter_map(|id| tables.holds_of.get(id));
+        let ids: Vec<HoldId> = ids.flatten().copied().collect();
+        Ok(tables.holds_by_id(&ids))
+    }
+
+    async fn hold_changes(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<(Vec<HoldChange>, u64), StoreError> {
+        Ok(self.lock()?.list_hold_changes(&tenant, after, limit))
+    }
+
+    async fn lineages(
+        &self,
+        requests: Vec<RequestId>,
+    ) -> Result<Vec<Vec<LineageStep>>, StoreError> {
+        let tables = self.lock()?;
+        Ok(requests.iter().map(|id| tables.lineage(*id)).collect())
+    }
+
+    async fn records_at(
+        &self,
+        places: Vec<(SessionId, u64)>,
+    ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
+        let tables = self.lock()?;
+        let record = |(session, revision): &(SessionId, u64)| {
+            let kept = tables.sessions.get(session)?;
+            kept.records(revision.checked_sub(1)?, 1).into_iter().next()
+        };
+        Ok(places.iter().map(record).collect())
     }
 
     async fn claimable(

@@ -1,5 +1,7 @@
 //! The store port: what the engine asks of a store, and what it may rely on after a crash.
 
+mod holds;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,7 +9,6 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
-use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::PlacedItem;
 use statehold_core::name::Name;
@@ -19,6 +20,11 @@ use statehold_core::scope::{MergeError, Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
+
+pub use holds::{
+    CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
+    LineageStep,
+};
 
 use crate::check::CheckReport;
 use crate::commit::{Answer, Commit};
@@ -304,6 +310,9 @@ pub trait Store: Send + Sync + 'static {
     /// Who is behind a pseudonym.
     async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError>;
 
+    /// Who is behind some pseudonyms, in the order asked for.
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError>;
+
     /// Appends to the audit stream of a tenant, and changes keys in the same transaction.
     ///
     /// After `Ok`, it survives a crash and a loss of power.
@@ -337,11 +346,40 @@ pub trait Store: Send + Sync + 'static {
     /// out.
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError>;
 
-    /// A page of open holds, oldest first.
+    /// A page of open holds. What an order sorts by never changes while a hold is open, so that a page
+    /// after a place misses none and repeats none, whatever was decided in between.
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
 
-    /// A page of decided holds, the last decided first.
+    /// A page of decided holds in the order of their decisions: the last first, unless the oldest are
+    /// asked for.
     async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
+
+    /// Holds by their ids, open or decided. Those that are not there are left out.
+    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError>;
+
+    /// All holds that some requests ever opened, open or decided; those of one request in the order of
+    /// opening.
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError>;
+
+    /// What happened to the holds of a tenant after a place in the order of commits, and the place up
+    /// to which was looked; at most `limit` commits are looked at, those of other tenants included.
+    async fn hold_changes(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<(Vec<HoldChange>, u64), StoreError>;
+
+    /// The way down to each request, live or ended, from the root. Empty for one that is not there.
+    async fn lineages(&self, requests: Vec<RequestId>)
+    -> Result<Vec<Vec<LineageStep>>, StoreError>;
+
+    /// Single records of any sessions, each verified against the chain, in the order asked for. None
+    /// for a revision that is not there.
+    async fn records_at(
+        &self,
+        places: Vec<(SessionId, u64)>,
+    ) -> Result<Vec<Option<StoredRecord>>, StoreError>;
 
     /// Requests of an agent that wait for a worker, oldest first.
     async fn claimable(
@@ -539,28 +577,6 @@ pub struct ApiKey {
     pub expires_at: Option<Timestamp>,
     /// When it was taken back.
     pub revoked_at: Option<Timestamp>,
-}
-
-/// Which holds to list.
-#[derive(Debug, Clone)]
-pub struct HoldQuery {
-    /// The isolation wall.
-    pub tenant: Name,
-    /// Go on after this place of the page before.
-    pub after: Option<u64>,
-    /// At most so many.
-    pub limit: usize,
-}
-
-/// A hold in a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HoldSummary {
-    /// Its place in the list, for the next page.
-    pub place: u64,
-    /// The session it waits in.
-    pub session: SessionId,
-    /// The hold.
-    pub hold: Hold,
 }
 
 /// Something whose time has come.

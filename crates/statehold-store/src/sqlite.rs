@@ -8,6 +8,7 @@ mod backup;
 mod check;
 mod erase;
 mod history;
+mod holds;
 mod log;
 mod read;
 mod readers;
@@ -40,9 +41,9 @@ use statehold_core::time::Timestamp;
 use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
-    ApiKey, ChangedHead, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    ApiKey, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
+    LineageStep, PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue,
+    Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use erase::Erased;
 use readers::Readers;
@@ -272,7 +273,7 @@ impl Store for SqliteStore {
 
     async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
         self.readers
-            .read(move |conn| read::holds_of(conn, request))
+            .read(move |conn| holds::holds_of(conn, request))
             .await
     }
 
@@ -348,6 +349,15 @@ impl Store for SqliteStore {
     async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
         self.readers
             .read(move |conn| tenant::user_name(conn, user))
+            .await
+    }
+
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
+        self.readers
+            .read(move |conn| {
+                let names = users.iter().map(|user| tenant::user_name(conn, *user));
+                names.collect()
+            })
             .await
     }
 
@@ -555,13 +565,57 @@ impl Store for SqliteStore {
 
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
         self.readers
-            .read(move |conn| read::open_holds(conn, &query))
+            .read(move |conn| holds::open_holds(conn, &query))
             .await
     }
 
     async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
         self.readers
-            .read(move |conn| read::decided_holds(conn, &query))
+            .read(move |conn| holds::decided_holds(conn, &query))
+            .await
+    }
+
+    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
+        self.readers
+            .read(move |conn| holds::by_ids(conn, &ids))
+            .await
+    }
+
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
+        self.readers
+            .read(move |conn| holds::held_by(conn, &requests))
+            .await
+    }
+
+    async fn hold_changes(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<(Vec<HoldChange>, u64), StoreError> {
+        self.readers
+            .read(move |conn| holds::changes(conn, &tenant, after, limit))
+            .await
+    }
+
+    async fn lineages(
+        &self,
+        requests: Vec<RequestId>,
+    ) -> Result<Vec<Vec<LineageStep>>, StoreError> {
+        self.readers
+            .read(move |conn| {
+                let lineages = requests.iter().map(|id| holds::lineage(conn, *id));
+                lineages.collect()
+            })
+            .await
+    }
+
+    async fn records_at(
+        &self,
+        places: Vec<(SessionId, u64)>,
+    ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
+        self.readers
+            .read(move |conn| holds::records_at(conn, &places))
             .await
     }
 

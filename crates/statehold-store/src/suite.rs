@@ -22,6 +22,7 @@ mod erasure;
 mod feed;
 mod forks;
 mod history;
+mod inbox;
 mod life;
 mod lists;
 mod log;
@@ -175,9 +176,17 @@ promises! {
         sessions_are_listed_newest_first_in_pages,
         sessions_are_listed_by_tenant_and_owner,
         a_listed_session_says_what_it_is,
-        open_holds_are_listed_oldest_first_in_pages,
+    }
+    inbox {
+        open_holds_are_listed_in_every_order_in_pages,
+        a_page_misses_and_repeats_nothing_while_holds_are_decided,
         a_hold_keeps_its_place_until_it_is_decided,
-        decided_holds_are_listed_last_decided_first_in_pages,
+        holds_are_narrowed_to_a_user_and_a_session,
+        decided_holds_are_listed_in_the_order_of_decisions,
+        a_listed_hold_says_whose_it_is_and_what_came_of_it,
+        what_happens_to_holds_is_found_in_order,
+        a_request_knows_the_way_down_to_it,
+        single_records_are_read_as_they_stand_in_the_chain,
     }
     life {
         a_patch_changes_what_it_names_and_nothing_else,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use statehold_core::digest::Digest;
@@ -16,9 +16,9 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, Due, HoldQuery, HoldSummary,
-    ItemQuery, PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue,
-    Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, Due, HoldChange, HoldQuery,
+    HoldSummary, ItemQuery, LineageStep, PendingCommit, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -30,6 +30,7 @@ pub(crate) struct GatedStore {
     gate: watch::Sender<bool>,
     line: Arc<Mutex<()>>,
     fails_next: Arc<AtomicBool>,
+    questions: AtomicUsize,
 }
 
 impl GatedStore {
@@ -39,12 +40,23 @@ impl GatedStore {
             gate: watch::Sender::new(true),
             line: Arc::default(),
             fails_next: Arc::default(),
+            questions: AtomicUsize::new(0),
         }
     }
 
     /// Lets commits through, or holds them back.
     pub(crate) fn set_open(&self, open: bool) {
         self.gate.send_replace(open);
+    }
+
+    /// How often the store was asked for anything since the last time.
+    pub(crate) fn take_questions(&self) -> usize {
+        self.questions.swap(0, Ordering::SeqCst)
+    }
+
+    fn asked(&self) -> &MemoryStore {
+        self.questions.fetch_add(1, Ordering::SeqCst);
+        &self.inner
     }
 
     /// Makes the next commit that is written fail for want of room.
@@ -93,7 +105,7 @@ impl Store for GatedStore {
     }
 
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
-        self.inner.load(session).await
+        self.asked().load(session).await
     }
 
     async fn load_at(
@@ -101,7 +113,7 @@ impl Store for GatedStore {
         session: SessionId,
         revision: u64,
     ) -> Result<Option<SessionState>, StoreError> {
-        self.inner.load_at(session, revision).await
+        self.asked().load_at(session, revision).await
     }
 
     async fn records(
@@ -110,7 +122,7 @@ impl Store for GatedStore {
         after: u64,
         limit: usize,
     ) -> Result<Vec<StoredRecord>, StoreError> {
-        self.inner.records(session, after, limit).await
+        self.asked().records(session, after, limit).await
     }
 
     async fn items(
@@ -118,7 +130,7 @@ impl Store for GatedStore {
         session: SessionId,
         query: ItemQuery,
     ) -> Result<Vec<StoredItem>, StoreError> {
-        self.inner.items(session, query).await
+        self.asked().items(session, query).await
     }
 
     async fn transcript(
@@ -127,14 +139,14 @@ impl Store for GatedStore {
         before: Option<u64>,
         limit: usize,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
-        self.inner.transcript(session, before, limit).await
+        self.asked().transcript(session, before, limit).await
     }
 
     async fn state(
         &self,
         session: SessionId,
     ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
-        self.inner.state(session).await
+        self.asked().state(session).await
     }
 
     async fn state_at(
@@ -143,78 +155,78 @@ impl Store for GatedStore {
         key: StateKey,
         revision: u64,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.inner.state_at(session, key, revision).await
+        self.asked().state_at(session, key, revision).await
     }
 
     async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
-        self.inner.task_state(task).await
+        self.asked().task_state(task).await
     }
 
     async fn shared(
         &self,
         owner: SharedOwner,
     ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
-        self.inner.shared(owner).await
+        self.asked().shared(owner).await
     }
 
     async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
-        self.inner.ended_request(id).await
+        self.asked().ended_request(id).await
     }
 
     async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError> {
-        self.inner.closed_task(id).await
+        self.asked().closed_task(id).await
     }
 
     async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError> {
-        self.inner.closed_hold(id).await
+        self.asked().closed_hold(id).await
     }
 
     async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError> {
-        self.inner.session_of_request(id).await
+        self.asked().session_of_request(id).await
     }
 
     async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError> {
-        self.inner.session_of_task(id).await
+        self.asked().session_of_task(id).await
     }
 
     async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError> {
-        self.inner.session_of_hold(id).await
+        self.asked().session_of_hold(id).await
     }
 
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
-        self.inner.answer(key).await
+        self.asked().answer(key).await
     }
 
     async fn answers_kept(&self) -> Result<u64, StoreError> {
-        self.inner.answers_kept().await
+        self.asked().answers_kept().await
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        self.inner.forget_answers(now, limit).await
+        self.asked().forget_answers(now, limit).await
     }
 
     async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
-        self.inner.session(session).await
+        self.asked().session(session).await
     }
 
     async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-        self.inner.holds_of(request).await
+        self.asked().holds_of(request).await
     }
 
     async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError> {
-        self.inner.children_of(request).await
+        self.asked().children_of(request).await
     }
 
     async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
-        self.inner.committed(after, limit).await
+        self.asked().committed(after, limit).await
     }
 
     async fn last_place(&self) -> Result<u64, StoreError> {
-        self.inner.last_place().await
+        self.asked().last_place().await
     }
 
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
-        self.inner.erase_some(limit).await
+        self.asked().erase_some(limit).await
     }
 
     async fn intern_user(
@@ -223,23 +235,23 @@ impl Store for GatedStore {
         name: String,
         fresh: UserId,
     ) -> Result<UserId, StoreError> {
-        self.inner.intern_user(tenant, name, fresh).await
+        self.asked().intern_user(tenant, name, fresh).await
     }
 
     async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError> {
-        self.inner.user(tenant, name).await
+        self.asked().user(tenant, name).await
     }
 
     async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
-        self.inner.user_name(user).await
+        self.asked().user_name(user).await
     }
 
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
-        self.inner.commit_tenant(commit).await
+        self.asked().commit_tenant(commit).await
     }
 
     async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError> {
-        self.inner.tenant_head(tenant).await
+        self.asked().tenant_head(tenant).await
     }
 
     async fn tenant_records(
@@ -248,31 +260,66 @@ impl Store for GatedStore {
         after: u64,
         limit: usize,
     ) -> Result<Vec<TenantRecord>, StoreError> {
-        self.inner.tenant_records(tenant, after, limit).await
+        self.asked().tenant_records(tenant, after, limit).await
     }
 
     async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
-        self.inner.api_key(secret).await
+        self.asked().api_key(secret).await
     }
 
     async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
-        self.inner.api_keys(tenant).await
+        self.asked().api_keys(tenant).await
     }
 
     async fn has_api_keys(&self) -> Result<bool, StoreError> {
-        self.inner.has_api_keys().await
+        self.asked().has_api_keys().await
     }
 
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
-        self.inner.sessions(query).await
+        self.asked().sessions(query).await
     }
 
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
-        self.inner.open_holds(query).await
+        self.asked().open_holds(query).await
     }
 
     async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
-        self.inner.decided_holds(query).await
+        self.asked().decided_holds(query).await
+    }
+
+    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
+        self.asked().holds(ids).await
+    }
+
+    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
+        self.asked().held_by(requests).await
+    }
+
+    async fn hold_changes(
+        &self,
+        tenant: Name,
+        after: u64,
+        limit: usize,
+    ) -> Result<(Vec<HoldChange>, u64), StoreError> {
+        self.asked().hold_changes(tenant, after, limit).await
+    }
+
+    async fn lineages(
+        &self,
+        requests: Vec<RequestId>,
+    ) -> Result<Vec<Vec<LineageStep>>, StoreError> {
+        self.asked().lineages(requests).await
+    }
+
+    async fn records_at(
+        &self,
+        places: Vec<(SessionId, u64)>,
+    ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
+        self.asked().records_at(places).await
+    }
+
+    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
+        self.asked().user_names(users).await
     }
 
     async fn claimable(
@@ -281,10 +328,10 @@ impl Store for GatedStore {
         agent: Name,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
-        self.inner.claimable(tenant, agent, limit).await
+        self.asked().claimable(tenant, agent, limit).await
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-        self.inner.due(now, limit).await
+        self.asked().due(now, limit).await
     }
 }

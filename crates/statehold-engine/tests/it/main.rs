@@ -2,6 +2,7 @@
 
 mod audit;
 mod gated;
+mod inbox;
 mod order;
 mod rig;
 mod timers;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::view::View;
-use statehold_engine::{Caller, GlobalPosition};
+use statehold_engine::{Caller, GlobalPosition, HoldPosition};
 use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 
@@ -20,6 +20,8 @@ use super::{Cursor, revision};
 use crate::app::{App, Asked, Params, PathIds, text};
 use crate::problem::{Code, Problem};
 use crate::wire::feed::record;
+use crate::wire::hold::{HoldNewsOut, HoldOut};
+use crate::wire::to_body;
 
 /// How often a comment keeps the connection awake.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -102,9 +104,47 @@ pub(crate) async fn global(
     Ok(follow(Reader::new(app, asked, source)?))
 }
 
+/// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
+#[utoipa::path(
+    get, path = "/v1/holds/events", tag = "feeds",
+    responses((
+        status = 200, body = String, content_type = "text/event-stream",
+        description = "A stream that ends when the server stops or the right to read is gone."
+    ))
+)]
+pub(crate) async fn holds(
+    State(app): State<App>,
+    asked: Asked,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let cursor = Cursor::of(&app, &asked.caller, "hold events", "");
+    let after = match cursor.open_bytes(text(&headers, "last-event-id")?)? {
+        Some(bytes) => position_of(bytes),
+        None => HoldPosition::after_all(app.engine.last_position().await?.0),
+    };
+    let source = Source::Holds { after };
+    Ok(follow(Reader::new(app, asked, source)?))
+}
+
+/// A place in the feed of holds as an id holds it.
+fn position_bytes(position: HoldPosition) -> [u8; 16] {
+    let both = u128::from(position.place) << 64 | u128::from(position.taken);
+    both.to_be_bytes()
+}
+
+fn position_of(bytes: [u8; 16]) -> HoldPosition {
+    let both = u128::from_be_bytes(bytes);
+    let half = |value: u128| u64::try_from(value & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+    HoldPosition {
+        place: half(both >> 64),
+        taken: half(both),
+    }
+}
+
 enum Source {
     Session { session: SessionId, after: u64 },
     Global { after: GlobalPosition },
+    Holds { after: HoldPosition },
 }
 
 /// One reader of a feed. It holds its place and nothing else, so a slow one costs nothing.
@@ -181,7 +221,7 @@ impl Reader {
                 // Whatever goes wrong shows at the next look.
                 drop(self.app.engine.changed_after(*session, *after).await);
             }
-            Source::Global { .. } => news.arrives().await,
+            Source::Global { .. } | Source::Holds { .. } => news.arrives().await,
         }
     }
 
@@ -194,7 +234,8 @@ impl Reader {
                 let entries = engine.feed(&self.caller, *session, *after, BATCH).await;
                 for entry in entries.ok()? {
                     *after = entry.stored.record.content.seq;
-                    push_event(&mut out, &after.to_string(), &record(&entry, View::Client));
+                    let data = record(&entry, View::Client);
+                    push_event(&mut out, "record", &after.to_string(), &data);
                 }
             }
             Source::Global { after } => {
@@ -211,11 +252,28 @@ impl Reader {
                     }
                 };
                 for (place, entry) in entries {
-                    push_event(
-                        &mut out,
-                        &cursor.seal(place.0),
-                        &record(&entry, View::Client),
-                    );
+                    let data = record(&entry, View::Client);
+                    push_event(&mut out, "record", &cursor.seal(place.0), &data);
+                }
+            }
+            Source::Holds { after } => {
+                let cursor = Cursor::of(&self.app, &self.caller, "hold events", "");
+                let news = loop {
+                    let found = engine.hold_feed(&self.caller, *after, BATCH).await;
+                    let (news, at) = found.ok()?;
+                    let is_last = at == *after;
+                    *after = at;
+                    if is_last || !news.is_empty() {
+                        break news;
+                    }
+                };
+                for one in news {
+                    let id = cursor.seal_bytes(&position_bytes(one.position));
+                    let data = to_body(&HoldNewsOut {
+                        change: one.kind,
+                        hold: HoldOut::of(&one.detail),
+                    });
+                    push_event(&mut out, "hold", &id, &data);
                 }
             }
         }
@@ -223,11 +281,13 @@ impl Reader {
     }
 }
 
-fn push_event(out: &mut Vec<u8>, id: &str, data: &[u8]) {
+fn push_event(out: &mut Vec<u8>, event: &str, id: &str, data: &[u8]) {
     // JSON on one line: there is no line break to escape.
     out.extend_from_slice(b"id: ");
     out.extend_from_slice(id.as_bytes());
-    out.extend_from_slice(b"\nevent: record\ndata: ");
+    out.extend_from_slice(b"\nevent: ");
+    out.extend_from_slice(event.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
     out.extend_from_slice(data);
     out.extend_from_slice(b"\n\n");
 }

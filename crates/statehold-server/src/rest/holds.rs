@@ -7,15 +7,16 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use statehold_core::hold::{HoldKind, HoldStatus};
-use statehold_engine::HoldFilter;
+use statehold_core::time::Timestamp;
+use statehold_engine::{HoldFilter, HoldOrder, HoldPlace};
 use utoipa::IntoParams;
 
 use super::{About, Cursor, PAGE_MAX, name_in_query, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds};
 use crate::problem::{Code, Problem};
 use crate::wire::Raw;
-use crate::wire::hold::{HoldKindWire, HoldOut, HoldPage, RiskWire};
-use crate::wire::schema::{HoldStatusFilter, NameText};
+use crate::wire::hold::{HoldCountsOut, HoldKindWire, HoldOut, HoldPage, RiskWire};
+use crate::wire::schema::{HoldOrderWord, HoldStatusFilter, NameText, SessionIdText};
 
 /// Which holds to list.
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
@@ -35,6 +36,17 @@ pub(crate) struct HoldParams {
     /// With an action of this risk.
     #[param(value_type = Option<RiskWire>)]
     risk: Option<String>,
+    /// In sessions of this user.
+    user: Option<String>,
+    /// In this session.
+    #[param(value_type = Option<SessionIdText>)]
+    session_id: Option<String>,
+    /// In this group.
+    #[param(max_length = 64)]
+    group_id: Option<String>,
+    /// `urgency` (default for open holds), `oldest` or `newest` (default for decided ones).
+    #[param(value_type = Option<HoldOrderWord>)]
+    order: Option<String>,
     /// Where the page before ended.
     cursor: Option<String>,
     /// How many, 1 to 200.
@@ -42,7 +54,7 @@ pub(crate) struct HoldParams {
     limit: Option<usize>,
 }
 
-/// List holds: open ones oldest first, decided ones newest first.
+/// List holds: open ones by urgency, decided ones newest first.
 #[utoipa::path(
     get, path = "/v1/holds", tag = "holds", params(HoldParams),
     responses((status = 200, body = HoldPage))
@@ -56,7 +68,31 @@ pub(crate) async fn list(
     let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
     let cursor = Cursor::of(&app, &asked.caller, "holds", &filter_text);
-    let after = cursor.open(begin.as_deref())?;
+    let after = cursor.open_bytes(begin.as_deref())?.map(place_of);
+    let mut filter = filter_of(&params)?;
+    if let Some(user) = &params.user {
+        // Whoever is not known has no holds, just as whoever is out of reach.
+        let known = app.engine.known_user(&asked.caller.tenant, user).await?;
+        let Some(known) = known else {
+            return Ok(shown(&HoldPage::default(), &About::default()));
+        };
+        filter.user = Some(known);
+    }
+    let page = app
+        .engine
+        .holds(&asked.caller, &filter, after, limit)
+        .await?;
+    let next = page
+        .next
+        .map(|place| cursor.seal_bytes(&place_bytes(place)));
+    let out = HoldPage {
+        holds: page.entries.iter().map(HoldOut::of).collect(),
+        next_cursor: next,
+    };
+    Ok(shown(&out, &About::default()))
+}
+
+fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
     let bad = |what: &str| Problem::new(Code::BadQuery, what);
     let status: Option<HoldStatus> = match params.status.as_deref() {
         None | Some("open" | "decided") => None,
@@ -64,6 +100,7 @@ pub(crate) async fn list(
             bad("`status` is open, decided, approved, edited, answered, rejected, expired or cancelled")
         })?),
     };
+    let decided = status.is_some() || params.status.as_deref() == Some("decided");
     let kind: Option<HoldKind> = match params.kind.as_deref() {
         None => None,
         Some(kind) => Some(parse_word(kind).ok_or_else(|| {
@@ -74,29 +111,61 @@ pub(crate) async fn list(
         None => None,
         Some(risk) => Some(parse_word(risk).ok_or_else(|| bad("`risk` is low, medium or high"))?),
     };
-    let filter = HoldFilter {
-        decided: status.is_some() || params.status.as_deref() == Some("decided"),
+    let order = match params.order.as_deref() {
+        Some("urgency") if decided => {
+            return Err(bad("`order` of decided holds is newest or oldest"));
+        }
+        Some("oldest") => HoldOrder::Oldest,
+        Some("newest") => HoldOrder::Newest,
+        None if decided => HoldOrder::Newest,
+        None | Some("urgency") => HoldOrder::Urgency,
+        Some(_) => return Err(bad("`order` is urgency, oldest or newest")),
+    };
+    let agent = params.agent.as_deref();
+    let session = params.session_id.as_deref().map(str::parse).transpose();
+    Ok(HoldFilter {
+        decided,
         status,
-        agent: params
-            .agent
-            .as_deref()
+        agent: agent
             .map(|agent| name_in_query(agent, "agent"))
             .transpose()?,
         kind,
+        risk: risk.map(Into::into),
+        user: None,
+        session: session.map_err(|_| bad("`session_id` is the id of a session"))?,
+        group: params.group_id.clone(),
+        order,
+    })
+}
+
+/// A place in the list as a cursor holds it.
+fn place_bytes(place: HoldPlace) -> [u8; 17] {
+    let mut bytes = [place.risk; 17];
+    bytes[1..9].copy_from_slice(&place.deadline.as_micros().to_be_bytes());
+    bytes[9..].copy_from_slice(&place.number.to_be_bytes());
+    bytes
+}
+
+fn place_of(bytes: [u8; 17]) -> HoldPlace {
+    let part = |from: usize| -> [u8; 8] {
+        let bytes = &bytes[from..from + 8];
+        bytes.try_into().expect("eight bytes are eight bytes")
     };
-    let page = app
-        .engine
-        .holds(&asked.caller, &filter, after, limit)
-        .await?;
-    let out = page.entries.iter().map(HoldOut::of);
-    let fits = |hold: &HoldOut| {
-        risk.is_none_or(|risk| hold.action.as_ref().and_then(|action| action.risk) == Some(risk))
-    };
-    let out = HoldPage {
-        holds: out.filter(fits).collect(),
-        next_cursor: page.next.map(|place| cursor.seal(place)),
-    };
-    Ok(shown(&out, &About::default()))
+    HoldPlace {
+        risk: bytes[0],
+        deadline: Timestamp::from_micros(i64::from_be_bytes(part(1))),
+        number: u64::from_be_bytes(part(9)),
+    }
+}
+
+/// Count open holds.
+#[utoipa::path(
+    get, path = "/v1/holds/counts", tag = "holds",
+    responses((status = 200, body = HoldCountsOut))
+)]
+pub(crate) async fn counts(State(app): State<App>, asked: Asked) -> Result<Response, Problem> {
+    let counts = app.engine.hold_counts(&asked.caller).await?;
+    Ok(shown(&HoldCountsOut::of(&counts), &About::default()))
 }
 
 fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {

@@ -16,7 +16,7 @@ use statehold_core::scope::Scope;
 use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDetail};
 use utoipa::IntoParams;
 
-use super::{About, agent_name, done, ids_of, shown};
+use super::{About, agent_name, done, ids_of, revision, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::item::{CallPlace, ItemBody, ItemIn, ItemRef, call_places, message};
@@ -253,6 +253,10 @@ pub(crate) struct WaitParams {
     /// `final` (default) or `changed`.
     #[param(value_type = Option<UntilWord>)]
     until: Option<String>,
+    /// With `changed`: since this revision of the session, as an `ETag` gave it. Without it, since the
+    /// call came.
+    #[param(maximum = 9_007_199_254_740_991u64)]
+    after: Option<u64>,
 }
 
 /// Read a request, or wait for it.
@@ -280,7 +284,16 @@ pub(crate) async fn read(
         return Err(Problem::new(Code::BadQuery, "`wait` is at most 60 seconds"));
     }
     let deadline = tokio::time::Instant::now() + Duration::from_secs(wait);
-    let waited = wait_for(&app, &asked, request, until_final, deadline);
+    let after = revision(params.after, "after")?;
+    if after.is_some() && until_final {
+        let detail = "`after` goes with `until=changed`";
+        return Err(Problem::new(Code::BadQuery, detail));
+    }
+    let until = match (until_final, after) {
+        (true, _) => Until::Final,
+        (false, after) => Until::Changed { after },
+    };
+    let waited = wait_for(&app, &asked, request, until, deadline);
     let detail = app.while_valid(asked.secret, waited).await?;
     let about = About {
         revision: Some(detail.revision),
@@ -292,18 +305,31 @@ pub(crate) async fn read(
     Ok(shown(&RequestOut::of(&detail), &about))
 }
 
+/// What a call waits for.
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    /// The request has ended.
+    Final,
+    /// Its session has a revision beyond this one, or beyond the one it had when the call came.
+    Changed { after: Option<u64> },
+}
+
 /// The request when it has ended or changed, or as it is when the time is over.
 async fn wait_for(
     app: &App,
     asked: &Asked,
     request: RequestId,
-    until_final: bool,
+    until: Until,
     deadline: tokio::time::Instant,
 ) -> Result<RequestDetail, Problem> {
     let mut detail = app.engine.request(&asked.caller, request).await?;
-    let first = detail.revision;
+    let known = match until {
+        Until::Final => None,
+        Until::Changed { after } => Some(after.unwrap_or(detail.revision)),
+    };
     loop {
-        let is_there = detail.ended.is_some() || !until_final && detail.revision > first;
+        let has_changed = known.is_some_and(|known| detail.revision > known);
+        let is_there = detail.ended.is_some() || has_changed;
         if is_there || tokio::time::Instant::now() >= deadline {
             return Ok(detail);
         }

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
+use crate::wire::hold::pending_out;
 use crate::wire::item::{ItemOut, MessageOut};
 use crate::wire::request::TreeOut;
 use crate::wire::schema::{Messages, NameText, RecordForm, SessionStatusWord, ViewWord};
@@ -116,7 +117,11 @@ pub(crate) async fn create(
             created_at: content.at,
             updated_at: content.at,
         };
-        to_body(&SessionOut::of(&summary, user.clone()))
+        to_body(&SessionOut {
+            pending: Some(Vec::new()),
+            pending_total: Some(0),
+            ..SessionOut::of(&summary, user.clone())
+        })
     });
     let made = app
         .engine
@@ -283,7 +288,10 @@ pub(crate) async fn read(
         .engine
         .session(&asked.caller, ids.id("session_id")?)
         .await?;
-    let out = session_out(&app, &summary).await?;
+    let mut out = session_out(&app, &summary).await?;
+    let pending = app.engine.pending_in(summary.id).await?;
+    let (pending, total) = pending_out(&pending);
+    (out.pending, out.pending_total) = (Some(pending), Some(total));
     Ok(shown(&out, &about(&summary)))
 }
 

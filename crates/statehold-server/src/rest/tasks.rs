@@ -7,7 +7,6 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::Serialize;
 use statehold_core::command::Command;
-use statehold_core::hold::HoldStatus;
 use statehold_core::ids::TaskId;
 use statehold_core::task::TaskStatus;
 use statehold_engine::{Committed, Reply};
@@ -17,7 +16,7 @@ use super::sessions::MessageParams;
 use super::{About, Cursor, PAGE_MAX, done, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::Problem;
-use crate::wire::hold::HoldRef;
+use crate::wire::hold::pending_out;
 use crate::wire::item::ItemOut;
 use crate::wire::request::{NothingIn, TaskOut};
 use crate::wire::schema::{SessionIdText, TaskIdText, TaskStatusWord};
@@ -44,7 +43,7 @@ pub(crate) async fn read(
     let detail = app.engine.task(&asked.caller, id, is_trace).await?;
     let page = app.engine.history(&detail, before, limit).await?;
     let task = &detail.task;
-    let pending = detail.pending.iter().zip(&detail.numbers);
+    let (pending, pending_total) = pending_out(&detail.pending);
     let out = TaskOut {
         id: task.id.to_string(),
         alias: format!("T{}", task.number),
@@ -54,14 +53,8 @@ pub(crate) async fn read(
         parent_request_id: task.parent.map(|link| link.request.to_string()),
         live_request_id: task.live.map(|live| live.to_string()),
         last_outcome: task.last_outcome,
-        pending_holds: pending
-            .map(|(hold, number)| HoldRef {
-                id: hold.id.to_string(),
-                alias: format!("R{number}.h{}", hold.number),
-                kind: hold.kind,
-                status: HoldStatus::Open,
-            })
-            .collect(),
+        pending,
+        pending_total,
         history: page.items.iter().rev().map(ItemOut::of).collect(),
         state: detail.state.as_deref().map(raw_bytes),
         next_cursor: page.next.map(|seq| cursor.seal(seq)),

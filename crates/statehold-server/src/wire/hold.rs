@@ -2,26 +2,68 @@
 
 mod ask;
 mod decide;
+mod evidence;
 mod kept;
+mod pending;
+mod shown;
 mod words;
 
-use serde::{Deserialize, Serialize};
-use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus, OnExpiry};
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
-use statehold_engine::{Committed, HoldDetail};
+use statehold_engine::{Committed, HoldChangeKind, HoldCounts, LineageStep};
 use utoipa::ToSchema;
 
 pub(crate) use ask::{ActionIn, HoldIn};
 pub(crate) use decide::{DecisionIn, ResumeIn};
 pub(crate) use kept::{ActionBody, DecisionBody, HoldBody};
-pub(crate) use words::{DecisionWire, HoldKindWire, OnExpiryWire, RiskWire};
+pub(crate) use pending::{PendingHoldOut, pending_out};
+pub(crate) use shown::HoldOut;
+pub(crate) use words::{HoldKindWire, RiskWire};
 
 use super::schema::{
-    HoldIdText, HoldStatusWord, NameText, RequestIdText, RequestStatusWord, SessionIdText,
-    TaskIdText, TimeText,
+    HoldIdText, HoldStatusWord, RequestIdText, RequestStatusWord, SessionIdText, TimeText,
 };
-use super::{Raw, time};
+use super::time;
+
+/// What a hold is called that the server opened itself.
+const RECONCILE_TITLE: &str = "A worker was lost during this action: did it run?";
+
+/// The title of a hold, also of one that nobody gave a title.
+pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
+    let body: HoldBody = parse(body);
+    if body.title.is_empty() && kind == HoldKind::Reconcile {
+        RECONCILE_TITLE.to_owned()
+    } else {
+        body.title
+    }
+}
+
+/// The way down to a request: `T1 ← R7 ← T4 ← R8`, from the root task.
+fn chain(lineage: &[LineageStep]) -> String {
+    let steps = lineage
+        .iter()
+        .map(|step| format!("T{} ← R{}", step.task_number, step.number));
+    steps.collect::<Vec<_>>().join(" ← ")
+}
+
+fn task_path(lineage: &[LineageStep]) -> Vec<String> {
+    lineage.iter().map(|step| step.task.to_string()).collect()
+}
+
+/// What people call a hold.
+fn alias(lineage: &[LineageStep], number: u32) -> String {
+    let request = lineage.last().map_or(0, |step| step.number);
+    format!("R{request}.h{number}")
+}
+
+fn parse<T: Default + for<'de> serde::Deserialize<'de>>(body: Option<&[u8]>) -> T {
+    body.and_then(|body| serde_json::from_slice(body).ok())
+        .unwrap_or_default()
+}
 
 /// A hold in few words.
 #[derive(Debug, Serialize, ToSchema)]
@@ -33,152 +75,91 @@ pub(crate) struct HoldRef {
     pub(crate) kind: HoldKind,
     #[schema(value_type = HoldStatusWord)]
     pub(crate) status: HoldStatus,
-}
-
-/// A hold.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Hold)]
-pub(crate) struct HoldOut {
-    #[schema(value_type = HoldIdText)]
-    pub(crate) id: String,
-    pub(crate) alias: String,
-    #[schema(value_type = HoldKindWire)]
-    pub(crate) kind: HoldKind,
-    /// `open`, `approved`, `edited`, `answered`, `rejected`, `expired` or `cancelled`.
-    #[schema(value_type = HoldStatusWord)]
-    pub(crate) status: HoldStatus,
-    #[schema(value_type = SessionIdText)]
-    pub(crate) session_id: String,
-    #[schema(value_type = TaskIdText)]
-    pub(crate) task_id: String,
-    #[schema(value_type = RequestIdText)]
-    pub(crate) request_id: String,
-    #[schema(value_type = Vec<TaskIdText>)]
-    pub(crate) task_path: Vec<String>,
-    #[schema(value_type = NameText)]
-    pub(crate) agent: String,
     pub(crate) title: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) message: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) action: Option<ActionBody>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) response_schema: Option<Raw>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) url: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) reasons: Option<Raw>,
-    #[schema(value_type = Vec<DecisionWire>)]
-    pub(crate) allowed: Vec<DecisionKind>,
-    pub(crate) quorum: u16,
-    /// Who has approved so far, for those who may see the action.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) votes: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<TimeText>)]
     pub(crate) expires_at: Option<String>,
-    #[schema(value_type = OnExpiryWire)]
-    pub(crate) on_expiry: OnExpiry,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) decision: Option<DecisionOut>,
-    #[schema(value_type = TimeText)]
-    pub(crate) created_at: String,
-}
-
-/// A decision that stands.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Decision)]
-pub(crate) struct DecisionOut {
-    /// How the hold ended.
-    #[schema(value_type = HoldStatusWord)]
-    pub(crate) status: HoldStatus,
-    pub(crate) by: String,
-    #[schema(value_type = TimeText)]
-    pub(crate) at: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) comment: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) args: Option<Raw>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) content: Option<Raw>,
 }
 
 /// A page of holds.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct HoldPage {
     pub(crate) holds: Vec<HoldOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) next_cursor: Option<String>,
 }
 
-fn parse<T: Default + for<'de> Deserialize<'de>>(body: Option<&[u8]>) -> T {
-    body.and_then(|body| serde_json::from_slice(body).ok())
-        .unwrap_or_default()
+/// How many open holds the caller may see.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = HoldCounts)]
+pub(crate) struct HoldCountsOut {
+    pub(crate) open: usize,
+    pub(crate) by_kind: KindCounts,
+    /// Holds whose risk the caller may not know count as `none`.
+    pub(crate) by_risk: RiskCounts,
+    /// Those that expire within ten minutes.
+    pub(crate) expiring_soon: usize,
+    /// Those that the caller may decide.
+    pub(crate) mine: usize,
+    /// Whether there are more than were counted.
+    pub(crate) capped: bool,
 }
 
-impl HoldOut {
-    /// A hold as the caller may see it.
-    pub(crate) fn of(detail: &HoldDetail) -> Self {
-        Self::shown(detail, detail.sees_action)
-    }
+/// How many of each kind.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KindCounts {
+    approval: usize,
+    question: usize,
+    form: usize,
+    link: usize,
+    credential: usize,
+    reconcile: usize,
+}
 
-    /// A hold as the worker that asked gets it back, with what it may run now.
-    pub(crate) fn for_worker(detail: &HoldDetail) -> Self {
-        Self::shown(detail, true)
-    }
+/// How many of each risk.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RiskCounts {
+    high: usize,
+    medium: usize,
+    low: usize,
+    none: usize,
+}
 
-    fn shown(detail: &HoldDetail, sees_action: bool) -> Self {
-        let hold = &detail.hold;
-        let body: HoldBody = parse(detail.body.as_deref());
-        let words: DecisionBody = parse(detail.decision_body.as_deref());
-        let decision = detail.closed.as_ref().map(|closed| DecisionOut {
-            status: closed.decision.status,
-            by: closed.decision.by.to_string(),
-            at: detail.decided_at.map_or_else(String::new, time),
-            comment: words.comment.filter(|_| sees_action),
-            reason: words.reason.filter(|_| sees_action),
-            args: words.args.filter(|_| sees_action),
-            // The user's own answer to a question is the user's to see.
-            content: words.content.filter(|_| sees_action),
-        });
+impl HoldCountsOut {
+    pub(crate) fn of(counts: &HoldCounts) -> Self {
+        fn count<K: Ord>(counts: &BTreeMap<K, usize>, key: &K) -> usize {
+            counts.get(key).copied().unwrap_or(0)
+        }
+        let kind = |kind| count(&counts.by_kind, &kind);
+        let risk = |risk| count(&counts.by_risk, &risk);
         Self {
-            id: hold.id.to_string(),
-            alias: format!("R{}.h{}", detail.request_number, hold.number),
-            kind: hold.kind,
-            status: detail
-                .closed
-                .as_ref()
-                .map_or(HoldStatus::Open, |closed| closed.decision.status),
-            session_id: detail.session.id.to_string(),
-            task_id: hold.task.to_string(),
-            request_id: hold.request.to_string(),
-            task_path: detail.path.iter().map(ToString::to_string).collect(),
-            agent: detail.agent.to_string(),
-            title: if body.title.is_empty() && hold.kind == HoldKind::Reconcile {
-                "A worker was lost during this action: did it run?".to_owned()
-            } else {
-                body.title
+            open: counts.open,
+            by_kind: KindCounts {
+                approval: kind(HoldKind::Approval),
+                question: kind(HoldKind::Question),
+                form: kind(HoldKind::Form),
+                link: kind(HoldKind::Link),
+                credential: kind(HoldKind::Credential),
+                reconcile: kind(HoldKind::Reconcile),
             },
-            message: body.message,
-            action: body.action.filter(|_| sees_action),
-            response_schema: body.response_schema,
-            url: body.url,
-            reasons: body.reasons.filter(|_| sees_action),
-            allowed: hold.allowed.iter().copied().collect(),
-            quorum: hold.need,
-            votes: sees_action.then(|| detail.votes.iter().map(ToString::to_string).collect()),
-            expires_at: hold.deadline.map(time),
-            on_expiry: hold.on_expiry,
-            decision,
-            created_at: detail.opened_at.map_or_else(String::new, time),
+            by_risk: RiskCounts {
+                high: risk(Some(Risk::High)),
+                medium: risk(Some(Risk::Medium)),
+                low: risk(Some(Risk::Low)),
+                none: risk(None),
+            },
+            expiring_soon: counts.expiring_soon,
+            mine: counts.mine,
+            capped: counts.capped,
         }
     }
+}
+
+/// One event of the feed of holds.
+#[derive(Debug, Serialize)]
+pub(crate) struct HoldNewsOut {
+    pub(crate) change: HoldChangeKind,
+    pub(crate) hold: HoldOut,
 }
 
 /// What a decision came to. The same decision sent again gets the same words.

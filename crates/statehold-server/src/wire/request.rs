@@ -11,7 +11,7 @@ use statehold_engine::{
 };
 use utoipa::ToSchema;
 
-use super::hold::{HoldOut, HoldRef};
+use super::hold::{HoldOut, HoldRef, PendingHoldOut, pending_out, title_of};
 use super::item::{ItemBody, ItemIn, ItemOut};
 use super::schema::{
     CallStateWord, Content, DigestText, ItemIdText, LiveStatusWord, NameText, OutcomeWord,
@@ -249,6 +249,12 @@ pub(crate) struct RequestOut {
     /// Its holds. Left out in the answer to a command on a request that was there before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) holds: Option<Vec<HoldOut>>,
+    /// Open holds at and below it, the oldest first, at most 100. Left out in the answer to a command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pending: Option<Vec<PendingHoldOut>>,
+    /// How many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pending_total: Option<usize>,
     #[schema(value_type = TimeText)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) created_at: Option<String>,
@@ -352,6 +358,8 @@ impl RequestOut {
             output: words(Role::Assistant).filter(|_| sees && ended.is_some()),
             error: None,
             holds: is_new.then(Vec::new),
+            pending: is_new.then(Vec::new),
+            pending_total: is_new.then_some(0),
             created_at: is_new.then(|| time(content.at)),
             finished_at: ended.map(|ended| time(ended.ended_at)),
             decisions: None,
@@ -368,11 +376,13 @@ impl RequestOut {
             (None, Some(ended)) => (ended.id, ended.number, ended.parent),
             (None, None) => unreachable!("a request is live or has ended"),
         };
-        let sees = parent.is_none() || detail.sees_hidden;
+        let sees_answer = detail.sees_hidden || detail.sees_answer;
+        let sees = parent.is_none() || sees_answer;
         let started = detail.started.as_ref();
         let finished = detail.finished.as_ref();
         let live = detail.live.as_ref();
         let error = finished.and_then(|stored| error_of(stored, id));
+        let (pending, pending_total) = pending_out(&detail.pending);
         Self {
             id: id.to_string(),
             alias: format!("R{number}"),
@@ -395,8 +405,10 @@ impl RequestOut {
                 .filter(|_| sees)
                 .and_then(|stored| stored_words(stored, id, Role::Assistant)),
             // What went wrong inside is for those who see inside.
-            error: error.filter(|_| detail.sees_hidden),
+            error: error.filter(|_| sees_answer),
             holds: Some(detail.holds.iter().map(HoldOut::of).collect()),
+            pending: Some(pending),
+            pending_total: Some(pending_total),
             created_at: started.map(|stored| time(stored.record.content.at)),
             finished_at: detail.ended.as_ref().map(|ended| time(ended.ended_at)),
             decisions: None,
@@ -424,12 +436,8 @@ impl RequestOut {
         let children = claimed.children.iter().map(|child| {
             // A parent sees what its children answered.
             let mut child = child.clone();
-            child.sees_hidden = true;
-            Self {
-                fence: None,
-                lease_until: None,
-                ..Self::of(&child)
-            }
+            (child.sees_answer, child.sees_hidden) = (true, false);
+            Self::of(&child)
         });
         Self {
             decisions: Some(decisions),
@@ -540,7 +548,10 @@ pub(crate) struct TaskOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OutcomeWord>)]
     pub(crate) last_outcome: Option<RequestOutcome>,
-    pub(crate) pending_holds: Vec<HoldRef>,
+    /// Open holds at and below it, the oldest first, at most 100.
+    pub(crate) pending: Vec<PendingHoldOut>,
+    /// How many there are.
+    pub(crate) pending_total: usize,
     pub(crate) history: Vec<ItemOut>,
     /// The agent's private state, for its worker and the trace.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -622,6 +633,8 @@ fn tree_request(request: &TreeRequest) -> TreeRequestOut {
         alias: format!("R{}.h{}", request.number, hold.number),
         kind: hold.kind,
         status: hold.status,
+        title: title_of(hold.kind, hold.body.as_deref()),
+        expires_at: hold.deadline.map(time),
     };
     TreeRequestOut {
         id: request.id.to_string(),

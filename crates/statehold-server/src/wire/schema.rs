@@ -115,6 +115,19 @@ schemas! {
         "What is known about a tool call without a result.",
         &["proposed", "started", "released", "unknown", "refused", "answered", "confirmed"],
     );
+    /// What a tool call came to.
+    CallOutcomeWord as "CallOutcome" =
+        word("What a tool call came to.", &["ran", "refused", "answered"]);
+    /// Why somebody may not decide a hold.
+    WhyNotWord as "WhyNot" = word(
+        "Why somebody may not decide a hold.",
+        &["own_session", "own_hold", "needs_role", "server"],
+    );
+    /// In which order holds are listed.
+    HoldOrderWord as "HoldOrder" = word(
+        "High risk first, then the earliest deadline, then the oldest; or by age alone.",
+        &["urgency", "oldest", "newest"],
+    );
     /// How much of a history is shown.
     ViewWord as "View" = word(
         "`trace` shows every item, needs `operator`, and is audited.",

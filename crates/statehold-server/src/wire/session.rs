@@ -9,6 +9,7 @@ use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
 use statehold_engine::SessionSummary;
 use utoipa::ToSchema;
 
+use super::hold::PendingHoldOut;
 use super::schema::{
     LabelText, NameText, SessionIdText, SessionStatusWord, StateKeyText, TimeText,
 };
@@ -138,6 +139,12 @@ pub(crate) struct SessionOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<TimeText>)]
     pub(crate) expires_at: Option<String>,
+    /// Open holds in it, the oldest first, at most 100. Left out in lists and answers to commands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pending: Option<Vec<PendingHoldOut>>,
+    /// How many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pending_total: Option<usize>,
 }
 
 impl SessionOut {
@@ -159,6 +166,8 @@ impl SessionOut {
             created_at: time(summary.created_at),
             updated_at: time(summary.updated_at),
             expires_at: summary.expires_at.map(time),
+            pending: None,
+            pending_total: None,
         }
     }
 }

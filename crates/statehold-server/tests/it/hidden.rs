@@ -37,6 +37,16 @@ impl Canaries {
         self.spellings.insert(place.to_owned(), spellings(word));
     }
 
+    /// What runs, and what is decided on: for those who may decide.
+    fn add_hold(&mut self, hold: &Value) {
+        let id = text(hold, "id");
+        self.add(
+            &format!("execution key of {id}"),
+            &text(hold, "execution_key"),
+        );
+        self.add(&format!("digest of {id}"), &text(&hold["action"], "digest"));
+    }
+
     /// The places whose words stand in some bytes.
     fn found_in(&self, bytes: &[u8]) -> Vec<&str> {
         let text = String::from_utf8_lossy(bytes);
@@ -190,11 +200,13 @@ async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
                        "args_schema": {"title": word("args-schema")}, "call_id": word("hold-call")},
             "reasons": [word("reasons")],
             "items": [{"kind": "note", "data": word("hold-note")}],
+            "group_id": "visible group",
         });
         canaries.add(&format!("tool-{index}"), &format!("secret-tool-{index}"));
-        let mut word = |name: &str| canaries.plant(&format!("{name}-{index}"));
         let hold = act(&math, &below, "holds", hold).await.ok(201);
         let id = text(&hold, "id");
+        canaries.add_hold(&hold);
+        let mut word = |name: &str| canaries.plant(&format!("{name}-{index}"));
         let body = match decision {
             "edit" => json!({"decision": "edit", "digest": hold["action"]["digest"],
                              "args": {"to": word("edited")}, "comment": word("comment")}),
@@ -240,6 +252,7 @@ fn questions(scene: &Scene) -> Vec<String> {
         "/metrics".to_owned(),
         "/openapi.json".to_owned(),
         "/v1/holds".to_owned(),
+        "/v1/holds/counts".to_owned(),
         session.clone(),
     ];
     for query in [
@@ -267,6 +280,12 @@ fn questions(scene: &Scene) -> Vec<String> {
         "limit=1",
         "risk=canary",
         "status=%22",
+        "order=urgency",
+        "order=newest&status=decided",
+        "user=ann",
+        "group_id=visible%20group",
+        "group_id=canary",
+        "session_id=canary",
     ] {
         paths.push(format!("/v1/holds?{query}"));
     }
@@ -400,6 +419,7 @@ async fn hidden_words_reach_nobody_who_may_not_see_them() {
         let last = ann.get(&path).await.revision();
         let mut feed = ann.follow(&format!("{path}/events?after=0"), None).await;
         let mut global = ann.follow("/v1/events", None).await;
+        let mut holds = ann.follow("/v1/holds/events", None).await;
         let events = feed.take(usize::try_from(last).expect("few")).await;
         assert_eq!(
             events.last().map(|event| event.id.clone()),
@@ -426,6 +446,11 @@ async fn hidden_words_reach_nobody_who_may_not_see_them() {
             }
         }
         canaries.check_absent("the global feed", &global.raw);
+        // Three were opened and two decided.
+        let changes = holds.take(5).await;
+        assert!(changes.iter().all(|change| change.event == "hold"));
+        canaries.check_absent("the feed of holds", &holds.raw);
+        check_fields(&rig, &ann, &rest).await;
         for (method, path, body) in refusals(&rest) {
             let answer = ann.send(method, &path, &[], body.to_string()).await;
             canaries.check_answer(&format!("{method} {path} for the user"), &answer);
@@ -434,10 +459,54 @@ async fn hidden_words_reach_nobody_who_may_not_see_them() {
         let numbers = rig.key(&["operator"]).await.get("/metrics").await;
         canaries.check_answer("/metrics", &numbers);
 
-        check_that_it_bites(&rig, &canaries, &scene).await;
+        let both = Scene {
+            holds: [scene.holds.clone(), rest.holds].concat(),
+            ..scene
+        };
+        check_that_it_bites(&rig, &canaries, &both).await;
         let log = log();
         assert!(log.contains("answered"), "there is a log");
         canaries.check_absent("the log", log.as_bytes());
+    }
+}
+
+/// What the user may not see of a hold is not there at all, however it is asked for.
+async fn check_fields(rig: &Rig, ann: &Who, scene: &Scene) {
+    let hidden = [
+        "action",
+        "execution_key",
+        "reasons",
+        "votes",
+        "user",
+        "app",
+        "decide_by",
+        "comment_required",
+        "evidence",
+    ];
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    for (hold, decided) in scene.holds.iter().zip([true, true, false]) {
+        let whole = boss.get(&format!("/v1/holds/{hold}")).await.ok(200);
+        for field in hidden {
+            let is_there = field != "evidence" || decided;
+            assert_eq!(whole.get(field).is_some(), is_there, "{field} in {whole}");
+        }
+        let one = ann.get(&format!("/v1/holds/{hold}")).await.ok(200);
+        let status = if decided { "decided" } else { "open" };
+        let list = ann.get(&format!("/v1/holds?status={status}")).await.ok(200);
+        let of_request = ann
+            .get(&format!("/v1/requests/{}", scene.requests[1]))
+            .await;
+        let of_request = of_request.ok(200);
+        let listed = list["holds"].as_array().into_iter().flatten();
+        let of_request = of_request["holds"].as_array().into_iter().flatten();
+        for seen in listed.chain(of_request).chain([&one]) {
+            for field in hidden {
+                assert!(seen.get(field).is_none(), "{field} in {seen}");
+            }
+            for word in ["comment", "reason", "args", "content"] {
+                assert!(seen["decision"].get(word).is_none(), "{word} in {seen}");
+            }
+        }
     }
 }
 

@@ -2,11 +2,15 @@
 
 mod audit;
 mod feeds;
+mod hold_feed;
 mod idempotency;
+mod inbox;
 mod keys;
+mod pending;
 pub(crate) mod records;
 mod sessions;
 mod state;
+mod waking;
 mod work;
 
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@ use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
-use crate::port::{Due, DueKind, HoldQuery, HoldSummary, SessionQuery, SessionSummary};
+use crate::port::{Due, DueKind, SessionQuery, SessionSummary};
 
 impl Tables {
     pub(super) fn list_sessions(&self, query: &SessionQuery) -> Vec<SessionSummary> {
@@ -26,51 +26,6 @@ impl Tables {
         let mut found: Vec<SessionSummary> = all.filter(is_asked).collect();
         found.sort_by_key(|summary| Reverse(summary.place));
         found.truncate(query.limit);
-        found
-    }
-
-    pub(super) fn list_open_holds(&self, query: &HoldQuery) -> Vec<HoldSummary> {
-        let mut found = Vec::new();
-        for (kept, owner) in self.owned() {
-            for hold in kept.state.holds.values() {
-                let place = self.hold_places.get(&hold.id).copied().unwrap_or(0);
-                if owner.tenant == query.tenant && query.after.is_none_or(|after| place > after) {
-                    found.push(HoldSummary {
-                        place,
-                        session: kept.state.session,
-                        hold: hold.clone(),
-                    });
-                }
-            }
-        }
-        found.sort_by_key(|summary| summary.place);
-        found.truncate(query.limit);
-        found
-    }
-
-    pub(super) fn list_decided_holds(&self, query: &HoldQuery) -> Vec<HoldSummary> {
-        let mut found = Vec::new();
-        for (place, id) in self.decided_places.iter().rev() {
-            let (Some(closed), Some(session)) =
-                (self.closed_holds.get(id), self.session_of_hold.get(id))
-            else {
-                continue;
-            };
-            let owner = self
-                .sessions
-                .get(session)
-                .and_then(|kept| kept.state.owner.as_ref());
-            if owner.is_some_and(|owner| owner.tenant == query.tenant)
-                && query.after.is_none_or(|after| *place < after)
-                && found.len() < query.limit
-            {
-                found.push(HoldSummary {
-                    place: *place,
-                    session: *session,
-                    hold: closed.hold.clone(),
-                });
-            }
-        }
         found
     }
 
@@ -127,7 +82,7 @@ impl Tables {
         found
     }
 
-    fn owned(&self) -> impl Iterator<Item = (&Session, &Owner)> {
+    pub(super) fn owned(&self) -> impl Iterator<Item = (&Session, &Owner)> {
         let sessions = self.sessions.values();
         sessions.filter_map(|kept| Some((kept, kept.state.owner.as_ref()?)))
     }

@@ -18,7 +18,7 @@ use statehold_core::apply::apply;
 use statehold_core::ids::SessionId;
 use statehold_core::invariant::Facts;
 use statehold_core::name::Name;
-use statehold_core::projection::changes;
+use statehold_core::projection::{ClosedHold, changes};
 use statehold_core::record::Event;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
@@ -30,6 +30,7 @@ use super::log::{self, SessionRow, Uuid16};
 use super::sql::{corrupt_or_unavailable, damaged};
 use super::{read, schema};
 use crate::check::{Anchors, CheckReport, Problem, ProblemKind, check_payloads, check_record};
+use crate::commit::results_in;
 use crate::keys::{KeyFile, KnownKeys};
 use crate::port::{StateValue, StoreError, StoredRecord};
 
@@ -265,6 +266,7 @@ fn check_session(
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
     let mut erased = Erased::default();
+    let (mut decided, mut results) = (Vec::new(), BTreeMap::new());
     let mut first = 1;
     while first <= row.revision {
         let page = log::read_range(conn, &row, first, first + PAGE - 1)?;
@@ -282,7 +284,8 @@ fn check_session(
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {
-                check_ended(conn, row.pk, stored, state, report, rows)?;
+                check_ended(conn, row.pk, stored, state, report, rows, &mut decided)?;
+                results.extend(results_in(&stored.record));
                 report.records += 1;
             }
             if seq == row.origin_seq + 1 {
@@ -295,6 +298,9 @@ fn check_session(
     let folded = state.ok_or_else(|| damaged(format!("session {session}"), "it has no records"))?;
     erased.report(conn, &row, &folded, report, rows)?;
     columns::compare_queues(conn, &folded, report)?;
+    if let Some(owner) = &folded.owner {
+        columns::compare_decided(conn, owner, &decided, &results, report)?;
+    }
     columns::compare_life(conn, &row, &folded, report)?;
     compare_projections(conn, &row, &folded, report, rows)
 }
@@ -307,6 +313,7 @@ fn check_ended(
     before: &SessionState,
     report: &mut CheckReport,
     rows: &mut RowCounts,
+    decided: &mut Vec<(ClosedHold, Name)>,
 ) -> Result<(), StoreError> {
     let mut after = before.clone();
     apply(&mut after, &stored.record);
@@ -342,11 +349,15 @@ fn check_ended(
             differs("closed hold", closed.hold.id.to_string());
         }
     }
-    let tenant = after.owner.as_ref().map(|owner| owner.tenant.to_string());
-    columns::compare_ended(conn, pk, &tenant.unwrap_or_default(), &changes, report)?;
+    columns::compare_ended(conn, pk, &changes, report)?;
     rows.add("ended_request", changes.ended_requests.len());
     rows.add("closed_task", changes.closed_tasks.len());
     rows.add("closed_hold", changes.closed_holds.len());
+    for closed in changes.closed_holds {
+        let agent = before.tasks.get(&closed.hold.task);
+        let agent = agent.or_else(|| after.tasks.get(&closed.hold.task));
+        decided.extend(agent.map(|task| (closed, task.agent.clone())));
+    }
     Ok(())
 }
 

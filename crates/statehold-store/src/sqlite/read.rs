@@ -8,7 +8,6 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::{Name, NameError};
-use statehold_core::projection::ClosedHold;
 use statehold_core::record::Event;
 use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
@@ -25,8 +24,8 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    ChangedHead, Committed, Due, DueKind, HoldQuery, HoldSummary, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StateValue, StoreError,
+    ChangedHead, Committed, Due, DueKind, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, StoreError,
 };
 
 /// All rows of a query.
@@ -62,7 +61,7 @@ fn place_of(sql: &str) -> String {
     format!("the table `{}`", table.unwrap_or_default())
 }
 
-fn parse<T: DeserializeOwned>(place: &str, body: &[u8]) -> Result<T, StoreError> {
+pub(super) fn parse<T: DeserializeOwned>(place: &str, body: &[u8]) -> Result<T, StoreError> {
     serde_json::from_slice(body).map_err(|error| damaged(place, error))
 }
 
@@ -418,11 +417,16 @@ pub(super) fn session(
         .transpose()
 }
 
-const SUMMARY_COLUMNS: &str = "pk, id, tenant, app, user, agent, name, labels, status, deleted, \
-    ttl_mode, ttl_ms, expires_at, revision, created_at, last_at";
+/// What [`SummaryRow::read`] reads, from the first column on.
+pub(super) const SUMMARY_COLUMNS: &str = "session.pk, session.id, session.tenant, session.app, \
+    session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
+    session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \
+    session.last_at";
+/// How many columns that are.
+pub(super) const SUMMARY_WIDTH: usize = 16;
 
 /// The columns of a session that lists show, before they are understood.
-struct SummaryRow {
+pub(super) struct SummaryRow {
     pk: i64,
     id: Uuid,
     user: Uuid,
@@ -436,7 +440,7 @@ struct SummaryRow {
 }
 
 impl SummaryRow {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             pk: row.get(0)?,
             id: row.get::<_, Uuid16>(1)?.0,
@@ -451,7 +455,7 @@ impl SummaryRow {
         })
     }
 
-    fn into_summary(self) -> Result<SessionSummary, StoreError> {
+    pub(super) fn into_summary(self) -> Result<SessionSummary, StoreError> {
         let id = SessionId::from_uuid(self.id);
         let place = || format!("the row of session {id}");
         let name = |text: &str| {
@@ -502,25 +506,6 @@ fn time_to_live(
         mode,
         ms: from_sql(ms),
     }))
-}
-
-/// The holds that a request ever opened, in the order of opening.
-pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-    let bodies = |table: &str| -> Result<Vec<Vec<u8>>, StoreError> {
-        let sql = format!("SELECT body FROM {table} WHERE request = ?1");
-        all(conn, &sql, [id_bytes(request.as_uuid())], |row| row.get(0))
-    };
-    let mut found: Vec<Hold> = Vec::new();
-    for body in bodies("open_hold")? {
-        found.push(parse("the table `open_hold`", &body)?);
-    }
-    for body in bodies("closed_hold")? {
-        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
-        found.push(closed.hold);
-    }
-    // Ids say nothing: whoever opens a hold chooses its id.
-    found.sort_unstable_by_key(|hold| hold.number);
-    Ok(found.into_iter().map(|hold| hold.id).collect())
 }
 
 /// The requests that a request ever started, oldest first.
@@ -600,68 +585,6 @@ pub(super) fn last_place(conn: &Connection) -> Result<u64, StoreError> {
         row.get::<_, Option<i64>>(0)
     })?;
     Ok(newest.flatten().map_or(0, from_sql))
-}
-
-/// A page of decided holds, the last decided first.
-pub(super) fn decided_holds(
-    conn: &Connection,
-    query: &HoldQuery,
-) -> Result<Vec<HoldSummary>, StoreError> {
-    let sql = "SELECT closed_hold.pk, session.id, closed_hold.body
-               FROM closed_hold JOIN session ON session.pk = closed_hold.session
-               WHERE closed_hold.tenant = ?1 AND closed_hold.pk < ?2
-               ORDER BY closed_hold.pk DESC LIMIT ?3";
-    let key = (
-        query.tenant.as_str(),
-        query.after.map_or(i64::MAX, to_sql),
-        to_sql(query.limit as u64),
-    );
-    let found = all(conn, sql, key, |row| {
-        Ok((
-            row.get::<_, i64>(0)?,
-            row.get::<_, Uuid16>(1)?.0,
-            row.get::<_, Vec<u8>>(2)?,
-        ))
-    })?;
-    let summaries = found.into_iter().map(|(pk, session, body)| {
-        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
-        Ok(HoldSummary {
-            place: from_sql(pk),
-            session: SessionId::from_uuid(session),
-            hold: closed.hold,
-        })
-    });
-    summaries.collect()
-}
-
-/// A page of open holds, oldest first.
-pub(super) fn open_holds(
-    conn: &Connection,
-    query: &HoldQuery,
-) -> Result<Vec<HoldSummary>, StoreError> {
-    let sql = "SELECT open_hold.pk, session.id, open_hold.body
-               FROM open_hold JOIN session ON session.pk = open_hold.session
-               WHERE open_hold.tenant = ?1 AND open_hold.pk > ?2 ORDER BY open_hold.pk LIMIT ?3";
-    let key = (
-        query.tenant.as_str(),
-        query.after.map_or(0, to_sql),
-        to_sql(query.limit as u64),
-    );
-    let found = all(conn, sql, key, |row| {
-        Ok((
-            row.get::<_, i64>(0)?,
-            row.get::<_, Uuid16>(1)?.0,
-            row.get::<_, Vec<u8>>(2)?,
-        ))
-    })?;
-    let summaries = found.into_iter().map(|(pk, session, body)| {
-        Ok(HoldSummary {
-            place: from_sql(pk),
-            session: SessionId::from_uuid(session),
-            hold: parse("the table `open_hold`", &body)?,
-        })
-    });
-    summaries.collect()
 }
 
 /// Requests of an agent that wait for a worker, oldest first.

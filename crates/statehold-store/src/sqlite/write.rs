@@ -1,7 +1,9 @@
 //! Writing one commit inside a transaction that the writer opened.
 
 use rusqlite::{Connection, OptionalExtension, ToSql, params};
+use statehold_core::hold::Hold;
 use statehold_core::ids::TaskId;
+use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::RequestStatus;
 use statehold_core::scope::{Scope, StateKey, merge};
@@ -13,8 +15,8 @@ use super::log::{self, Link, SessionRow, WAYPOINT_EVERY, pack_links};
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::{erase, read};
 use crate::codec;
-use crate::commit::{Answer, Commit, SharedWrite, StateWrite};
-use crate::port::{SharedOwner, StoreError};
+use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
+use crate::port::{HoldPlace, SharedOwner, StoreError};
 
 /// Runs one statement with its parameters.
 fn run(conn: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<usize, StoreError> {
@@ -522,22 +524,28 @@ fn write_holds(
     owner: &Owner,
     pk: i64,
 ) -> Result<(), StoreError> {
+    let agent_of = |hold: &Hold| {
+        let agent = commit.agent_of(hold.task).map(Name::as_str);
+        agent.ok_or_else(|| damaged(format!("hold {}", hold.id), "its task is missing"))
+    };
+    let user = id_bytes(owner.user.as_uuid());
     for hold in &commit.changes.open_holds {
-        let deadline = hold
-            .deadline
-            .map(statehold_core::time::Timestamp::as_micros);
         let id = id_bytes(hold.id.as_uuid());
+        let place = HoldPlace::of(hold, 0);
         run(
             conn,
-            "INSERT INTO open_hold(id, session, request, tenant, deadline, body)
-             VALUES(?1, ?2, ?3, ?4, ?5, ?6)
+            "INSERT INTO open_hold(id, session, request, tenant, user, agent, risk, deadline, body)
+             VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
              ON CONFLICT(id) DO UPDATE SET body = excluded.body",
             params![
                 id,
                 pk,
                 id_bytes(hold.request.as_uuid()),
                 owner.tenant.as_str(),
-                deadline,
+                user,
+                agent_of(hold)?,
+                place.risk,
+                place.deadline.as_micros(),
                 json(hold)
             ],
         )?;
@@ -546,18 +554,27 @@ fn write_holds(
     for closed in commit.changes.closed_holds.iter().filter(|_| !is_fork) {
         let id = id_bytes(closed.hold.id.as_uuid());
         run(conn, "DELETE FROM open_hold WHERE id = ?1", [id])?;
+        let call = closed.hold.call;
         run(
             conn,
-            "INSERT INTO closed_hold(id, session, request, tenant, body)
-             VALUES(?1, ?2, ?3, ?4, ?5)",
+            "INSERT INTO closed_hold(id, session, request, tenant, user, agent, call, body)
+             VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             params![
                 id,
                 pk,
                 id_bytes(closed.hold.request.as_uuid()),
                 owner.tenant.as_str(),
+                user,
+                agent_of(&closed.hold)?,
+                call.map(|call| call.as_uuid().as_bytes().to_vec()),
                 json(closed)
             ],
         )?;
+    }
+    // Whoever asks about a decision later finds what came of it.
+    for (call, result) in results_in(&commit.record) {
+        let sql = "UPDATE closed_hold SET result = ?2 WHERE call = ?1";
+        run(conn, sql, (id_bytes(call.as_uuid()), json(&result)))?;
     }
     Ok(())
 }

@@ -193,6 +193,10 @@ pub(super) async fn a_request_knows_the_holds_that_it_opened(store: Arc<dyn Stor
         for (request, expected) in driver.requests.iter().zip(&expected) {
             assert_eq!(of(*request).await, *expected, "in the order of opening");
         }
+        let rows = store.held_by(vec![driver.requests[1], driver.requests[0]]);
+        let rows = rows.await.expect(HEALTHY);
+        let rows: Vec<HoldId> = rows.iter().map(|row| row.hold.id).collect();
+        assert_eq!(rows, [expected[1].clone(), expected[0].clone()].concat());
         let answer = driver.decision(decided, DecisionKind::Respond);
         driver.ok(&driver.client(), answer).await;
     }

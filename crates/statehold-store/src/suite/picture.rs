@@ -11,8 +11,8 @@ use statehold_core::session::SessionState;
 use super::driver::Driver;
 use super::fixture::{name, the_end};
 use crate::{
-    Answer, Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, Store, StoredItem, StoredRecord,
+    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, Store, StoredItem, StoredRecord,
 };
 
 /// Agents that the suite names.
@@ -226,13 +226,16 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
     }
     let query = HoldQuery {
         tenant: tenant.clone(),
+        user: None,
+        session: None,
+        order: HoldOrder::Oldest,
         after: None,
         limit: 1_000,
     };
     let mut open_holds = store.open_holds(query.clone()).await.expect(HEALTHY);
     let mut decided_holds = store.decided_holds(query).await.expect(HEALTHY);
     for summary in open_holds.iter_mut().chain(&mut decided_holds) {
-        summary.place = 0;
+        (summary.place.number, summary.session.place) = (0, 0);
     }
     let mut claimable = Vec::new();
     for agent in AGENTS {

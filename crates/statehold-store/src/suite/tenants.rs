@@ -37,6 +37,9 @@ pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
     assert_eq!(who(5).await.as_deref(), Some("Zoë ✓"));
     assert_eq!(who(6).await.as_deref(), Some("bob"));
     assert_eq!(who(2).await, None, "a pseudonym that was not needed");
+    let several = store.user_names([6, 2, 5].map(user).to_vec()).await;
+    let expected = [Some("bob"), None, Some("Zoë ✓")].map(|name| name.map(str::to_owned));
+    assert_eq!(several.expect(HEALTHY), expected);
 }
 
 pub(super) async fn of_many_who_ask_for_a_pseudonym_all_get_one(store: Arc<dyn Store>) {

@@ -2,7 +2,9 @@
 
 use statehold_core::command::{Command, Output, StartRequest, StatePatch, StateSet};
 use statehold_core::digest::Digest;
-use statehold_core::hold::{CallTarget, DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry};
+use statehold_core::hold::{
+    CallTarget, DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry, Risk,
+};
 use statehold_core::ids::{HoldId, IdMint};
 use statehold_core::item::{
     Attachment, AttachmentSource, CallOutcome, ItemKind, NewCallMark, NewItem, Visibility,
@@ -219,6 +221,25 @@ impl Driver {
         Command::OpenHold {
             by,
             hold: NewHold {
+                expires_in_ms,
+                ..self.new_hold(hold, HoldKind::Question)
+            },
+            items: Vec::new(),
+        }
+    }
+
+    /// Asks a person something that can go wrong, for at most so long.
+    pub fn risky(
+        &mut self,
+        request: usize,
+        risk: Option<Risk>,
+        expires_in_ms: Option<u64>,
+    ) -> Command {
+        let (by, hold) = (self.fenced(request), self.fresh_hold());
+        Command::OpenHold {
+            by,
+            hold: NewHold {
+                risk,
                 expires_in_ms,
                 ..self.new_hold(hold, HoldKind::Question)
             },

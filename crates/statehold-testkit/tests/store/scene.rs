@@ -25,8 +25,8 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{
-    Commit, Due, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
+    Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
 };
 use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
@@ -519,6 +519,9 @@ impl Picture {
         };
         let open_holds = HoldQuery {
             tenant,
+            user: None,
+            session: None,
+            order: HoldOrder::Urgency,
             after: None,
             limit: 100,
         };

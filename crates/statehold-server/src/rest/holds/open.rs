@@ -7,7 +7,7 @@ use axum::response::Response;
 use http::StatusCode;
 use statehold_core::command::{Command, Fenced};
 use statehold_core::digest::{Digest, action_digest};
-use statehold_core::hold::{CallTarget, DecideBy, HoldKind, HoldStatus, NewHold};
+use statehold_core::hold::{CallTarget, DecideBy, HoldKind, NewHold};
 use statehold_core::ids::{HoldId, IdMint, RequestId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_engine::{Committed, Payloads, Reply};
@@ -19,11 +19,13 @@ use crate::rest::requests::{Target, about, find_calls, new_items, target};
 use crate::rest::{done, name};
 use crate::wire::hold::{ActionBody, ActionIn, HoldBody, HoldIn, HoldOut};
 use crate::wire::item::{ItemBody, ItemIn, ItemKindWire};
-use crate::wire::{time, to_body};
+use crate::wire::to_body;
 
 /// The longest title and message of a hold, in bytes.
 const TITLE_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;
+/// The longest name of a group, in bytes.
+const GROUP_BYTES_MAX: usize = 64;
 
 /// Ask a person.
 #[utoipa::path(
@@ -83,6 +85,7 @@ pub(crate) async fn open(
         response_schema: wire.response_schema,
         url: wire.url,
         reasons: wire.reasons,
+        group_id: wire.group_id,
     };
     let words = to_body(&words);
     let hold = NewHold {
@@ -176,46 +179,8 @@ fn gate(
 /// The hold as its opener sees it: it wrote all of it.
 fn opened_reply(id: HoldId, words: Vec<u8>) -> Reply {
     Arc::new(move |made: &Committed<'_>| {
-        let content = &made.record.content;
-        let Some(hold) = made.after.holds.get(&id) else {
-            return Vec::new();
-        };
         let words: HoldBody = serde_json::from_slice(&words).unwrap_or_default();
-        let live = made.after.requests.get(&hold.request);
-        let mut path = Vec::new();
-        let mut task = made.after.tasks.get(&hold.task);
-        let agent = task.map_or_else(String::new, |task| task.agent.to_string());
-        while let Some(at) = task {
-            path.push(at.id.to_string());
-            let above = at.parent.map(|link| link.task);
-            task = above.and_then(|above| made.after.tasks.get(&above));
-        }
-        path.reverse();
-        let number = live.map_or(0, |live| live.number);
-        to_body(&HoldOut {
-            id: id.to_string(),
-            alias: format!("R{number}.h{}", hold.number),
-            kind: hold.kind,
-            status: HoldStatus::Open,
-            session_id: content.session.to_string(),
-            task_id: hold.task.to_string(),
-            request_id: hold.request.to_string(),
-            task_path: path,
-            agent,
-            title: words.title,
-            message: words.message,
-            action: words.action,
-            response_schema: words.response_schema,
-            url: words.url,
-            reasons: words.reasons,
-            allowed: hold.allowed.iter().copied().collect(),
-            quorum: hold.need,
-            votes: Some(Vec::new()),
-            expires_at: hold.deadline.map(time),
-            on_expiry: hold.on_expiry,
-            decision: None,
-            created_at: time(content.at),
-        })
+        HoldOut::of_commit(made, id, words).map_or_else(Vec::new, |out| to_body(&out))
     })
 }
 
@@ -232,6 +197,10 @@ fn require_words(wire: &HoldIn) -> Result<(), Problem> {
         .is_some_and(|text| text.len() > MESSAGE_BYTES_MAX)
     {
         return wrong("message", "has at most 16384 bytes");
+    }
+    let group = wire.group_id.as_ref();
+    if group.is_some_and(|group| group.is_empty() || group.len() > GROUP_BYTES_MAX) {
+        return wrong("group_id", "is 1 to 64 bytes");
     }
     let is_approval = HoldKind::from(wire.kind) == HoldKind::Approval;
     if is_approval != wire.action.is_some() {

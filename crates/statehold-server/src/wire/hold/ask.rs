@@ -50,6 +50,10 @@ pub(crate) struct HoldIn {
     #[serde(default)]
     #[schema(pattern = "^(other|user|role:[A-Za-z0-9][A-Za-z0-9._-]{0,127})$")]
     pub(crate) decide_by: Option<String>,
+    /// What ties holds of one turn together.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 64)]
+    pub(crate) group_id: Option<String>,
     #[serde(default)]
     pub(crate) items: Vec<ItemIn>,
 }

@@ -22,6 +22,8 @@ pub(crate) struct HoldBody {
     pub(crate) url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reasons: Option<Raw>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) group_id: Option<String>,
 }
 
 /// What is kept of an action.

@@ -1,18 +1,21 @@
 //! Columns that a body or a record says too, kept apart so that things are found by them.
 
+use std::collections::BTreeMap;
+
 use rusqlite::Connection;
-use statehold_core::projection::Changes;
+use statehold_core::ids::ItemId;
+use statehold_core::name::Name;
+use statehold_core::projection::{Changes, ClosedHold};
 use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestStatus;
-use statehold_core::session::SessionState;
-use statehold_core::time::Timestamp;
+use statehold_core::session::{Owner, SessionState};
 
 use super::super::log::{self, SessionRow};
 use super::super::read;
 use super::super::sql::id_bytes;
 use super::super::write::LifeColumns;
 use crate::check::{CheckReport, Problem};
-use crate::port::StoreError;
+use crate::port::{CallResult, HoldPlace, StoreError};
 
 fn wrong(report: &mut CheckReport, place: String, what: &str) {
     report.add(Problem::projection(place, what));
@@ -62,7 +65,6 @@ pub(super) fn compare_life(
 pub(super) fn compare_ended(
     conn: &Connection,
     pk: i64,
-    tenant: &str,
     changes: &Changes,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
@@ -85,15 +87,48 @@ pub(super) fn compare_ended(
             );
         }
     }
-    for closed in &changes.closed_holds {
-        let sql = "SELECT request, tenant FROM closed_hold WHERE id = ?1";
-        let id = id_bytes(closed.hold.id.as_uuid());
-        let found: Option<(Vec<u8>, String)> =
-            read::first(conn, sql, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let request = closed.hold.request.as_uuid().as_bytes().as_slice();
-        if !found.is_some_and(|(of, owner)| of == request && owner == tenant) {
-            let place = format!("closed hold {}", closed.hold.id);
-            wrong(report, place, "is filed under another request or tenant");
+    Ok(())
+}
+
+/// Compares what decided holds are found by, and what came of what they were about.
+pub(super) fn compare_decided(
+    conn: &Connection,
+    owner: &Owner,
+    decided: &[(ClosedHold, Name)],
+    results: &BTreeMap<ItemId, CallResult>,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
+    for (closed, agent) in decided {
+        let hold = &closed.hold;
+        let sql =
+            "SELECT request, tenant, user, agent, call, result FROM closed_hold WHERE id = ?1";
+        let found = read::first(conn, sql, [id_bytes(hold.id.as_uuid())], |row| {
+            Ok((
+                [row.get::<_, Vec<u8>>(0)?, row.get(2)?],
+                [row.get::<_, String>(1)?, row.get(3)?],
+                row.get::<_, Option<Vec<u8>>>(4)?,
+                row.get::<_, Option<Vec<u8>>>(5)?,
+            ))
+        })?;
+        let Some((ids, names, call, result)) = found else {
+            continue;
+        };
+        let place = || format!("closed hold {}", hold.id);
+        let call_bytes = hold.call.map(|call| call.as_uuid().as_bytes().to_vec());
+        let is_same = ids[0] == hold.request.as_uuid().as_bytes()
+            && ids[1] == owner.user.as_uuid().as_bytes()
+            && names == [owner.tenant.as_str(), agent.as_str()]
+            && call == call_bytes;
+        if !is_same {
+            let what = "is filed under another request, tenant, user, agent or call";
+            wrong(report, place(), what);
+        }
+        let result: Option<CallResult> = match result {
+            Some(bytes) => Some(read::parse(&place(), &bytes)?),
+            None => None,
+        };
+        if result != hold.call.and_then(|call| results.get(&call).copied()) {
+            wrong(report, place(), "has another result than the log says");
         }
     }
     Ok(())
@@ -126,15 +161,24 @@ pub(super) fn compare_queues(
         }
     }
     for hold in folded.holds.values() {
-        let sql = "SELECT tenant, deadline, request FROM open_hold WHERE id = ?1";
+        let sql =
+            "SELECT tenant, agent, risk, deadline, request, user FROM open_hold WHERE id = ?1";
         let id = id_bytes(hold.id.as_uuid());
-        let found: Option<(String, Option<i64>, Vec<u8>)> = read::first(conn, sql, [id], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        let found = read::first(conn, sql, [id], |row| {
+            Ok((
+                [row.get::<_, String>(0)?, row.get(1)?],
+                [row.get::<_, i64>(2)?, row.get(3)?],
+                [row.get::<_, Vec<u8>>(4)?, row.get(5)?],
+            ))
         })?;
-        let is_same = found.is_some_and(|(found, deadline, request)| {
-            Some(found.as_str()) == tenant
-                && deadline == hold.deadline.map(Timestamp::as_micros)
-                && request == hold.request.as_uuid().as_bytes()
+        let place = HoldPlace::of(hold, 0);
+        let agent = folded.tasks.get(&hold.task).map(|task| task.agent.as_str());
+        let user = folded.owner.as_ref().map(|owner| *owner.user.as_uuid());
+        let is_same = found.is_some_and(|(names, urgency, ids)| {
+            [tenant, agent] == [Some(names[0].as_str()), Some(names[1].as_str())]
+                && urgency == [i64::from(place.risk), place.deadline.as_micros()]
+                && ids[0] == hold.request.as_uuid().as_bytes()
+                && user.is_some_and(|user| ids[1] == user.as_bytes())
         });
         if !is_same {
             wrong(report, format!("open hold {}", hold.id), what);

@@ -116,30 +116,45 @@ CREATE TABLE child_request(
 );
 CREATE INDEX child_request_by_parent ON child_request(parent);
 
+-- `risk` is 0 for high, 1, 2, and 3 for none; without a deadline, `deadline` is the largest integer. So
+-- the order of urgency is the order of an index, and neither changes while the hold is open.
 CREATE TABLE open_hold(
   pk INTEGER PRIMARY KEY,
   id BLOB NOT NULL UNIQUE,
   session INTEGER NOT NULL,
   request BLOB NOT NULL,
   tenant TEXT NOT NULL,
-  deadline INTEGER,
+  user BLOB NOT NULL,
+  agent TEXT NOT NULL,
+  risk INTEGER NOT NULL,
+  deadline INTEGER NOT NULL,
   body BLOB NOT NULL
 );
 CREATE INDEX open_hold_by_request ON open_hold(request);
 CREATE INDEX open_hold_by_session ON open_hold(session);
 CREATE INDEX open_hold_by_tenant ON open_hold(tenant);
+CREATE INDEX open_hold_by_urgency ON open_hold(tenant, risk, deadline);
+CREATE INDEX open_hold_by_user ON open_hold(tenant, user, risk, deadline);
 CREATE INDEX open_hold_by_deadline ON open_hold(deadline);
 
+-- `result` is what came of the tool call that the hold was about.
 CREATE TABLE closed_hold(
   pk INTEGER PRIMARY KEY,
   id BLOB NOT NULL UNIQUE,
   session INTEGER NOT NULL,
   request BLOB NOT NULL,
   tenant TEXT NOT NULL,
-  body BLOB NOT NULL
+  user BLOB NOT NULL,
+  agent TEXT NOT NULL,
+  call BLOB,
+  body BLOB NOT NULL,
+  result BLOB
 );
 CREATE INDEX closed_hold_by_request ON closed_hold(request);
+CREATE INDEX closed_hold_by_session ON closed_hold(session);
 CREATE INDEX closed_hold_by_tenant ON closed_hold(tenant);
+CREATE INDEX closed_hold_by_user ON closed_hold(tenant, user);
+CREATE INDEX closed_hold_by_call ON closed_hold(call);
 
 CREATE TABLE state(
   session INTEGER NOT NULL,

@@ -1,0 +1,232 @@
+//! Holds with what people read: a page of them costs as many questions to the store as one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::hold::{Hold, Right, WhyNot};
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::projection::ClosedHold;
+use statehold_core::time::Timestamp;
+use statehold_store::{CallResult, HoldSummary, LineageStep, SessionSummary, StoredRecord};
+
+use super::Reach;
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// A hold, open or decided, with what people read.
+#[derive(Debug, Clone)]
+pub struct HoldDetail {
+    /// Its session.
+    pub session: SessionSummary,
+    /// The name of the session's user.
+    pub user: String,
+    /// The hold.
+    pub hold: Hold,
+    /// How it was decided.
+    pub closed: Option<ClosedHold>,
+    /// The agent that asks.
+    pub agent: Name,
+    /// The requests from the root down to the one that asks, with their tasks.
+    pub lineage: Vec<LineageStep>,
+    /// Title, message, action: as it was opened.
+    pub body: Option<Vec<u8>>,
+    /// The words that came with the decision.
+    pub decision_body: Option<Vec<u8>>,
+    /// When it was opened.
+    pub opened_at: Option<Timestamp>,
+    /// The hash of the record that opened it.
+    pub opened_hash: Option<Digest>,
+    /// When it was decided.
+    pub decided_at: Option<Timestamp>,
+    /// The hash of the record that decided it.
+    pub decided_hash: Option<Digest>,
+    /// What came of the action, once it is decided.
+    pub result: Option<CallResult>,
+    /// The holds that were opened together with it.
+    pub group: Option<HoldGroup>,
+    /// The right by which the caller may decide it, or why not.
+    pub right: Result<Right, WhyNot>,
+    /// Why the caller may not decide it, the roles of the server included. None if they may.
+    pub why_not: Option<WhyNot>,
+    /// Whether the caller may see the action: who may decide it, or read traces.
+    pub sees_action: bool,
+    /// Who voted.
+    pub votes: Vec<Principal>,
+}
+
+/// Holds of one request that belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldGroup {
+    /// What the worker calls it.
+    pub id: String,
+    /// How many the caller may see.
+    pub holds: usize,
+    /// How many of those are decided.
+    pub decided: usize,
+}
+
+/// The only word of a hold's body that the engine reads.
+#[derive(Deserialize)]
+struct GroupWord {
+    #[serde(default)]
+    group_id: Option<String>,
+}
+
+fn group_of(body: Option<&[u8]>) -> Option<String> {
+    serde_json::from_slice::<GroupWord>(body?).ok()?.group_id
+}
+
+impl Engine {
+    /// What people read of some holds, in the same order. Whether the caller may see them was asked
+    /// before.
+    pub(crate) async fn hold_details(
+        &self,
+        caller: &Caller,
+        rows: Vec<HoldSummary>,
+    ) -> Result<Vec<HoldDetail>, EngineError> {
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let store = &self.inner().store;
+        let opened = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
+        let decided = rows
+            .iter()
+            .filter_map(|row| Some((row.session.id, row.decision?.1)));
+        let places: BTreeSet<(SessionId, u64)> = opened.chain(decided).collect();
+        let records = self.records_of(places).await?;
+        let asking: BTreeSet<RequestId> = rows.iter().map(|row| row.hold.request).collect();
+        let asking: Vec<RequestId> = asking.into_iter().collect();
+        let lineages = store.lineages(asking.clone()).await?;
+        let lineages: BTreeMap<_, _> = asking.into_iter().zip(lineages).collect();
+        let names = self
+            .user_names(rows.iter().map(|row| row.session.owner.user).collect())
+            .await?;
+        let body_of = |row: &HoldSummary| {
+            let record = records.get(&(row.session.id, row.hold.opened_at));
+            payload(record, row.hold.body)
+        };
+        let grouped: BTreeSet<RequestId> = rows
+            .iter()
+            .filter(|row| group_of(body_of(row).as_deref()).is_some())
+            .map(|row| row.hold.request)
+            .collect();
+        let groups = self.groups(caller, grouped).await?;
+        let details = rows.into_iter().map(|row| {
+            let session = row.session.id;
+            let opened = records.get(&(session, row.hold.opened_at));
+            let decided = row.decision.and_then(|(_, by)| records.get(&(session, by)));
+            let Reach { right, why_not, .. } = Reach::of(caller, &row);
+            let body = payload(opened, row.hold.body);
+            let group = group_of(body.as_deref());
+            let group = group.and_then(|id| groups.get(&(row.hold.request, id)).cloned());
+            let user = row.session.owner.user;
+            let made = row.decision.and_then(|(decision, _)| decision.body);
+            HoldDetail {
+                user: names.get(&user).cloned().unwrap_or(user.to_string()),
+                agent: row.agent,
+                lineage: lineages.get(&row.hold.request).cloned().unwrap_or_default(),
+                body,
+                decision_body: payload(decided, made),
+                opened_at: opened.map(|stored| stored.record.content.at),
+                opened_hash: opened.map(|stored| stored.record.hash),
+                decided_at: decided.map(|stored| stored.record.content.at),
+                decided_hash: decided.map(|stored| stored.record.hash),
+                result: row.result,
+                group,
+                sees_action: why_not.is_none(),
+                right,
+                why_not,
+                votes: row.hold.votes.keys().copied().collect(),
+                closed: row.decision.map(|(decision, decided_by)| ClosedHold {
+                    hold: row.hold.clone(),
+                    decision,
+                    decided_by,
+                }),
+                hold: row.hold,
+                session: row.session,
+            }
+        });
+        Ok(details.collect())
+    }
+
+    /// Those of some holds that are in a group.
+    pub(super) async fn in_group(
+        &self,
+        group: &str,
+        rows: Vec<HoldSummary>,
+    ) -> Result<Vec<HoldSummary>, EngineError> {
+        let places = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
+        let records = self.records_of(places.collect()).await?;
+        let mut rows = rows;
+        rows.retain(|row| {
+            let record = records.get(&(row.session.id, row.hold.opened_at));
+            let body = payload(record, row.hold.body);
+            group_of(body.as_deref()).as_deref() == Some(group)
+        });
+        Ok(rows)
+    }
+
+    /// The groups of some requests, as far as the caller may see the holds in them.
+    async fn groups(
+        &self,
+        caller: &Caller,
+        requests: BTreeSet<RequestId>,
+    ) -> Result<BTreeMap<(RequestId, String), HoldGroup>, EngineError> {
+        let mut groups: BTreeMap<(RequestId, String), HoldGroup> = BTreeMap::new();
+        if requests.is_empty() {
+            return Ok(groups);
+        }
+        let held = self.inner().store.held_by(requests.into_iter().collect());
+        let mut held = held.await?;
+        held.retain(|row| Reach::of(caller, row).sees);
+        let places = held.iter().map(|row| (row.session.id, row.hold.opened_at));
+        let records = self.records_of(places.collect()).await?;
+        for row in held {
+            let record = records.get(&(row.session.id, row.hold.opened_at));
+            let Some(id) = group_of(payload(record, row.hold.body).as_deref()) else {
+                continue;
+            };
+            let group = groups
+                .entry((row.hold.request, id.clone()))
+                .or_insert(HoldGroup {
+                    id,
+                    holds: 0,
+                    decided: 0,
+                });
+            group.holds += 1;
+            group.decided += usize::from(row.decision.is_some());
+        }
+        Ok(groups)
+    }
+
+    /// Some records, read in one go.
+    pub(crate) async fn records_of(
+        &self,
+        places: BTreeSet<(SessionId, u64)>,
+    ) -> Result<BTreeMap<(SessionId, u64), StoredRecord>, EngineError> {
+        if places.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let places: Vec<(SessionId, u64)> = places.into_iter().collect();
+        let records = self.inner().store.records_at(places.clone()).await?;
+        let found = places.into_iter().zip(records);
+        Ok(found
+            .filter_map(|(place, record)| Some((place, record?)))
+            .collect())
+    }
+}
+
+/// A payload that a record names.
+pub(crate) fn payload(stored: Option<&StoredRecord>, name: Option<BodyRef>) -> Option<Vec<u8>> {
+    let (stored, name) = (stored?, name?);
+    let index = stored
+        .record
+        .bodies()
+        .iter()
+        .position(|body| *body == name)?;
+    stored.bodies.get(index).cloned().flatten()
+}

@@ -1,0 +1,101 @@
+//! What a session, a task or a request waits for, at any depth, with the leaf's own ids.
+
+use statehold_core::hold::Hold;
+use statehold_core::ids::{HoldId, RequestId, SessionId};
+use statehold_core::name::Name;
+use statehold_core::session::SessionState;
+use statehold_store::LineageStep;
+
+use super::detail::payload;
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// How many are told; beyond that only how many there are.
+const PENDING_MAX: usize = 100;
+
+/// The open holds at and below something.
+#[derive(Debug, Clone, Default)]
+pub struct Pending {
+    /// The oldest of them.
+    pub holds: Vec<PendingHold>,
+    /// How many there are.
+    pub total: usize,
+}
+
+/// An open hold as everything above it shows it.
+#[derive(Debug, Clone)]
+pub struct PendingHold {
+    /// The hold.
+    pub hold: Hold,
+    /// Its session.
+    pub session: SessionId,
+    /// The agent that asks.
+    pub agent: Name,
+    /// The requests from the root down to the one that asks, with their tasks.
+    pub lineage: Vec<LineageStep>,
+    /// Title, message, action: as it was opened.
+    pub body: Option<Vec<u8>>,
+}
+
+impl Engine {
+    /// Everything that a session waits for. Whether the caller may read the session was asked before.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn pending_in(&self, session: SessionId) -> Result<Pending, EngineError> {
+        let state = self.durable_state(session).await?;
+        let holds = state.holds.keys().copied().collect();
+        self.pending_of(&state, holds).await
+    }
+
+    /// Some open holds of a session as their ancestors show them.
+    pub(crate) async fn pending_of(
+        &self,
+        state: &SessionState,
+        holds: Vec<HoldId>,
+    ) -> Result<Pending, EngineError> {
+        let mut holds: Vec<&Hold> = holds.iter().filter_map(|id| state.holds.get(id)).collect();
+        let total = holds.len();
+        holds.sort_by_key(|hold| (hold.opened_at, hold.request, hold.number));
+        holds.truncate(PENDING_MAX);
+        let places = holds.iter().map(|hold| (state.session, hold.opened_at));
+        let records = self.records_of(places.collect()).await?;
+        let told = holds.into_iter().map(|hold| {
+            let lineage = lineage(state, hold.request);
+            let agent = state.tasks.get(&hold.task).map(|task| task.agent.clone());
+            Some(PendingHold {
+                hold: hold.clone(),
+                session: state.session,
+                agent: agent?,
+                lineage,
+                body: payload(records.get(&(state.session, hold.opened_at)), hold.body),
+            })
+        });
+        Ok(Pending {
+            holds: told.flatten().collect(),
+            total,
+        })
+    }
+}
+
+/// The way down to a live request. Whatever waits for a live request is live.
+fn lineage(state: &SessionState, request: RequestId) -> Vec<LineageStep> {
+    let mut steps = Vec::new();
+    let mut above = state.requests.get(&request);
+    while let Some(live) = above {
+        let Some(task) = state.tasks.get(&live.task) else {
+            break;
+        };
+        steps.push(LineageStep {
+            request: live.id,
+            number: live.number,
+            task: task.id,
+            task_number: task.number,
+            agent: task.agent.clone(),
+        });
+        above = live.parent.and_then(|id| state.requests.get(&id));
+    }
+    steps.reverse();
+    steps
+}

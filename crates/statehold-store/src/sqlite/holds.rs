@@ -1,0 +1,376 @@
+//! Holds: lists of them, what happened to them, and the way down to whoever asks.
+
+use rusqlite::{Connection, Row, params};
+use statehold_core::hold::Hold;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::record::Record;
+use statehold_core::request::LiveRequest;
+use statehold_core::task::Task;
+
+use super::log;
+use super::read::{SUMMARY_COLUMNS, SUMMARY_WIDTH, SummaryRow, all, by_id, first, parse};
+use super::sql::{damaged, from_sql, id_bytes, to_sql};
+use crate::codec;
+use crate::commit::hold_changes_in;
+use crate::port::{
+    HoldChange, HoldOrder, HoldPlace, HoldQuery, HoldSummary, LineageStep, StoreError, StoredRecord,
+};
+
+/// The holds that a request ever opened, in the order of opening.
+pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
+    let bodies = |table: &str| -> Result<Vec<Vec<u8>>, StoreError> {
+        let sql = format!("SELECT body FROM {table} WHERE request = ?1");
+        all(conn, &sql, [id_bytes(request.as_uuid())], |row| row.get(0))
+    };
+    let mut found: Vec<Hold> = Vec::new();
+    for body in bodies("open_hold")? {
+        found.push(parse("the table `open_hold`", &body)?);
+    }
+    for body in bodies("closed_hold")? {
+        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
+        found.push(closed.hold);
+    }
+    // Ids say nothing: whoever opens a hold chooses its id.
+    found.sort_unstable_by_key(|hold| hold.number);
+    Ok(found.into_iter().map(|hold| hold.id).collect())
+}
+
+/// A page of open holds.
+pub(super) fn open_holds(
+    conn: &Connection,
+    query: &HoldQuery,
+) -> Result<Vec<HoldSummary>, StoreError> {
+    // One index each for the session, the user and the tenant; the first two hold few rows.
+    let (by, narrowed) = match (query.session, query.user, query.order) {
+        (Some(_), _, _) => (
+            "open_hold_by_session",
+            "AND open_hold.session = (SELECT pk FROM session WHERE id = ?6)
+             AND (?5 IS NULL OR open_hold.user = ?5)",
+        ),
+        (None, Some(_), _) => (
+            "open_hold_by_user",
+            "AND open_hold.user = ?5 AND ?6 IS NULL",
+        ),
+        (None, None, HoldOrder::Urgency) => {
+            ("open_hold_by_urgency", "AND ?5 IS NULL AND ?6 IS NULL")
+        }
+        (None, None, _) => ("open_hold_by_tenant", "AND ?5 IS NULL AND ?6 IS NULL"),
+    };
+    let (beyond, order) = match query.order {
+        HoldOrder::Urgency => (
+            "(open_hold.risk, open_hold.deadline, open_hold.pk) > (?2, ?3, ?4)",
+            "open_hold.risk, open_hold.deadline, open_hold.pk",
+        ),
+        HoldOrder::Oldest => (
+            "?2 IS NOT NULL AND ?3 IS NOT NULL AND open_hold.pk > ?4",
+            "open_hold.pk",
+        ),
+        HoldOrder::Newest => (
+            "?2 IS NOT NULL AND ?3 IS NOT NULL AND open_hold.pk < ?4",
+            "open_hold.pk DESC",
+        ),
+    };
+    let sql = format!(
+        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
+         FROM open_hold INDEXED BY {by} JOIN session ON session.pk = open_hold.session
+         WHERE open_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?7"
+    );
+    let (user, session) = narrowing(query);
+    let after = query.after;
+    let begin = match query.order {
+        HoldOrder::Urgency | HoldOrder::Oldest => 0,
+        HoldOrder::Newest => i64::MAX,
+    };
+    let key = params![
+        query.tenant.as_str(),
+        after.map_or(-1, |place| i64::from(place.risk)),
+        after.map_or(0, |place| place.deadline.as_micros()),
+        after.map_or(begin, |place| to_sql(place.number)),
+        user,
+        session,
+        to_sql(query.limit as u64),
+    ];
+    all(conn, &sql, key, OpenRow::read)?
+        .into_iter()
+        .map(OpenRow::into_summary)
+        .collect()
+}
+
+fn narrowing(query: &HoldQuery) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let user = query.user.map(|user| user.as_uuid().as_bytes().to_vec());
+    let session = query.session;
+    let session = session.map(|session| session.as_uuid().as_bytes().to_vec());
+    (user, session)
+}
+
+/// A page of decided holds in the order of their decisions.
+pub(super) fn decided_holds(
+    conn: &Connection,
+    query: &HoldQuery,
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let (by, narrowed) = match (query.session, query.user) {
+        (Some(_), _) => (
+            "closed_hold_by_session",
+            "AND closed_hold.session = (SELECT pk FROM session WHERE id = ?4)
+             AND (?3 IS NULL OR closed_hold.user = ?3)",
+        ),
+        (None, Some(_)) => (
+            "closed_hold_by_user",
+            "AND closed_hold.user = ?3 AND ?4 IS NULL",
+        ),
+        (None, None) => ("closed_hold_by_tenant", "AND ?3 IS NULL AND ?4 IS NULL"),
+    };
+    let (beyond, order, begin) = match query.order {
+        HoldOrder::Oldest => ("closed_hold.pk > ?2", "closed_hold.pk", 0),
+        HoldOrder::Newest | HoldOrder::Urgency => {
+            ("closed_hold.pk < ?2", "closed_hold.pk DESC", i64::MAX)
+        }
+    };
+    let sql = format!(
+        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
+         closed_hold.result
+         FROM closed_hold INDEXED BY {by} JOIN session ON session.pk = closed_hold.session
+         WHERE closed_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?5"
+    );
+    let (user, session) = narrowing(query);
+    let key = params![
+        query.tenant.as_str(),
+        query.after.map_or(begin, |place| to_sql(place.number)),
+        user,
+        session,
+        to_sql(query.limit as u64),
+    ];
+    all(conn, &sql, key, ClosedRow::read)?
+        .into_iter()
+        .map(ClosedRow::into_summary)
+        .collect()
+}
+
+/// Holds by their ids, open or decided.
+pub(super) fn by_ids(conn: &Connection, ids: &[HoldId]) -> Result<Vec<HoldSummary>, StoreError> {
+    let open = format!(
+        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
+         FROM open_hold JOIN session ON session.pk = open_hold.session WHERE open_hold.id = ?1"
+    );
+    let closed = format!(
+        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
+         closed_hold.result
+         FROM closed_hold JOIN session ON session.pk = closed_hold.session
+         WHERE closed_hold.id = ?1"
+    );
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        let key = [id_bytes(id.as_uuid())];
+        if let Some(row) = first(conn, &open, key, OpenRow::read)? {
+            found.push(row.into_summary()?);
+        } else if let Some(row) = first(conn, &closed, key, ClosedRow::read)? {
+            found.push(row.into_summary()?);
+        }
+    }
+    Ok(found)
+}
+
+/// All holds that some requests ever opened.
+pub(super) fn held_by(
+    conn: &Connection,
+    requests: &[RequestId],
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let open = format!(
+        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
+         FROM open_hold JOIN session ON session.pk = open_hold.session
+         WHERE open_hold.request = ?1"
+    );
+    let closed = format!(
+        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
+         closed_hold.result
+         FROM closed_hold JOIN session ON session.pk = closed_hold.session
+         WHERE closed_hold.request = ?1"
+    );
+    let mut found = Vec::new();
+    for request in requests {
+        let key = [id_bytes(request.as_uuid())];
+        let mut own = Vec::new();
+        for row in all(conn, &open, key, OpenRow::read)? {
+            own.push(row.into_summary()?);
+        }
+        for row in all(conn, &closed, key, ClosedRow::read)? {
+            own.push(row.into_summary()?);
+        }
+        own.sort_unstable_by_key(|row| row.hold.number);
+        found.append(&mut own);
+    }
+    Ok(found)
+}
+
+/// An open hold with its session, before it is understood.
+struct OpenRow {
+    session: SummaryRow,
+    pk: i64,
+    agent: String,
+    body: Vec<u8>,
+}
+
+impl OpenRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            session: SummaryRow::read(row)?,
+            pk: row.get(SUMMARY_WIDTH)?,
+            agent: row.get(SUMMARY_WIDTH + 1)?,
+            body: row.get(SUMMARY_WIDTH + 2)?,
+        })
+    }
+
+    fn into_summary(self) -> Result<HoldSummary, StoreError> {
+        let hold: Hold = parse("the table `open_hold`", &self.body)?;
+        Ok(HoldSummary {
+            place: HoldPlace::of(&hold, from_sql(self.pk)),
+            session: self.session.into_summary()?,
+            agent: name("the table `open_hold`", &self.agent)?,
+            hold,
+            decision: None,
+            result: None,
+        })
+    }
+}
+
+/// A decided hold with its session, before it is understood.
+struct ClosedRow {
+    session: SummaryRow,
+    pk: i64,
+    agent: String,
+    body: Vec<u8>,
+    result: Option<Vec<u8>>,
+}
+
+impl ClosedRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            session: SummaryRow::read(row)?,
+            pk: row.get(SUMMARY_WIDTH)?,
+            agent: row.get(SUMMARY_WIDTH + 1)?,
+            body: row.get(SUMMARY_WIDTH + 2)?,
+            result: row.get(SUMMARY_WIDTH + 3)?,
+        })
+    }
+
+    fn into_summary(self) -> Result<HoldSummary, StoreError> {
+        let table = "the table `closed_hold`";
+        let closed: ClosedHold = parse(table, &self.body)?;
+        let result = self.result.as_deref();
+        Ok(HoldSummary {
+            place: HoldPlace::of(&closed.hold, from_sql(self.pk)),
+            session: self.session.into_summary()?,
+            agent: name(table, &self.agent)?,
+            hold: closed.hold,
+            decision: Some((closed.decision, closed.decided_by)),
+            result: result.map(|result| parse(table, result)).transpose()?,
+        })
+    }
+}
+
+fn name(place: &str, text: &str) -> Result<Name, StoreError> {
+    text.parse().map_err(|error| damaged(place, error))
+}
+
+/// The words that every record about a hold has in it. Others need not be understood.
+const HOLD_WORDS: [&[u8]; 2] = [b"hold_", b"vote_recorded"];
+
+/// What happened to the holds of a tenant after a place, and the place up to which was looked.
+pub(super) fn changes(
+    conn: &Connection,
+    tenant: &Name,
+    after: u64,
+    limit: usize,
+) -> Result<(Vec<HoldChange>, u64), StoreError> {
+    let sql = "SELECT log.id, session.tenant, log.record
+               FROM log JOIN session ON session.pk = log.session
+               WHERE log.id > ?1 ORDER BY log.id LIMIT ?2";
+    let key = (to_sql(after), to_sql(limit as u64));
+    let rows = all(conn, sql, key, |row| {
+        let is_own = row.get_ref(1)?.as_str()? == tenant.as_str();
+        let packed = is_own.then(|| row.get::<_, Vec<u8>>(2)).transpose()?;
+        Ok((from_sql(row.get(0)?), packed))
+    })?;
+    let mut found = Vec::new();
+    let mut seen = after;
+    for (place, packed) in rows {
+        seen = place;
+        let Some(packed) = packed else {
+            continue;
+        };
+        let at = || format!("log row {place}");
+        let bytes = codec::unpack(&packed).map_err(|error| damaged(at(), error))?;
+        let has = |word: &&[u8]| bytes.windows(word.len()).any(|part| part == *word);
+        if HOLD_WORDS.iter().any(has) {
+            let record = Record::from_bytes(&bytes).map_err(|error| damaged(at(), error))?;
+            found.extend(hold_changes_in(&record, place));
+        }
+    }
+    Ok((found, seen))
+}
+
+/// The way down to a request from the root.
+pub(super) fn lineage(
+    conn: &Connection,
+    request: RequestId,
+) -> Result<Vec<LineageStep>, StoreError> {
+    let mut steps: Vec<LineageStep> = Vec::new();
+    let mut above = Some(request);
+    while let Some(id) = above {
+        let live: Option<LiveRequest> = by_id(conn, "live_request", id.as_uuid())?;
+        let (number, task, parent) = if let Some(live) = live {
+            (live.number, live.task, live.parent)
+        } else {
+            let ended: Option<EndedRequest> = by_id(conn, "ended_request", id.as_uuid())?;
+            match ended {
+                Some(ended) => (ended.number, ended.task, ended.parent),
+                None if steps.is_empty() => return Ok(steps),
+                None => return Err(damaged(format!("request {id}"), "it is missing")),
+            }
+        };
+        // Whoever asks was started before whoever is asked: a walk upwards ends because of this.
+        if steps.last().is_some_and(|below| below.number <= number) {
+            return Err(damaged(format!("request {id}"), "it waits for itself"));
+        }
+        let (task_number, agent) = task_of(conn, task)?;
+        steps.push(LineageStep {
+            request: id,
+            number,
+            task,
+            task_number,
+            agent,
+        });
+        above = parent;
+    }
+    steps.reverse();
+    Ok(steps)
+}
+
+fn task_of(conn: &Connection, id: TaskId) -> Result<(u64, Name), StoreError> {
+    let open: Option<Task> = by_id(conn, "open_task", id.as_uuid())?;
+    let task = match open {
+        Some(task) => Some(task),
+        None => by_id::<ClosedTask>(conn, "closed_task", id.as_uuid())?.map(|closed| closed.task),
+    };
+    let task = task.ok_or_else(|| damaged(format!("task {id}"), "it is missing"))?;
+    Ok((task.number, task.agent))
+}
+
+/// Single records of any sessions, in the order asked for.
+pub(super) fn records_at(
+    conn: &Connection,
+    places: &[(SessionId, u64)],
+) -> Result<Vec<Option<StoredRecord>>, StoreError> {
+    let mut found = Vec::with_capacity(places.len());
+    for (session, revision) in places {
+        let row = log::session_row(conn, *session)?;
+        let row = row.filter(|row| (1..=row.revision).contains(revision));
+        found.push(match row {
+            Some(row) => log::read_range(conn, &row, *revision, *revision)?.pop(),
+            None => None,
+        });
+    }
+    Ok(found)
+}
