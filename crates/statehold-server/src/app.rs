@@ -15,7 +15,7 @@ use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
-use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX};
+use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock};
 use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
@@ -34,6 +34,8 @@ pub struct ServerOptions {
     pub body_timeout: Duration,
     /// How many feeds may be open at once.
     pub feeds_max: usize,
+    /// The clock of the engine, if callers may move it: on development servers that are told to.
+    pub clock: Option<Arc<OffsetClock>>,
 }
 
 impl Default for ServerOptions {
@@ -43,6 +45,7 @@ impl Default for ServerOptions {
             body_bytes_max: 8 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
             feeds_max: 4_096,
+            clock: None,
         }
     }
 }

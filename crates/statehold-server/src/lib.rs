@@ -33,8 +33,13 @@ use seal::Sealer;
 
 /// The API as an axum router.
 pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: Metrics) -> Router {
+    let has_clock = options.clock.is_some();
     let app = App::new(engine, sealer, options, metrics);
-    let (router, _) = routes().split_for_parts();
+    let (mut router, _) = routes().split_for_parts();
+    if has_clock {
+        // Not in the document of the API: no server that others rely on has it.
+        router = router.route(rest::dev::CLOCK_PATH, axum::routing::post(rest::dev::clock));
+    }
     router
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)

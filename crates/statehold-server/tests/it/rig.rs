@@ -17,7 +17,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use statehold_core::name::Name;
 use statehold_engine::{
-    Caller, Engine, EngineOptions, IssuedKey, MemoryKeys, NewKey, PayloadKeys, SystemClock,
+    Caller, Clock, Engine, EngineOptions, IssuedKey, MemoryKeys, NewKey, OffsetClock, PayloadKeys,
+    SystemClock,
 };
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
@@ -111,6 +112,19 @@ pub(crate) struct Setup {
     pub(crate) accept: AcceptOptions,
 }
 
+impl Setup {
+    /// A clock that can be moved, so many seconds ahead at first.
+    pub(crate) fn with_clock(offset_seconds: i64) -> Self {
+        Self {
+            server: ServerOptions {
+                clock: Some(Arc::new(OffsetClock::new(offset_seconds))),
+                ..ServerOptions::default()
+            },
+            ..Self::default()
+        }
+    }
+}
+
 impl Rig {
     /// On SQLite in a directory of its own; every call needs a key.
     pub(crate) async fn on_disk() -> Self {
@@ -144,7 +158,11 @@ impl Rig {
             tick: Duration::from_millis(20),
             ..EngineOptions::default()
         };
-        let engine = Engine::start(store, keys, Arc::new(SystemClock), options)
+        let clock = match &setup.server.clock {
+            Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
+            None => Arc::new(SystemClock),
+        };
+        let engine = Engine::start(store, keys, clock, options)
             .await
             .expect("the engine starts");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -168,15 +186,25 @@ impl Rig {
         }
     }
 
+    /// On SQLite, with a clock that can be moved.
+    pub(crate) async fn with_clock() -> Self {
+        Self::on_disk_with(Setup::with_clock(0)).await
+    }
+
     /// Stops the server cleanly and starts another on the same data.
-    pub(crate) async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
+        self.restart_with(Setup::default()).await
+    }
+
+    /// Stops the server cleanly and starts one that differs on the same data.
+    pub(crate) async fn restart_with(mut self, setup: Setup) -> Self {
         self.engine.begin_stop();
         self.stop.cancel();
         (&mut self.serving).await.expect("the server stops");
         self.engine.shut_down().await;
         let data = self.data.take();
         drop(self);
-        Self::start(data, Setup::default()).await
+        Self::start(data, setup).await
     }
 
     /// A key of the default tenant.
