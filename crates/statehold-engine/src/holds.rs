@@ -214,8 +214,14 @@ impl Engine {
         let body = payload(opened.as_ref(), hold.body);
         let decision = closed.as_ref().map(|closed| closed.decision);
         let decision_body = payload(decided.as_ref(), decision.and_then(|made| made.body));
+        // A worker that kept its lease is never handed the decision by a claim: it reads it.
+        let live = state.requests.get(&hold.request);
+        let is_at_work = live
+            .and_then(|live| live.lease)
+            .is_some_and(|lease| lease.worker == caller.principal);
         let right = caller.actor().right_to_decide(&hold, session.owner.user);
-        let sees_action = right.is_ok() && holds_role(caller, &hold, session);
+        let may_decide = right.is_ok() && holds_role(caller, &hold, session);
+        let sees_action = is_at_work || may_decide;
         Ok(HoldDetail {
             session: session.clone(),
             request_number,

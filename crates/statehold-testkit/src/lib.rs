@@ -2,9 +2,11 @@
 //! harnesses of the store and of the server, a small HTTP client, and workloads.
 
 pub mod crash;
+pub mod duplicate_storm;
 pub mod fixtures;
 pub mod http;
 pub mod http_crash;
 pub mod model;
 pub mod reference;
+pub mod tool_worker;
 pub mod workload;
