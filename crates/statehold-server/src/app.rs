@@ -203,12 +203,42 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
+/// A page of another site changes nothing here, whatever key it got hold of. Programs that are no browser
+/// send no `Origin`; without a key, the check of the host has looked at it already.
+fn require_own_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = text(headers, "origin")? else {
+        return Ok(());
+    };
+    let foreign = || {
+        Problem::new(
+            Code::ForeignOrigin,
+            "a page of another site sent this; serve the page from this host, or call from its backend",
+        )
+    };
+    let from = origin.split_once("://").map(|(_, host)| split_port(host));
+    let to = text(headers, "host")?.map(split_port);
+    match (from, to) {
+        // A proxy may leave out the port that it listens on.
+        (Some((from, port)), Some((to, own)))
+            if from.eq_ignore_ascii_case(to) && (port == own || own.is_none()) =>
+        {
+            Ok(())
+        }
+        _ => Err(foreign()),
+    }
+}
+
+/// A host and its port, if it names one.
+fn split_port(host: &str) -> (&str, Option<&str>) {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => (name, Some(port)),
+        _ => (host, None),
+    }
+}
+
 fn is_loopback(host: &str) -> bool {
     // A name that has a colon when its port is cut off is nothing that we know.
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() => name,
-        _ => host,
-    };
+    let (name, _) = split_port(host);
     name == "[::1]"
         || name.eq_ignore_ascii_case("localhost")
         || name
@@ -263,6 +293,9 @@ impl FromRequestParts<App> for Asked {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let (caller, secret) = app.authenticate(&parts.headers).await?;
+        if !parts.method.is_safe() && secret.is_some() {
+            require_own_origin(&parts.headers)?;
+        }
         let key = text(&parts.headers, "idempotency-key")?;
         if let Some(key) = key {
             let is_plain =

@@ -123,6 +123,10 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         "x-content-type-options",
         HeaderValue::from_static("nosniff"),
     );
+    // Nobody lays a page of their own over an answer of ours.
+    response
+        .headers_mut()
+        .insert("x-frame-options", HeaderValue::from_static("DENY"));
     let status = response.status().as_u16();
     let seconds = begun.elapsed().as_secs_f64();
     // Whoever invents methods does not get a number for each.

@@ -87,7 +87,7 @@ pub struct Orders {
     pub gated: bool,
     /// Whether the tool is said to honour the key.
     pub idempotent: bool,
-    /// After the tool ran: wait until this file is there.
+    /// The first worker waits after the tool ran until this file is there.
     #[serde(default)]
     pub wait_for: Option<PathBuf>,
 }
@@ -251,7 +251,7 @@ impl Worker {
             .status()
             .context("running the tool")?;
         ensure!(status.success(), "the tool ended with {status}");
-        if let Some(file) = &in_hand.orders.wait_for {
+        if let Some(file) = in_hand.orders.wait_for.as_ref().filter(|_| in_hand.fence == 1) {
             while !file.exists() && !self.is_over.load(Ordering::SeqCst) {
                 std::thread::park_timeout(Duration::from_millis(5));
             }
