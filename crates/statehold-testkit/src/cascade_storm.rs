@@ -309,7 +309,11 @@ impl Storm {
         };
         let expiries = [OnExpiry::Reject, OnExpiry::Dismiss, OnExpiry::Fail];
         let on_expiry = expiries[usize::try_from(self.random.below(3)).unwrap_or(0)];
-        let on_expiry = if live.depth > 1 { on_expiry } else { OnExpiry::Reject };
+        let on_expiry = if live.depth > 1 {
+            on_expiry
+        } else {
+            OnExpiry::Reject
+        };
         let expires_in_ms = match self.random.below(4) {
             0 => Some(60_000 + 1_000 * self.random.below(600)),
             _ => None,
@@ -335,14 +339,16 @@ impl Storm {
         };
         let items = if is_approval { vec![call] } else { Vec::new() };
         let by = fenced(&live);
-        self.send(
-            &Command::OpenHold { by, hold, items },
-            fixtures::worker(1),
-        )
+        self.send(&Command::OpenHold { by, hold, items }, fixtures::worker(1))
     }
 
     fn pick_hold(&mut self, fits: impl Fn(&Hold) -> bool) -> Option<Hold> {
-        let found: Vec<&Hold> = self.state.holds.values().filter(|hold| fits(hold)).collect();
+        let found: Vec<&Hold> = self
+            .state
+            .holds
+            .values()
+            .filter(|hold| fits(hold))
+            .collect();
         let at = usize::try_from(self.random.below(found.len() as u64)).ok()?;
         found.get(at).copied().cloned()
     }
@@ -352,7 +358,11 @@ impl Storm {
             return Ok(());
         };
         let mut kinds: Vec<DecisionKind> = hold.allowed.iter().copied().collect();
-        let depth = self.state.requests.get(&hold.request).map(|live| live.depth);
+        let depth = self
+            .state
+            .requests
+            .get(&hold.request)
+            .map(|live| live.depth);
         if self.random.below(6) > 0 || depth < Some(2) {
             // A dismissal takes the whole branch with it: most decisions are others.
             kinds.retain(|kind| *kind != DecisionKind::Dismiss);

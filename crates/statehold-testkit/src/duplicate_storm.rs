@@ -226,8 +226,8 @@ impl<'a> Run<'a> {
     /// Lets the storm loose on one hold and looks at what became of it.
     fn see(&mut self, prepared: &Prepared) -> Result<Seen> {
         let path = format!("/v1/requests/{}", prepared.request);
-        let held = self.wait(&path, "held")?;
-        let hold = &held["holds"][0];
+        let asked = self.wait(&path, "held")?;
+        let hold = &asked["holds"][0];
         let server = self.server.take().context("no server")?;
         let storm = Storm {
             address: server.address(),

@@ -155,6 +155,13 @@ struct InHand {
     orders: Orders,
 }
 
+impl InHand {
+    /// The idempotency key of something that is done once under this fence.
+    fn key(&self, what: &str) -> String {
+        format!("{}-{}-{what}", self.id, self.fence)
+    }
+}
+
 impl Worker {
     fn claim(&mut self) -> Result<Option<Value>> {
         let body = json!({
@@ -251,7 +258,12 @@ impl Worker {
             .status()
             .context("running the tool")?;
         ensure!(status.success(), "the tool ended with {status}");
-        if let Some(file) = in_hand.orders.wait_for.as_ref().filter(|_| in_hand.fence == 1) {
+        if let Some(file) = in_hand
+            .orders
+            .wait_for
+            .as_ref()
+            .filter(|_| in_hand.fence == 1)
+        {
             while !file.exists() && !self.is_over.load(Ordering::SeqCst) {
                 std::thread::park_timeout(Duration::from_millis(5));
             }
@@ -293,9 +305,7 @@ impl Worker {
             "agent": "helper", "input": late,
             "parent_request_id": in_hand.id, "parent_fence": in_hand.fence,
         });
-        let answer = self
-            .server
-            .post(&path, &self.unused_key(in_hand, "spawn"), &spawn)?;
+        let answer = self.server.post(&path, &in_hand.key("spawn"), &spawn)?;
         self.note(in_hand, "spawn", &answer)?;
         let path = format!("/v1/sessions/{}/state", in_hand.session);
         for key in ["late", "temp:late"] {
@@ -307,16 +317,12 @@ impl Worker {
         Ok(())
     }
 
-    fn unused_key(&self, in_hand: &InHand, what: &str) -> String {
-        format!("{}-{}-{what}", in_hand.id, in_hand.fence)
-    }
-
     /// Writes under the fence. None if that was refused, which is written down.
     fn write(&mut self, in_hand: &InHand, what: &str, mut body: Value) -> Result<Option<Value>> {
         body["fence"] = json!(in_hand.fence);
         let path = format!("/v1/requests/{}/{what}", in_hand.id);
         let digest = crate::http_crash::log::sha256(body.to_string().as_bytes());
-        let key = format!("{}-{}", self.unused_key(in_hand, what), &digest[..16]);
+        let key = format!("{}-{}", in_hand.key(what), &digest[..16]);
         let answer = self.server.post(&path, &key, &body)?;
         if (200..300).contains(&answer.status) {
             return Ok(Some(answer.json()));

@@ -121,7 +121,10 @@ impl Ledger {
                 children.entry(parent).or_default().push(*id);
             }
             if let Some(other) = live.insert(known.task, *id) {
-                return Err(format!("{} has two live requests: {other} and {id}", known.task));
+                return Err(format!(
+                    "{} has two live requests: {other} and {id}",
+                    known.task
+                ));
             }
         }
         let mut own: BTreeMap<RequestId, Vec<HoldId>> = BTreeMap::new();
@@ -160,7 +163,9 @@ impl Ledger {
             }
             let shown = state.pending_holds(*id);
             if shown.len() != pending.len() || !shown.iter().all(|hold| pending.contains(hold)) {
-                return Err(format!("{id} shows {shown:?} as pending, and {pending:?} are"));
+                return Err(format!(
+                    "{id} shows {shown:?} as pending, and {pending:?} are"
+                ));
             }
             tops.extend(is_top.then_some(wanted));
         }

@@ -109,17 +109,22 @@ impl PlainClient {
         body: &str,
     ) -> io::Result<PlainAnswer> {
         self.connect()?;
-        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", self.address);
-        if let Some(key) = &self.key {
-            head.push_str(&format!("authorization: Bearer {key}\r\n"));
-        }
-        for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
+        let mut head = vec![
+            format!("{method} {path} HTTP/1.1"),
+            format!("host: {}", self.address),
+            format!("content-length: {}", body.len()),
+        ];
+        let key = self.key.as_ref();
+        head.extend(key.map(|key| format!("authorization: Bearer {key}")));
+        head.extend(
+            headers
+                .iter()
+                .map(|(name, value)| format!("{name}: {value}")),
+        );
         if !body.is_empty() {
-            head.push_str("content-type: application/json\r\n");
+            head.push("content-type: application/json".to_owned());
         }
-        head.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
+        let head = format!("{}\r\n\r\n{body}", head.join("\r\n"));
         let answer = self.exchange(head.as_bytes());
         if answer.is_err() {
             self.stream = None;

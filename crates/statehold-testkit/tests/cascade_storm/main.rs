@@ -59,7 +59,11 @@ fn a_thousand_holds_of_one_session_are_decided_in_any_order() {
     let seen = run(first_seed(), shape, None).unwrap_or_else(|error| panic!("{error}"));
     println!("one large tree: {}", seen.line());
     assert!(seen.open_most >= 1_000, "{seen:?}");
-    assert_eq!((seen.deepest, seen.widest), (8, 16), "not as large as it may be");
+    assert_eq!(
+        (seen.deepest, seen.widest),
+        (8, 16),
+        "not as large as it may be"
+    );
     assert!(seen.people > 300, "{seen:?}");
 }
 
@@ -90,7 +94,7 @@ fn every_bug_of_the_cascade_is_noticed() {
     for bug in bugs {
         let said = noticed(bug);
         let said = said.unwrap_or_else(|| panic!("nobody noticed {bug:?}"));
-        println!("{bug:?}: {:.160}", said);
+        println!("{bug:?}: {said:.160}");
         assert!(!said.contains("gave up"), "{bug:?}: {said}");
     }
 }

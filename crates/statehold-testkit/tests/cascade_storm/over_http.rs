@@ -148,7 +148,8 @@ impl Grower {
                 self.end(&branch.id);
             }
             18 if branch.depth > 0 && !has_hold => {
-                let body = json!({"fence": branch.fence, "error": "it broke", "cancel_children": true});
+                let body =
+                    json!({"fence": branch.fence, "error": "it broke", "cancel_children": true});
                 self.post(&format!("/v1/requests/{}/fail", branch.id), &body);
                 self.end(&branch.id);
             }

@@ -58,7 +58,9 @@ impl World {
 
     fn done(&mut self, path: &str, body: &Value) -> Value {
         let answer = self.post(path, body);
-        answer.done().unwrap_or_else(|error| panic!("{path}: {error}"))
+        answer
+            .done()
+            .unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
     fn get(&mut self, path: &str) -> Value {
@@ -92,7 +94,10 @@ impl World {
         if let Some(seconds) = seconds {
             body["expires_in_seconds"] = json!(seconds);
         }
-        self.done(&format!("/v1/requests/{}/holds", text(request, "id")), &body)
+        self.done(
+            &format!("/v1/requests/{}/holds", text(request, "id")),
+            &body,
+        )
     }
 
     fn approve(&mut self, hold: &Value) -> PlainAnswer {
@@ -115,7 +120,12 @@ fn what_expired_stays_expired_whatever_the_clock_says_afterwards() {
     let late = world.ask(&request, Some(1_800));
     let open = world.ask(&request, None);
     world.step(HOUR);
-    for (offset, is_killed) in [(0, false), (-2 * HOUR, false), (-HOUR, true), (-HOUR, false)] {
+    for (offset, is_killed) in [
+        (0, false),
+        (-2 * HOUR, false),
+        (-HOUR, true),
+        (-HOUR, false),
+    ] {
         if is_killed {
             world.kill();
             world.start(&program, offset);
@@ -124,7 +134,10 @@ fn what_expired_stays_expired_whatever_the_clock_says_afterwards() {
         }
         assert_eq!(world.status(&late), "expired", "offset {offset}");
         let answer = world.approve(&late);
-        assert_eq!((answer.status, answer.code().as_str()), (410, "hold_expired"));
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (410, "hold_expired")
+        );
         let read = world.get(&format!("/v1/sessions/{mortal}"));
         assert_eq!(read["status"], "closed", "offset {offset}");
         assert_eq!(world.status(&open), "open");
@@ -175,8 +188,16 @@ fn clocks_that_jump_an_hour_either_way_approve_nothing_late() {
     let records = world.get(&path);
     let decided = check_records(&records);
     for (hold, status) in &told {
-        let wanted = if *status == 200 { "approved" } else { "expired" };
-        assert_eq!(decided.get(hold).map(String::as_str), Some(wanted), "{hold}");
+        let wanted = if *status == 200 {
+            "approved"
+        } else {
+            "expired"
+        };
+        assert_eq!(
+            decided.get(hold).map(String::as_str),
+            Some(wanted),
+            "{hold}"
+        );
     }
     let count = |word: &str| decided.values().filter(|status| *status == word).count();
     println!(
@@ -186,7 +207,10 @@ fn clocks_that_jump_an_hour_either_way_approve_nothing_late() {
         count("expired"),
         records["records"].as_array().map_or(0, Vec::len),
     );
-    assert!(count("approved") > 10 && count("expired") > 10, "{decided:?}");
+    assert!(
+        count("approved") > 10 && count("expired") > 10,
+        "{decided:?}"
+    );
 }
 
 /// Times never go back, numbers have no gap, each hold is decided once, and approved before its deadline

@@ -114,7 +114,10 @@ impl Scene {
         signal(scene.first.id(), "STOP").expect("it is stopped");
         let step = json!({"step_seconds": 2 * LEASE_SECONDS});
         scene.done("/v1/dev/clock", &step);
-        assert_eq!(scene.read("requests", &scene.request.clone())["status"], "queued");
+        assert_eq!(
+            scene.read("requests", &scene.request.clone())["status"],
+            "queued"
+        );
         scene
     }
 
@@ -122,7 +125,9 @@ impl Scene {
         self.calls += 1;
         let key = format!("local-{}", self.calls);
         let answer = self.local.post(path, &key, body).expect("an answer");
-        answer.done().unwrap_or_else(|error| panic!("{path}: {error}"))
+        answer
+            .done()
+            .unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
     fn read(&mut self, what: &str, id: &str) -> Value {
@@ -178,6 +183,14 @@ impl Scene {
         })
     }
 
+    /// The first worker ends, so that it does not claim the request a second time by right.
+    fn send_away(&mut self) {
+        drop(self.first.stdin.take());
+        until("the first worker ends", || {
+            self.first.try_wait().expect("it can be asked")
+        });
+    }
+
     /// What is in the history once all is over: one call, one result, and nothing of the late worker.
     fn check_history(&mut self, outcome: Option<&str>) {
         let path = format!("/v1/sessions/{}/messages?view=trace", self.session);
@@ -219,7 +232,15 @@ fn check_refused(refused: &[Refused], codes: &[&str], fence: Option<u64>) {
     let mut tried: Vec<&str> = refused.iter().map(|one| one.what.as_str()).collect();
     tried.sort_unstable();
     tried.dedup();
-    let all = ["complete", "fail", "heartbeat", "holds", "items", "spawn", "state"];
+    let all = [
+        "complete",
+        "fail",
+        "heartbeat",
+        "holds",
+        "items",
+        "spawn",
+        "state",
+    ];
     assert_eq!(tried, all);
     for one in refused {
         assert_eq!(one.status, 409, "{one:?}");
@@ -254,7 +275,7 @@ fn an_idempotent_call_is_made_again_under_the_same_key() {
     let claimed = scene.claim().expect("it is free");
     assert_eq!(claimed["fence"], 2);
     let key = text(&claimed["calls"][0], "id");
-    assert_eq!(scene.effects(), [key.clone()]);
+    assert_eq!(scene.effects(), [key.as_str()]);
     let refused = scene.wake();
     check_refused(&refused, &["stale_fence"], Some(2));
     scene.run_again(&key);
@@ -265,7 +286,10 @@ fn an_idempotent_call_is_made_again_under_the_same_key() {
     scene.write("complete", &done).done().expect("it is ours");
     assert_eq!(scene.effects(), [key.clone(), key]);
     scene.check_history(Some("ran"));
-    println!("idempotent: {} late writes refused, the same key twice", refused.len());
+    println!(
+        "idempotent: {} late writes refused, the same key twice",
+        refused.len()
+    );
 }
 
 #[test]
@@ -277,7 +301,7 @@ fn a_call_that_may_have_run_is_asked_about_and_run_again_if_a_person_says_so() {
     assert_eq!(claimed["fence"], 2);
     let call = &claimed["calls"][0];
     let key = text(call, "id");
-    assert_eq!(scene.effects(), [key.clone()], "the same key");
+    assert_eq!(scene.effects(), [key.as_str()], "the same key");
     let refused = scene.wake();
     check_refused(&refused, &["stale_fence"], Some(2));
     scene.run_again(&key);
@@ -300,7 +324,11 @@ fn a_call_that_ran_is_not_run_again() {
     let claimed = scene.claim().expect("it is free");
     let key = text(&claimed["calls"][0], "id");
     assert_eq!(claimed["calls"][0]["state"], "confirmed");
-    let told = claimed["decisions"].as_array().expect("a list").last().cloned();
+    let told = claimed["decisions"]
+        .as_array()
+        .expect("a list")
+        .last()
+        .cloned();
     let told = told.expect("the decision");
     assert_eq!(told["decision"]["content"]["result"], "paid", "{told}");
     let refused = scene.wake();
@@ -312,7 +340,10 @@ fn a_call_that_ran_is_not_run_again() {
     scene.write("complete", &done).done().expect("it is ours");
     assert_eq!(scene.effects(), [key]);
     scene.check_history(Some("ran"));
-    println!("reconcile, respond ran: {} late writes refused", refused.len());
+    println!(
+        "reconcile, respond ran: {} late writes refused",
+        refused.len()
+    );
 }
 
 #[test]
@@ -322,6 +353,7 @@ fn a_call_that_did_not_run_and_must_not_is_refused() {
     // It wakes while people think: its lease is gone, and nobody else has one yet.
     let refused = scene.wake();
     check_refused(&refused, &["not_lease_holder", "not_leased"], None);
+    scene.send_away();
     decide(&mut scene, &hold, &json!({"decision": "reject"}));
     let claimed = scene.claim();
     let Some(claimed) = claimed else {
@@ -333,7 +365,10 @@ fn a_call_that_did_not_run_and_must_not_is_refused() {
     let item = |outcome: &str| json!({"kind": "tool_result", "call_id": key, "result": "no", "outcome": outcome});
     let ran = json!({"fence": fence, "output": "paid", "items": [item("ran")]});
     let answer = scene.write("complete", &ran);
-    assert_eq!((answer.status, answer.code().as_str()), (409, "call_not_released"));
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (409, "call_not_released")
+    );
     let done = json!({"fence": fence, "output": "not paid", "items": [item("refused")]});
     scene.write("complete", &done).done().expect("it is ours");
     assert_eq!(scene.effects(), [key]);

@@ -74,7 +74,13 @@ impl Asked {
         let call = items.iter().find(|item| item["kind"] == "tool_call");
         let id = text(call.expect("the call is recorded"), "id");
         let item = json!({"kind": "tool_result", "call_id": id, "result": "paid"});
-        act(&self.helper, &self.claimed, "items", json!({"items": [item]})).await
+        act(
+            &self.helper,
+            &self.claimed,
+            "items",
+            json!({"items": [item]}),
+        )
+        .await
     }
 }
 
@@ -139,7 +145,10 @@ async fn attack_11_one_person_with_two_keys_is_one_of_two_who_must_approve() {
     let asked = Asked::new(&rig, json!({"quorum": 2})).await;
     let (boss, same) = (approver(&rig, "boss").await, approver(&rig, "boss").await);
     let first = boss.post(&asked.path(), &asked.approval()).await.ok(200);
-    assert_eq!((&first["status"], &first["approvals"]), (&json!("open"), &json!(1)));
+    assert_eq!(
+        (&first["status"], &first["approvals"]),
+        (&json!("open"), &json!(1))
+    );
     for (who, key) in [(&same, "other-key"), (&boss, "one-more"), (&same, "again")] {
         let headers = [("idempotency-key", key)];
         let body = asked.approval().to_string();
@@ -168,7 +177,11 @@ async fn attack_12_an_approval_fits_the_stored_action_of_one_hold_only() {
         Asked::new(&rig, json!({})).await,
     );
     let digest = text(&asked.hold["action"], "digest");
-    assert_ne!(digest, text(&twin.hold["action"], "digest"), "the same action twice");
+    assert_ne!(
+        digest,
+        text(&twin.hold["action"], "digest"),
+        "the same action twice"
+    );
     for shown in [
         twin.hold["action"]["digest"].clone(),
         Value::Null,
@@ -179,7 +192,12 @@ async fn attack_12_an_approval_fits_the_stored_action_of_one_hold_only() {
             .await
             .refused(409, "digest_mismatch");
     }
-    for shown in [json!(""), json!(&digest[..63]), json!(format!("{digest}0")), json!("md5:x")] {
+    for shown in [
+        json!(""),
+        json!(&digest[..63]),
+        json!(format!("{digest}0")),
+        json!("md5:x"),
+    ] {
         let body = json!({"decision": "approve", "digest": shown});
         let answer = boss.post(&asked.path(), &body).await;
         assert_eq!(answer.status, 422, "{shown} {}", answer.text());
@@ -216,7 +234,9 @@ async fn attack_12_there_are_no_two_spellings_of_one_action() {
     };
     let digest_of = |hold: &Value, args: &Value| {
         let id = text(hold, "id").parse().expect("an id");
-        action_digest(id, "pay", args).expect("it has one").to_string()
+        action_digest(id, "pay", args)
+            .expect("it has one")
+            .to_string()
     };
     // Spelled differently, the same value: the digest is of the value.
     for (spelled, value) in [
@@ -233,12 +253,19 @@ async fn attack_12_there_are_no_two_spellings_of_one_action() {
             continue;
         }
         let hold = answer.ok(201);
-        assert_eq!(text(&hold["action"], "digest"), digest_of(&hold, &value), "{spelled}");
+        assert_eq!(
+            text(&hold["action"], "digest"),
+            digest_of(&hold, &value),
+            "{spelled}"
+        );
     }
     // Other values, however alike they look.
     let number = open(r#"{"n":40}"#).await.ok(201);
     for other in [json!({"n": "40"}), json!({"n": "40.0"}), json!({"n": 40.5})] {
-        assert_ne!(text(&number["action"], "digest"), digest_of(&number, &other));
+        assert_ne!(
+            text(&number["action"], "digest"),
+            digest_of(&number, &other)
+        );
     }
     let composed = open("{\"s\":\"\u{e9}\"}").await.ok(201);
     let decomposed = json!({"s": "e\u{301}"});
@@ -274,7 +301,9 @@ async fn attack_12_there_are_no_two_spellings_of_one_action() {
 async fn check_replay(asked: &Asked, boss: &Who, first: &Answer, body: &str) {
     let before = asked.revision().await;
     let headers = [("idempotency-key", "decision")];
-    let again = boss.send("POST", &asked.path(), &headers, body.to_owned()).await;
+    let again = boss
+        .send("POST", &asked.path(), &headers, body.to_owned())
+        .await;
     assert_eq!(again.status, 200, "{}", again.text());
     assert_eq!(again.body, first.body);
     assert_eq!(again.header("idempotency-replayed"), Some("true"));
@@ -291,14 +320,21 @@ async fn attack_13_a_replayed_approval_releases_nothing_again() {
     let mut boss = approver(&rig, "boss").await;
     let headers = [("idempotency-key", "decision")];
     let body = asked.approval().to_string();
-    let first = boss.send("POST", &asked.path(), &headers, body.clone()).await;
+    let first = boss
+        .send("POST", &asked.path(), &headers, body.clone())
+        .await;
     first.ok(200);
     check_replay(&asked, &boss, &first, &body).await;
     // The worker is lost before it says what became of it; that is what the backup keeps.
-    let (backup, data) = (rig.backup().await, tempfile::tempdir().expect("a directory"));
+    let (backup, data) = (
+        rig.backup().await,
+        tempfile::tempdir().expect("a directory"),
+    );
     asked.result().await.ok(200);
     let done = json!({"output": "paid"});
-    act(&asked.helper, &asked.claimed, "complete", done).await.ok(200);
+    act(&asked.helper, &asked.claimed, "complete", done)
+        .await
+        .ok(200);
     check_replay(&asked, &boss, &first, &body).await;
     let rig = rig.restart().await;
     for who in [&mut boss, &mut asked.ann, &mut asked.helper] {
@@ -357,11 +393,15 @@ async fn attack_14_approvals_rejections_and_a_deadline_at_once_are_one_decision(
         let mut refused = BTreeSet::new();
         for one in running {
             let answer = one.await.expect("nobody panics");
-            match answer.status {
-                200 => won.push(answer.ok(200)),
-                409 => drop(refused.insert(text(&answer.refused(409, "hold_decided"), "hold_status"))),
-                _ => drop(refused.insert(format!("{}", answer.refused(410, "hold_expired")["code"]))),
-            }
+            let told = match answer.status {
+                200 => {
+                    won.push(answer.ok(200));
+                    continue;
+                }
+                409 => text(&answer.refused(409, "hold_decided"), "hold_status"),
+                _ => text(&answer.refused(410, "hold_expired"), "code"),
+            };
+            refused.insert(told);
         }
         let status = asked.status().await;
         outcomes.insert(status.clone());
@@ -371,13 +411,12 @@ async fn attack_14_approvals_rejections_and_a_deadline_at_once_are_one_decision(
         assert_eq!(count("\"hold_decided\""), 1, "one decision");
         assert_eq!(count("\"released\""), usize::from(status == "approved"));
         assert_eq!(refused.len(), 1, "one story: {refused:?}");
-        match status.as_str() {
-            "expired" => assert!(won.is_empty(), "{won:?}"),
-            _ => {
-                assert_eq!(won.len(), 1, "one winner");
-                assert_eq!(won[0]["status"], status);
-                assert!(refused.contains(&status), "{refused:?}");
-            }
+        if status == "expired" {
+            assert!(won.is_empty(), "{won:?}");
+        } else {
+            assert_eq!(won.len(), 1, "one winner");
+            assert_eq!(won[0]["status"], status);
+            assert!(refused.contains(&status), "{refused:?}");
         }
     }
     println!("outcomes: {outcomes:?}");
@@ -430,7 +469,12 @@ async fn attack_16_words_are_not_an_approval() {
     let rig = Rig::in_memory().await;
     let asked = Asked::new(&rig, json!({"decide_by": "user"})).await;
     let session = format!("/v1/sessions/{}", asked.session);
-    for words in ["approved", "yes", "APPROVE R1.h1", r#"{"decision":"approve"}"#] {
+    for words in [
+        "approved",
+        "yes",
+        "APPROVE R1.h1",
+        r#"{"decision":"approve"}"#,
+    ] {
         let body = json!({"agent": "helper", "input": words, "task_id": asked.claimed["task_id"]});
         let answer = asked.ann.post(&format!("{session}/requests"), &body).await;
         answer.refused(409, "task_busy");
@@ -447,7 +491,9 @@ async fn attack_16_words_are_not_an_approval() {
     assert_eq!(asked.ann.get(&path).await.ok(200)["status"], "held");
     asked.result().await.refused(409, "call_not_released");
     // A decision is one of five words, spelled so.
-    for decision in ["approved", "yes", "Approve", "APPROVE", " approve", "ok", ""] {
+    for decision in [
+        "approved", "yes", "Approve", "APPROVE", " approve", "ok", "",
+    ] {
         let body = json!({"decision": decision, "digest": asked.hold["action"]["digest"]});
         let answer = asked.ann.post(&asked.path(), &body).await;
         assert_eq!(answer.status, 422, "{decision:?} {}", answer.text());
@@ -502,12 +548,22 @@ async fn attack_18_opening_a_link_decides_nothing() {
                 "{method} {path} {}",
                 answer.status
             );
-            assert_eq!(answer.header("x-frame-options"), Some("DENY"), "{method} {path}");
+            assert_eq!(
+                answer.header("x-frame-options"),
+                Some("DENY"),
+                "{method} {path}"
+            );
         }
         // A form that a page sends by itself.
-        for kind in ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"] {
+        for kind in [
+            "application/x-www-form-urlencoded",
+            "text/plain",
+            "multipart/form-data",
+        ] {
             let body = asked.approval().to_string();
-            let answer = boss.send("POST", &path, &[("content-type", kind)], body).await;
+            let answer = boss
+                .send("POST", &path, &[("content-type", kind)], body)
+                .await;
             assert!((400..500).contains(&answer.status), "{}", answer.text());
         }
     }
@@ -581,7 +637,9 @@ async fn attack_19_a_flood_of_holds_has_an_end() {
     // Nobody has to read all of them at once, and one call ends it.
     let page = ann.get("/v1/holds?limit=200").await.ok(200);
     assert_eq!(page["holds"].as_array().map(Vec::len), Some(200));
-    ann.get("/v1/holds?limit=201").await.refused(400, "bad_query");
+    ann.get("/v1/holds?limit=201")
+        .await
+        .refused(400, "bad_query");
     let close = json!({"cancel_live": true});
     ann.post(&format!("{path}/close"), &close).await.ok(200);
     let page = ann.get("/v1/holds").await.ok(200);
@@ -591,7 +649,11 @@ async fn attack_19_a_flood_of_holds_has_an_end() {
     let boss = approver(&rig, "boss").await;
     for path in ["/v1/holds/decision", "/v1/holds", "/v1/holds/all/decision"] {
         let answer = boss.post(path, &body).await;
-        assert!(matches!(answer.status, 404 | 405 | 422), "{}", answer.text());
+        assert!(
+            matches!(answer.status, 404 | 405 | 422),
+            "{}",
+            answer.text()
+        );
     }
 }
 
@@ -607,8 +669,10 @@ async fn attack_20_a_misleading_preview_stays_text_and_stays_short() {
     let session = new_session(&ann).await;
     start(&ann, &session, "helper", "x").await;
     let claimed = claim(&helper, "helper").await;
-    let title = "Pay \u{202e}0001\u{202c} to \u{200b}p\u{430}ypal <script>alert(1)</script>\u{1b}[2J";
-    let message = format!("![x](http://{place}/beacon.png) <img src=\"http://{place}/i\">\r\n\u{0}");
+    let title =
+        "Pay \u{202e}0001\u{202c} to \u{200b}p\u{430}ypal <script>alert(1)</script>\u{1b}[2J";
+    let message =
+        format!("![x](http://{place}/beacon.png) <img src=\"http://{place}/i\">\r\n\u{0}");
     let long = "\u{202e}x".repeat(250_000);
     let args = json!({"to": "p\u{430}ypal", "memo": long, "link": format!("http://{place}/a")});
     let body = json!({
@@ -620,7 +684,9 @@ async fn attack_20_a_misleading_preview_stays_text_and_stays_short() {
     for answer in [
         boss.get(&path).await,
         boss.get("/v1/holds").await,
-        helper.get(&format!("/v1/requests/{}", text(&claimed, "id"))).await,
+        helper
+            .get(&format!("/v1/requests/{}", text(&claimed, "id")))
+            .await,
     ] {
         assert_eq!(answer.header("content-type"), Some("application/json"));
         assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
@@ -655,7 +721,9 @@ async fn attack_20_a_misleading_preview_stays_text_and_stays_short() {
     let link = json!({"kind": "link", "title": "t", "url": format!("http://{place}/link")});
     act(&helper, &claimed, "holds", link).await.ok(201);
     let reject = json!({"decision": "reject", "comment": message.replace('\u{0}', "")});
-    boss.post(&format!("{path}/decision"), &reject).await.ok(200);
+    boss.post(&format!("{path}/decision"), &reject)
+        .await
+        .ok(200);
     let visited = beacon.accept();
     assert!(visited.is_err(), "somebody looked: {visited:?}");
 }
@@ -674,7 +742,11 @@ async fn attack_21_only_the_clock_of_the_server_counts() {
     }
     let step = json!({"step_seconds": 60});
     admin.post("/v1/dev/clock", &step).await.ok(200);
-    for date in ["Thu, 01 Jan 1970 00:00:00 GMT", "Fri, 31 Dec 9999 23:59:59 GMT", "yesterday"] {
+    for date in [
+        "Thu, 01 Jan 1970 00:00:00 GMT",
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+        "yesterday",
+    ] {
         let headers = [
             ("date", date),
             ("x-statehold-now", "1970-01-01T00:00:00Z"),
@@ -708,13 +780,21 @@ async fn attack_39_keys_are_forgotten_after_a_day_and_decisions_never() {
     let boss = approver(&rig, "boss").await;
     let headers = [("idempotency-key", "one")];
     let approval = asked.approval().to_string();
-    let decided = boss.send("POST", &asked.path(), &headers, approval.clone()).await;
+    let decided = boss
+        .send("POST", &asked.path(), &headers, approval.clone())
+        .await;
     decided.ok(200);
     let create = r#"{"app":"demo"}"#;
-    let made = asked.ann.send("POST", "/v1/sessions", &headers, create).await;
+    let made = asked
+        .ann
+        .send("POST", "/v1/sessions", &headers, create)
+        .await;
     let day = json!({"step_seconds": 86_401});
     admin.post("/v1/dev/clock", &day).await.ok(200);
-    let another = asked.ann.send("POST", "/v1/sessions", &headers, create).await;
+    let another = asked
+        .ann
+        .send("POST", "/v1/sessions", &headers, create)
+        .await;
     assert_ne!(text(&another.ok(201), "id"), text(&made.ok(201), "id"));
     let again = boss.send("POST", &asked.path(), &headers, approval).await;
     assert_eq!(again.body, decided.body, "a decision is for ever");
