@@ -42,7 +42,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// What to measure.
-        #[arg(value_parser = ["store", "server"])]
+        #[arg(value_parser = ["store", "server", "holds"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -88,7 +88,7 @@ fn main() -> Result<()> {
             tool("crash", &args)
         }
         Task::Bench { what, quick, json } => {
-            if what == "server" {
+            if what != "store" {
                 build("statehold", "statehold")?;
             }
             let mut args = Vec::new();

@@ -40,7 +40,7 @@ pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;
-pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
+pub use ports::{Clock, MemoryKeys, OffsetClock, PayloadKeys, SystemClock};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
 pub use shared::SharedView;
 pub use statehold_store::{

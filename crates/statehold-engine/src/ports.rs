@@ -1,6 +1,7 @@
 //! What the engine needs from outside, beside a store.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use statehold_core::digest::PayloadKey;
@@ -27,6 +28,44 @@ impl Clock for SystemClock {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let micros = since.map_or(0, |since| since.as_micros());
         Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
+    }
+}
+
+/// The clock of the machine, so many seconds ahead or behind, and moved while it runs. For tests of
+/// what happens when time passes or a clock is set; a server that others rely on never has it.
+#[derive(Debug, Default)]
+pub struct OffsetClock {
+    offset_seconds: AtomicI64,
+}
+
+impl OffsetClock {
+    /// How far it may be from the clock of the machine: a hundred years.
+    pub const OFFSET_SECONDS_MAX: i64 = 100 * 366 * 24 * 3_600;
+
+    /// A clock that is `offset_seconds` ahead, or behind if negative; at most a hundred years.
+    pub fn new(offset_seconds: i64) -> Self {
+        let most = Self::OFFSET_SECONDS_MAX;
+        Self {
+            offset_seconds: offset_seconds.clamp(-most, most).into(),
+        }
+    }
+
+    /// Moves it, and gives how far it is ahead afterwards. Stops at a hundred years either way.
+    pub fn step(&self, seconds: i64) -> i64 {
+        let most = Self::OFFSET_SECONDS_MAX;
+        let moved = |offset: i64| offset.saturating_add(seconds).clamp(-most, most);
+        let before = self
+            .offset_seconds
+            .update(Ordering::SeqCst, Ordering::SeqCst, moved);
+        moved(before)
+    }
+}
+
+impl Clock for OffsetClock {
+    fn now(&self) -> Timestamp {
+        let offset = self.offset_seconds.load(Ordering::SeqCst);
+        let micros = SystemClock.now().as_micros();
+        Timestamp::from_micros(micros.saturating_add(offset.saturating_mul(1_000_000)))
     }
 }
 
@@ -94,4 +133,23 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], StoreError> {
     getrandom::fill(&mut bytes)
         .map_err(|error| StoreError::Unavailable(Box::new(error) as BoxError))?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_with_an_offset_is_as_far_from_the_machine_as_it_was_moved() {
+        let clock = OffsetClock::new(-10);
+        let ahead = |clock: &OffsetClock| {
+            let apart = clock.now().as_micros() - SystemClock.now().as_micros();
+            (apart + 500_000).div_euclid(1_000_000)
+        };
+        assert_eq!(ahead(&clock), -10);
+        assert_eq!(clock.step(3_610), 3_600);
+        assert_eq!(ahead(&clock), 3_600);
+        assert_eq!(clock.step(i64::MIN), -OffsetClock::OFFSET_SECONDS_MAX);
+        assert_eq!(clock.step(i64::MAX), OffsetClock::OFFSET_SECONDS_MAX);
+    }
 }

@@ -463,6 +463,11 @@ impl Engine {
         if live.as_ref().is_none_or(|live| live.holds_opened > 0) {
             let rows = store.held_by(vec![id]).await?;
             holds = self.hold_details(caller, rows).await?;
+            // A worker that kept its lease is never handed the decision by a claim: it reads it.
+            let lease = live.as_ref().and_then(|live| live.lease);
+            if lease.is_some_and(|lease| lease.worker == caller.principal) {
+                holds.iter_mut().for_each(|hold| hold.sees_action = true);
+            }
         }
         let pending = self.pending_of(&state, state.holds_below(id)).await?;
         let lease_until = self.inner().leases_of(&state).get(&id).copied();

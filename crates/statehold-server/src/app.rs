@@ -15,7 +15,7 @@ use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
-use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX};
+use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock};
 use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
@@ -34,6 +34,8 @@ pub struct ServerOptions {
     pub body_timeout: Duration,
     /// How many feeds may be open at once.
     pub feeds_max: usize,
+    /// The clock of the engine, if callers may move it: on development servers that are told to.
+    pub clock: Option<Arc<OffsetClock>>,
 }
 
 impl Default for ServerOptions {
@@ -43,6 +45,7 @@ impl Default for ServerOptions {
             body_bytes_max: 8 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
             feeds_max: 4_096,
+            clock: None,
         }
     }
 }
@@ -200,12 +203,42 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
+/// A page of another site changes nothing here, whatever key it got hold of. Programs that are no browser
+/// send no `Origin`; without a key, the check of the host has looked at it already.
+fn require_own_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = text(headers, "origin")? else {
+        return Ok(());
+    };
+    let foreign = || {
+        Problem::new(
+            Code::ForeignOrigin,
+            "a page of another site sent this; serve the page from this host, or call from its backend",
+        )
+    };
+    let from = origin.split_once("://").map(|(_, host)| split_port(host));
+    let to = text(headers, "host")?.map(split_port);
+    match (from, to) {
+        // A proxy may leave out the port that it listens on.
+        (Some((from, port)), Some((to, own)))
+            if from.eq_ignore_ascii_case(to) && (port == own || own.is_none()) =>
+        {
+            Ok(())
+        }
+        _ => Err(foreign()),
+    }
+}
+
+/// A host and its port, if it names one.
+fn split_port(host: &str) -> (&str, Option<&str>) {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => (name, Some(port)),
+        _ => (host, None),
+    }
+}
+
 fn is_loopback(host: &str) -> bool {
     // A name that has a colon when its port is cut off is nothing that we know.
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() => name,
-        _ => host,
-    };
+    let (name, _) = split_port(host);
     name == "[::1]"
         || name.eq_ignore_ascii_case("localhost")
         || name
@@ -260,6 +293,9 @@ impl FromRequestParts<App> for Asked {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let (caller, secret) = app.authenticate(&parts.headers).await?;
+        if !parts.method.is_safe() && secret.is_some() {
+            require_own_origin(&parts.headers)?;
+        }
         let key = text(&parts.headers, "idempotency-key")?;
         if let Some(key) = key {
             let is_plain =

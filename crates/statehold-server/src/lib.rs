@@ -33,8 +33,13 @@ use seal::Sealer;
 
 /// The API as an axum router.
 pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: Metrics) -> Router {
+    let has_clock = options.clock.is_some();
     let app = App::new(engine, sealer, options, metrics);
-    let (router, _) = routes().split_for_parts();
+    let (mut router, _) = routes().split_for_parts();
+    if has_clock {
+        // Not in the document of the API: no server that others rely on has it.
+        router = router.route(rest::dev::CLOCK_PATH, axum::routing::post(rest::dev::clock));
+    }
     router
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
@@ -121,6 +126,10 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         "x-content-type-options",
         HeaderValue::from_static("nosniff"),
     );
+    // Nobody lays a page of their own over an answer of ours.
+    response
+        .headers_mut()
+        .insert("x-frame-options", HeaderValue::from_static("DENY"));
     let status = response.status().as_u16();
     let seconds = begun.elapsed().as_secs_f64();
     // Whoever invents methods does not get a number for each.

@@ -52,6 +52,7 @@ codes! {
     WrongAgent = 403 "wrong_agent" "The key works for other agents";
     MayNotDecide = 403 "may_not_decide" "Somebody else must decide";
     ForeignHost = 403 "foreign_host" "The call names a host that this server is not";
+    ForeignOrigin = 403 "foreign_origin" "A web page of another site sent the call";
     NotFound = 404 "not_found" "There is no such object";
     MethodNotAllowed = 405 "method_not_allowed" "The path does not take this method";
     BodyTimeout = 408 "body_timeout" "The body did not arrive in time";

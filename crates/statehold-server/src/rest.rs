@@ -1,6 +1,7 @@
 //! The native API, one file per resource. A handler parses, calls the engine once, and converts.
 
 pub(crate) mod audit;
+pub(crate) mod dev;
 pub(crate) mod events;
 pub(crate) mod holds;
 pub(crate) mod keys;

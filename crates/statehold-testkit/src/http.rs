@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 client for tests and benchmarks: one connection that is kept open, whole answers,
 //! and a reader of server-sent events. It follows no redirects, keeps no pool and speaks no TLS.
 
+mod plain;
 mod process;
 mod sse;
 
@@ -19,7 +20,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-pub use self::process::{RunFile, ServerProcess};
+pub use self::plain::{Patient, PlainAnswer, PlainClient};
+pub use self::process::{RunFile, ServerProcess, signal};
 pub use self::sse::{SseEvent, SseParser, SseReader};
 
 /// Nothing that the tests ask for takes longer, long polls included.

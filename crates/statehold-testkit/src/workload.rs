@@ -302,7 +302,23 @@ impl Client {
         (complete, worker)
     }
 
-    fn ask(&mut self, by: Fenced) -> Command {
+    /// An agent asks another, and that one begins at once. Without a parent it is the first of them.
+    pub fn descend(&mut self, parent: Option<Fenced>) -> Command {
+        let mut start = fixtures::start("agent");
+        start.input = self.body("and what do you think?".to_owned());
+        start.lease_ttl_ms = Some(3_600_000);
+        start.parent = parent;
+        Command::StartRequest(start)
+    }
+
+    /// Approves a hold that is open.
+    pub fn approve(&self, hold: HoldId) -> Command {
+        let digest = self.state.holds.get(&hold).and_then(|hold| hold.digest);
+        decision(hold, digest)
+    }
+
+    /// Asks whether an action may run.
+    pub fn ask(&mut self, by: Fenced) -> Command {
         let id = HoldId::from_uuid(Uuid::from_u64_pair(
             0x7000,
             0x8000_0000_0000_0000 | self.random.next_u64(),

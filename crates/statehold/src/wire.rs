@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehold_engine::{Engine, EngineOptions, MemoryKeys, PayloadKeys, SystemClock};
+use statehold_engine::{
+    Clock, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
+};
 use statehold_server::seal::Sealer;
 use statehold_store::Store;
 use statehold_store::keys::{KeyFile, KeyOwner};
@@ -23,7 +25,11 @@ pub(crate) struct Parts {
 /// # Errors
 ///
 /// If the directory is in use, or what is in it is not ours.
-pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts> {
+pub(crate) async fn on_disk(
+    data: &Path,
+    readers: usize,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Parts> {
     let options = SqliteOptions {
         readers,
         ..SqliteOptions::default()
@@ -36,7 +42,7 @@ pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts
              before cannot be verified any more, unless you stop and put the old file back"
         );
     }
-    put_together(Arc::new(store), Arc::new(keys)).await
+    put_together(Arc::new(store), Arc::new(keys), clock).await
 }
 
 /// An engine whose data is gone when the process ends.
@@ -44,18 +50,30 @@ pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts
 /// # Errors
 ///
 /// If the system gives no random numbers.
-pub(crate) async fn in_memory() -> anyhow::Result<Parts> {
+pub(crate) async fn in_memory(clock: Arc<dyn Clock>) -> anyhow::Result<Parts> {
     put_together(
         Arc::new(MemoryStore::new()),
         Arc::new(MemoryKeys::default()),
+        clock,
     )
     .await
 }
 
-async fn put_together(store: Arc<dyn Store>, keys: Arc<dyn PayloadKeys>) -> anyhow::Result<Parts> {
+/// The clock that everybody is handed: that of the machine, unless it is to be moved.
+pub(crate) fn clock(offset: Option<&Arc<OffsetClock>>) -> Arc<dyn Clock> {
+    match offset {
+        Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
+        None => Arc::new(SystemClock),
+    }
+}
+
+async fn put_together(
+    store: Arc<dyn Store>,
+    keys: Arc<dyn PayloadKeys>,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Parts> {
     let secret = keys.get_or_create(&KeyOwner::Server)?;
     let sealer = Sealer::new(*secret.expose());
-    let clock = Arc::new(SystemClock);
     let engine = Engine::start(store, keys, clock, EngineOptions::default()).await?;
     let tenant = "default".parse().context("the tenant has a name")?;
     engine.load_keys(&tenant).await?;

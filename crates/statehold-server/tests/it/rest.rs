@@ -1,6 +1,7 @@
 //! Each route: what it does, and what it refuses.
 
 mod audit;
+mod dev;
 mod feeds;
 mod hold_feed;
 mod idempotency;

@@ -17,7 +17,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use statehold_core::name::Name;
 use statehold_engine::{
-    Caller, Engine, EngineOptions, IssuedKey, MemoryKeys, NewKey, PayloadKeys, SystemClock,
+    Caller, Clock, Engine, EngineOptions, IssuedKey, MemoryKeys, NewKey, OffsetClock, PayloadKeys,
+    SystemClock,
 };
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
@@ -100,6 +101,8 @@ pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) connections: Arc<AtomicUsize>,
     data: Option<TempDir>,
+    /// The store, where it is on disk.
+    store: Option<Arc<SqliteStore>>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
 }
@@ -109,6 +112,19 @@ pub(crate) struct Rig {
 pub(crate) struct Setup {
     pub(crate) server: ServerOptions,
     pub(crate) accept: AcceptOptions,
+}
+
+impl Setup {
+    /// A clock that can be moved, so many seconds ahead at first.
+    pub(crate) fn with_clock(offset_seconds: i64) -> Self {
+        Self {
+            server: ServerOptions {
+                clock: Some(Arc::new(OffsetClock::new(offset_seconds))),
+                ..ServerOptions::default()
+            },
+            ..Self::default()
+        }
+    }
 }
 
 impl Rig {
@@ -135,7 +151,7 @@ impl Rig {
     async fn start(data: Option<TempDir>, setup: Setup) -> Self {
         count_panics();
         LazyLock::force(&LINES);
-        let (store, keys) = open(data.as_ref().map(TempDir::path));
+        let (store, keys, on_disk) = open(data.as_ref().map(TempDir::path));
         let secret = keys
             .get_or_create(&KeyOwner::Server)
             .expect("keys can be kept");
@@ -144,7 +160,11 @@ impl Rig {
             tick: Duration::from_millis(20),
             ..EngineOptions::default()
         };
-        let engine = Engine::start(store, keys, Arc::new(SystemClock), options)
+        let clock = match &setup.server.clock {
+            Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
+            None => Arc::new(SystemClock),
+        };
+        let engine = Engine::start(store, keys, clock, options)
             .await
             .expect("the engine starts");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -163,20 +183,57 @@ impl Rig {
             engine,
             connections,
             data,
+            store: on_disk,
             stop,
             serving,
         }
     }
 
+    /// On SQLite, with a clock that can be moved.
+    pub(crate) async fn with_clock() -> Self {
+        Self::on_disk_with(Setup::with_clock(0)).await
+    }
+
     /// Stops the server cleanly and starts another on the same data.
-    pub(crate) async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
+        self.restart_with(Setup::default()).await
+    }
+
+    /// Stops the server cleanly and starts one that differs on the same data.
+    pub(crate) async fn restart_with(mut self, setup: Setup) -> Self {
         self.engine.begin_stop();
         self.stop.cancel();
         (&mut self.serving).await.expect("the server stops");
         self.engine.shut_down().await;
         let data = self.data.take();
         drop(self);
-        Self::start(data, Setup::default()).await
+        Self::start(data, setup).await
+    }
+
+    /// A backup of the data, taken while the server runs, with the key file beside it.
+    pub(crate) async fn backup(&self) -> TempDir {
+        let to = tempfile::tempdir().expect("a directory for the backup");
+        let data = self.data.as_ref().expect("it is on disk").path();
+        let store = self.store.as_ref().expect("it is on disk");
+        let made = store.backup(to.path().join("backup")).await;
+        made.expect("the backup is made");
+        let keys = to.path().join(KeyFile::NAME);
+        std::fs::copy(data.join(KeyFile::NAME), keys).expect("keys can be copied");
+        to
+    }
+
+    /// Stops the server and starts one on what a backup had.
+    pub(crate) async fn restore(mut self, backup: &TempDir, data: TempDir) -> Self {
+        self.engine.begin_stop();
+        self.stop.cancel();
+        (&mut self.serving).await.expect("the server stops");
+        self.engine.shut_down().await;
+        drop(self);
+        let restored = SqliteStore::restore(&backup.path().join("backup"), data.path());
+        restored.expect("the backup is restored");
+        let keys = backup.path().join(KeyFile::NAME);
+        std::fs::copy(keys, data.path().join(KeyFile::NAME)).expect("keys can be copied");
+        Self::start(Some(data), Setup::default()).await
     }
 
     /// A key of the default tenant.
@@ -256,16 +313,26 @@ impl Drop for Rig {
     }
 }
 
-fn open(data: Option<&Path>) -> (Arc<dyn Store>, Arc<dyn PayloadKeys>) {
+/// A store and its keys; and the store once more, if it is on disk.
+type Opened = (
+    Arc<dyn Store>,
+    Arc<dyn PayloadKeys>,
+    Option<Arc<SqliteStore>>,
+);
+
+fn open(data: Option<&Path>) -> Opened {
     match data {
         None => (
             Arc::new(MemoryStore::new()),
             Arc::new(MemoryKeys::default()),
+            None,
         ),
         Some(data) => {
             let store = SqliteStore::open(data, SqliteOptions::default());
+            let store = Arc::new(store.expect("the store opens"));
             let keys = KeyFile::open(data).expect("keys can be kept");
-            (Arc::new(store.expect("the store opens")), Arc::new(keys))
+            let on_disk = Arc::clone(&store);
+            (store, Arc::new(keys), Some(on_disk))
         }
     }
 }

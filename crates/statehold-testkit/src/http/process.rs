@@ -66,6 +66,25 @@ impl ServerProcess {
         Self::start_command(command, data, log)
     }
 
+    /// The same with a clock that can be moved, so many seconds ahead at first.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServerProcess::start`].
+    pub fn start_with_clock(
+        program: &Path,
+        data: &Path,
+        log: &Path,
+        offset_seconds: i64,
+    ) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["dev", "--port", "0", "--no-open", "--no-demo"]);
+        command.arg("--clock-control");
+        command.arg(format!("--clock-offset-seconds={offset_seconds}"));
+        command.arg("--data").arg(data);
+        Self::start_command(command, data, log)
+    }
+
     /// Starts any command that serves `data` and writes its run file there.
     ///
     /// # Errors
@@ -146,7 +165,7 @@ impl ServerProcess {
     ///
     /// If it does not stop in time.
     pub fn stop(mut self) -> Result<ExitStatus> {
-        terminate(self.child.id())?;
+        signal(self.child.id(), "TERM")?;
         let began = Instant::now();
         while began.elapsed() < Self::STOP_MAX {
             if let Some(status) = self.child.try_wait()? {
@@ -214,10 +233,15 @@ fn cpu(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis((user + system) * 10))
 }
 
-/// Sends SIGTERM. The shell does it, because a signal is a call that Rust counts as unsafe.
-fn terminate(pid: u32) -> Result<()> {
+/// Sends a signal by its name: `TERM`, `STOP`, `CONT`. The shell does it, because a signal is a call that
+/// Rust counts as unsafe.
+///
+/// # Errors
+///
+/// If there is no such process.
+pub fn signal(pid: u32, name: &str) -> Result<()> {
     let status = Command::new("sh")
-        .args(["-c", "kill -TERM \"$0\"", &pid.to_string()])
+        .args(["-c", "kill -\"$1\" \"$0\"", &pid.to_string(), name])
         .status()?;
     ensure!(status.success(), "process {pid} cannot be signalled");
     Ok(())

@@ -55,6 +55,17 @@ pub(crate) struct Dev {
     /// Delete what is in the data directory first.
     #[arg(long)]
     reset: bool,
+    /// Let callers move the server's clock with POST /v1/dev/clock, to try what time does.
+    #[arg(long)]
+    clock_control: bool,
+    /// Start with the clock so many seconds ahead, or behind if negative.
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "clock_control",
+        allow_negative_numbers = true
+    )]
+    clock_offset_seconds: Option<i64>,
 }
 
 /// Everything that is needed to start a server.
@@ -68,6 +79,8 @@ pub(crate) struct ServePlan {
     pub(crate) opens_console: bool,
     /// Whether the demo agents run in this process.
     pub(crate) has_demo: bool,
+    /// How far ahead the clock starts, if callers may move it.
+    pub(crate) clock_offset_seconds: Option<i64>,
 }
 
 /// Where a planned server keeps its data.
@@ -104,6 +117,7 @@ impl Serve {
             storage: PlannedStorage::Disk { reset: false },
             opens_console: false,
             has_demo: false,
+            clock_offset_seconds: None,
         })
     }
 }
@@ -135,6 +149,9 @@ impl Dev {
             },
             opens_console: !self.no_open,
             has_demo: !self.no_demo,
+            clock_offset_seconds: self
+                .clock_control
+                .then(|| self.clock_offset_seconds.unwrap_or(0)),
         };
         if plan.listens_beyond_loopback() {
             let listen = plan.config.server.listen;
@@ -268,6 +285,21 @@ mod tests {
         assert!(!reset.opens_console && !reset.has_demo);
         let memory = plan(&["dev", "--memory"], &[]).expect("a plan");
         assert_eq!(memory.storage, PlannedStorage::Memory);
+    }
+
+    #[test]
+    fn only_dev_moves_its_clock_and_only_if_it_is_told_to() {
+        let offset = |args: &[&str]| {
+            let plan = plan(args, &[]).expect("a plan");
+            plan.clock_offset_seconds
+        };
+        assert_eq!(offset(&["serve"]), None);
+        assert_eq!(offset(&["dev"]), None);
+        assert_eq!(offset(&["dev", "--clock-control"]), Some(0));
+        let behind = ["dev", "--clock-control", "--clock-offset-seconds", "-3600"];
+        assert_eq!(offset(&behind), Some(-3_600));
+        assert!(plan(&["dev", "--clock-offset-seconds", "1"], &[]).is_err());
+        assert!(plan(&["serve", "--clock-control"], &[]).is_err());
     }
 
     #[test]

@@ -550,3 +550,40 @@ async fn workers_are_kept_to_their_agents() {
         .await
         .refused(422, "call_unknown");
 }
+
+#[tokio::test]
+async fn a_worker_that_kept_its_lease_reads_what_was_decided() {
+    let rig = Rig::in_memory().await;
+    let (ann, boss) = (
+        rig.client("ann").await,
+        rig.key_for(&["approver"], Some("boss"), &[]).await,
+    );
+    let (helper, other) = (rig.worker(&["helper"]).await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "x").await;
+    let claimed = claim(&helper, "helper").await;
+    let question = json!({"kind": "question", "title": "Which?"});
+    let question = act(&helper, &claimed, "holds", question).await.ok(201);
+    let path = format!("/v1/holds/{}/decision", text(&question, "id"));
+    let answer = json!({"decision": "respond", "content": "the blue one"});
+    ann.post(&path, &answer).await.ok(200);
+    let approval =
+        json!({"kind": "approval", "title": "Pay?", "action": {"tool": "pay", "args": {"n": 1}}});
+    let approval = act(&helper, &claimed, "holds", approval).await.ok(201);
+    let path = format!("/v1/holds/{}/decision", text(&approval, "id"));
+    let edit = json!({
+        "decision": "edit", "digest": approval["action"]["digest"], "args": {"n": 2},
+    });
+    boss.post(&path, &edit).await.ok(200);
+
+    let path = format!("/v1/requests/{}", text(&claimed, "id"));
+    let read = helper.get(&path).await.ok(200);
+    assert_eq!(read["status"], "running", "under the same fence");
+    assert_eq!(read["holds"][0]["decision"]["content"], "the blue one");
+    assert_eq!(read["holds"][1]["decision"]["args"], json!({"n": 2}));
+    // Another worker of the agent is not at work on it.
+    let read = other.get(&path).await.ok(200);
+    assert_eq!(read["holds"][1]["decision"]["status"], "edited");
+    assert_eq!(read["holds"][1]["decision"]["args"], Value::Null);
+    assert_eq!(read["holds"][1]["action"], Value::Null);
+}

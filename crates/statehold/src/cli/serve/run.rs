@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use statehold_engine::OffsetClock;
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
@@ -56,10 +57,13 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         reset(data)?;
     }
     let was_unclean = on_disk && run_file::read(data).unwrap_or(None).is_some();
+    let offset = plan.clock_offset_seconds;
+    let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
+    let clock = wire::clock(moved.as_ref());
     let parts = if on_disk {
-        wire::on_disk(data, config.store.readers.get()).await?
+        wire::on_disk(data, config.store.readers.get(), clock).await?
     } else {
-        wire::in_memory().await?
+        wire::in_memory(clock).await?
     };
     let engine = parts.engine;
     let has_keys = engine.has_keys().await?;
@@ -92,6 +96,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let options = ServerOptions {
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
+        clock: moved,
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -163,6 +168,11 @@ fn greet(
         PlannedStorage::Disk { .. } => output.note(&format!(
             "  Data       {data}  (kept; --memory for throw-away, --reset to start over)"
         )),
+    }
+    if plan.clock_offset_seconds.is_some() {
+        output.note(&format!(
+            "  Clock      can be moved: POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}"
+        ));
     }
     if was_unclean {
         output.note("  Recovered  from an unclean stop; everything acknowledged is there");

@@ -20,7 +20,7 @@ pub(super) struct OfflineKeys {
 
 impl OfflineKeys {
     pub(super) async fn open(data: &Path) -> anyhow::Result<Self> {
-        let parts = wire::on_disk(data, 1).await?;
+        let parts = wire::on_disk(data, 1, wire::clock(None)).await?;
         let tenant: Name = "default".parse().context("the tenant has a name")?;
         Ok(Self {
             engine: parts.engine,
