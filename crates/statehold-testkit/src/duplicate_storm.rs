@@ -239,7 +239,7 @@ impl<'a> Run<'a> {
                 .options
                 .cli
                 .as_deref()
-                .filter(|_| !is_killed && prepared.round % 4 == 0),
+                .filter(|_| !is_killed && prepared.round.is_multiple_of(4)),
             approvers: &self.approvers,
             hold: id_of(hold)?,
             request: prepared.request.clone(),
