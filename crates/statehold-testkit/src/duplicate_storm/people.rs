@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -113,29 +114,31 @@ impl Storm<'_> {
         people.collect()
     }
 
-    /// Everybody decides at the same moment, and `meanwhile` happens.
+    /// Everybody decides at the same moment, and `meanwhile` happens; it is told how many have an answer.
     pub(super) fn blow(
         &self,
         people: &mut [Decider],
-        meanwhile: impl FnOnce() -> Result<()> + Send,
+        meanwhile: impl FnOnce(&AtomicUsize) -> Result<()>,
     ) -> Result<()> {
         let together = Barrier::new(people.len() + 1);
+        let answered = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let mut running = Vec::new();
             for (n, person) in people.iter_mut().enumerate() {
-                let together = &together;
+                let (together, answered) = (&together, &answered);
                 running.push(scope.spawn(move || {
                     let told = if person.by_command_line {
                         self.by_command_line(person, together)?
                     } else {
                         self.over_http(person, n % 2 == 0, together)
                     };
+                    answered.fetch_add(usize::from(told.is_some()), Ordering::SeqCst);
                     person.answers.extend(told);
                     Ok::<(), anyhow::Error>(())
                 }));
             }
             together.wait();
-            let happened = meanwhile();
+            let happened = meanwhile(&answered);
             for one in running {
                 let joined = one.join();
                 joined.map_err(|_| anyhow::anyhow!("a decider panicked"))??;
@@ -174,8 +177,13 @@ impl Storm<'_> {
         let who = &self.approvers[person.group % self.approvers.len()];
         let program = self.cli.context("nobody asked for the command line")?;
         let mut command = Command::new(program);
+        let key = format!("round-{}-group-{}", self.round, person.group);
+        command.args(["approvals", person.decision, &self.hold, "--no-wait"]);
+        command.args(["--key", &key]);
+        if person.decision == "approve" {
+            command.args(["--yes", "--digest", &self.digest]);
+        }
         command
-            .args(["approvals", person.decision, &self.hold])
             .env("STATEHOLD_URL", format!("http://{}", self.address))
             .env("STATEHOLD_TOKEN", &who.key)
             .stdin(Stdio::null());
