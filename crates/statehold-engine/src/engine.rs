@@ -16,11 +16,14 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::credentials::Credentials;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
 use crate::payloads::Payloads;
-use crate::ports::{Clock, PayloadKeys, random};
+use crate::policy::Policies;
+use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
+use crate::sealed::{SealedCalls, Unneeded};
 use crate::temp::Temps;
 use crate::users::Users;
 
@@ -28,12 +31,27 @@ use crate::users::Users;
 const HOT_SESSIONS: usize = 20_000;
 
 /// How an engine behaves.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct EngineOptions {
     /// How many sessions are kept in memory, unless somebody uses more at once.
     pub hot_sessions: usize,
     /// How often timers look for what is due.
     pub tick: std::time::Duration,
+    /// What is laid down about agents and their tools.
+    pub policies: Arc<Policies>,
+    /// The keys of sealed arguments. They must last as long as the store does: the default is for
+    /// stores in memory.
+    pub hold_keys: Arc<dyn HoldKeys>,
+}
+
+impl std::fmt::Debug for EngineOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineOptions")
+            .field("hot_sessions", &self.hot_sessions)
+            .field("tick", &self.tick)
+            .field("policies", &self.policies)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for EngineOptions {
@@ -41,6 +59,8 @@ impl Default for EngineOptions {
         Self {
             hot_sessions: HOT_SESSIONS,
             tick: std::time::Duration::from_millis(100),
+            policies: Arc::default(),
+            hold_keys: Arc::new(MemoryHoldKeys::default()),
         }
     }
 }
@@ -72,6 +92,9 @@ pub(crate) struct Inner {
     /// How many answers are kept, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
+    pub(crate) hold_keys: Arc<dyn HoldKeys>,
+    pub(crate) sealed_calls: SealedCalls,
+    pub(crate) credentials: Credentials,
     pub(crate) users: Users,
     /// All keys, by the digest of their secret. This process is the only one that changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
@@ -110,6 +133,9 @@ impl Engine {
             store,
             clock,
             payload_keys,
+            hold_keys: Arc::clone(&options.hold_keys),
+            sealed_calls: SealedCalls::default(),
+            credentials: Credentials::default(),
             options,
             started_at,
             mailboxes: Mutex::default(),
@@ -133,6 +159,7 @@ impl Engine {
         let engine = Self {
             inner: Arc::new(inner),
         };
+        engine.sweep_hold_keys().await?;
         engine.start_timers();
         Ok(engine)
     }
@@ -165,6 +192,16 @@ impl Engine {
             return Err(EngineError::Full);
         }
         Ok(())
+    }
+
+    /// What is laid down about agents and their tools.
+    pub fn policies(&self) -> &Policies {
+        &self.inner.options.policies
+    }
+
+    /// Credentials that people gave, until the next claim.
+    pub fn credentials(&self) -> &Credentials {
+        &self.inner.credentials
     }
 
     /// How many sessions are in memory.
@@ -245,6 +282,8 @@ pub(crate) struct Aftermath {
     /// Root requests that ended or paused: their `temp:` values are gone.
     temps_lost: Vec<(RequestId, bool)>,
     erases: bool,
+    /// Sealed arguments that nobody needs any more.
+    pub(crate) unneeded: Unneeded,
 }
 
 impl Inner {
@@ -277,7 +316,7 @@ pub(crate) fn entropy() -> Result<u64, StoreError> {
 }
 
 impl Aftermath {
-    pub(crate) fn of(commit: &Commit) -> Self {
+    pub(crate) fn of(inner: &Inner, commit: &Commit) -> Self {
         let changes = &commit.changes;
         let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
         let queued: BTreeSet<(Name, Name)> = changes
@@ -306,6 +345,7 @@ impl Aftermath {
             temps_lost: roots_ended.chain(roots_paused).collect(),
             erases: commit.after.deleted
                 || commit.after.closed && commit.after.expires_at.is_none(),
+            unneeded: inner.unneeded_after(commit),
         }
     }
 }
@@ -319,6 +359,7 @@ impl Inner {
             let mut heartbeats = self.heartbeats();
             for request in aftermath.ended {
                 heartbeats.remove(&request);
+                self.credentials.take(request);
             }
         }
         for (root, has_ended) in aftermath.temps_lost {

@@ -45,6 +45,8 @@ pub struct HoldDetail {
     pub sees_action: bool,
     /// Who voted.
     pub votes: Vec<Principal>,
+    /// Whether the call it is about has no result yet.
+    pub is_call_open: bool,
 }
 
 /// Which holds to list.
@@ -211,7 +213,10 @@ impl Engine {
             Some(closed) => self.record(session.id, closed.decided_by).await?,
             None => None,
         };
-        let body = payload(opened.as_ref(), hold.body);
+        let body = match hold.kind {
+            HoldKind::Reconcile => Some(self.reconcile_body(session.id, &hold).await?),
+            _ => payload(opened.as_ref(), hold.body),
+        };
         let decision = closed.as_ref().map(|closed| closed.decision);
         let decision_body = payload(decided.as_ref(), decision.and_then(|made| made.body));
         let right = caller.actor().right_to_decide(&hold, session.owner.user);
@@ -228,6 +233,10 @@ impl Engine {
             right,
             sees_action,
             votes: hold.votes.keys().copied().collect(),
+            is_call_open: hold.call.is_some_and(|call| {
+                let live = state.requests.get(&hold.request);
+                live.is_some_and(|live| live.calls.contains_key(&call))
+            }),
             hold,
             closed,
         })
@@ -256,7 +265,7 @@ fn holds_role(caller: &Caller, hold: &Hold, session: &SessionSummary) -> bool {
     }
 }
 
-fn payload(
+pub(crate) fn payload(
     stored: Option<&StoredRecord>,
     name: Option<statehold_core::digest::BodyRef>,
 ) -> Option<Vec<u8>> {

@@ -6,19 +6,27 @@
 //! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
 
 mod access;
+mod answer;
+mod ask;
 mod caller;
 mod claim;
+mod credentials;
 mod engine;
 mod error;
 mod feed;
 mod holds;
 mod idempotency;
+pub mod kept;
 mod keys;
 mod mailbox;
 mod payloads;
+pub mod policy;
 mod ports;
 mod read;
+mod redact;
 mod rights;
+mod schema;
+mod sealed;
 mod shared;
 mod temp;
 mod timers;
@@ -26,8 +34,11 @@ mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
+pub use answer::NewAnswer;
+pub use ask::{AskReply, NewAction, NewAsk};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
+pub use credentials::Credentials;
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
@@ -36,8 +47,11 @@ pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;
-pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
+pub use ports::{Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, PayloadKeys, SystemClock};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
+pub use redact::{PathRule, Pattern};
+pub use schema::FieldError;
+pub use sealed::OpenedArgs;
 pub use shared::SharedView;
 pub use statehold_store::{
     ApiKey, DueKind, SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,

@@ -6,14 +6,13 @@ pub(crate) mod open;
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::{HoldKind, HoldStatus};
+use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_engine::HoldFilter;
 use utoipa::IntoParams;
 
 use super::{About, Cursor, PAGE_MAX, name_in_query, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds};
 use crate::problem::{Code, Problem};
-use crate::wire::Raw;
 use crate::wire::hold::{HoldKindWire, HoldOut, HoldPage, RiskWire};
 use crate::wire::schema::{HoldStatusFilter, NameText};
 
@@ -70,7 +69,7 @@ pub(crate) async fn list(
             bad("`kind` is approval, question, form, link, credential or reconcile")
         })?),
     };
-    let risk: Option<RiskWire> = match params.risk.as_deref() {
+    let risk: Option<Risk> = match params.risk.as_deref() {
         None => None,
         Some(risk) => Some(parse_word(risk).ok_or_else(|| bad("`risk` is low, medium or high"))?),
     };
@@ -122,9 +121,4 @@ pub(crate) async fn read(
         ..About::default()
     };
     Ok(shown(&HoldOut::of(&detail), &about))
-}
-
-fn parse_args(raw: &Raw, path: &str) -> Result<serde_json::Value, Problem> {
-    serde_json::from_str(raw.get())
-        .map_err(|error| Problem::invalid(format!("`{path}`: {error}")).with("path", path))
 }

@@ -5,16 +5,17 @@ mod decide;
 mod kept;
 mod words;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus, OnExpiry};
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
-use statehold_engine::{Committed, HoldDetail};
+use statehold_engine::kept::parse;
+use statehold_engine::{Committed, HoldDetail, OpenedArgs};
 use utoipa::ToSchema;
 
 pub(crate) use ask::{ActionIn, HoldIn};
 pub(crate) use decide::{DecisionIn, ResumeIn};
-pub(crate) use kept::{ActionBody, DecisionBody, HoldBody};
+pub(crate) use kept::{ActionOut, DecisionBody, HoldBody, ReasonOut};
 pub(crate) use words::{DecisionWire, HoldKindWire, OnExpiryWire, RiskWire};
 
 use super::schema::{
@@ -61,15 +62,14 @@ pub(crate) struct HoldOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) action: Option<ActionBody>,
+    pub(crate) action: Option<ActionOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(crate) response_schema: Option<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) reasons: Option<Raw>,
+    pub(crate) reasons: Option<Vec<ReasonOut>>,
     #[schema(value_type = Vec<DecisionWire>)]
     pub(crate) allowed: Vec<DecisionKind>,
     pub(crate) quorum: u16,
@@ -107,6 +107,14 @@ pub(crate) struct DecisionOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(crate) content: Option<Raw>,
+    /// A credential was given; it is kept nowhere.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) given: bool,
+    /// On a claim: the arguments cannot be read any more. Fail the request, or ask again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) args_lost: bool,
 }
 
 /// A page of holds.
@@ -117,11 +125,6 @@ pub(crate) struct HoldPage {
     pub(crate) next_cursor: Option<String>,
 }
 
-fn parse<T: Default + for<'de> Deserialize<'de>>(body: Option<&[u8]>) -> T {
-    body.and_then(|body| serde_json::from_slice(body).ok())
-        .unwrap_or_default()
-}
-
 impl HoldOut {
     /// A hold as the caller may see it.
     pub(crate) fn of(detail: &HoldDetail) -> Self {
@@ -129,8 +132,17 @@ impl HoldOut {
     }
 
     /// A hold as the worker that asked gets it back, with what it may run now.
-    pub(crate) fn for_worker(detail: &HoldDetail) -> Self {
-        Self::shown(detail, true)
+    pub(crate) fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
+        let mut shown = Self::shown(detail, true);
+        shown.action = shown.action.map(|action| action.opened(opened));
+        if let Some(decision) = &mut shown.decision {
+            decision.args_lost = opened.lost;
+            if decision.args.is_some() {
+                let edited = opened.edited.clone().filter(|_| !opened.lost);
+                decision.args = edited.or_else(|| decision.args.take().filter(|_| !opened.lost));
+            }
+        }
+        shown
     }
 
     fn shown(detail: &HoldDetail, sees_action: bool) -> Self {
@@ -146,6 +158,8 @@ impl HoldOut {
             args: words.args.filter(|_| sees_action),
             // The user's own answer to a question is the user's to see.
             content: words.content.filter(|_| sees_action),
+            given: words.given,
+            args_lost: false,
         });
         Self {
             id: hold.id.to_string(),
@@ -160,16 +174,15 @@ impl HoldOut {
             request_id: hold.request.to_string(),
             task_path: detail.path.iter().map(ToString::to_string).collect(),
             agent: detail.agent.to_string(),
-            title: if body.title.is_empty() && hold.kind == HoldKind::Reconcile {
-                "A worker was lost during this action: did it run?".to_owned()
-            } else {
-                body.title
-            },
+            title: body.title,
             message: body.message,
-            action: body.action.filter(|_| sees_action),
+            action: body.action.filter(|_| sees_action).map(Into::into),
             response_schema: body.response_schema,
             url: body.url,
-            reasons: body.reasons.filter(|_| sees_action),
+            reasons: body
+                .reasons
+                .filter(|_| sees_action)
+                .map(|reasons| reasons.into_iter().map(Into::into).collect()),
             allowed: hold.allowed.iter().copied().collect(),
             quorum: hold.need,
             votes: sees_action.then(|| detail.votes.iter().map(ToString::to_string).collect()),

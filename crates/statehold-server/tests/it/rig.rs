@@ -16,13 +16,16 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use statehold_core::name::Name;
+use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Caller, Engine, EngineOptions, IssuedKey, MemoryKeys, NewKey, PayloadKeys, SystemClock,
+    Caller, Engine, EngineOptions, HoldKeys, IssuedKey, MemoryHoldKeys, MemoryKeys, NewKey,
+    PayloadKeys, SystemClock,
 };
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
 use statehold_store::Store;
+use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -100,6 +103,7 @@ pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) connections: Arc<AtomicUsize>,
     data: Option<TempDir>,
+    policies: Arc<Policies>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
 }
@@ -109,6 +113,7 @@ pub(crate) struct Rig {
 pub(crate) struct Setup {
     pub(crate) server: ServerOptions,
     pub(crate) accept: AcceptOptions,
+    pub(crate) policies: Arc<Policies>,
 }
 
 impl Rig {
@@ -132,7 +137,8 @@ impl Rig {
         Self::start(Some(data), setup).await
     }
 
-    async fn start(data: Option<TempDir>, setup: Setup) -> Self {
+    /// On data that another server has left.
+    pub(crate) async fn start(data: Option<TempDir>, setup: Setup) -> Self {
         count_panics();
         LazyLock::force(&LINES);
         let (store, keys) = open(data.as_ref().map(TempDir::path));
@@ -142,6 +148,8 @@ impl Rig {
         let sealer = Sealer::new(*secret.expose());
         let options = EngineOptions {
             tick: Duration::from_millis(20),
+            policies: Arc::clone(&setup.policies),
+            hold_keys: hold_keys(data.as_ref().map(TempDir::path)),
             ..EngineOptions::default()
         };
         let engine = Engine::start(store, keys, Arc::new(SystemClock), options)
@@ -163,20 +171,34 @@ impl Rig {
             engine,
             connections,
             data,
+            policies: setup.policies,
             stop,
             serving,
         }
     }
 
     /// Stops the server cleanly and starts another on the same data.
-    pub(crate) async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
+        let setup = Setup {
+            policies: Arc::clone(&self.policies),
+            ..Setup::default()
+        };
+        let data = self.stop().await;
+        Self::start(data, setup).await
+    }
+
+    /// Stops the server cleanly and leaves its data.
+    pub(crate) async fn stop(mut self) -> Option<TempDir> {
         self.engine.begin_stop();
         self.stop.cancel();
         (&mut self.serving).await.expect("the server stops");
         self.engine.shut_down().await;
-        let data = self.data.take();
-        drop(self);
-        Self::start(data, Setup::default()).await
+        self.data.take()
+    }
+
+    /// The data directory.
+    pub(crate) fn data(&self) -> &Path {
+        self.data.as_ref().expect("the rig is on disk").path()
     }
 
     /// A key of the default tenant.
@@ -267,6 +289,13 @@ fn open(data: Option<&Path>) -> (Arc<dyn Store>, Arc<dyn PayloadKeys>) {
             let keys = KeyFile::open(data).expect("keys can be kept");
             (Arc::new(store.expect("the store opens")), Arc::new(keys))
         }
+    }
+}
+
+fn hold_keys(data: Option<&Path>) -> Arc<dyn HoldKeys> {
+    match data {
+        None => Arc::new(MemoryHoldKeys::default()),
+        Some(data) => Arc::new(HoldKeyFile::open(data).expect("keys can be kept")),
     }
 }
 

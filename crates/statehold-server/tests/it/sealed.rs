@@ -1,0 +1,371 @@
+//! What nobody but the worker may see: looked for in every answer, in the files, and in the log.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use statehold_core::ids::SessionId;
+use statehold_core::name::Name;
+use statehold_engine::PathRule;
+use statehold_engine::policy::{AgentPolicy, Policies, ToolPolicy};
+use statehold_store::Store;
+use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+
+use crate::hidden::Canaries;
+use crate::rest::{act, claim, new_session, start};
+use crate::rig::{Rig, Setup, Who, log, text};
+
+/// `pin` of the tool `pay` is for the worker alone.
+fn hides_pin() -> Setup {
+    let path = PathRule::try_from("/pin".to_owned()).expect("a path");
+    let every_tool = ToolPolicy {
+        redact: Some(vec![path]),
+        ..ToolPolicy::default()
+    };
+    let agent = AgentPolicy {
+        every_tool,
+        ..AgentPolicy::default()
+    };
+    let helper: Name = "helper".parse().expect("a name");
+    Setup {
+        policies: Arc::new(Policies {
+            agents: [(helper, agent)].into(),
+        }),
+        ..Setup::default()
+    }
+}
+
+fn decision_path(hold: &Value) -> String {
+    format!("/v1/holds/{}/decision", text(hold, "id"))
+}
+
+/// Every byte that lies in a directory, and every payload of a session as it was before compression.
+async fn everything(directory: &Path, session: &str) -> Vec<u8> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        found.extend(std::fs::read(path).expect("a file"));
+    }
+    let store = SqliteStore::open(directory, SqliteOptions::default()).expect("opens");
+    let session: SessionId = session.parse().expect("an id");
+    let records = store.records(session, 0, 1_000).await.expect("records");
+    for record in records {
+        found.extend(record.bodies.into_iter().flatten().flatten());
+    }
+    found
+}
+
+async fn claim_short(helper: &Who) -> Value {
+    let body = json!({"agent": "helper", "lease_seconds": 1, "wait_seconds": 10});
+    helper.post("/v1/work/claim", &body).await.ok(200)["requests"][0].clone()
+}
+
+#[tokio::test]
+async fn a_secret_in_arguments_is_the_workers_alone_and_gone_when_the_action_ends() {
+    let rig = Rig::on_disk_with(hides_pin()).await;
+    let mut canaries = Canaries::new();
+    let (pin, edited_pin) = (canaries.plant("pin"), canaries.plant("edited"));
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let operator = rig.key(&["operator"]).await;
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim_short(&helper).await;
+    let body = |call: &str| {
+        json!({
+            "fence": request["fence"], "kind": "approval", "title": "Pay?",
+            "action": {"tool": "pay", "args": {"pin": pin, "to": "ACME"}, "call_id": call},
+        })
+    };
+    let path = format!("/v1/requests/{}/holds", text(&request, "id"));
+    let key = [("idempotency-key", "open-1")];
+    let opened = helper
+        .send("POST", &path, &key, body("a").to_string())
+        .await;
+    let first = opened.ok(201);
+    assert_eq!(first["action"]["args"], json!({"pin": pin, "to": "ACME"}));
+    assert_eq!(
+        first["action"]["redactions"],
+        json!([{"path": "/pin", "rule": "path"}])
+    );
+    let again = helper
+        .send("POST", &path, &key, body("a").to_string())
+        .await;
+    assert_eq!((again.status, &again.body), (201, &opened.body));
+    // The call may also be recorded in the same body.
+    let mut with_item = body("b");
+    with_item["items"] = json!([{"kind": "tool_call", "name": "pay", "call_id": "b", "gated": true,
+                                 "arguments": {"to": "ACME", "pin": pin}}]);
+    let second = helper.post(&path, &with_item).await.ok(201);
+    let third = helper.post(&path, &body("c")).await.ok(201);
+    assert!(rig.data().join("hold-keys").is_file());
+
+    // An approver sees the preview, and approves the whole.
+    let seen = boss
+        .get(&format!("/v1/holds/{}", text(&first, "id")))
+        .await
+        .ok(200);
+    assert_eq!(
+        seen["action"]["args"],
+        json!({"pin": "[redacted]", "to": "ACME"})
+    );
+    assert_eq!(seen["action"]["digest"], first["action"]["digest"]);
+    let approve = json!({"decision": "approve", "digest": first["action"]["digest"]});
+    boss.post(&decision_path(&first), &approve).await.ok(200);
+    // What an editor leaves as it is shown keeps its value.
+    let edit = |pin: &str, note: &str| {
+        json!({"decision": "edit", "digest": second["action"]["digest"],
+                                 "args": {"pin": pin, "to": "EMCA", "note": note}})
+    };
+    let moved = boss
+        .post(&decision_path(&second), &edit("1", "[redacted]"))
+        .await;
+    assert_eq!(
+        moved.refused(422, "invalid_args")["errors"][0]["path"],
+        "/note"
+    );
+    boss.post(&decision_path(&second), &edit("[redacted]", "n"))
+        .await
+        .ok(200);
+    let edit = json!({"decision": "edit", "digest": third["action"]["digest"], "args": {"pin": edited_pin}});
+    boss.post(&decision_path(&third), &edit).await.ok(200);
+
+    // Nobody but the worker finds it anywhere.
+    let task = format!("/v1/tasks/{}", text(&request, "task_id"));
+    let mut paths = vec![
+        "/v1/holds?status=decided".to_owned(),
+        format!("/v1/requests/{}", text(&request, "id")),
+        format!("/v1/sessions/{session}/messages?view=trace&limit=200"),
+        format!("/v1/sessions/{session}/records"),
+        format!("{task}?view=trace"),
+        task.clone(),
+    ];
+    for hold in [&first, &second, &third] {
+        paths.push(format!("/v1/holds/{}", text(hold, "id")));
+    }
+    for who in [&ann, &boss, &operator, &helper] {
+        for path in &paths {
+            let answer = who.get(path).await;
+            assert_eq!(
+                canaries.found_in(&answer.body),
+                [""; 0],
+                "{path}: {}",
+                answer.text()
+            );
+        }
+    }
+    // The agent's own history shows the preview.
+    assert!(helper.get(&task).await.text().contains("[redacted]"));
+
+    // A restart changes nothing: the worker that claims gets everything.
+    let rig = rig.restart().await;
+    let helper = Who {
+        address: rig.address,
+        ..helper
+    };
+    let claimed = claim(&helper, "helper").await;
+    let decisions = claimed["decisions"].as_array().expect("a list").clone();
+    let of = |hold: &Value| {
+        decisions
+            .iter()
+            .find(|one| one["id"] == hold["id"])
+            .expect("decided")
+            .clone()
+    };
+    assert_eq!(of(&first)["action"]["args"]["pin"], pin.as_str());
+    assert_eq!(
+        of(&second)["decision"]["args"],
+        json!({"pin": pin, "to": "EMCA", "note": "n"})
+    );
+    assert_eq!(of(&third)["decision"]["args"], json!({"pin": edited_pin}));
+    let calls = claimed["calls"].as_array().expect("a list").clone();
+    assert_eq!(calls.len(), 3);
+    let results: Vec<Value> = calls
+        .iter()
+        .map(|call| json!({"kind": "tool_result", "call_id": call["id"], "result": "paid"}))
+        .collect();
+    let backup = rig.data().join("copy.db");
+    act(&helper, &claimed, "items", json!({"items": results}))
+        .await
+        .ok(200);
+    let keys = std::fs::read(rig.data().join("hold-keys")).expect("the file stays");
+    assert!(
+        keys.iter().all(|byte| *byte == 0),
+        "every key is overwritten"
+    );
+    act(&helper, &claimed, "complete", json!({"output": "paid"}))
+        .await
+        .ok(200);
+
+    let data = rig.stop().await.expect("on disk");
+    {
+        let store = SqliteStore::open(data.path(), SqliteOptions::default()).expect("opens");
+        store.backup(backup).await.expect("a backup");
+    }
+    let found = everything(data.path(), &session).await;
+    assert_eq!(canaries.found_in(&found), [""; 0]);
+    assert_eq!(canaries.found_in(log().as_bytes()), [""; 0]);
+}
+
+#[tokio::test]
+async fn keys_are_destroyed_however_the_action_ends() {
+    for end in ["reject", "respond", "dismiss", "expire", "cancel", "fail"] {
+        let rig = Rig::on_disk_with(hides_pin()).await;
+        let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+        let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+        let session = new_session(&ann).await;
+        start(&ann, &session, "helper", "pay").await;
+        let request = claim(&helper, "helper").await;
+        let mut hold = json!({"kind": "approval", "title": "Pay?",
+                              "action": {"tool": "pay", "args": {"pin": 1234}}});
+        if end == "expire" {
+            hold["expires_in_seconds"] = json!(1);
+        }
+        let hold = act(&helper, &request, "holds", hold).await.ok(201);
+        let keys = || std::fs::read(rig.data().join("hold-keys")).expect("a file");
+        assert!(keys().iter().any(|byte| *byte != 0), "there is a key");
+        let path = format!("/v1/requests/{}", text(&request, "id"));
+        match end {
+            "cancel" => drop(
+                ann.post(&format!("{path}/cancel"), &json!({}))
+                    .await
+                    .ok(200),
+            ),
+            "fail" => {
+                let approve = json!({"decision": "approve", "digest": hold["action"]["digest"]});
+                boss.post(&decision_path(&hold), &approve).await.ok(200);
+                assert!(keys().iter().any(|byte| *byte != 0), "it may still run");
+                act(&helper, &request, "fail", json!({"error": 1}))
+                    .await
+                    .ok(200);
+            }
+            "expire" => {
+                crate::rig::until("the key is gone", || async {
+                    keys().iter().all(|byte| *byte == 0).then_some(())
+                })
+                .await;
+            }
+            decision => {
+                let body = json!({"decision": decision, "comment": "so"});
+                boss.post(&decision_path(&hold), &body).await.ok(200);
+            }
+        }
+        assert!(keys().iter().all(|byte| *byte == 0), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn a_hold_that_was_refused_leaves_no_key() {
+    let rig = Rig::on_disk_with(hides_pin()).await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim(&helper, "helper").await;
+    let mut hold = json!({"kind": "approval", "title": "Pay?", "quorum": 33,
+                          "action": {"tool": "pay", "args": {"pin": 1234}}});
+    act(&helper, &request, "holds", hold.clone())
+        .await
+        .refused(422, "limit_reached");
+    let keys = std::fs::read(rig.data().join("hold-keys")).expect("a file");
+    assert!(keys.iter().all(|byte| *byte == 0));
+    // Nothing is sealed where nothing is hidden.
+    hold["quorum"] = json!(1);
+    hold["action"]["args"] = json!({"to": "ACME"});
+    act(&helper, &request, "holds", hold).await.ok(201);
+    let keys = std::fs::read(rig.data().join("hold-keys")).expect("a file");
+    assert!(keys.iter().all(|byte| *byte == 0));
+}
+
+#[tokio::test]
+async fn without_its_key_an_action_is_lost_and_says_so() {
+    let rig = Rig::on_disk_with(hides_pin()).await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim_short(&helper).await;
+    let hold = json!({"kind": "approval", "title": "Pay?",
+                      "action": {"tool": "pay", "args": {"pin": 1234}}});
+    let hold = act(&helper, &request, "holds", hold).await.ok(201);
+    // As after a restore from a backup: the keys are not in it.
+    let data = rig.stop().await.expect("on disk");
+    std::fs::remove_file(data.path().join("hold-keys")).expect("there were keys");
+    let rig = Rig::start(Some(data), hides_pin()).await;
+    let (boss, helper) = (
+        Who {
+            address: rig.address,
+            ..boss
+        },
+        Who {
+            address: rig.address,
+            ..helper
+        },
+    );
+    let edit = json!({"decision": "edit", "digest": hold["action"]["digest"], "args": {"pin": "[redacted]"}});
+    let refused = boss
+        .post(&decision_path(&hold), &edit)
+        .await
+        .refused(422, "invalid_args");
+    assert_eq!(refused["errors"][0]["path"], "/pin");
+    let approve = json!({"decision": "approve", "digest": hold["action"]["digest"]});
+    boss.post(&decision_path(&hold), &approve).await.ok(200);
+    let claimed = claim(&helper, "helper").await;
+    let decided = &claimed["decisions"][0];
+    assert_eq!(decided["decision"]["args_lost"], true);
+    assert_eq!(decided["action"]["args"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_credential_that_a_person_gives_is_kept_nowhere() {
+    let rig = Rig::on_disk().await;
+    let mut canaries = Canaries::new();
+    let value = canaries.plant("credential");
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim(&helper, "helper").await;
+    let hold = json!({"kind": "credential", "title": "Your token, please"});
+    let hold = act(&helper, &request, "holds", hold).await.ok(201);
+    let path = decision_path(&hold);
+    for bad in [json!({"t": 1}), json!("")] {
+        let respond = json!({"decision": "respond", "content": bad});
+        ann.post(&path, &respond)
+            .await
+            .refused(422, "invalid_content");
+    }
+    ann.post(&path, &json!({"decision": "respond", "comment": "x"}))
+        .await
+        .refused(422, "answer_missing");
+    // Somebody else's is not taken.
+    let bob = rig.client("bob").await;
+    let foreign = json!({"decision": "respond", "content": "mine"});
+    bob.post(&path, &foreign).await.refused(404, "not_found");
+    let id = text(&request, "id").parse().expect("an id");
+    assert_eq!(rig.engine.credentials().take(id), None);
+    let respond = json!({"decision": "respond", "content": value});
+    let done = ann.post(&path, &respond).await;
+    assert_eq!(done.ok(200)["status"], "answered");
+    // Given once; a duplicate changes nothing, whatever it holds.
+    let other = json!({"decision": "respond", "content": "another"});
+    let again = ann.post(&path, &other).await;
+    assert_eq!((again.status, &again.body), (200, &done.body));
+    assert_eq!(
+        rig.engine.credentials().take(id).as_deref(),
+        Some(value.as_str())
+    );
+    assert_eq!(rig.engine.credentials().take(id), None);
+    let seen = ann.get(&format!("/v1/holds/{}", text(&hold, "id"))).await;
+    assert_eq!(seen.ok(200)["decision"]["given"], true);
+    let operator = rig.key(&["operator"]).await;
+    for path in [
+        format!("/v1/sessions/{session}/records"),
+        format!("/v1/holds/{}", text(&hold, "id")),
+    ] {
+        let answer = operator.get(&path).await;
+        assert_eq!(canaries.found_in(&answer.body), [""; 0]);
+    }
+    let data = rig.stop().await.expect("on disk");
+    let found = everything(data.path(), &session).await;
+    assert_eq!(canaries.found_in(&found), [""; 0]);
+    assert_eq!(canaries.found_in(log().as_bytes()), [""; 0]);
+}
