@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::hold::{DecideBy, Effect, HoldKind, OnExpiry, Risk};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem};
@@ -21,7 +21,7 @@ use crate::redact::{PathRule, Pattern, Rules};
 const NO_JUDGES: [&str; 2] = ["client", "worker"];
 
 /// Whether calls of a tool need an approval.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Approval {
     /// A call that is not gated is refused.

@@ -5,9 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use statehold_engine::policy::Policies;
 use statehold_engine::{Engine, EngineOptions, MemoryKeys, PayloadKeys, SystemClock};
 use statehold_server::seal::Sealer;
 use statehold_store::Store;
+use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -23,7 +25,11 @@ pub(crate) struct Parts {
 /// # Errors
 ///
 /// If the directory is in use, or what is in it is not ours.
-pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts> {
+pub(crate) async fn on_disk(
+    data: &Path,
+    readers: usize,
+    policies: Policies,
+) -> anyhow::Result<Parts> {
     let options = SqliteOptions {
         readers,
         ..SqliteOptions::default()
@@ -36,7 +42,12 @@ pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts
              before cannot be verified any more, unless you stop and put the old file back"
         );
     }
-    put_together(Arc::new(store), Arc::new(keys)).await
+    let options = EngineOptions {
+        policies: Arc::new(policies),
+        hold_keys: Arc::new(HoldKeyFile::open(data)?),
+        ..EngineOptions::default()
+    };
+    put_together(Arc::new(store), Arc::new(keys), options).await
 }
 
 /// An engine whose data is gone when the process ends.
@@ -44,19 +55,28 @@ pub(crate) async fn on_disk(data: &Path, readers: usize) -> anyhow::Result<Parts
 /// # Errors
 ///
 /// If the system gives no random numbers.
-pub(crate) async fn in_memory() -> anyhow::Result<Parts> {
+pub(crate) async fn in_memory(policies: Policies) -> anyhow::Result<Parts> {
+    let options = EngineOptions {
+        policies: Arc::new(policies),
+        ..EngineOptions::default()
+    };
     put_together(
         Arc::new(MemoryStore::new()),
         Arc::new(MemoryKeys::default()),
+        options,
     )
     .await
 }
 
-async fn put_together(store: Arc<dyn Store>, keys: Arc<dyn PayloadKeys>) -> anyhow::Result<Parts> {
+async fn put_together(
+    store: Arc<dyn Store>,
+    keys: Arc<dyn PayloadKeys>,
+    options: EngineOptions,
+) -> anyhow::Result<Parts> {
     let secret = keys.get_or_create(&KeyOwner::Server)?;
     let sealer = Sealer::new(*secret.expose());
     let clock = Arc::new(SystemClock);
-    let engine = Engine::start(store, keys, clock, EngineOptions::default()).await?;
+    let engine = Engine::start(store, keys, clock, options).await?;
     let tenant = "default".parse().context("the tenant has a name")?;
     engine.load_keys(&tenant).await?;
     Ok(Parts { engine, sealer })

@@ -59,7 +59,7 @@ impl Work {
         });
         let merge = statehold_core::scope::merge;
         hold = merge(
-            statehold_core::scope::MergePolicy::Merge,
+            statehold_core::scope::MergePolicy::Patch,
             Some(&hold),
             &changes,
         )
@@ -223,7 +223,7 @@ async fn a_developer_alone_decides_everything() {
             ..ToolPolicy::default()
         },
     );
-    setup.server.auth_required = false;
+    setup.server.keys_required = false;
     let rig = Rig::with(setup).await;
     let me = rig.nobody();
     let made = me

@@ -24,11 +24,12 @@ use crate::wire;
 const OWN_FILES_MAX: u64 = 128;
 
 /// Files that are the server's own, and that `--reset` removes.
-const OWN_FILES: [&str; 6] = [
+const OWN_FILES: [&str; 7] = [
     "statehold.db",
     "statehold.db-wal",
     "statehold.db-shm",
     "user-keys",
+    "hold-keys",
     "statehold.run",
     "statehold.run.new",
 ];
@@ -56,10 +57,11 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         reset(data)?;
     }
     let was_unclean = on_disk && run_file::read(data).unwrap_or(None).is_some();
+    let policies = crate::config::policies(&config.agents);
     let parts = if on_disk {
-        wire::on_disk(data, config.store.readers.get()).await?
+        wire::on_disk(data, config.store.readers.get(), policies).await?
     } else {
-        wire::in_memory().await?
+        wire::in_memory(policies).await?
     };
     let engine = parts.engine;
     let has_keys = engine.has_keys().await?;
