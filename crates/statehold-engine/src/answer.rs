@@ -66,9 +66,10 @@ impl Engine {
         let (session, id) = (detail.session.id, detail.hold.id);
         let is_credential = detail.hold.kind == HoldKind::Credential;
         // Two people who give a credential at once must not lose each other's.
-        let _turn = match is_credential {
-            true => Some(self.inner().in_flight.enter(turn_of(id)).await),
-            false => None,
+        let _turn = if is_credential {
+            Some(self.inner().in_flight.enter(turn_of(id)).await)
+        } else {
+            None
         };
         let body: HoldBody = parse(detail.body.as_deref());
         require_fields(&answer)?;
@@ -177,9 +178,10 @@ impl Engine {
         };
         match (kind, content, &body.response_schema) {
             (HoldKind::Credential, Some(Value::String(value)), _) => {
-                match (1..=CREDENTIAL_BYTES_MAX).contains(&value.len()) {
-                    true => Ok(()),
-                    false => wrong("a credential is a text of 1 to 16384 bytes"),
+                if (1..=CREDENTIAL_BYTES_MAX).contains(&value.len()) {
+                    Ok(())
+                } else {
+                    wrong("a credential is a text of 1 to 16384 bytes")
                 }
             }
             (HoldKind::Credential, Some(_), _) => wrong("a credential is a text"),
@@ -244,16 +246,15 @@ impl Engine {
             redactions,
         } = preview(&value, &policy.rules());
         let whole = if is_whole { args.clone() } else { raw(&value) };
-        let (preview, sealed) = match redactions.as_slice() {
-            [] => (whole, None),
-            _ => {
-                let request = detail.hold.request;
-                if let Some(call) = detail.hold.call {
-                    self.inner().sealed_calls.learn(id, call);
-                }
-                let sealed = self.seal(id, request, &action.tool, whole.get()).await?;
-                (raw(&shown), Some(sealed))
+        let (preview, sealed) = if redactions.is_empty() {
+            (whole, None)
+        } else {
+            let request = detail.hold.request;
+            if let Some(call) = detail.hold.call {
+                self.inner().sealed_calls.learn(id, call);
             }
+            let sealed = self.seal(id, request, &action.tool, whole.get()).await?;
+            (raw(&shown), Some(sealed))
         };
         Ok(Edited {
             digest,

@@ -3,7 +3,7 @@
 //! The policy of the tool is applied here, the arguments are sealed and their preview made, and the
 //! call that waits is bound to the digest that people will approve.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -16,6 +16,8 @@ use statehold_core::hold::{
 use statehold_core::ids::{HoldId, IdMint, ItemId, RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::name::Name;
+use statehold_core::request::AskedAbout;
+use statehold_core::session::SessionState;
 
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
@@ -324,6 +326,51 @@ impl Engine {
         let written = self.recent_items(session, task, CALLS_LOOKED_AT).await?;
         let found = written.iter().find(|item| item.placed.item.id == call);
         Ok(found.map(|item| parse(item.body.as_deref())))
+    }
+
+    /// The policies of calls that may have run without anybody being asked: if people must find out,
+    /// they are those who could have approved them.
+    pub(crate) async fn laid_down(
+        &self,
+        state: &SessionState,
+        request: RequestId,
+    ) -> Result<BTreeMap<ItemId, AskedAbout>, EngineError> {
+        let mut laid_down = BTreeMap::new();
+        let (Some(live), Some(task)) = (state.requests.get(&request), state.task_of(request))
+        else {
+            return Ok(laid_down);
+        };
+        let is_new = |call: &ItemId| {
+            live.calls
+                .get(call)
+                .is_some_and(|open| open.asked.is_none())
+        };
+        let calls: BTreeSet<ItemId> = live.uncertain_calls().filter(is_new).collect();
+        if calls.is_empty() || !self.policies().agents.contains_key(&task.agent) {
+            return Ok(laid_down);
+        }
+        let written = self
+            .recent_items(state.session, task.id, CALLS_LOOKED_AT)
+            .await?;
+        for item in written {
+            let id = item.placed.item.id;
+            let body: ItemBody = parse(item.body.as_deref());
+            let Some(tool) = body.name.filter(|_| calls.contains(&id)) else {
+                continue;
+            };
+            let Effective { policy, digest } = self.policies().of(&task.agent, &tool);
+            let decide_by = policy
+                .decide_by
+                .unwrap_or_else(|| HoldKind::Reconcile.default_decide_by());
+            let asked = AskedAbout {
+                decide_by,
+                effect: policy.effect,
+                policy: digest,
+                risk: policy.risk,
+            };
+            laid_down.insert(id, asked);
+        }
+        Ok(laid_down)
     }
 
     /// What people read of a `reconcile` hold, which the server opens without a word of anybody: the

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
+use statehold_core::record::Event;
 use statehold_core::request::RequestStatus;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
@@ -318,6 +319,13 @@ pub(crate) fn entropy() -> Result<u64, StoreError> {
 impl Aftermath {
     pub(crate) fn of(inner: &Inner, commit: &Commit) -> Self {
         let changes = &commit.changes;
+        // The first record of a fork ends what it inherits under the ids of its origin, where all of it
+        // may go on.
+        let events = &commit.record.content.events;
+        let is_fork = events
+            .iter()
+            .any(|event| matches!(event, Event::SessionForked { .. }));
+        let ended_requests = changes.ended_requests.iter().filter(|_| !is_fork);
         let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
         let queued: BTreeSet<(Name, Name)> = changes
             .live_requests
@@ -325,9 +333,8 @@ impl Aftermath {
             .filter(|(live, _)| live.status == RequestStatus::Queued)
             .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
             .collect();
-        let roots_ended = changes
-            .ended_requests
-            .iter()
+        let roots_ended = ended_requests
+            .clone()
             .filter(|ended| ended.parent.is_none())
             .map(|ended| (ended.id, true));
         let roots_paused = changes
@@ -337,15 +344,15 @@ impl Aftermath {
             .filter_map(|task| Some((task.live?, false)));
         Self {
             queued: queued.into_iter().collect(),
-            ended: changes
-                .ended_requests
-                .iter()
-                .map(|ended| ended.id)
-                .collect(),
+            ended: ended_requests.map(|ended| ended.id).collect(),
             temps_lost: roots_ended.chain(roots_paused).collect(),
             erases: commit.after.deleted
                 || commit.after.closed && commit.after.expires_at.is_none(),
-            unneeded: inner.unneeded_after(commit),
+            unneeded: if is_fork {
+                Unneeded::default()
+            } else {
+                inner.unneeded_after(commit)
+            },
         }
     }
 }

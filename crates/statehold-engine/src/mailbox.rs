@@ -537,6 +537,10 @@ impl Engine {
             call.caller.actor()
         };
         require_policy(inner, state, submission)?;
+        let mut cold = inner.cold(state, command.named()).await?;
+        if let Command::ClaimRequest { request, .. } = command {
+            cold.laid_down = self.laid_down(state, *request).await?;
+        }
         let ctx = Context {
             now: inner.clock.now(),
             actor,
@@ -544,7 +548,7 @@ impl Engine {
             leases: inner.leases_of(state),
             key: None,
             known_key: None,
-            cold: inner.cold(state, command.named()).await?,
+            cold,
         };
         Ok(decide(state, command, &ctx)?)
     }

@@ -98,13 +98,12 @@ impl Engine {
         tool: &str,
         args: &str,
     ) -> Result<Sealed, EngineError> {
-        let key = match self.inner().hold_keys.get(hold) {
-            Some(key) => key,
-            None => {
-                let keys = Arc::clone(&self.inner().hold_keys);
-                let made = tokio::task::spawn_blocking(move || keys.get_or_create(hold, request));
-                made.await.map_err(|_| EngineError::Stopping)??
-            }
+        let key = if let Some(key) = self.inner().hold_keys.get(hold) {
+            key
+        } else {
+            let keys = Arc::clone(&self.inner().hold_keys);
+            let made = tokio::task::spawn_blocking(move || keys.get_or_create(hold, request));
+            made.await.map_err(|_| EngineError::Stopping)??
         };
         seal(&key, hold, tool, args)
     }

@@ -141,9 +141,12 @@ async fn every_way_of_saying_who_decides_is_kept() {
         let who = async |name: &str| match name {
             "ann" => work.ann.clone(),
             "worker-approver" => opener.clone(),
-            "ann-approver" => rig.key_for(&["approver"], Some("ann"), &[]).await,
+            "ann-approver" => rig.key_for(&["client", "approver"], Some("ann"), &[]).await,
             "approver" => rig.key_for(&["approver"], Some("boss"), &[]).await,
-            "ann-treasurer" => rig.key_for(&["treasurer"], Some("ann"), &[]).await,
+            "ann-treasurer" => {
+                rig.key_for(&["client", "treasurer"], Some("ann"), &[])
+                    .await
+            }
             _ => rig.key_for(&["treasurer"], Some("tess"), &[]).await,
         };
         for (name, why) in may_not {
@@ -153,7 +156,7 @@ async fn every_way_of_saying_who_decides_is_kept() {
                 .await;
             // Those who cannot even see it are told nothing of it.
             if answer.status == 404 {
-                assert_eq!(name, "treasurer", "{decide_by:?}");
+                assert_eq!(why, "needs_role", "{name} of {decide_by:?}");
                 continue;
             }
             let problem = answer.refused(403, "may_not_decide");
@@ -591,7 +594,12 @@ async fn a_late_duplicate_never_decides_the_next_hold() {
 
 #[tokio::test]
 async fn a_lost_action_is_asked_about_with_what_it_was() {
-    let rig = Rig::in_memory().await;
+    let policy = ToolPolicy {
+        decide_by: Some(DecideBy::Role(name("treasurer"))),
+        risk: Some(Risk::Medium),
+        ..ToolPolicy::default()
+    };
+    let rig = Rig::with(for_tool("look", policy)).await;
     let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
     let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
     let session = new_session(&ann).await;
@@ -609,13 +617,19 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     until("the lease lapses", || async {
         let claimed = helper.post("/v1/work/claim", &short).await.ok(200);
         assert_eq!(claimed["requests"], json!([]));
-        let held = ann
+        let read = ann
             .get(&format!("/v1/requests/{}", text(&request, "id")))
             .await
             .ok(200);
-        (held["status"] == "held").then_some(())
+        (read["status"] == "held").then_some(())
     })
     .await;
+    // Of a call that nobody was asked about, the policy says who finds out.
+    let unknown = boss.get("/v1/holds?kind=reconcile").await.ok(200)["holds"].clone();
+    assert_eq!(unknown.as_array().map(Vec::len), Some(1), "{unknown}");
+    let boss = rig
+        .key_for(&["approver", "treasurer"], Some("boss"), &[])
+        .await;
     let open = boss.get("/v1/holds?kind=reconcile").await.ok(200)["holds"].clone();
     let open = open.as_array().expect("a list");
     assert_eq!(open.len(), 2, "{open:?}");
@@ -634,6 +648,7 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     assert_eq!(pay["action"]["risk"], "high");
     assert!(text(&pay, "title").contains("Pay ACME?"));
     let look = of("look");
+    assert_eq!(look["action"]["risk"], "medium");
     assert_eq!(
         look["action"]["args"],
         json!({"token": "[redacted]", "q": 1})
