@@ -9,7 +9,7 @@ use crate::item::{Attachment, NewItem};
 use crate::name::Name;
 use crate::principal::Actor;
 use crate::record::{Change, CommandName, Record};
-use crate::request::{RequestOutcome, RequestStatus};
+use crate::request::{AskedAbout, RequestOutcome, RequestStatus};
 use crate::scope::{MergePolicy, StateKey};
 use crate::session::{Owner, TimeToLive};
 use crate::task::CloseOn;
@@ -275,6 +275,9 @@ pub struct Cold {
     pub task: Option<TaskId>,
     /// The past it goes back to.
     pub past: Option<Past>,
+    /// For a claim: what is laid down about calls that nobody was asked about, in case people must be
+    /// asked whether they ran.
+    pub laid_down: BTreeMap<ItemId, AskedAbout>,
 }
 
 /// A hold with its one decision.

@@ -21,17 +21,21 @@ use statehold_core::task::CloseOn;
 use statehold_engine::{
     Call, Caller, Claim, Engine, EngineError, EngineOptions, Reply, SystemClock,
 };
+use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // An engine is a store, the keys of its payloads, a clock and options. `MemoryStore` and
-    // `MemoryKeys` do the same for as long as the process lives.
+    // An engine is a store, the keys of its payloads, a clock and options. `MemoryStore`,
+    // `MemoryKeys` and the default options do the same for as long as the process lives.
     let data = tempfile::tempdir()?;
     let store = SqliteStore::open(data.path(), SqliteOptions::default())?;
     let keys = KeyFile::open(data.path())?;
-    let options = EngineOptions::default();
+    let options = EngineOptions {
+        hold_keys: Arc::new(HoldKeyFile::open(data.path())?),
+        ..EngineOptions::default()
+    };
     let engine = Engine::start(
         Arc::new(store),
         Arc::new(keys),

@@ -1,10 +1,11 @@
 //! Handing out work: a worker asks for requests of its agent, and waits if there are none.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
-use statehold_core::ids::{ItemId, RequestId, SessionId};
+use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId};
 use statehold_core::limits::LEASE_MS;
 use statehold_core::name::Name;
 use statehold_core::request::{OpenCall, RequestStatus};
@@ -16,6 +17,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::mailbox::{Call, Committed, Reply};
 use crate::read::RequestDetail;
+use crate::sealed::OpenedArgs;
 
 /// What a worker asks for.
 #[derive(Debug, Clone)]
@@ -43,6 +45,8 @@ pub struct ClaimedRequest {
     pub calls: Vec<(ItemId, OpenCall)>,
     /// Whether `temp:` values were lost in a pause or a restart.
     pub temp_lost: bool,
+    /// The arguments of its decided holds, whole.
+    pub args: BTreeMap<HoldId, OpenedArgs>,
 }
 
 impl Engine {
@@ -172,11 +176,15 @@ impl Engine {
         let calls = detail.live.iter().flat_map(|live| &live.calls);
         let calls = calls.map(|(id, call)| (*id, call.clone())).collect();
         let temp_lost = self.has_lost_temp(&detail).await?;
+        let decided = detail.holds.iter().filter(|hold| hold.closed.is_some());
+        let args = decided.map(|hold| (hold.hold.id, self.opened_args(hold)));
+        let args = args.collect();
         Ok(Some(ClaimedRequest {
             detail,
             children,
             calls,
             temp_lost,
+            args,
         }))
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
+use statehold_core::record::Event;
 use statehold_core::request::RequestStatus;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
@@ -17,11 +18,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
+use crate::credentials::Credentials;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
 use crate::payloads::Payloads;
-use crate::ports::{Clock, PayloadKeys, random};
+use crate::policy::Policies;
+use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
+use crate::sealed::{SealedCalls, Unneeded};
 use crate::temp::Temps;
 use crate::users::Users;
 
@@ -29,7 +33,7 @@ use crate::users::Users;
 const HOT_SESSIONS: usize = 20_000;
 
 /// How an engine behaves.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct EngineOptions {
     /// How many sessions are kept in memory, unless somebody uses more at once.
     pub hot_sessions: usize,
@@ -37,6 +41,21 @@ pub struct EngineOptions {
     pub tick: std::time::Duration,
     /// How often the heads of sessions are signed, if anything changed.
     pub sign_every: std::time::Duration,
+    /// What is laid down about agents and their tools.
+    pub policies: Arc<Policies>,
+    /// The keys of sealed arguments. They must last as long as the store does: the default is for
+    /// stores in memory.
+    pub hold_keys: Arc<dyn HoldKeys>,
+}
+
+impl std::fmt::Debug for EngineOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineOptions")
+            .field("hot_sessions", &self.hot_sessions)
+            .field("tick", &self.tick)
+            .field("policies", &self.policies)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for EngineOptions {
@@ -45,6 +64,8 @@ impl Default for EngineOptions {
             hot_sessions: HOT_SESSIONS,
             tick: std::time::Duration::from_millis(100),
             sign_every: std::time::Duration::from_mins(1),
+            policies: Arc::default(),
+            hold_keys: Arc::new(MemoryHoldKeys::default()),
         }
     }
 }
@@ -76,6 +97,9 @@ pub(crate) struct Inner {
     /// How many answers are kept, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
+    pub(crate) hold_keys: Arc<dyn HoldKeys>,
+    pub(crate) sealed_calls: SealedCalls,
+    pub(crate) credentials: Credentials,
     pub(crate) users: Users,
     /// All keys, by the digest of their secret. This process is the only one that changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
@@ -113,6 +137,9 @@ impl Engine {
             store,
             clock,
             payload_keys,
+            hold_keys: Arc::clone(&options.hold_keys),
+            sealed_calls: SealedCalls::default(),
+            credentials: Credentials::default(),
             options,
             started_at,
             mailboxes: Mutex::default(),
@@ -136,6 +163,7 @@ impl Engine {
         let engine = Self {
             inner: Arc::new(inner),
         };
+        engine.sweep_hold_keys().await?;
         engine.start_timers();
         Ok(engine)
     }
@@ -171,6 +199,16 @@ impl Engine {
             return Err(EngineError::Full);
         }
         Ok(())
+    }
+
+    /// What is laid down about agents and their tools.
+    pub fn policies(&self) -> &Policies {
+        &self.inner.options.policies
+    }
+
+    /// Credentials that people gave, until the next claim.
+    pub fn credentials(&self) -> &Credentials {
+        &self.inner.credentials
     }
 
     /// How many sessions are in memory.
@@ -251,6 +289,8 @@ pub(crate) struct Aftermath {
     /// Root requests that ended or paused: their `temp:` values are gone.
     temps_lost: Vec<(RequestId, bool)>,
     erases: bool,
+    /// Sealed arguments that nobody needs any more.
+    pub(crate) unneeded: Unneeded,
 }
 
 impl Inner {
@@ -283,8 +323,15 @@ pub(crate) fn entropy() -> Result<u64, StoreError> {
 }
 
 impl Aftermath {
-    pub(crate) fn of(commit: &Commit) -> Self {
+    pub(crate) fn of(inner: &Inner, commit: &Commit) -> Self {
         let changes = &commit.changes;
+        // The first record of a fork ends what it inherits under the ids of its origin, where all of it
+        // may go on.
+        let events = &commit.record.content.events;
+        let is_fork = events
+            .iter()
+            .any(|event| matches!(event, Event::SessionForked { .. }));
+        let ended_requests = changes.ended_requests.iter().filter(|_| !is_fork);
         let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
         let queued: BTreeSet<(Name, Name)> = changes
             .live_requests
@@ -292,9 +339,8 @@ impl Aftermath {
             .filter(|(live, _)| live.status == RequestStatus::Queued)
             .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
             .collect();
-        let roots_ended = changes
-            .ended_requests
-            .iter()
+        let roots_ended = ended_requests
+            .clone()
             .filter(|ended| ended.parent.is_none())
             .map(|ended| (ended.id, true));
         let roots_paused = changes
@@ -304,14 +350,15 @@ impl Aftermath {
             .filter_map(|task| Some((task.live?, false)));
         Self {
             queued: queued.into_iter().collect(),
-            ended: changes
-                .ended_requests
-                .iter()
-                .map(|ended| ended.id)
-                .collect(),
+            ended: ended_requests.map(|ended| ended.id).collect(),
             temps_lost: roots_ended.chain(roots_paused).collect(),
             erases: commit.after.deleted
                 || commit.after.closed && commit.after.expires_at.is_none(),
+            unneeded: if is_fork {
+                Unneeded::default()
+            } else {
+                inner.unneeded_after(commit)
+            },
         }
     }
 }
@@ -325,6 +372,7 @@ impl Inner {
             let mut heartbeats = self.heartbeats();
             for request in aftermath.ended {
                 heartbeats.remove(&request);
+                self.credentials.take(request);
             }
         }
         for (root, has_ended) in aftermath.temps_lost {

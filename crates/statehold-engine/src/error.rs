@@ -6,6 +6,7 @@ use statehold_core::scope::{MergeError, StateKey};
 use statehold_store::StoreError;
 
 use crate::caller::Role;
+use crate::schema::FieldError;
 
 /// Why not.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,47 @@ pub enum EngineError {
     /// `temp:` values without a request to live with.
     #[error("{0}")]
     Temp(&'static str),
+    /// A hold that makes no sense.
+    #[error("`{path}` {what}")]
+    HoldMalformed {
+        /// The field.
+        path: String,
+        /// What it should be.
+        what: String,
+    },
+    /// A field that makes no sense.
+    #[error("`{path}`: {what}")]
+    InvalidField {
+        /// The field.
+        path: &'static str,
+        /// What it should be.
+        what: String,
+    },
+    /// Edited arguments that the tool does not take.
+    #[error("the arguments do not fit the schema of the tool; see `errors`")]
+    InvalidArgs(Vec<FieldError>),
+    /// An answer that is not of the form that was asked for.
+    #[error("the answer does not have the form that was asked for; see `errors`")]
+    InvalidContent(Vec<FieldError>),
+    /// A rejection without a word.
+    #[error("the policy wants a reason for a rejection; send a `comment`")]
+    CommentNeeded,
+    /// A worker asked for less than the policy wants.
+    #[error(
+        "the policy sets `{field}` to {policy}, and a worker may only tighten it; leave `{field}` out"
+    )]
+    PolicyStricter {
+        /// The field.
+        field: &'static str,
+        /// What the policy says.
+        policy: String,
+    },
+    /// A call that the policy wants approved was recorded as if it could just run.
+    #[error("calls of `{tool}` need an approval; open a hold for it first")]
+    ApprovalNeeded {
+        /// The tool.
+        tool: String,
+    },
     /// Something else in the call makes no sense.
     #[error("{0}")]
     Invalid(String),

@@ -6,20 +6,28 @@
 //! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
 
 mod access;
+mod answer;
+mod ask;
 mod audit;
 mod caller;
 mod claim;
+mod credentials;
 mod engine;
 mod error;
 mod feed;
 mod holds;
 mod idempotency;
+pub mod kept;
 mod keys;
 mod mailbox;
 mod payloads;
+pub mod policy;
 mod ports;
 mod read;
+mod redact;
 mod rights;
+mod schema;
+mod sealed;
 mod shared;
 mod temp;
 mod timers;
@@ -27,9 +35,12 @@ mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
+pub use answer::NewAnswer;
+pub use ask::{AskReply, NewAction, NewAsk};
 pub use audit::{AuditPage, Verification};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
+pub use credentials::Credentials;
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
@@ -40,8 +51,13 @@ pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
 pub use payloads::Payloads;
-pub use ports::{Clock, MemoryKeys, OffsetClock, PayloadKeys, SystemClock};
+pub use ports::{
+    Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
+};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
+pub use redact::{PathRule, Pattern};
+pub use schema::FieldError;
+pub use sealed::OpenedArgs;
 pub use shared::SharedView;
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,

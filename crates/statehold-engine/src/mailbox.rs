@@ -413,7 +413,7 @@ impl Engine {
         let (commit, body) = self.prepare(&head.state, submission, record, late.is_none())?;
         let revision = commit.after.revision;
         let after = commit.after.clone();
-        let aftermath = Aftermath::of(&commit);
+        let aftermath = Aftermath::of(inner, &commit);
         let pending = inner.store.begin_commit(commit).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit nobody waits for.
@@ -482,7 +482,7 @@ impl Engine {
         mailbox: &Arc<Mailbox>,
         revision: u64,
         pending: PendingCommit,
-        aftermath: Aftermath,
+        mut aftermath: Aftermath,
     ) -> oneshot::Receiver<Result<u64, StoreError>> {
         let (tell, told) = oneshot::channel();
         let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
@@ -495,7 +495,11 @@ impl Engine {
                     mailbox.durable.send_modify(|durable| {
                         durable.revision = durable.revision.max(revision);
                     });
+                    let unneeded = std::mem::take(&mut aftermath.unneeded).into_holds();
                     inner.after_commit(aftermath);
+                    // Whoever is told that an action has ended can rely on it that nobody reads its
+                    // sealed arguments any more.
+                    engine.destroy_hold_keys(unneeded).await;
                 }
                 Err(error) => {
                     if matches!(error, StoreError::Full) {
@@ -532,6 +536,11 @@ impl Engine {
         } else {
             call.caller.actor()
         };
+        require_policy(inner, state, submission)?;
+        let mut cold = inner.cold(state, command.named()).await?;
+        if let Command::ClaimRequest { request, .. } = command {
+            cold.laid_down = self.laid_down(state, *request).await?;
+        }
         let ctx = Context {
             now: inner.clock.now(),
             actor,
@@ -539,7 +548,7 @@ impl Engine {
             leases: inner.leases_of(state),
             key: None,
             known_key: None,
-            cold: inner.cold(state, command.named()).await?,
+            cold,
         };
         Ok(decide(state, command, &ctx)?)
     }
@@ -588,6 +597,32 @@ impl Engine {
             changes: &changes,
             payloads: &payloads,
         }))
+    }
+}
+
+/// Refuses tool calls that the policy of their agent forbids. Here, because every surface passes here.
+fn require_policy(
+    inner: &Inner,
+    state: &SessionState,
+    submission: &Submission<'_>,
+) -> Result<(), EngineError> {
+    let (agent, items) = match submission.command {
+        Command::StartRequest(start) => (Some(&start.agent), &start.items),
+        Command::AppendItems { by, items, .. }
+        | Command::CompleteRequest { by, items, .. }
+        | Command::OpenHold { by, items, .. } => {
+            let task = state.task_of(by.request);
+            (task.map(|task| &task.agent), items)
+        }
+        _ => return Ok(()),
+    };
+    match agent {
+        Some(agent) => {
+            let policies = &inner.options.policies;
+            policies.require_items(agent, items, submission.payloads)
+        }
+        // It has ended: the core says so.
+        None => Ok(()),
     }
 }
 

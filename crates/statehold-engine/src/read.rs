@@ -466,7 +466,10 @@ impl Engine {
             // A worker that kept its lease is never handed the decision by a claim: it reads it.
             let lease = live.as_ref().and_then(|live| live.lease);
             if lease.is_some_and(|lease| lease.worker == caller.principal) {
-                holds.iter_mut().for_each(|hold| hold.sees_action = true);
+                for hold in &mut holds {
+                    hold.sees_action = true;
+                    hold.opened = hold.closed.is_some().then(|| self.opened_args(hold));
+                }
             }
         }
         let pending = self.pending_of(&state, state.holds_below(id)).await?;

@@ -88,6 +88,11 @@ codes! {
     DecisionNotOffered = 422 "decision_not_offered" "The hold does not offer this decision";
     AnswerMissing = 422 "answer_missing" "The decision lacks its content";
     EditImpossible = 422 "edit_impossible" "The action cannot be edited";
+    InvalidArgs = 422 "invalid_args" "The arguments do not fit the tool";
+    InvalidContent = 422 "invalid_content" "The answer does not have the form that was asked for";
+    CommentNeeded = 422 "comment_needed" "A rejection needs a comment";
+    PolicyStricter = 422 "policy_stricter" "The policy is stricter";
+    ApprovalNeeded = 422 "approval_needed" "The tool needs an approval";
     HoldMalformed = 422 "hold_malformed" "The hold makes no sense";
     ItemMalformed = 422 "item_malformed" "An item makes no sense";
     BadStateKey = 422 "bad_state_key" "A state key is not allowed";
@@ -223,6 +228,25 @@ impl From<EngineError> for Problem {
             }
             EngineError::Temp(_) => Self::new(Code::BadStateKey, detail),
             EngineError::Invalid(_) => Self::invalid(detail),
+            EngineError::InvalidField { path, .. } => Self::invalid(detail).with("path", path),
+            EngineError::HoldMalformed { path, .. } => {
+                Self::new(Code::HoldMalformed, detail).with("path", path)
+            }
+            EngineError::InvalidArgs(errors) => {
+                Self::new(Code::InvalidArgs, detail).with("errors", json!(errors))
+            }
+            EngineError::InvalidContent(errors) => {
+                Self::new(Code::InvalidContent, detail).with("errors", json!(errors))
+            }
+            EngineError::CommentNeeded => Self::new(Code::CommentNeeded, detail),
+            EngineError::PolicyStricter { field, policy } => {
+                Self::new(Code::PolicyStricter, detail)
+                    .with("field", field)
+                    .with("policy", policy)
+            }
+            EngineError::ApprovalNeeded { tool } => {
+                Self::new(Code::ApprovalNeeded, detail).with("tool", tool)
+            }
             EngineError::TooMany(_) => Self::new(Code::TooMany, detail),
             EngineError::Full => {
                 tracing::warn!("the disk is full: a write was refused");

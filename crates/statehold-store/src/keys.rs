@@ -97,7 +97,7 @@ impl KeyFile {
             .mode(0o600)
             .open(&path)
             .map_err(unavailable)?;
-        require_private(&file)?;
+        require_private(&file, Self::NAME)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(unavailable)?;
         let mut keys = BTreeMap::new();
@@ -239,7 +239,7 @@ fn now() -> Timestamp {
     Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
 }
 
-fn require_private(file: &File) -> Result<(), StoreError> {
+pub(crate) fn require_private(file: &File, name: &str) -> Result<(), StoreError> {
     use std::os::unix::fs::PermissionsExt;
     let mode = file.metadata().map_err(unavailable)?.permissions().mode();
     let is_private = mode.trailing_zeros() >= 6;
@@ -247,9 +247,8 @@ fn require_private(file: &File) -> Result<(), StoreError> {
         Ok(())
     } else {
         Err(StoreError::Unusable(format!(
-            "the key file can be read by others (mode {:o}); run: chmod 600 {}",
+            "the key file can be read by others (mode {:o}); run: chmod 600 {name}",
             mode & 0o777,
-            KeyFile::NAME
         )))
     }
 }

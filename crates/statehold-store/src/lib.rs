@@ -7,6 +7,7 @@
 pub mod check;
 pub mod codec;
 mod commit;
+pub mod hold_keys;
 pub mod keys;
 pub mod memory;
 mod port;

@@ -4,16 +4,20 @@
 //! (`STATEHOLD__SECTION__KEY`), and flags. Every value remembers its layer, so that a wrong one can
 //! be found. Relative paths count from the directory that the program was started in.
 
+mod agents;
 mod layers;
 mod secret;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use statehold_core::name::Name;
 
+pub(crate) use agents::{Agent, policies};
 pub(crate) use layers::{Explained, Layers, Source};
 pub(crate) use secret::secret;
 
@@ -31,6 +35,9 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     pub(crate) log: Log,
     pub(crate) limits: Limits,
+    /// What is laid down about agents and their tools.
+    #[serde(default)]
+    pub(crate) agents: BTreeMap<Name, Agent>,
 }
 
 /// How calls come in.

@@ -5,11 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use statehold_engine::policy::Policies;
 use statehold_engine::{
     Clock, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
 use statehold_server::seal::Sealer;
 use statehold_store::Store;
+use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -29,6 +31,7 @@ pub(crate) async fn on_disk(
     data: &Path,
     readers: usize,
     clock: Arc<dyn Clock>,
+    policies: Policies,
 ) -> anyhow::Result<Parts> {
     let options = SqliteOptions {
         readers,
@@ -42,7 +45,12 @@ pub(crate) async fn on_disk(
              before cannot be verified any more, unless you stop and put the old file back"
         );
     }
-    put_together(Arc::new(store), Arc::new(keys), clock).await
+    let options = EngineOptions {
+        policies: Arc::new(policies),
+        hold_keys: Arc::new(HoldKeyFile::open(data)?),
+        ..EngineOptions::default()
+    };
+    put_together(Arc::new(store), Arc::new(keys), clock, options).await
 }
 
 /// An engine whose data is gone when the process ends.
@@ -50,11 +58,16 @@ pub(crate) async fn on_disk(
 /// # Errors
 ///
 /// If the system gives no random numbers.
-pub(crate) async fn in_memory(clock: Arc<dyn Clock>) -> anyhow::Result<Parts> {
+pub(crate) async fn in_memory(clock: Arc<dyn Clock>, policies: Policies) -> anyhow::Result<Parts> {
+    let options = EngineOptions {
+        policies: Arc::new(policies),
+        ..EngineOptions::default()
+    };
     put_together(
         Arc::new(MemoryStore::new()),
         Arc::new(MemoryKeys::default()),
         clock,
+        options,
     )
     .await
 }
@@ -71,10 +84,11 @@ async fn put_together(
     store: Arc<dyn Store>,
     keys: Arc<dyn PayloadKeys>,
     clock: Arc<dyn Clock>,
+    options: EngineOptions,
 ) -> anyhow::Result<Parts> {
     let secret = keys.get_or_create(&KeyOwner::Server)?;
     let sealer = Sealer::new(*secret.expose());
-    let engine = Engine::start(store, keys, clock, EngineOptions::default()).await?;
+    let engine = Engine::start(store, keys, clock, options).await?;
     let tenant = "default".parse().context("the tenant has a name")?;
     engine.load_keys(&tenant).await?;
     Ok(Parts { engine, sealer })

@@ -161,7 +161,8 @@ pub(super) fn open_reconcile(
     let open = live.calls.get(&call);
     let digest = open.and_then(|open| open.digest);
     // Whoever may have it run again must be somebody who could have approved it.
-    let asked = open.and_then(|open| open.asked.clone());
+    let laid_down = || draft.ctx.cold.laid_down.get(&call).cloned();
+    let asked = open.and_then(|open| open.asked.clone()).or_else(laid_down);
     let opened_by = live.last_worker.unwrap_or(draft.ctx.actor.principal);
     draft.emit(Event::HoldOpened {
         hold,

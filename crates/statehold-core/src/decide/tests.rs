@@ -303,6 +303,7 @@ impl World {
             request: request.and_then(|id| Some((id, *self.ended.get(&id)?))),
             task: task.filter(|id| self.closed.contains_key(id)),
             past,
+            ..Cold::default()
         }
     }
 

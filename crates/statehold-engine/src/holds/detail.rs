@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use statehold_core::digest::{BodyRef, Digest};
-use statehold_core::hold::{Hold, Right, WhyNot};
+use statehold_core::hold::{Hold, HoldKind, Right, WhyNot};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
@@ -16,6 +16,7 @@ use super::Reach;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::sealed::OpenedArgs;
 
 /// A hold, open or decided, with what people read.
 #[derive(Debug, Clone)]
@@ -56,6 +57,10 @@ pub struct HoldDetail {
     pub sees_action: bool,
     /// Who voted.
     pub votes: Vec<Principal>,
+    /// Whether the call it is about has no result yet.
+    pub is_call_open: bool,
+    /// The arguments of the action themselves, for the worker that holds the lease.
+    pub opened: Option<OpenedArgs>,
 }
 
 /// Holds of one request that belong together.
@@ -115,12 +120,21 @@ impl Engine {
             .map(|row| row.hold.request)
             .collect();
         let groups = self.groups(caller, grouped).await?;
+        let mut lost = BTreeMap::new();
+        for row in rows
+            .iter()
+            .filter(|row| row.hold.kind == HoldKind::Reconcile)
+        {
+            let body = self.reconcile_body(row.session.id, &row.hold).await?;
+            lost.insert(row.hold.id, body);
+        }
         let details = rows.into_iter().map(|row| {
             let session = row.session.id;
             let opened = records.get(&(session, row.hold.opened_at));
             let decided = row.decision.and_then(|(_, by)| records.get(&(session, by)));
             let Reach { right, why_not, .. } = Reach::of(caller, &row);
-            let body = payload(opened, row.hold.body);
+            let body = lost.remove(&row.hold.id);
+            let body = body.or_else(|| payload(opened, row.hold.body));
             let group = group_of(body.as_deref());
             let group = group.and_then(|id| groups.get(&(row.hold.request, id)).cloned());
             let user = row.session.owner.user;
@@ -135,6 +149,8 @@ impl Engine {
                 opened_hash: opened.map(|stored| stored.record.hash),
                 decided_at: decided.map(|stored| stored.record.content.at),
                 decided_hash: decided.map(|stored| stored.record.hash),
+                is_call_open: row.hold.call.is_some() && row.result.is_none(),
+                opened: None,
                 result: row.result,
                 group,
                 sees_action: why_not.is_none(),

@@ -6,7 +6,7 @@ pub(crate) mod open;
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::{HoldKind, HoldStatus};
+use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::time::Timestamp;
 use statehold_engine::{HoldFilter, HoldOrder, HoldPlace};
 use utoipa::IntoParams;
@@ -14,7 +14,6 @@ use utoipa::IntoParams;
 use super::{About, Cursor, PAGE_MAX, name_in_query, page_limit, shown};
 use crate::app::{App, Asked, Params, PathIds};
 use crate::problem::{Code, Problem};
-use crate::wire::Raw;
 use crate::wire::hold::{HoldCountsOut, HoldKindWire, HoldOut, HoldPage, RiskWire};
 use crate::wire::schema::{HoldOrderWord, HoldStatusFilter, NameText, SessionIdText};
 
@@ -107,7 +106,7 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
             bad("`kind` is approval, question, form, link, credential or reconcile")
         })?),
     };
-    let risk: Option<RiskWire> = match params.risk.as_deref() {
+    let risk: Option<Risk> = match params.risk.as_deref() {
         None => None,
         Some(risk) => Some(parse_word(risk).ok_or_else(|| bad("`risk` is low, medium or high"))?),
     };
@@ -130,7 +129,7 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
             .map(|agent| name_in_query(agent, "agent"))
             .transpose()?,
         kind,
-        risk: risk.map(Into::into),
+        risk,
         user: None,
         session: session.map_err(|_| bad("`session_id` is the id of a session"))?,
         group: params.group_id.clone(),
@@ -191,9 +190,4 @@ pub(crate) async fn read(
         ..About::default()
     };
     Ok(shown(&HoldOut::of(&detail), &about))
-}
-
-fn parse_args(raw: &Raw, path: &str) -> Result<serde_json::Value, Problem> {
-    serde_json::from_str(raw.get())
-        .map_err(|error| Problem::invalid(format!("`{path}`: {error}")).with("path", path))
 }

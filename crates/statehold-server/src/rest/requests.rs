@@ -10,7 +10,7 @@ use serde::Deserialize;
 use statehold_core::command::{Command, Fenced, StartRequest, StatePatch};
 use statehold_core::hold::CallTarget;
 use statehold_core::ids::{RequestId, SessionId};
-use statehold_core::item::{ItemKind, NewItem};
+use statehold_core::item::{ItemKind, NewCallMark, NewItem};
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
 use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDetail};
@@ -80,7 +80,8 @@ pub(crate) async fn start(
         None => None,
     };
     let places = require_known(call_places(&wire.items))?;
-    let items = new_items(wire.items, &places, &mut payloads)?;
+    let mut items = new_items(wire.items, &places, &mut payloads)?;
+    app.engine.hide_gated(&agent, &mut items, &mut payloads);
     let state = state_patch(&app, session, wire.state, &mut payloads).await?;
     let command = Command::StartRequest(StartRequest {
         agent,
@@ -181,6 +182,24 @@ pub(crate) fn new_items(
     numbered
         .map(|(index, item)| item.into_new(index, places[index], payloads))
         .collect()
+}
+
+/// Gated calls are written with their preview only.
+async fn hide_gated(
+    app: &App,
+    session: SessionId,
+    request: RequestId,
+    items: &mut [NewItem],
+    payloads: &mut Payloads,
+) -> Result<(), Problem> {
+    let is_gated =
+        |item: &NewItem| matches!(item.call, Some(NewCallMark::Call { gated: true, .. }));
+    if items.iter().any(is_gated)
+        && let Some(agent) = app.engine.agent_of_request(session, request).await?
+    {
+        app.engine.hide_gated(&agent, items, payloads);
+    }
+    Ok(())
 }
 
 /// The state that goes with a request, merged with what is there where that is asked for.
@@ -427,7 +446,8 @@ pub(crate) async fn append(
         mut payloads,
     } = target(&app, &asked, by).await?;
     let places = find_calls(&app, session, request, &wire.items).await?;
-    let items = new_items(wire.items, &places, &mut payloads)?;
+    let mut items = new_items(wire.items, &places, &mut payloads)?;
+    hide_gated(&app, session, request, &mut items, &mut payloads).await?;
     let state = state_patch(&app, session, wire.state, &mut payloads).await?;
     let task_state = wire
         .task_state
@@ -512,7 +532,8 @@ pub(crate) async fn complete(
     } = target(&app, &asked, by).await?;
     let output = message(&wire.output, "output", &mut payloads)?;
     let places = find_calls(&app, session, request, &wire.items).await?;
-    let items = new_items(wire.items, &places, &mut payloads)?;
+    let mut items = new_items(wire.items, &places, &mut payloads)?;
+    hide_gated(&app, session, request, &mut items, &mut payloads).await?;
     let state = state_patch(&app, session, wire.state, &mut payloads).await?;
     let task_state = wire
         .task_state

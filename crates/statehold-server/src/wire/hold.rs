@@ -14,12 +14,13 @@ use serde::Serialize;
 use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
+use statehold_engine::kept::{LOST_TITLE, parse};
 use statehold_engine::{Committed, HoldChangeKind, HoldCounts, LineageStep};
 use utoipa::ToSchema;
 
 pub(crate) use ask::{ActionIn, HoldIn};
 pub(crate) use decide::{DecisionIn, ResumeIn};
-pub(crate) use kept::{ActionBody, DecisionBody, HoldBody};
+pub(crate) use kept::HoldBody;
 pub(crate) use pending::{PendingHoldOut, pending_out};
 pub(crate) use shown::HoldOut;
 pub(crate) use words::{HoldKindWire, RiskWire};
@@ -29,14 +30,11 @@ use super::schema::{
 };
 use super::time;
 
-/// What a hold is called that the server opened itself.
-const RECONCILE_TITLE: &str = "A worker was lost during this action: did it run?";
-
 /// The title of a hold, also of one that nobody gave a title.
 pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
     let body: HoldBody = parse(body);
     if body.title.is_empty() && kind == HoldKind::Reconcile {
-        RECONCILE_TITLE.to_owned()
+        LOST_TITLE.to_owned()
     } else {
         body.title
     }
@@ -58,11 +56,6 @@ fn task_path(lineage: &[LineageStep]) -> Vec<String> {
 fn alias(lineage: &[LineageStep], number: u32) -> String {
     let request = lineage.last().map_or(0, |step| step.number);
     format!("R{request}.h{number}")
-}
-
-fn parse<T: Default + for<'de> serde::Deserialize<'de>>(body: Option<&[u8]>) -> T {
-    body.and_then(|body| serde_json::from_slice(body).ok())
-        .unwrap_or_default()
 }
 
 /// A hold in few words.

@@ -8,31 +8,13 @@ use statehold_core::item::{
     Attachment, AttachmentSource, CallMark, CallOutcome, Item, ItemKind, NewCallMark, NewItem,
     Role, Visibility,
 };
+pub(crate) use statehold_engine::kept::ItemBody;
 use statehold_engine::{Payloads, StoredItem};
 use utoipa::ToSchema;
 
 use super::schema::{Content, ItemIdText, RequestIdText, TaskIdText, TimeText};
 use super::{Raw, raw_bytes, raw_null, raw_text, time, to_body};
 use crate::problem::{Code, Problem};
-
-/// What is kept of an item's words, as one JSON object.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ItemBody {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) content: Option<Raw>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) name: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) call_id: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) arguments: Option<Raw>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) result: Option<Raw>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) annotations: Option<Raw>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) data: Option<Raw>,
-}
 
 /// An item to write.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -7,7 +7,8 @@ use statehold_core::record::Event;
 use statehold_core::request::{CallState, RequestOutcome, RequestStatus};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_engine::{
-    ClaimedRequest, Committed, RequestDetail, StoredRecord, Tree, TreeHold, TreeRequest, TreeTask,
+    ClaimedRequest, Committed, HoldDetail, RequestDetail, StoredRecord, Tree, TreeHold,
+    TreeRequest, TreeTask,
 };
 use utoipa::ToSchema;
 
@@ -425,7 +426,10 @@ impl RequestOut {
             .holds
             .iter()
             .filter(|hold| hold.closed.is_some());
-        let decisions = decided.map(HoldOut::for_worker).collect();
+        let opened = |hold: &HoldDetail| claimed.args.get(&hold.hold.id).cloned();
+        let decisions = decided
+            .map(|hold| HoldOut::for_worker(hold, &opened(hold).unwrap_or_default()))
+            .collect();
         let calls = claimed.calls.iter().map(|(id, call)| CallOut {
             id: id.to_string(),
             state: call_state(&call.state),

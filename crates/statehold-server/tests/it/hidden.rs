@@ -13,19 +13,19 @@ use crate::rig::{Answer, Rig, Who, log, text};
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Words that may not be found, and every spelling they could be found in.
-struct Canaries {
+pub(crate) struct Canaries {
     spellings: BTreeMap<String, Vec<String>>,
 }
 
 impl Canaries {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             spellings: BTreeMap::new(),
         }
     }
 
     /// A word with characters that JSON, HTML and URLs spell in other ways.
-    fn plant(&mut self, place: &str) -> String {
+    pub(crate) fn plant(&mut self, place: &str) -> String {
         let word = format!("canary-{place}-ö\"<7f3a>");
         let spellings = spellings(&word);
         self.spellings.insert(place.to_owned(), spellings);
@@ -33,7 +33,7 @@ impl Canaries {
     }
 
     /// A word that has to be what it is.
-    fn add(&mut self, place: &str, word: &str) {
+    pub(crate) fn add(&mut self, place: &str, word: &str) {
         self.spellings.insert(place.to_owned(), spellings(word));
     }
 
@@ -48,7 +48,7 @@ impl Canaries {
     }
 
     /// The places whose words stand in some bytes.
-    fn found_in(&self, bytes: &[u8]) -> Vec<&str> {
+    pub(crate) fn found_in(&self, bytes: &[u8]) -> Vec<&str> {
         let text = String::from_utf8_lossy(bytes);
         let has = |spelling: &String| text.contains(spelling);
         self.spellings
@@ -198,7 +198,7 @@ async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
             "kind": "approval", "title": "Pay?", "message": "a visible reason",
             "action": {"tool": format!("secret-tool-{index}"), "args": {"to": word("args")},
                        "args_schema": {"title": word("args-schema")}, "call_id": word("hold-call")},
-            "reasons": [word("reasons")],
+            "reasons": [{"id": word("reason-id"), "title": word("reason-title"), "text": word("reason-text")}],
             "items": [{"kind": "note", "data": word("hold-note")}],
             "group_id": "visible group",
         });
@@ -211,7 +211,7 @@ async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
             "edit" => json!({"decision": "edit", "digest": hold["action"]["digest"],
                              "args": {"to": word("edited")}, "comment": word("comment")}),
             "reject" => {
-                json!({"decision": "reject", "comment": word("comment"), "reason": word("reason")})
+                json!({"decision": "reject", "comment": word("comment"), "reason": word("reason-id")})
             }
             _ => Value::Null,
         };

@@ -1,8 +1,10 @@
 //! The native API over real sockets: what it does, and what nobody gets it to do.
 
 mod attacks;
+mod deciding;
 mod hidden;
 mod input;
 mod rest;
 mod rig;
+mod sealed;
 mod storms;

@@ -16,14 +16,16 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use statehold_core::name::Name;
+use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Caller, Clock, Engine, EngineOptions, IssuedKey, MemoryKeys, NewKey, OffsetClock, PayloadKeys,
-    SystemClock,
+    Caller, Clock, Engine, EngineOptions, HoldKeys, IssuedKey, MemoryHoldKeys, MemoryKeys, NewKey,
+    OffsetClock, PayloadKeys, SystemClock,
 };
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
 use statehold_store::Store;
+use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -103,6 +105,7 @@ pub(crate) struct Rig {
     data: Option<TempDir>,
     /// The store, where it is on disk.
     store: Option<Arc<SqliteStore>>,
+    policies: Arc<Policies>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
 }
@@ -112,6 +115,7 @@ pub(crate) struct Rig {
 pub(crate) struct Setup {
     pub(crate) server: ServerOptions,
     pub(crate) accept: AcceptOptions,
+    pub(crate) policies: Arc<Policies>,
 }
 
 impl Setup {
@@ -148,7 +152,8 @@ impl Rig {
         Self::start(Some(data), setup).await
     }
 
-    async fn start(data: Option<TempDir>, setup: Setup) -> Self {
+    /// On data that another server has left.
+    pub(crate) async fn start(data: Option<TempDir>, setup: Setup) -> Self {
         count_panics();
         LazyLock::force(&LINES);
         let (store, keys, on_disk) = open(data.as_ref().map(TempDir::path));
@@ -158,6 +163,8 @@ impl Rig {
         let sealer = Sealer::new(*secret.expose());
         let options = EngineOptions {
             tick: Duration::from_millis(20),
+            policies: Arc::clone(&setup.policies),
+            hold_keys: hold_keys(data.as_ref().map(TempDir::path)),
             ..EngineOptions::default()
         };
         let clock = match &setup.server.clock {
@@ -184,6 +191,7 @@ impl Rig {
             connections,
             data,
             store: on_disk,
+            policies: setup.policies,
             stop,
             serving,
         }
@@ -196,44 +204,52 @@ impl Rig {
 
     /// Stops the server cleanly and starts another on the same data.
     pub(crate) async fn restart(self) -> Self {
-        self.restart_with(Setup::default()).await
+        let setup = Setup {
+            policies: Arc::clone(&self.policies),
+            ..Setup::default()
+        };
+        self.restart_with(setup).await
     }
 
     /// Stops the server cleanly and starts one that differs on the same data.
-    pub(crate) async fn restart_with(mut self, setup: Setup) -> Self {
-        self.engine.begin_stop();
-        self.stop.cancel();
-        (&mut self.serving).await.expect("the server stops");
-        self.engine.shut_down().await;
-        let data = self.data.take();
-        drop(self);
+    pub(crate) async fn restart_with(self, setup: Setup) -> Self {
+        let data = self.stop().await;
         Self::start(data, setup).await
     }
 
     /// A backup of the data, taken while the server runs, with the key file beside it.
     pub(crate) async fn backup(&self) -> TempDir {
         let to = tempfile::tempdir().expect("a directory for the backup");
-        let data = self.data.as_ref().expect("it is on disk").path();
         let store = self.store.as_ref().expect("it is on disk");
         let made = store.backup(to.path().join("backup")).await;
         made.expect("the backup is made");
         let keys = to.path().join(KeyFile::NAME);
-        std::fs::copy(data.join(KeyFile::NAME), keys).expect("keys can be copied");
+        std::fs::copy(self.data().join(KeyFile::NAME), keys).expect("keys can be copied");
         to
     }
 
     /// Stops the server and starts one on what a backup had.
-    pub(crate) async fn restore(mut self, backup: &TempDir, data: TempDir) -> Self {
-        self.engine.begin_stop();
-        self.stop.cancel();
-        (&mut self.serving).await.expect("the server stops");
-        self.engine.shut_down().await;
-        drop(self);
+    pub(crate) async fn restore(self, backup: &TempDir, data: TempDir) -> Self {
+        drop(self.stop().await);
         let restored = SqliteStore::restore(&backup.path().join("backup"), data.path());
         restored.expect("the backup is restored");
         let keys = backup.path().join(KeyFile::NAME);
         std::fs::copy(keys, data.path().join(KeyFile::NAME)).expect("keys can be copied");
         Self::start(Some(data), Setup::default()).await
+    }
+
+    /// Stops the server cleanly and leaves its data.
+    pub(crate) async fn stop(mut self) -> Option<TempDir> {
+        self.engine.begin_stop();
+        self.stop.cancel();
+        (&mut self.serving).await.expect("the server stops");
+        self.engine.shut_down().await;
+        self.data.take()
+    }
+
+    /// The data directory.
+    pub(crate) fn data(&self) -> &Path {
+        self.data.as_ref().expect("the rig is on disk").path()
     }
 
     /// A key of the default tenant.
@@ -334,6 +350,13 @@ fn open(data: Option<&Path>) -> Opened {
             let on_disk = Arc::clone(&store);
             (store, Arc::new(keys), Some(on_disk))
         }
+    }
+}
+
+fn hold_keys(data: Option<&Path>) -> Arc<dyn HoldKeys> {
+    match data {
+        None => Arc::new(MemoryHoldKeys::default()),
+        Some(data) => Arc::new(HoldKeyFile::open(data).expect("keys can be kept")),
     }
 }
 

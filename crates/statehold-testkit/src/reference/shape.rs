@@ -311,6 +311,7 @@ impl World {
                 items_appended: self.items_at(to),
                 keys: self.keys_at(to),
             }),
+            ..Cold::default()
         }
     }
 

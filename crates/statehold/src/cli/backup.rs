@@ -33,6 +33,9 @@ impl Backup {
         let bytes = std::fs::metadata(&self.to)?.len();
         println!("{}  {bytes} bytes", self.to.display());
         eprintln!("The key file `user-keys` is not part of it; keep a copy of that apart.");
+        eprintln!(
+            "Nor is `hold-keys`: actions that wait with sealed arguments must be asked again."
+        );
         Ok(Exit::Done)
     }
 }

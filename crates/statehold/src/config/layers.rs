@@ -9,6 +9,7 @@ use serde_json::{Value as Json, json};
 use toml::{Table, Value};
 
 use super::Config;
+use super::agents::{AgentKey, require_fit};
 use crate::exit::Failure;
 
 /// What a variable that sets a value begins with.
@@ -85,6 +86,19 @@ impl Layers {
     ///
     /// If there is no such key.
     pub(crate) fn set(&mut self, key: &str, value: Value, source: Source) -> anyhow::Result<()> {
+        match AgentKey::of(&steps(key)) {
+            AgentKey::Elsewhere => {}
+            AgentKey::Known => {
+                self.values.insert(key.to_owned(), (value, source));
+                return Ok(());
+            }
+            AgentKey::Unknown(others) => return Err(unknown(key, &source, others.iter())),
+            AgentKey::BadName(name) => {
+                let message = format!("`{name}` in `{key}` is not a name ({source})");
+                let hint = "names begin with a letter or digit and have letters, digits, . _ and -";
+                return Err(Failure::usage(message).hint(hint).into());
+            }
+        }
         let Some(place) = self.values.get_mut(key) else {
             return Err(self.unknown(key, &source));
         };
@@ -168,8 +182,15 @@ impl Layers {
     /// If a value cannot be what its key needs.
     pub(crate) fn finish(self) -> anyhow::Result<(Config, Vec<Explained>)> {
         let mut table = Table::new();
-        for (key, (value, _)) in &self.values {
-            insert(&mut table, key, value.clone());
+        for (key, (value, source)) in &self.values {
+            let steps = steps(key);
+            if let (AgentKey::Known, Some(setting)) = (AgentKey::of(&steps), steps.last())
+                && let Err(why) = require_fit(setting, value)
+            {
+                let message = format!("`{key}` cannot be {value} ({source}): {why}");
+                return Err(Failure::usage(message).into());
+            }
+            insert(&mut table, &steps, value.clone());
         }
         let config = serde_path_to_error::deserialize(Value::Table(table));
         let config = config.map_err(|error| self.unfit(&error))?;
@@ -189,29 +210,59 @@ impl Layers {
     }
 
     fn unknown(&self, key: &str, source: &Source) -> anyhow::Error {
-        let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
         let inside = format!("{key}.");
-        let hint = if self.values.keys().any(|known| known.starts_with(&inside)) {
-            format!("`{key}` is a section; its settings come below it")
-        } else {
-            let nearest = self
-                .values
-                .keys()
-                .min_by_key(|known| strsim::damerau_levenshtein(known, key));
-            let nearest = nearest.map_or("", String::as_str);
-            format!("did you mean `{nearest}`? see all with: statehold config show")
-        };
-        failure.hint(hint).into()
+        if self.values.keys().any(|known| known.starts_with(&inside)) {
+            let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
+            let hint = format!("`{key}` is a section; its settings come below it");
+            return failure.hint(hint).into();
+        }
+        unknown(key, source, self.values.keys())
     }
+}
+
+/// A key that there is not, with the nearest that there is.
+fn unknown<'a>(
+    key: &str,
+    source: &Source,
+    known: impl Iterator<Item = &'a String>,
+) -> anyhow::Error {
+    let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
+    let nearest = known.min_by_key(|known| strsim::damerau_levenshtein(known, key));
+    let nearest = nearest.map_or("", String::as_str);
+    let hint = format!("did you mean `{nearest}`? see all with: statehold config show");
+    failure.hint(hint).into()
+}
+
+/// One step of a key: in quotes where it has a dot, as TOML writes it.
+pub(super) fn step(name: &str) -> String {
+    if name.contains('.') {
+        format!("\"{name}\"")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// The steps of a key.
+fn steps(key: &str) -> Vec<String> {
+    let mut steps = vec![String::new()];
+    let mut is_quoted = false;
+    for c in key.chars() {
+        match c {
+            '"' => is_quoted = !is_quoted,
+            '.' if !is_quoted => steps.push(String::new()),
+            c => steps.last_mut().expect("never empty").push(c),
+        }
+    }
+    steps
 }
 
 /// Every value of a table that is not a table, under its path.
 fn flatten(path: &str, table: Table, leaves: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         let path = if path.is_empty() {
-            key
+            step(&key)
         } else {
-            format!("{path}.{key}")
+            format!("{path}.{}", step(&key))
         };
         match value {
             Value::Table(table) => flatten(&path, table, leaves),
@@ -220,14 +271,15 @@ fn flatten(path: &str, table: Table, leaves: &mut Vec<(String, Value)>) {
     }
 }
 
-fn insert(table: &mut Table, key: &str, value: Value) {
-    match key.split_once('.') {
-        None => {
-            table.insert(key.to_owned(), value);
+fn insert(table: &mut Table, steps: &[String], value: Value) {
+    match steps {
+        [] => {}
+        [last] => {
+            table.insert(last.clone(), value);
         }
-        Some((section, rest)) => {
+        [section, rest @ ..] => {
             let section = table
-                .entry(section)
+                .entry(section.clone())
                 .or_insert_with(|| Value::Table(Table::new()));
             if let Value::Table(section) = section {
                 insert(section, rest, value);

@@ -211,3 +211,99 @@ fn a_secret_comes_as_a_value_or_from_a_closed_file() {
     assert!(from_file().is_err(), "an empty secret is none");
     assert_eq!(secret("token", None, None).expect("none"), None);
 }
+
+#[test]
+fn agents_and_their_tools_have_policies() {
+    let file = r#"
+        [agents.ums-agent]
+        decide_by = "other"
+        credential_env = "UMS_TOKEN"
+        [agents.ums-agent.tools.delete_user]
+        approval = "always"
+        decide_by = "role:treasurer"
+        effect = "destructive"
+        risk = "high"
+        idempotent = false
+        quorum = 2
+        expires_in_seconds = 3600
+        on_expiry = "reject"
+        comment_required = true
+        redact = ["/email", "/cards/*/number"]
+        redact_rules = ["secret", "email", "card"]
+        [agents."a.b".tools."c.d"]
+        risk = "low"
+    "#;
+    let (_directory, around) = around(Some(file), &[("STATEHOLD__AGENTS__X__QUORUM", "3")]);
+    let layers = layers(&around, None).expect("known keys");
+    let (config, explained) = layers.finish().expect("fit values");
+    let policies = policies(&config.agents);
+    let of = |agent: &str, tool: &str| policies.of(&agent.parse().expect("a name"), tool).policy;
+    let delete = of("ums-agent", "delete_user");
+    assert_eq!(delete.quorum, Some(2));
+    assert_eq!(delete.expires_in_seconds, Some(3600));
+    assert_eq!(delete.redact.map(|paths| paths.len()), Some(2));
+    assert_eq!(of("ums-agent", "other").quorum, None);
+    assert!(of("ums-agent", "other").decide_by.is_some());
+    assert!(of("a.b", "c.d").risk.is_some());
+    assert_eq!(of("x", "any").quorum, Some(3));
+    let source = |key: &str| {
+        let found = explained.iter().find(|value| value.key == key);
+        found.map(|found| found.source.clone())
+    };
+    let key = "agents.ums-agent.tools.delete_user.approval";
+    assert!(matches!(source(key), Some(Source::File(_))));
+    assert!(source("agents.\"a.b\".tools.\"c.d\".risk").is_some());
+    let variable = "STATEHOLD__AGENTS__X__QUORUM".to_owned();
+    assert_eq!(
+        source("agents.x.quorum"),
+        Some(Source::Environment(variable))
+    );
+}
+
+#[test]
+fn a_policy_with_something_unknown_is_refused() {
+    let tool = |line: &str| format!("[agents.a.tools.t]\n{line}\n");
+    for (line, says) in [
+        (
+            "aproval = \"always\"",
+            ["`agents.a.tools.t.aproval`", "`agents.a.tools.t.approval`"],
+        ),
+        (
+            "credential_env = \"X\"",
+            ["`agents.a.tools.t.credential_env`", "did you mean"],
+        ),
+        (
+            "approval = \"often\"",
+            ["`agents.a.tools.t.approval`", "often"],
+        ),
+        (
+            "decide_by = \"boss\"",
+            ["`agents.a.tools.t.decide_by`", "role:NAME"],
+        ),
+        ("quorum = 33", ["`agents.a.tools.t.quorum`", "1 to 32"]),
+        (
+            "expires_in_seconds = 0",
+            ["`agents.a.tools.t.expires_in_seconds`", "nonzero"],
+        ),
+        (
+            "redact = [\"email\"]",
+            ["`agents.a.tools.t.redact`", "JSON Pointer"],
+        ),
+        (
+            "redact_rules = [\"iban\"]",
+            ["`agents.a.tools.t.redact_rules`", "iban"],
+        ),
+    ] {
+        refused(Some(&tool(line)), &[], &says);
+    }
+    refused(
+        Some("[agents.a]\ntool = 1\n"),
+        &[],
+        &["`agents.a.tool`", "did you mean"],
+    );
+    refused(
+        Some("[agents.\"a b\"]\nrisk = \"low\"\n"),
+        &[],
+        &["`a b`", "not a name"],
+    );
+}

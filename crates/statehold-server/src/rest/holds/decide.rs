@@ -5,19 +5,17 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use statehold_core::command::{Command, Rejection};
-use statehold_core::digest::{Digest, action_digest};
-use statehold_core::hold::{DecisionKind, NewDecision};
-use statehold_core::ids::{HoldId, RequestId, SessionId};
-use statehold_engine::{Call, Committed, EngineError, HoldDetail, IdempotencyKey, Reply};
+use statehold_core::command::Rejection;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{HoldId, RequestId};
+use statehold_engine::{Call, Committed, EngineError, HoldDetail, NewAnswer, Reply};
 
-use super::parse_args;
 use crate::app::{App, Asked, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::rest::done;
 use crate::rest::requests::about;
-use crate::wire::hold::{DecidedOut, DecisionBody, DecisionIn, HoldBody, HoldOut, ResumeIn};
-use crate::wire::{Raw, to_body};
+use crate::wire::hold::{DecidedOut, DecisionIn, HoldOut, ResumeIn};
+use crate::wire::to_body;
 
 /// Decide a hold, once and for all.
 #[utoipa::path(
@@ -32,8 +30,7 @@ pub(crate) async fn decide(
     body: Payload<DecisionIn>,
 ) -> Result<Response, Problem> {
     let id: HoldId = ids.id("hold_id")?;
-    let session = app.engine.session_of_hold(id).await?;
-    make(&app, &asked, session, id, body.value).await
+    make(&app, &asked, id, body.value).await
 }
 
 /// Decide the only hold that a request ever had, or the one that is named.
@@ -49,7 +46,7 @@ pub(crate) async fn resume(
     body: Payload<ResumeIn>,
 ) -> Result<Response, Problem> {
     let request: RequestId = ids.id("request_id")?;
-    let session = app.engine.session_of_request(request).await?;
+    app.engine.session_of_request(request).await?;
     let (named, decision) = body.value.split();
     let holds = app.engine.holds_of(request).await?;
     let visible = visible_holds(&app, &asked, &holds).await;
@@ -69,7 +66,7 @@ pub(crate) async fn resume(
     match chosen.as_slice() {
         [one] => {
             let id = one.hold.id;
-            make(&app, &asked, session, id, decision).await
+            make(&app, &asked, id, decision).await
         }
         [] => Err(Problem::not_found()),
         _ => {
@@ -96,17 +93,8 @@ async fn visible_holds(app: &App, asked: &Asked, holds: &[HoldId]) -> Vec<HoldDe
     visible
 }
 
-async fn make(
-    app: &App,
-    asked: &Asked,
-    session: SessionId,
-    id: HoldId,
-    wire: DecisionIn,
-) -> Result<Response, Problem> {
+async fn make(app: &App, asked: &Asked, id: HoldId, wire: DecisionIn) -> Result<Response, Problem> {
     let detail = app.engine.hold(&asked.caller, id).await?;
-    let owner = app.engine.owner(session).await?;
-    let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
-    let kind: DecisionKind = wire.decision.into();
     let digest = match &wire.digest {
         None => None,
         Some(text) => {
@@ -117,76 +105,50 @@ async fn make(
             })?)
         }
     };
-    let edited = match (&wire.args, kind) {
-        (Some(args), DecisionKind::Edit) => Some(edited_digest(&detail, args)?),
-        (Some(_), _) => {
-            let detail = "`args` goes with `edit`";
-            return Err(Problem::invalid(detail).with("path", "args"));
-        }
-        (None, _) => None,
-    };
-    let words = DecisionBody {
+    let answer = NewAnswer {
+        kind: wire.decision.into(),
+        digest,
         args: wire.args,
         content: wire.content,
         comment: wire.comment,
         reason: wire.reason,
     };
-    let words = to_body(&words);
-    let has_words = words != b"{}";
-    let fingerprint = [
-        id.to_string().into_bytes(),
-        format!("{kind:?}").into_bytes(),
-        wire.digest.unwrap_or_default().into_bytes(),
-        words.clone(),
-    ];
-    let parts: Vec<&[u8]> = fingerprint.iter().map(Vec::as_slice).collect();
-    // Without a key of its own, the same decision by the same person is the same decision.
-    let key = asked.key_text().map_or_else(
-        || format!("decision {}", Digest::sha256(&fingerprint.concat())),
-        str::to_owned,
-    );
-    let caller = &asked.caller;
-    let named = IdempotencyKey::new(&caller.tenant, caller.principal, &key, &parts);
-    let decision = NewDecision {
-        key: named.key,
-        fingerprint: named.fingerprint,
-        kind,
-        digest,
-        edited,
-        body: has_words.then(|| payloads.put(words)),
-    };
-    let command = Command::DecideHold { hold: id, decision };
-    // The decision key is the hold's own: it outlives every idempotency key.
     let call = Call {
-        caller: caller.clone(),
+        caller: asked.caller.clone(),
         key: None,
         if_revision: asked.if_revision,
     };
     let reply: Reply =
         Arc::new(move |made: &Committed<'_>| to_body(&DecidedOut::of_commit(made, id)));
+    let key = asked.key_text();
     let made = app
         .engine
-        .submit(session, &call, &command, &payloads, &reply)
-        .await?;
-    let request = detail.hold.request;
-    Ok(done(StatusCode::OK, made, about(session, request)))
+        .decide_hold(&call, key, &detail, answer, &reply)
+        .await;
+    let made = match made {
+        Ok(made) => made,
+        Err(error) => return Err(refusal(app, asked, id, error).await),
+    };
+    let about = about(detail.session.id, detail.hold.request);
+    Ok(done(StatusCode::OK, made, about))
 }
 
-/// The digest of the action with other arguments.
-fn edited_digest(detail: &HoldDetail, args: &Raw) -> Result<Digest, Problem> {
-    let words: HoldBody = detail
-        .body
-        .as_deref()
-        .and_then(|body| serde_json::from_slice(body).ok())
-        .unwrap_or_default();
-    if let Err(why) = &detail.right {
-        let why = why.clone();
-        return Err(Rejection::MayNotDecide { why }.into());
+/// Whoever comes too late is told what was decided, as far as they may see it.
+async fn refusal(app: &App, asked: &Asked, id: HoldId, error: EngineError) -> Problem {
+    let is_late = matches!(
+        &error,
+        EngineError::Rejected(Rejection::HoldDecided { .. } | Rejection::HoldExpired { .. })
+    );
+    let problem = Problem::from(error);
+    if !is_late {
+        return problem;
     }
-    let Some(action) = words.action else {
-        return Err(EngineError::Rejected(Rejection::EditImpossible).into());
+    let decision = match app.engine.hold(&asked.caller, id).await {
+        Ok(detail) => HoldOut::of(&detail).decision,
+        Err(_) => None,
     };
-    let args = parse_args(args, "args")?;
-    action_digest(detail.hold.id, &action.tool, &args)
-        .map_err(|error| Problem::invalid(format!("`args`: {error}")).with("path", "args"))
+    match decision.and_then(|decision| serde_json::to_value(decision).ok()) {
+        Some(decision) => problem.with("decision", decision),
+        None => problem,
+    }
 }

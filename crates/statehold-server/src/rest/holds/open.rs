@@ -5,27 +5,20 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use statehold_core::command::{Command, Fenced};
-use statehold_core::digest::{Digest, action_digest};
-use statehold_core::hold::{CallTarget, DecideBy, HoldKind, NewHold};
-use statehold_core::ids::{HoldId, IdMint, RequestId};
-use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
-use statehold_engine::{Committed, Payloads, Reply};
+use statehold_core::command::Fenced;
+use statehold_core::hold::{CallTarget, DecideBy};
+use statehold_core::ids::{HoldId, RequestId};
+use statehold_engine::kept::HoldBody;
+use statehold_engine::policy::parse_decide_by;
+use statehold_engine::{AskReply, Committed, NewAction, NewAsk};
 
-use super::parse_args;
 use crate::app::{App, Asked, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::rest::requests::{Target, about, find_calls, new_items, target};
 use crate::rest::{done, name};
-use crate::wire::hold::{ActionBody, ActionIn, HoldBody, HoldIn, HoldOut};
-use crate::wire::item::{ItemBody, ItemIn, ItemKindWire};
-use crate::wire::to_body;
-
-/// The longest title and message of a hold, in bytes.
-const TITLE_BYTES_MAX: usize = 256;
-const MESSAGE_BYTES_MAX: usize = 16 * 1024;
-/// The longest name of a group, in bytes.
-const GROUP_BYTES_MAX: usize = 64;
+use crate::wire::hold::{ActionIn, HoldIn, HoldOut};
+use crate::wire::item::{ItemIn, ItemKindWire};
+use crate::wire::{Raw, to_body};
 
 /// Ask a person.
 #[utoipa::path(
@@ -50,35 +43,15 @@ pub(crate) async fn open(
         session,
         mut payloads,
     } = target(&app, &asked, by).await?;
-    require_words(&wire)?;
     let places = find_calls(&app, session, request, &wire.items).await?;
-    let gated = wire
-        .action
-        .as_ref()
-        .and_then(|action| gated_call(&wire.items, action.call_id.as_deref()));
-    let mut items = new_items(std::mem::take(&mut wire.items), &places, &mut payloads)?;
-    let mut mint = IdMint::new(
-        app.engine.now(),
-        session.shard(),
-        crate::rest::sessions::entropy()?,
-    );
-    let id = HoldId::from_uuid(mint.next_uuid());
-    let asked_action = match wire.action.take() {
-        Some(action) => Some(gate(id, action, gated, &mut items, &mut payloads)?),
-        None => None,
-    };
-    let (target, digest, action) = match asked_action {
-        Some(Gated {
-            call,
-            digest,
-            action,
-        }) => (Some(call), Some(digest), Some(action)),
-        None => (None, None, None),
-    };
-    let effect = action.as_ref().and_then(|action| action.effect);
-    let risk = action.as_ref().and_then(|action| action.risk);
-    let (effect, risk) = (effect.map(Into::into), risk.map(Into::into));
-    let words = HoldBody {
+    let action = wire.action.take();
+    let args = action.as_ref().map(|action| action.args.clone());
+    let action = action
+        .map(|action| new_action(action, &wire.items))
+        .transpose()?;
+    let items = new_items(std::mem::take(&mut wire.items), &places, &mut payloads)?;
+    let ask = NewAsk {
+        kind: wire.kind.into(),
         title: wire.title,
         message: wire.message,
         action,
@@ -86,127 +59,59 @@ pub(crate) async fn open(
         url: wire.url,
         reasons: wire.reasons,
         group_id: wire.group_id,
-    };
-    let words = to_body(&words);
-    let hold = NewHold {
-        id,
-        kind: wire.kind.into(),
-        body: payloads.put(words.clone()),
-        call: target,
-        digest,
         allowed: wire.allowed.into_iter().map(Into::into).collect(),
-        need: wire.quorum.unwrap_or(1),
-        expires_in_ms: wire
-            .expires_in_seconds
-            .map(|seconds| seconds.saturating_mul(1_000)),
-        on_expiry: wire.on_expiry.map(Into::into).unwrap_or_default(),
+        quorum: wire.quorum,
+        expires_in_seconds: wire.expires_in_seconds,
+        on_expiry: wire.on_expiry.map(Into::into),
         decide_by: wire.decide_by.as_deref().map(decide_by).transpose()?,
-        effect,
-        risk,
-        policy: None,
     };
-    let command = Command::OpenHold { by, hold, items };
-    let reply = opened_reply(id, words);
-    let made = app
+    let reply: AskReply = Arc::new(opened);
+    let written = (items, payloads);
+    let mut made = app
         .engine
-        .submit(session, &call, &command, &payloads, &reply)
+        .open_hold(session, &call, by, ask, written, reply)
         .await?;
+    if let Some(args) = args {
+        made.body = with_whole_args(made.body, &args);
+    }
     Ok(done(StatusCode::CREATED, made, about(session, request)))
 }
 
-/// An action with its digest, and the call that waits for it.
-struct Gated {
-    call: CallTarget,
-    digest: Digest,
-    action: ActionBody,
-}
-
-/// Binds an action to the call that waits: one of the same body, one that was recorded before, or one
-/// that is added.
-fn gate(
-    hold: HoldId,
-    action: ActionIn,
-    gated: Option<usize>,
-    items: &mut Vec<NewItem>,
-    payloads: &mut Payloads,
-) -> Result<Gated, Problem> {
-    let tool = name(&action.tool, "action.tool")?;
-    let args: serde_json::Value = parse_args(&action.args, "action.args")?;
-    let digest = action_digest(hold, tool.as_str(), &args)
-        .map_err(|error| Problem::invalid(format!("`action.args`: {error}")))?;
-    let recorded = action.call_id.as_deref().and_then(|id| id.parse().ok());
-    let call = match (gated, recorded) {
-        (Some(at), _) => CallTarget::SameCommand(at),
-        (None, Some(id)) => CallTarget::Recorded(id),
-        (None, None) => CallTarget::SameCommand(items.len()),
-    };
-    if call == CallTarget::SameCommand(items.len()) {
-        let body = ItemBody {
-            name: Some(action.tool.clone()),
-            call_id: action.call_id.clone(),
-            arguments: Some(action.args.clone()),
-            ..ItemBody::default()
-        };
-        items.push(NewItem {
-            kind: ItemKind::ToolCall,
-            visibility: Visibility::Hidden,
-            role: None,
-            body: payloads.put(to_body(&body)),
-            attachments: Vec::new(),
-            call: Some(NewCallMark::Call {
-                gated: true,
-                idempotent: action.idempotent,
-            }),
-        });
-    }
-    let action = ActionBody {
-        tool: action.tool,
+fn new_action(action: ActionIn, items: &[ItemIn]) -> Result<NewAction, Problem> {
+    let call_id = action.call_id.as_deref();
+    let recorded = call_id.and_then(|id| id.parse().ok());
+    Ok(NewAction {
+        tool: name(&action.tool, "action.tool")?,
+        call: gated_call(items, call_id)
+            .map(CallTarget::SameCommand)
+            .or(recorded.map(CallTarget::Recorded)),
         args: action.args,
         args_schema: action.args_schema,
         call_id: action.call_id,
-        effect: action.effect,
-        risk: action.risk,
+        effect: action.effect.map(Into::into),
+        risk: action.risk.map(Into::into),
         idempotent: action.idempotent,
-        digest: Some(digest.to_string()),
-    };
-    Ok(Gated {
-        call,
-        digest,
-        action,
     })
 }
 
 /// The hold as its opener sees it: it wrote all of it.
-fn opened_reply(id: HoldId, words: Vec<u8>) -> Reply {
-    Arc::new(move |made: &Committed<'_>| {
-        let words: HoldBody = serde_json::from_slice(&words).unwrap_or_default();
-        HoldOut::of_commit(made, id, words).map_or_else(Vec::new, |out| to_body(&out))
-    })
+fn opened(id: HoldId, words: &HoldBody, made: &Committed<'_>) -> Vec<u8> {
+    HoldOut::of_commit(made, id, words.clone()).map_or_else(Vec::new, |out| to_body(&out))
 }
 
-fn require_words(wire: &HoldIn) -> Result<(), Problem> {
-    let wrong = |path: &str, what: &str| {
-        Err(Problem::new(Code::HoldMalformed, format!("`{path}` {what}")).with("path", path))
+/// The answer with all arguments instead of the preview: whoever opened the hold has just sent them.
+/// What is kept of the answer has only the preview.
+fn with_whole_args(body: Vec<u8>, args: &Raw) -> Vec<u8> {
+    let answer: Result<serde_json::Value, _> = serde_json::from_slice(&body);
+    let whole: Result<serde_json::Value, _> = serde_json::from_str(args.get());
+    let (Ok(mut answer), Ok(whole)) = (answer, whole) else {
+        return body;
     };
-    if wire.title.is_empty() || wire.title.len() > TITLE_BYTES_MAX {
-        return wrong("title", "is 1 to 256 bytes");
+    if answer.pointer("/action/redactions").is_none() {
+        return body;
     }
-    if wire
-        .message
-        .as_ref()
-        .is_some_and(|text| text.len() > MESSAGE_BYTES_MAX)
-    {
-        return wrong("message", "has at most 16384 bytes");
-    }
-    let group = wire.group_id.as_ref();
-    if group.is_some_and(|group| group.is_empty() || group.len() > GROUP_BYTES_MAX) {
-        return wrong("group_id", "is 1 to 64 bytes");
-    }
-    let is_approval = HoldKind::from(wire.kind) == HoldKind::Approval;
-    if is_approval != wire.action.is_some() {
-        return wrong("action", "is needed for approvals, and only there");
-    }
-    Ok(())
+    answer["action"]["args"] = whole;
+    to_body(&answer)
 }
 
 /// The gated call in the same body that an action means.
@@ -218,16 +123,8 @@ fn gated_call(items: &[ItemIn], call_id: Option<&str>) -> Option<usize> {
 }
 
 fn decide_by(text: &str) -> Result<DecideBy, Problem> {
-    match text {
-        "other" => Ok(DecideBy::Other),
-        "user" => Ok(DecideBy::User),
-        _ => {
-            if let Some(role) = text.strip_prefix("role:") {
-                Ok(DecideBy::Role(name(role, "decide_by")?))
-            } else {
-                let detail = "`decide_by` is other, user or role:NAME";
-                Err(Problem::new(Code::HoldMalformed, detail).with("path", "decide_by"))
-            }
-        }
-    }
+    parse_decide_by(text).map_err(|_| {
+        let detail = "`decide_by` is other, user or role:NAME";
+        Problem::new(Code::HoldMalformed, detail).with("path", "decide_by")
+    })
 }

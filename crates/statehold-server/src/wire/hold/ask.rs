@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::kept::ReasonOut;
 use super::words::{DecisionWire, EffectWire, HoldKindWire, OnExpiryWire, RiskWire};
 use crate::wire::Raw;
 use crate::wire::item::ItemIn;
@@ -32,8 +33,12 @@ pub(crate) struct HoldIn {
     pub(crate) url: Option<String>,
     /// Reasons that a person may choose from.
     #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[schema(value_type = Option<Vec<ReasonOut>>)]
     pub(crate) reasons: Option<Raw>,
+    /// Ties holds that are asked together.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 64)]
+    pub(crate) group_id: Option<String>,
     /// The decisions that may be taken; all that fit the kind, if left out.
     #[serde(default)]
     pub(crate) allowed: Vec<DecisionWire>,
@@ -50,10 +55,6 @@ pub(crate) struct HoldIn {
     #[serde(default)]
     #[schema(pattern = "^(other|user|role:[A-Za-z0-9][A-Za-z0-9._-]{0,127})$")]
     pub(crate) decide_by: Option<String>,
-    /// What ties holds of one turn together.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 64)]
-    pub(crate) group_id: Option<String>,
     #[serde(default)]
     pub(crate) items: Vec<ItemIn>,
 }
@@ -76,7 +77,7 @@ pub(crate) struct ActionIn {
     pub(crate) effect: Option<EffectWire>,
     #[serde(default)]
     pub(crate) risk: Option<RiskWire>,
-    /// Whether the tool honours the execution key.
+    /// Whether the tool honours the execution key. The policy's word, or no, if left out.
     #[serde(default)]
-    pub(crate) idempotent: bool,
+    pub(crate) idempotent: Option<bool>,
 }

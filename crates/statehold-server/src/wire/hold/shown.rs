@@ -1,16 +1,17 @@
 //! A hold as people see it, each as much as they may.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use statehold_core::hold::{DecideBy, DecisionKind, HoldKind, HoldStatus, OnExpiry, WhyNot};
 use statehold_core::ids::HoldId;
 use statehold_core::principal::Principal;
-use statehold_engine::{Committed, HoldDetail};
+use statehold_engine::kept::{Reason, parse};
+use statehold_engine::{Committed, HoldDetail, OpenedArgs};
 use utoipa::ToSchema;
 
 use super::evidence::EvidenceOut;
-use super::kept::{ActionBody, DecisionBody, HoldBody};
+use super::kept::{ActionOut, DecisionBody, HoldBody, ReasonOut};
 use super::words::{DecisionWire, HoldKindWire, OnExpiryWire};
-use super::{alias, chain, parse, task_path, title_of};
+use super::{alias, chain, task_path};
 use crate::problem;
 use crate::wire::schema::{
     HoldIdText, HoldStatusWord, ItemIdText, NameText, RequestIdText, SessionIdText, TaskIdText,
@@ -59,7 +60,7 @@ pub(crate) struct HoldOut {
     #[schema(value_type = Option<NameText>)]
     pub(crate) role: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) action: Option<ActionBody>,
+    pub(crate) action: Option<ActionOut>,
     /// The id of the tool call that waits: whoever runs it passes this key on.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<ItemIdText>)]
@@ -82,8 +83,7 @@ pub(crate) struct HoldOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) reasons: Option<Raw>,
+    pub(crate) reasons: Option<Vec<ReasonOut>>,
     #[schema(value_type = Vec<DecisionWire>)]
     pub(crate) allowed: Vec<DecisionKind>,
     pub(crate) quorum: u16,
@@ -135,13 +135,18 @@ pub(crate) struct DecisionOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(crate) content: Option<Raw>,
+    /// A credential was given; it is kept nowhere.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) given: bool,
+    /// For the worker: the arguments cannot be read any more. Fail the request, or ask again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) args_lost: bool,
 }
 
-/// What the policy asks of whoever decides, kept with the words of the hold.
-#[derive(Debug, Default, Deserialize)]
-struct PolicyWords {
-    #[serde(default)]
-    comment_required: bool,
+fn reasons(kept: Option<Vec<Reason>>) -> Option<Vec<ReasonOut>> {
+    kept.map(|reasons| reasons.into_iter().map(Into::into).collect())
 }
 
 /// Who decides, in one word.
@@ -156,12 +161,24 @@ fn decide_by(policy: &DecideBy) -> String {
 impl HoldOut {
     /// A hold as the caller may see it.
     pub(crate) fn of(detail: &HoldDetail) -> Self {
-        Self::shown(detail, detail.sees_action)
+        match &detail.opened {
+            Some(opened) => Self::for_worker(detail, opened),
+            None => Self::shown(detail, detail.sees_action),
+        }
     }
 
     /// A hold as the worker that asked gets it back, with what it may run now.
-    pub(crate) fn for_worker(detail: &HoldDetail) -> Self {
-        Self::shown(detail, true)
+    pub(crate) fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
+        let mut shown = Self::shown(detail, true);
+        shown.action = shown.action.map(|action| action.opened(opened));
+        if let Some(decision) = &mut shown.decision {
+            decision.args_lost = opened.lost;
+            if decision.args.is_some() {
+                let edited = opened.edited.clone().filter(|_| !opened.lost);
+                decision.args = edited.or_else(|| decision.args.take().filter(|_| !opened.lost));
+            }
+        }
+        shown
     }
 
     /// The action, and the words of the decision, only for those who see it; whose it is and what came
@@ -169,7 +186,6 @@ impl HoldOut {
     fn shown(detail: &HoldDetail, sees_action: bool) -> Self {
         let hold = &detail.hold;
         let body: HoldBody = parse(detail.body.as_deref());
-        let policy: PolicyWords = parse(detail.body.as_deref());
         let words: DecisionBody = parse(detail.decision_body.as_deref());
         let decision = detail.closed.as_ref().map(|closed| DecisionOut {
             status: closed.decision.status,
@@ -180,6 +196,8 @@ impl HoldOut {
             args: words.args.filter(|_| sees_action),
             // The user's own answer to a question is the user's to see.
             content: words.content.filter(|_| sees_action),
+            given: words.given,
+            args_lost: false,
         });
         let is_open = detail.closed.is_none();
         let why_not = detail.why_not.as_ref().filter(|_| is_open);
@@ -198,7 +216,7 @@ impl HoldOut {
             task_path: task_path(&detail.lineage),
             chain: chain(&detail.lineage),
             agent: detail.agent.to_string(),
-            title: title_of(hold.kind, detail.body.as_deref()),
+            title: body.title,
             message: body.message,
             group: detail.group.as_ref().map(|group| GroupOut {
                 id: group.id.clone(),
@@ -211,7 +229,7 @@ impl HoldOut {
                 WhyNot::NeedsRole(role) => Some(role.to_string()),
                 _ => None,
             }),
-            action: body.action.filter(|_| sees_action),
+            action: body.action.filter(|_| sees_action).map(Into::into),
             execution_key: hold
                 .call
                 .filter(|_| sees_action)
@@ -219,10 +237,10 @@ impl HoldOut {
             user: sees_whose.then(|| detail.user.clone()),
             app: sees_whose.then(|| detail.session.owner.app.to_string()),
             decide_by: sees_whose.then(|| decide_by(&hold.decide_by)),
-            comment_required: sees_whose.then_some(policy.comment_required),
+            comment_required: sees_whose.then_some(body.comment_required),
             response_schema: body.response_schema,
             url: body.url,
-            reasons: body.reasons.filter(|_| sees_action),
+            reasons: reasons(body.reasons.filter(|_| sees_action)),
             allowed: hold.allowed.iter().copied().collect(),
             quorum: hold.need,
             votes: sees_action.then(|| detail.votes.iter().map(ToString::to_string).collect()),
@@ -271,7 +289,7 @@ impl HoldOut {
             may_decide: is_local,
             why_not: (!is_local).then(|| problem::why_not(&WhyNot::OwnHold)),
             role: None,
-            action: words.action,
+            action: words.action.map(Into::into),
             execution_key: hold.call.map(|call| call.to_string()),
             user: None,
             app: None,
@@ -279,7 +297,7 @@ impl HoldOut {
             comment_required: None,
             response_schema: words.response_schema,
             url: words.url,
-            reasons: words.reasons,
+            reasons: reasons(words.reasons),
             allowed: hold.allowed.iter().copied().collect(),
             quorum: hold.need,
             votes: Some(Vec::new()),

@@ -45,6 +45,7 @@ fn impatient() -> Setup {
             head_read_timeout: Duration::from_millis(300),
             ..AcceptOptions::default()
         },
+        ..Setup::default()
     }
 }
 

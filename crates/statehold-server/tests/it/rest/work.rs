@@ -214,7 +214,8 @@ async fn a_claim_after_a_decision_brings_the_decision_and_the_children() {
     start(&ann, &session, "helper", "which?").await;
     let body = json!({"agent": "helper", "lease_seconds": 1});
     let claimed = helper.post("/v1/work/claim", &body).await.ok(200)["requests"][0].clone();
-    let question = json!({"kind": "question", "title": "Which one?"});
+    let question =
+        json!({"kind": "form", "title": "Which one?", "response_schema": {"type": "object"}});
     let hold = act(&helper, &claimed, "holds", question).await.ok(201);
     let child = json!({
         "agent": "math", "input": "1+1", "parent_request_id": claimed["id"], "parent_fence": 1,

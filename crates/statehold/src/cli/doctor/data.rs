@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{APPLICATION_ID, FILE_NAME, LAYOUT_VERSION};
 
@@ -20,7 +21,8 @@ const CLOCK_SLACK: Duration = Duration::from_mins(1);
 
 pub(super) fn findings(data: &Path) -> Vec<Finding> {
     let mut findings = vec![version(data), directory(data)];
-    findings.extend(key_file(data));
+    findings.extend(key_file(data, KeyFile::NAME));
+    findings.extend(key_file(data, HoldKeyFile::NAME));
     findings.push(open_by(data));
     findings.push(clock(data));
     findings
@@ -141,18 +143,18 @@ fn directory(data: &Path) -> Finding {
     )
 }
 
-fn key_file(data: &Path) -> Option<Finding> {
-    let path = data.join(KeyFile::NAME);
+fn key_file(data: &Path, name: &'static str) -> Option<Finding> {
+    let path = data.join(name);
     let mode = std::fs::metadata(&path).ok()?.permissions().mode() & 0o777;
     let is_open = mode & 0o077 != 0;
     Some(if is_open {
         Finding::bad(
-            "user-keys",
+            name,
             format!("{} is open to others (mode {mode:o})", path.display()),
             format!("close it with: chmod 600 {}", path.display()),
         )
     } else {
-        Finding::good("user-keys", format!("closed to others (mode {mode:o})"))
+        Finding::good(name, format!("closed to others (mode {mode:o})"))
     })
 }
 

@@ -25,11 +25,12 @@ use crate::wire;
 const OWN_FILES_MAX: u64 = 128;
 
 /// Files that are the server's own, and that `--reset` removes.
-const OWN_FILES: [&str; 6] = [
+const OWN_FILES: [&str; 7] = [
     "statehold.db",
     "statehold.db-wal",
     "statehold.db-shm",
     "user-keys",
+    "hold-keys",
     "statehold.run",
     "statehold.run.new",
 ];
@@ -60,10 +61,11 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let offset = plan.clock_offset_seconds;
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
+    let policies = crate::config::policies(&config.agents);
     let parts = if on_disk {
-        wire::on_disk(data, config.store.readers.get(), clock).await?
+        wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
-        wire::in_memory(clock).await?
+        wire::in_memory(clock, policies).await?
     };
     let engine = parts.engine;
     let has_keys = engine.has_keys().await?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
+use statehold_engine::policy::Policies;
 use statehold_engine::{ApiKey, Caller, Engine};
 
 use super::keys::{Key, KeyService, MadeKey, NewKey};
@@ -20,7 +21,7 @@ pub(super) struct OfflineKeys {
 
 impl OfflineKeys {
     pub(super) async fn open(data: &Path) -> anyhow::Result<Self> {
-        let parts = wire::on_disk(data, 1, wire::clock(None)).await?;
+        let parts = wire::on_disk(data, 1, wire::clock(None), Policies::default()).await?;
         let tenant: Name = "default".parse().context("the tenant has a name")?;
         Ok(Self {
             engine: parts.engine,

@@ -1,0 +1,429 @@
+//! Deciding a hold: what every surface does with a person's decision before the core takes it.
+//!
+//! Answers are checked against the schema that was stored when the hold was opened, so a decision
+//! means the same whoever asks and whenever.
+
+use serde::Deserialize;
+use serde_json::Value;
+use statehold_core::command::{Command, Rejection};
+use statehold_core::digest::{Digest, action_digest};
+use statehold_core::hold::{DecisionKind, HoldKind, NewDecision};
+use statehold_core::ids::HoldId;
+
+use crate::ask::{parse_args, raw};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::holds::HoldDetail;
+use crate::idempotency::{IdempotencyKey, digest};
+use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
+use crate::mailbox::{Call, Done, Reply};
+use crate::redact::{HIDDEN, Preview, preview};
+use crate::schema::{FieldError, Schema};
+
+const COMMENT_BYTES_MAX: usize = 16 * 1024;
+const CREDENTIAL_BYTES_MAX: usize = 16 * 1024;
+
+/// What a person decides.
+#[derive(Debug, Clone)]
+pub struct NewAnswer {
+    /// What.
+    pub kind: DecisionKind,
+    /// The digest that was shown.
+    pub digest: Option<Digest>,
+    /// Other arguments, for `edit`.
+    pub args: Option<Raw>,
+    /// The answer, for `respond`.
+    pub content: Option<Raw>,
+    /// In the person's words.
+    pub comment: Option<String>,
+    /// One of the reasons that were offered.
+    pub reason: Option<String>,
+}
+
+/// Other arguments, and what is kept of them.
+struct Edited {
+    digest: Digest,
+    preview: Raw,
+    redactions: Vec<Redaction>,
+    sealed: Option<Sealed>,
+}
+
+impl Engine {
+    /// Decides a hold, once and for all. The same decision with the same key again gets the same
+    /// answer; without a key, the same decision by the same person is the same decision.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, the hold is decided otherwise, or the decision makes no sense.
+    pub async fn decide_hold(
+        &self,
+        call: &Call,
+        key: Option<&str>,
+        detail: &HoldDetail,
+        answer: NewAnswer,
+        reply: &Reply,
+    ) -> Result<Done, EngineError> {
+        let (session, id) = (detail.session.id, detail.hold.id);
+        let is_credential = detail.hold.kind == HoldKind::Credential;
+        // Two people who give a credential at once must not lose each other's.
+        let _turn = if is_credential {
+            Some(self.inner().in_flight.enter(turn_of(id)).await)
+        } else {
+            None
+        };
+        let body: HoldBody = parse(detail.body.as_deref());
+        require_fields(&answer)?;
+        let mut is_open = detail.closed.is_none();
+        if is_credential {
+            // Somebody may have been first while this one waited.
+            is_open &= self.durable_state(session).await?.holds.contains_key(&id);
+        }
+        if is_open {
+            self.require_sound(detail, &body, &answer).await?;
+        }
+        let edited = match (&answer.args, &body.action) {
+            (Some(args), Some(action)) if is_open => Some(self.edited(detail, action, args).await?),
+            (Some(args), Some(action)) => Some(edited_digest(id, &action.tool, args)?),
+            (Some(_), None) => return Err(Rejection::EditImpossible.into()),
+            (None, _) => None,
+        };
+        let named = decision_key(call, key, id, is_credential, &answer);
+        let had_key = self.inner().hold_keys.get(id).is_some();
+        let sealed_now = edited
+            .as_ref()
+            .is_some_and(|edited| edited.sealed.is_some());
+        let edited_digest = edited.as_ref().map(|edited| edited.digest);
+        let (words, credential) = kept_words(is_credential, answer.clone(), edited);
+        let owner = self.owner(session).await?;
+        let mut payloads = self.payloads_for(&owner.tenant, owner.user).await?;
+        let words = to_bytes(&words);
+        let decision = NewDecision {
+            key: named.key,
+            fingerprint: named.fingerprint,
+            kind: answer.kind,
+            digest: answer.digest,
+            edited: edited_digest,
+            body: (words != b"{}").then(|| payloads.put(words)),
+        };
+        let request = detail.hold.request;
+        // The next claim may come as soon as the decision is durable: the credential is there first.
+        if let Some(value) = credential.filter(|_| is_open) {
+            self.credentials().put(request, id, value);
+        }
+        let command = Command::DecideHold { hold: id, decision };
+        // The decision key is the hold's own: it outlives every idempotency key.
+        let call = Call {
+            key: None,
+            ..call.clone()
+        };
+        let done = self
+            .submit(session, &call, &command, &payloads, reply)
+            .await;
+        if is_credential && is_open && !matches!(&done, Ok(done) if !done.replayed) {
+            self.credentials().withdraw(request, id);
+        }
+        let is_refused = matches!(&done, Err(EngineError::Rejected(_) | EngineError::NotFound));
+        if sealed_now && !had_key && is_refused {
+            self.destroy_hold_keys(vec![id]).await;
+        }
+        done
+    }
+
+    /// Checks what a person sent to an open hold. Whether they may decide comes first: what is wrong
+    /// with an answer tells something about the action.
+    async fn require_sound(
+        &self,
+        detail: &HoldDetail,
+        body: &HoldBody,
+        answer: &NewAnswer,
+    ) -> Result<(), EngineError> {
+        if let Err(why) = &detail.right {
+            let why = why.clone();
+            return Err(Rejection::MayNotDecide { why }.into());
+        }
+        if !detail.hold.allowed.contains(&answer.kind) {
+            // The core says which are.
+            return Ok(());
+        }
+        if let Some(reason) = &answer.reason {
+            let offered = body.reasons.as_deref().unwrap_or_default();
+            if !offered.iter().any(|known| known.id == *reason) {
+                return Err(EngineError::InvalidField {
+                    path: "reason",
+                    what: "it is the id of one of the hold's `reasons`".to_owned(),
+                });
+            }
+        }
+        let comment = answer.comment.as_deref().unwrap_or_default().trim();
+        match answer.kind {
+            DecisionKind::Reject if body.comment_required && comment.is_empty() => {
+                Err(EngineError::CommentNeeded)
+            }
+            DecisionKind::Respond => self.require_content(detail.hold.kind, body, answer).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks an answer against what was asked for.
+    async fn require_content(
+        &self,
+        kind: HoldKind,
+        body: &HoldBody,
+        answer: &NewAnswer,
+    ) -> Result<(), EngineError> {
+        let wrong = |what: &str| Err(EngineError::InvalidContent(vec![FieldError::new("", what)]));
+        let content = match &answer.content {
+            Some(content) => Some(parse_args(content, "content")?),
+            None => None,
+        };
+        match (kind, content, &body.response_schema) {
+            (HoldKind::Credential, Some(Value::String(value)), _) => {
+                if (1..=CREDENTIAL_BYTES_MAX).contains(&value.len()) {
+                    Ok(())
+                } else {
+                    wrong("a credential is a text of 1 to 16384 bytes")
+                }
+            }
+            (HoldKind::Credential, Some(_), _) => wrong("a credential is a text"),
+            (HoldKind::Reconcile, content, _) => match content.map(serde_json::from_value::<Ran>) {
+                Some(Ok(_)) => Ok(()),
+                _ => wrong("it is {\"outcome\": \"ran\", \"result\"?: …}"),
+            },
+            (_, Some(content), Some(schema)) => {
+                let schema = schema.clone();
+                let errors = move || {
+                    let schema = Schema::new(schema.get()).map_err(|error| vec![error])?;
+                    let errors = schema.errors(&content);
+                    if errors.is_empty() {
+                        Ok(())
+                    } else {
+                        Err(errors)
+                    }
+                };
+                let checked = tokio::task::spawn_blocking(errors).await;
+                let checked = checked.map_err(|_| EngineError::Stopping)?;
+                checked.map_err(EngineError::InvalidContent)
+            }
+            (HoldKind::Question, Some(content), None) if !content.is_string() => {
+                wrong("an answer to this question is a text")
+            }
+            (HoldKind::Form | HoldKind::Credential, None, _) | (_, None, Some(_)) => {
+                Err(Rejection::AnswerMissing.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Other arguments under the schema and the policy of the tool.
+    async fn edited(
+        &self,
+        detail: &HoldDetail,
+        action: &ActionBody,
+        args: &Raw,
+    ) -> Result<Edited, EngineError> {
+        let id = detail.hold.id;
+        let mut value = parse_args(args, "args")?;
+        let is_whole = action.redactions.is_empty();
+        if !is_whole {
+            self.keep_hidden(action, &mut value)?;
+        }
+        if let Some(schema) = action.args_schema.clone() {
+            let instance = value.clone();
+            let errors = move || match Schema::new(schema.get()) {
+                Ok(schema) => schema.errors(&instance),
+                Err(error) => vec![error],
+            };
+            let errors = tokio::task::spawn_blocking(errors).await;
+            let errors = errors.map_err(|_| EngineError::Stopping)?;
+            if !errors.is_empty() {
+                return Err(EngineError::InvalidArgs(errors));
+            }
+        }
+        let digest = exact_digest(id, &action.tool, &value)?;
+        let policy = self.policies().of(&detail.agent, &action.tool);
+        let Preview {
+            value: shown,
+            redactions,
+        } = preview(&value, &policy.rules());
+        let whole = if is_whole { args.clone() } else { raw(&value) };
+        let (preview, sealed) = if redactions.is_empty() {
+            (whole, None)
+        } else {
+            let request = detail.hold.request;
+            if let Some(call) = detail.hold.call {
+                self.inner().sealed_calls.learn(id, call);
+            }
+            let sealed = self.seal(id, request, &action.tool, whole.get()).await?;
+            (raw(&shown), Some(sealed))
+        };
+        Ok(Edited {
+            digest,
+            preview,
+            redactions,
+            sealed,
+        })
+    }
+
+    /// Whoever edits sees only the preview: what is hidden and was left as it is shown keeps its value.
+    fn keep_hidden(&self, action: &ActionBody, edited: &mut Value) -> Result<(), EngineError> {
+        let wrong = |path: &str, what: &str| {
+            Err(EngineError::InvalidArgs(vec![FieldError::new(path, what)]))
+        };
+        let sealed = action.sealed.as_ref();
+        let original = sealed.and_then(|sealed| self.unseal(&action.tool, sealed));
+        let original: Option<Value> =
+            original.and_then(|args| serde_json::from_str(args.get()).ok());
+        let shown: Value = serde_json::from_str(action.args.get()).unwrap_or_default();
+        for Redaction { path, .. } in &action.redactions {
+            let (Some(place), Some(was)) = (edited.pointer_mut(path), shown.pointer(path)) else {
+                continue;
+            };
+            if place != was {
+                continue;
+            }
+            match original.as_ref().and_then(|args| args.pointer(path)) {
+                Some(value) => *place = value.clone(),
+                None => return wrong(path, "the hidden value is lost; give another"),
+            }
+        }
+        match find_hidden(edited, String::new()) {
+            Some(path) => wrong(&path, "a hidden value can only stay where it was"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An answer to whether an action ran.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ran {
+    #[expect(dead_code, reason = "only its shape matters here")]
+    outcome: RanWord,
+    #[serde(default)]
+    #[expect(dead_code, reason = "only its shape matters here")]
+    result: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum RanWord {
+    Ran,
+}
+
+/// The place of a text that stands for something hidden.
+fn find_hidden(value: &Value, path: String) -> Option<String> {
+    match value {
+        Value::String(text) => text.contains(HIDDEN).then_some(path),
+        Value::Array(values) => {
+            let mut numbered = values.iter().enumerate();
+            numbered.find_map(|(index, value)| find_hidden(value, format!("{path}/{index}")))
+        }
+        Value::Object(fields) => fields.iter().find_map(|(name, value)| {
+            let step = name.replace('~', "~0").replace('/', "~1");
+            find_hidden(value, format!("{path}/{step}"))
+        }),
+        _ => None,
+    }
+}
+
+fn turn_of(hold: HoldId) -> Digest {
+    digest(&[b"credential", hold.to_string().as_bytes()])
+}
+
+/// Checks what can be checked without looking at the hold.
+fn require_fields(answer: &NewAnswer) -> Result<(), EngineError> {
+    let wrong = |path: &'static str, what: &str| {
+        Err(EngineError::InvalidField {
+            path,
+            what: what.to_owned(),
+        })
+    };
+    if answer.args.is_some() && answer.kind != DecisionKind::Edit {
+        return wrong("args", "it goes with `edit`");
+    }
+    if answer.content.is_some() && answer.kind != DecisionKind::Respond {
+        return wrong("content", "it goes with `respond`");
+    }
+    let comment = answer.comment.as_deref().unwrap_or_default();
+    if comment.len() > COMMENT_BYTES_MAX {
+        return wrong("comment", "it has at most 16384 bytes");
+    }
+    Ok(())
+}
+
+/// The key of a decision and what it stands for. A credential is in neither: whoever reads the log
+/// must not be able to try out values.
+fn decision_key(
+    call: &Call,
+    key: Option<&str>,
+    hold: HoldId,
+    is_credential: bool,
+    answer: &NewAnswer,
+) -> IdempotencyKey {
+    let words = DecisionBody {
+        args: answer.args.clone(),
+        content: answer.content.clone().filter(|_| !is_credential),
+        given: is_credential && answer.content.is_some(),
+        comment: answer.comment.clone(),
+        reason: answer.reason.clone(),
+        ..DecisionBody::default()
+    };
+    let shown = answer.digest.map(|digest| digest.to_string());
+    let parts = [
+        hold.to_string().into_bytes(),
+        format!("{:?}", answer.kind).into_bytes(),
+        shown.unwrap_or_default().into_bytes(),
+        to_bytes(&words),
+    ];
+    let key = key.map_or_else(
+        || format!("decision {}", Digest::sha256(&parts.concat())),
+        str::to_owned,
+    );
+    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    let caller = &call.caller;
+    IdempotencyKey::new(&caller.tenant, caller.principal, &key, &parts)
+}
+
+/// What is kept of an answer, and the credential that is not.
+fn kept_words(
+    is_credential: bool,
+    answer: NewAnswer,
+    edited: Option<Edited>,
+) -> (DecisionBody, Option<String>) {
+    let mut words = DecisionBody {
+        comment: answer.comment,
+        reason: answer.reason,
+        ..DecisionBody::default()
+    };
+    if let Some(edited) = edited {
+        words.args = Some(edited.preview);
+        words.redactions = edited.redactions;
+        words.sealed = edited.sealed;
+    }
+    if is_credential {
+        words.given = answer.content.is_some();
+        let content = answer.content;
+        let value = content.and_then(|content| serde_json::from_str(content.get()).ok());
+        return (words, value);
+    }
+    words.content = answer.content;
+    (words, None)
+}
+
+fn exact_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, EngineError> {
+    action_digest(hold, tool, args).map_err(|error| EngineError::InvalidField {
+        path: "args",
+        what: error.to_string(),
+    })
+}
+
+/// The digest alone, where the hold is decided and nothing is kept.
+fn edited_digest(hold: HoldId, tool: &str, args: &Raw) -> Result<Edited, EngineError> {
+    let value = parse_args(args, "args")?;
+    Ok(Edited {
+        digest: exact_digest(hold, tool, &value)?,
+        preview: args.clone(),
+        redactions: Vec::new(),
+        sealed: None,
+    })
+}

@@ -1,0 +1,617 @@
+//! Asking a person: what every surface and every built-in agent does to open a hold.
+//!
+//! The policy of the tool is applied here, the arguments are sealed and their preview made, and the
+//! call that waits is bound to the digest that people will approve.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+use statehold_core::command::{Command, Fenced};
+use statehold_core::digest::{Digest, action_digest, canonical_bytes};
+use statehold_core::hold::{
+    CallTarget, DecideBy, DecisionKind, Effect, Hold, HoldKind, NewHold, OnExpiry, Risk,
+};
+use statehold_core::ids::{HoldId, IdMint, ItemId, RequestId, SessionId};
+use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::name::Name;
+use statehold_core::request::AskedAbout;
+use statehold_core::session::SessionState;
+
+use crate::engine::{Engine, entropy};
+use crate::error::EngineError;
+use crate::holds::payload;
+use crate::kept::{
+    ActionBody, DecisionBody, HoldBody, ItemBody, LOST_TITLE, Raw, Reason, parse, to_bytes,
+};
+use crate::mailbox::{Call, Committed, Done, Reply};
+use crate::payloads::Payloads;
+use crate::policy::{Effective, Wish};
+use crate::redact::{Preview, preview};
+use crate::schema::Schema;
+
+const TITLE_BYTES_MAX: usize = 256;
+const MESSAGE_BYTES_MAX: usize = 16 * 1024;
+const URL_BYTES_MAX: usize = 2_048;
+const GROUP_BYTES_MAX: usize = 64;
+const REASONS_MAX: usize = 32;
+const REASON_ID_BYTES_MAX: usize = 64;
+const REASON_TEXT_BYTES_MAX: usize = 2_048;
+/// How many items are looked at to find a call that was recorded before.
+const CALLS_LOOKED_AT: usize = 1_000;
+
+/// What is asked.
+#[derive(Debug, Clone)]
+pub struct NewAsk {
+    /// What is asked for.
+    pub kind: HoldKind,
+    /// In one line.
+    pub title: String,
+    /// In more words.
+    pub message: Option<String>,
+    /// The action that waits, for approvals.
+    pub action: Option<NewAction>,
+    /// What an answer must look like.
+    pub response_schema: Option<Raw>,
+    /// Where to go, for links.
+    pub url: Option<String>,
+    /// Reasons that a person may choose from.
+    pub reasons: Option<Raw>,
+    /// Holds of one group were asked together.
+    pub group_id: Option<String>,
+    /// The decisions that may be taken; all that fit the kind, if empty.
+    pub allowed: BTreeSet<DecisionKind>,
+    /// How many people must approve.
+    pub quorum: Option<u16>,
+    /// How long a person has.
+    pub expires_in_seconds: Option<u64>,
+    /// What happens then.
+    pub on_expiry: Option<OnExpiry>,
+    /// Who decides.
+    pub decide_by: Option<DecideBy>,
+}
+
+/// An action that waits.
+#[derive(Debug, Clone)]
+pub struct NewAction {
+    /// The tool.
+    pub tool: Name,
+    /// The full arguments.
+    pub args: Raw,
+    /// What edited arguments must look like.
+    pub args_schema: Option<Raw>,
+    /// The caller's own name of the call.
+    pub call_id: Option<String>,
+    /// The call that waits. None adds one.
+    pub call: Option<CallTarget>,
+    /// What it does to the world.
+    pub effect: Option<Effect>,
+    /// How much can go wrong.
+    pub risk: Option<Risk>,
+    /// Whether the tool honours the execution key.
+    pub idempotent: Option<bool>,
+}
+
+/// Writes the answer to whoever opened a hold, from what is kept of it and what was committed. The
+/// answer may be kept on disk with its idempotency key, so it only ever has the preview.
+pub type AskReply = Arc<dyn Fn(HoldId, &HoldBody, &Committed<'_>) -> Vec<u8> + Send + Sync>;
+
+/// What an action comes to under its policy.
+struct Gated {
+    call: CallTarget,
+    digest: Digest,
+    body: ActionBody,
+}
+
+impl Engine {
+    /// Opens a hold for a request.
+    ///
+    /// # Errors
+    ///
+    /// If it makes no sense, the policy is stricter, or the worker may not.
+    pub async fn open_hold(
+        &self,
+        session: SessionId,
+        call: &Call,
+        by: Fenced,
+        ask: NewAsk,
+        (mut items, mut payloads): (Vec<NewItem>, Payloads),
+        reply: AskReply,
+    ) -> Result<Done, EngineError> {
+        require_words(&ask)?;
+        let reasons = ask.reasons.as_deref().map(reasons).transpose()?;
+        self.require_schemas(&ask).await?;
+        let state = self.durable_state(session).await?;
+        let task = state.task_of(by.request).cloned();
+        let policy = match (&task, &ask.action) {
+            (Some(task), Some(action)) => self.policies().of(&task.agent, action.tool.as_str()),
+            _ => Effective::default(),
+        };
+        let action = ask.action.as_ref();
+        let wish = Wish {
+            decide_by: ask.decide_by.clone(),
+            effect: action.and_then(|action| action.effect),
+            expires_in_seconds: ask.expires_in_seconds,
+            idempotent: action.and_then(|action| action.idempotent),
+            on_expiry: ask.on_expiry,
+            quorum: ask.quorum,
+            risk: action.and_then(|action| action.risk),
+        };
+        let terms = policy.tighten(ask.kind, wish)?;
+        if let Some(task) = &task {
+            self.hide_gated(&task.agent, &mut items, &mut payloads);
+        }
+        let mut mint = IdMint::new(self.now(), session.shard(), entropy()?);
+        let id = HoldId::from_uuid(mint.next_uuid());
+        let gated = match ask.action {
+            Some(action) => {
+                let written = (&mut items, &mut payloads);
+                let place = (session, by.request, id);
+                Some(self.gate(place, action, &policy, &terms, written).await?)
+            }
+            None => None,
+        };
+        let (target, digest, action) = match gated {
+            Some(Gated { call, digest, body }) => (Some(call), Some(digest), Some(body)),
+            None => (None, None, None),
+        };
+        let is_sealed = action.as_ref().is_some_and(|body| body.sealed.is_some());
+        let body = HoldBody {
+            title: ask.title,
+            message: ask.message,
+            action,
+            response_schema: ask.response_schema,
+            url: ask.url,
+            reasons,
+            group_id: ask.group_id,
+            comment_required: policy.policy.comment_required.unwrap_or(false),
+        };
+        let hold = NewHold {
+            id,
+            kind: ask.kind,
+            body: payloads.put(to_bytes(&body)),
+            call: target,
+            digest,
+            allowed: ask.allowed,
+            need: terms.quorum.unwrap_or(1),
+            expires_in_ms: terms
+                .expires_in_seconds
+                .map(|seconds| seconds.saturating_mul(1_000)),
+            on_expiry: terms.on_expiry.unwrap_or_default(),
+            decide_by: terms.decide_by,
+            effect: terms.effect,
+            risk: terms.risk,
+            policy: policy.digest,
+        };
+        let command = Command::OpenHold { by, hold, items };
+        let reply: Reply = Arc::new(move |made: &Committed<'_>| reply(id, &body, made));
+        let done = self
+            .submit(session, call, &command, &payloads, &reply)
+            .await;
+        // What did not happen, or had happened before under another id, needs no key. Where nobody can
+        // tell, the next start finds out.
+        let is_unused = match &done {
+            Ok(done) => done.replayed,
+            Err(EngineError::Store(_) | EngineError::Stopping | EngineError::Full) => false,
+            Err(_) => true,
+        };
+        if is_sealed && is_unused {
+            self.destroy_hold_keys(vec![id]).await;
+        }
+        done
+    }
+
+    /// Replaces the arguments of gated calls by their preview: the hold that is opened for them has
+    /// the whole. Every surface that takes items does this before they are written.
+    pub fn hide_gated(&self, agent: &Name, items: &mut [NewItem], payloads: &mut Payloads) {
+        for item in items.iter_mut().filter(|item| is_gated(item)) {
+            let mut body: ItemBody = parse(payloads.get(&item.body));
+            let (Some(tool), Some(arguments)) = (&body.name, &body.arguments) else {
+                continue;
+            };
+            let policy = self.policies().of(agent, tool);
+            let Ok(args) = serde_json::from_str(arguments.get()) else {
+                continue;
+            };
+            let shown = preview(&args, &policy.rules());
+            if !shown.redactions.is_empty() {
+                body.arguments = Some(raw(&shown.value));
+                item.body = payloads.put(to_bytes(&body));
+            }
+        }
+    }
+
+    /// The agent that a live request belongs to.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn agent_of_request(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<Option<Name>, EngineError> {
+        let state = self.durable_state(session).await?;
+        Ok(state.task_of(request).map(|task| task.agent.clone()))
+    }
+
+    /// Binds an action to the call that waits: one of the same command, one that was recorded before,
+    /// or one that is added.
+    async fn gate(
+        &self,
+        (session, request, hold): (SessionId, RequestId, HoldId),
+        action: NewAction,
+        policy: &Effective,
+        terms: &Wish,
+        (items, payloads): (&mut Vec<NewItem>, &mut Payloads),
+    ) -> Result<Gated, EngineError> {
+        let args = parse_args(&action.args, "action.args")?;
+        let tool = action.tool.as_str();
+        let digest =
+            action_digest(hold, tool, &args).map_err(|error| EngineError::InvalidField {
+                path: "action.args",
+                what: error.to_string(),
+            })?;
+        let Preview { value, redactions } = preview(&args, &policy.rules());
+        // Where nothing is hidden, the arguments stay exactly as they came.
+        let shown = match redactions.as_slice() {
+            [] => action.args.clone(),
+            _ => raw(&value),
+        };
+        let idempotent = terms.idempotent.unwrap_or(false);
+        let call = action.call.unwrap_or(CallTarget::SameCommand(items.len()));
+        match call {
+            CallTarget::SameCommand(at) if at == items.len() => {
+                let body = ItemBody {
+                    name: Some(tool.to_owned()),
+                    call_id: action.call_id.clone(),
+                    arguments: Some(shown.clone()),
+                    ..ItemBody::default()
+                };
+                items.push(NewItem {
+                    kind: ItemKind::ToolCall,
+                    visibility: Visibility::Hidden,
+                    role: None,
+                    body: payloads.put(to_bytes(&body)),
+                    attachments: Vec::new(),
+                    call: Some(NewCallMark::Call {
+                        gated: true,
+                        idempotent,
+                    }),
+                });
+            }
+            CallTarget::SameCommand(at) => {
+                if let Some(item) = items.get_mut(at) {
+                    let body: ItemBody = parse(payloads.get(&item.body));
+                    require_same(tool, &value, &body)?;
+                    if let Some(NewCallMark::Call { idempotent: is, .. }) = &mut item.call {
+                        *is = idempotent;
+                    }
+                }
+            }
+            CallTarget::Recorded(id) => {
+                if let Some(body) = self.recorded_call(session, request, id).await? {
+                    require_same(tool, &value, &body)?;
+                }
+            }
+        }
+        let sealed = match redactions.as_slice() {
+            [] => None,
+            _ => Some(self.seal(hold, request, tool, action.args.get()).await?),
+        };
+        let body = ActionBody {
+            tool: tool.to_owned(),
+            args: shown,
+            args_schema: action.args_schema,
+            call_id: action.call_id,
+            effect: terms.effect,
+            risk: terms.risk,
+            idempotent,
+            digest: Some(digest),
+            redactions,
+            sealed,
+        };
+        Ok(Gated { call, digest, body })
+    }
+
+    /// What was written of a call of a live request.
+    async fn recorded_call(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        call: ItemId,
+    ) -> Result<Option<ItemBody>, EngineError> {
+        let Some(task) = self.task_of_request(session, request).await? else {
+            return Ok(None);
+        };
+        let written = self.recent_items(session, task, CALLS_LOOKED_AT).await?;
+        let found = written.iter().find(|item| item.placed.item.id == call);
+        Ok(found.map(|item| parse(item.body.as_deref())))
+    }
+
+    /// The policies of calls that may have run without anybody being asked: if people must find out,
+    /// they are those who could have approved them.
+    pub(crate) async fn laid_down(
+        &self,
+        state: &SessionState,
+        request: RequestId,
+    ) -> Result<BTreeMap<ItemId, AskedAbout>, EngineError> {
+        let mut laid_down = BTreeMap::new();
+        let (Some(live), Some(task)) = (state.requests.get(&request), state.task_of(request))
+        else {
+            return Ok(laid_down);
+        };
+        let is_new = |call: &ItemId| {
+            live.calls
+                .get(call)
+                .is_some_and(|open| open.asked.is_none())
+        };
+        let calls: BTreeSet<ItemId> = live.uncertain_calls().filter(is_new).collect();
+        if calls.is_empty() || !self.policies().agents.contains_key(&task.agent) {
+            return Ok(laid_down);
+        }
+        let written = self
+            .recent_items(state.session, task.id, CALLS_LOOKED_AT)
+            .await?;
+        for item in written {
+            let id = item.placed.item.id;
+            let body: ItemBody = parse(item.body.as_deref());
+            let Some(tool) = body.name.filter(|_| calls.contains(&id)) else {
+                continue;
+            };
+            let Effective { policy, digest } = self.policies().of(&task.agent, &tool);
+            let decide_by = policy
+                .decide_by
+                .unwrap_or_else(|| HoldKind::Reconcile.default_decide_by());
+            let asked = AskedAbout {
+                decide_by,
+                effect: policy.effect,
+                policy: digest,
+                risk: policy.risk,
+            };
+            laid_down.insert(id, asked);
+        }
+        Ok(laid_down)
+    }
+
+    /// What people read of a `reconcile` hold, which the server opens without a word of anybody: the
+    /// action as it was approved, or the call as it was recorded.
+    pub(crate) async fn reconcile_body(
+        &self,
+        session: SessionId,
+        hold: &Hold,
+    ) -> Result<Vec<u8>, EngineError> {
+        let mut body = HoldBody {
+            title: LOST_TITLE.to_owned(),
+            ..HoldBody::default()
+        };
+        let Some(call) = hold.call else {
+            return Ok(to_bytes(&body));
+        };
+        let store = &self.inner().store;
+        for asked in store.holds_of(hold.request).await? {
+            let Some(closed) = store.closed_hold(asked).await? else {
+                continue;
+            };
+            if closed.hold.call != Some(call) || closed.hold.kind != HoldKind::Approval {
+                continue;
+            }
+            let opened = self.record(session, closed.hold.opened_at).await?;
+            let decided = self.record(session, closed.decided_by).await?;
+            let first: HoldBody = parse(payload(opened.as_ref(), closed.hold.body).as_deref());
+            let words = payload(decided.as_ref(), closed.decision.body);
+            let words: DecisionBody = parse(words.as_deref());
+            body.title = format!("{LOST_TITLE} {}", first.title);
+            body.comment_required = first.comment_required;
+            body.action = first.action.map(|action| match words.args {
+                None => action,
+                Some(args) => ActionBody {
+                    args,
+                    redactions: words.redactions,
+                    sealed: words.sealed,
+                    ..action
+                },
+            });
+            if let Some(action) = &mut body.action {
+                action.digest = hold.digest.or(action.digest);
+                action.args_schema = None;
+            }
+            return Ok(to_bytes(&body));
+        }
+        body.action = self.recorded_action(session, hold, call).await?;
+        Ok(to_bytes(&body))
+    }
+
+    /// The action of a call that nobody was asked about before.
+    async fn recorded_action(
+        &self,
+        session: SessionId,
+        hold: &Hold,
+        call: ItemId,
+    ) -> Result<Option<ActionBody>, EngineError> {
+        let written = self
+            .recent_items(session, hold.task, CALLS_LOOKED_AT)
+            .await?;
+        let Some(item) = written.iter().find(|item| item.placed.item.id == call) else {
+            return Ok(None);
+        };
+        let item: ItemBody = parse(item.body.as_deref());
+        let (Some(tool), Some(arguments)) = (item.name, item.arguments) else {
+            return Ok(None);
+        };
+        let state = self.durable_state(session).await?;
+        let (task, _) = self.find_task(&state, hold.task).await?;
+        let policy = self.policies().of(&task.agent, &tool);
+        let args: Value = serde_json::from_str(arguments.get()).unwrap_or_default();
+        let Preview { value, redactions } = preview(&args, &policy.rules());
+        Ok(Some(ActionBody {
+            tool,
+            args: raw(&value),
+            args_schema: None,
+            call_id: item.call_id,
+            effect: hold.effect.or(policy.policy.effect),
+            risk: hold.risk.or(policy.policy.risk),
+            idempotent: false,
+            digest: hold.digest,
+            redactions,
+            sealed: None,
+        }))
+    }
+
+    /// Schemas are compiled once when they come, so that no decision is refused for the asker's fault.
+    async fn require_schemas(&self, ask: &NewAsk) -> Result<(), EngineError> {
+        let args_schema = ask
+            .action
+            .as_ref()
+            .and_then(|action| action.args_schema.clone());
+        let schemas = [
+            ("response_schema", ask.response_schema.clone()),
+            ("action.args_schema", args_schema),
+        ];
+        for (path, schema) in schemas {
+            let Some(schema) = schema else { continue };
+            let built = tokio::task::spawn_blocking(move || Schema::new(schema.get()).map(drop));
+            let built = built.await.map_err(|_| EngineError::Stopping)?;
+            built.map_err(|error| EngineError::HoldMalformed {
+                path: format!("{path}{}", error.path),
+                what: format!("is not a schema that can be used: {}", error.message),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn is_gated(item: &NewItem) -> bool {
+    matches!(item.call, Some(NewCallMark::Call { gated: true, .. }))
+}
+
+/// People approve an action; the call that then runs must be that one. The recorded call has the
+/// preview, so previews are compared.
+fn require_same(tool: &str, shown: &Value, recorded: &ItemBody) -> Result<(), EngineError> {
+    let arguments = recorded.arguments.as_ref();
+    let arguments: Option<Value> =
+        arguments.and_then(|arguments| serde_json::from_str(arguments.get()).ok());
+    let is_same = recorded.name.as_deref() == Some(tool)
+        && arguments.is_some_and(|arguments| canonical_bytes(&arguments) == canonical_bytes(shown));
+    if is_same {
+        Ok(())
+    } else {
+        Err(EngineError::HoldMalformed {
+            path: "action".to_owned(),
+            what: "is not the tool call that it names: tool and arguments must be the same"
+                .to_owned(),
+        })
+    }
+}
+
+/// JSON as a value.
+pub(crate) fn parse_args(raw: &RawValue, path: &'static str) -> Result<Value, EngineError> {
+    serde_json::from_str(raw.get()).map_err(|error| EngineError::InvalidField {
+        path,
+        what: error.to_string(),
+    })
+}
+
+pub(crate) fn raw(value: &Value) -> Raw {
+    serde_json::value::to_raw_value(value).expect("a value is JSON")
+}
+
+fn malformed<T>(path: &str, what: impl Into<String>) -> Result<T, EngineError> {
+    Err(EngineError::HoldMalformed {
+        path: path.to_owned(),
+        what: what.into(),
+    })
+}
+
+fn require_words(ask: &NewAsk) -> Result<(), EngineError> {
+    if ask.title.is_empty() || ask.title.len() > TITLE_BYTES_MAX {
+        return malformed("title", "is 1 to 256 bytes");
+    }
+    let message = ask.message.as_deref().unwrap_or_default();
+    if message.len() > MESSAGE_BYTES_MAX {
+        return malformed("message", "has at most 16384 bytes");
+    }
+    let group = ask.group_id.as_deref();
+    if group.is_some_and(|group| group.is_empty() || group.len() > GROUP_BYTES_MAX) {
+        return malformed("group_id", "is 1 to 64 bytes");
+    }
+    if (ask.kind == HoldKind::Approval) != ask.action.is_some() {
+        return malformed("action", "is needed for approvals, and only there");
+    }
+    match (&ask.url, ask.kind) {
+        (None, HoldKind::Link) => return malformed("url", "is needed for links"),
+        (Some(url), _) if !is_web_address(url) => {
+            return malformed("url", "is an http or https address without a password");
+        }
+        _ => {}
+    }
+    if ask.kind == HoldKind::Form && ask.response_schema.is_none() {
+        return malformed("response_schema", "is needed for forms");
+    }
+    Ok(())
+}
+
+/// Whether a text is an address that a person can be sent to: http or https, a host, nothing that
+/// hides where it goes.
+fn is_web_address(url: &str) -> bool {
+    let rest = url
+        .strip_prefix("https://")
+        .or_else(|| url.strip_prefix("http://"));
+    let Some(rest) = rest else { return false };
+    let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '<' | '>' | '\\' | '`');
+    url.len() <= URL_BYTES_MAX
+        && !host.is_empty()
+        && !host.contains('@')
+        && url.chars().all(is_plain)
+}
+
+fn reasons(raw: &RawValue) -> Result<Vec<Reason>, EngineError> {
+    const SHAPE: &str = "is a list of at most 32 {id, title, text?} with ids of their own";
+    let Ok(reasons) = serde_json::from_str::<Vec<Reason>>(raw.get()) else {
+        return malformed("reasons", SHAPE);
+    };
+    let ids: BTreeSet<&str> = reasons.iter().map(|reason| reason.id.as_str()).collect();
+    let is_sound = |reason: &Reason| {
+        let text = reason.text.as_deref().unwrap_or_default();
+        (1..=REASON_ID_BYTES_MAX).contains(&reason.id.len())
+            && (1..=TITLE_BYTES_MAX).contains(&reason.title.len())
+            && text.len() <= REASON_TEXT_BYTES_MAX
+    };
+    if reasons.len() > REASONS_MAX || ids.len() < reasons.len() || !reasons.iter().all(is_sound) {
+        return malformed("reasons", SHAPE);
+    }
+    Ok(reasons)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_web_addresses_are_links() {
+        for good in [
+            "https://x.test",
+            "http://x.test:80/a?b=c#d",
+            "https://[::1]/x",
+        ] {
+            assert!(is_web_address(good), "{good}");
+        }
+        for bad in [
+            "",
+            "x.test",
+            "javascript:alert(1)",
+            "file:///etc/passwd",
+            "https://",
+            "https:///x",
+            "https://ann:secret@x.test/",
+            "https://good.test@evil.test/",
+            "https://x.test/a b",
+            "https://x.test/\u{202e}",
+            "HTTPS://x.test",
+        ] {
+            assert!(!is_web_address(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! What an operator has laid down about agents and their tools: who decides, how dangerous a tool is,
+//! what must be approved, what nobody sees.
+//!
+//! What a policy sets wins. A worker may only tighten it: it knows its tools, but it may be led astray
+//! by what it reads.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::digest::{Digest, canonical_bytes};
+use statehold_core::hold::{DecideBy, Effect, HoldKind, OnExpiry, Risk};
+use statehold_core::item::{ItemKind, NewCallMark, NewItem};
+use statehold_core::name::Name;
+
+use crate::error::EngineError;
+use crate::kept::{ItemBody, parse};
+use crate::payloads::Payloads;
+use crate::redact::{PathRule, Pattern, Rules};
+
+/// Roles that callers hold because of what they are, not because anybody trusts them to decide.
+const NO_JUDGES: [&str; 2] = ["client", "worker"];
+
+/// Whether calls of a tool need an approval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Approval {
+    /// A call that is not gated is refused.
+    Always,
+    /// None is needed. One may be asked for all the same.
+    Never,
+    /// The worker decides.
+    #[default]
+    Worker,
+}
+
+/// What is laid down about a tool. What is not said here is up to the worker.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct ToolPolicy {
+    /// Whether calls need an approval.
+    pub approval: Option<Approval>,
+    /// Whether a person who rejects must say why.
+    pub comment_required: Option<bool>,
+    /// Who decides.
+    pub decide_by: Option<DecideBy>,
+    /// What a call does to the world, at least.
+    pub effect: Option<Effect>,
+    /// How long a person has, at most.
+    pub expires_in_seconds: Option<u64>,
+    /// Whether the tool honours the execution key.
+    pub idempotent: Option<bool>,
+    /// What happens when nobody decides in time.
+    pub on_expiry: Option<OnExpiry>,
+    /// How many people must approve, at least.
+    pub quorum: Option<u16>,
+    /// Places in the arguments that nobody but the worker sees.
+    pub redact: Option<Vec<PathRule>>,
+    /// Patterns that nobody but the worker sees. Secrets, if nothing is said.
+    pub redact_rules: Option<Vec<Pattern>>,
+    /// How much can go wrong, at least.
+    pub risk: Option<Risk>,
+}
+
+/// What is laid down about an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AgentPolicy {
+    /// What holds for every tool that says nothing else.
+    pub every_tool: ToolPolicy,
+    /// What holds for one tool.
+    pub tools: BTreeMap<Name, ToolPolicy>,
+    /// The variable that holds the agent's own credential.
+    pub credential_env: Option<String>,
+    /// Whether the agent may be called back at private addresses.
+    pub resume_allow_private: bool,
+}
+
+/// What is laid down about all agents.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Policies {
+    /// By agent.
+    pub agents: BTreeMap<Name, AgentPolicy>,
+}
+
+impl Policies {
+    /// What holds for one tool of an agent.
+    pub fn of(&self, agent: &Name, tool: &str) -> Effective {
+        let Some(policy) = self.agents.get(agent) else {
+            return Effective::default();
+        };
+        let all = &policy.every_tool;
+        let own = policy
+            .tools
+            .iter()
+            .find(|(name, _)| name.as_str() == tool)
+            .map(|(_, own)| own.clone())
+            .unwrap_or_default();
+        let policy = ToolPolicy {
+            approval: own.approval.or(all.approval),
+            comment_required: own.comment_required.or(all.comment_required),
+            decide_by: own.decide_by.or_else(|| all.decide_by.clone()),
+            effect: own.effect.or(all.effect),
+            expires_in_seconds: own.expires_in_seconds.or(all.expires_in_seconds),
+            idempotent: own.idempotent.or(all.idempotent),
+            on_expiry: own.on_expiry.or(all.on_expiry),
+            quorum: own.quorum.or(all.quorum),
+            redact: own.redact.or_else(|| all.redact.clone()),
+            redact_rules: own.redact_rules.or_else(|| all.redact_rules.clone()),
+            risk: own.risk.or(all.risk),
+        };
+        Effective {
+            digest: Some(Digest::sha256(&canonical_bytes(&policy))),
+            policy,
+        }
+    }
+
+    /// Refuses tool calls that are not as the policy of their agent wants them.
+    pub(crate) fn require_items(
+        &self,
+        agent: &Name,
+        items: &[NewItem],
+        payloads: &Payloads,
+    ) -> Result<(), EngineError> {
+        if !self.agents.contains_key(agent) {
+            return Ok(());
+        }
+        for item in items.iter().filter(|item| item.kind == ItemKind::ToolCall) {
+            let body: ItemBody = parse(payloads.get(&item.body));
+            let (tool, call) = (body.name.unwrap_or_default(), item.call);
+            let policy = self.of(agent, &tool).policy;
+            let Some(NewCallMark::Call { gated, idempotent }) = call else {
+                continue;
+            };
+            if !gated && policy.approval == Some(Approval::Always) {
+                return Err(EngineError::ApprovalNeeded { tool });
+            }
+            if idempotent && policy.idempotent == Some(false) {
+                return Err(stricter("idempotent", "false"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What holds for one tool, and the digest of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Effective {
+    /// What is laid down.
+    pub policy: ToolPolicy,
+    /// Names it in the records. None where nothing is laid down about the agent.
+    pub digest: Option<Digest>,
+}
+
+/// What a worker says about its action and its hold.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wish {
+    pub(crate) decide_by: Option<DecideBy>,
+    pub(crate) effect: Option<Effect>,
+    pub(crate) expires_in_seconds: Option<u64>,
+    pub(crate) idempotent: Option<bool>,
+    pub(crate) on_expiry: Option<OnExpiry>,
+    pub(crate) quorum: Option<u16>,
+    pub(crate) risk: Option<Risk>,
+}
+
+impl Effective {
+    /// What nobody but the worker sees.
+    pub(crate) fn rules(&self) -> Rules<'_> {
+        Rules {
+            paths: self.policy.redact.as_deref().unwrap_or_default(),
+            patterns: self
+                .policy
+                .redact_rules
+                .as_deref()
+                .unwrap_or(&[Pattern::Secret]),
+        }
+    }
+
+    /// What comes of a worker's wish: the policy, tightened where the worker does.
+    pub(crate) fn tighten(&self, kind: HoldKind, wish: Wish) -> Result<Wish, EngineError> {
+        let policy = &self.policy;
+        let decide_by = match (&policy.decide_by, wish.decide_by) {
+            (Some(set), Some(wished)) if *set != wished => {
+                return Err(stricter("decide_by", &decide_by_text(set)));
+            }
+            (Some(set), _) => Some(set.clone()),
+            (None, wished) => {
+                require_judge(kind, wished.as_ref())?;
+                wished
+            }
+        };
+        let on_expiry = match (policy.on_expiry, wish.on_expiry) {
+            (Some(set), Some(wished)) if set != wished => {
+                return Err(stricter("on_expiry", word(&set).as_str()));
+            }
+            (set, wished) => set.or(wished),
+        };
+        let idempotent = match (policy.idempotent, wish.idempotent) {
+            (Some(false), Some(true)) => return Err(stricter("idempotent", "false")),
+            (set, wished) => wished.or(set),
+        };
+        Ok(Wish {
+            decide_by,
+            on_expiry,
+            idempotent,
+            effect: at_least("effect", policy.effect, wish.effect)?,
+            risk: at_least("risk", policy.risk, wish.risk)?,
+            quorum: at_least("quorum", policy.quorum, wish.quorum)?,
+            expires_in_seconds: match (policy.expires_in_seconds, wish.expires_in_seconds) {
+                (Some(most), Some(wished)) if wished > most => {
+                    return Err(stricter("expires_in_seconds", &most.to_string()));
+                }
+                (most, wished) => wished.or(most),
+            },
+        })
+    }
+}
+
+/// A worker cannot make the session's user, or another worker, the judge of its actions.
+fn require_judge(kind: HoldKind, wished: Option<&DecideBy>) -> Result<(), EngineError> {
+    let is_about_action = matches!(kind, HoldKind::Approval | HoldKind::Reconcile);
+    match wished {
+        Some(DecideBy::User) if is_about_action => Err(stricter("decide_by", "other")),
+        Some(DecideBy::Role(role)) if NO_JUDGES.contains(&role.as_str()) => {
+            let own = decide_by_text(&kind.default_decide_by());
+            Err(stricter("decide_by", &own))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn at_least<T: Ord + Copy + Serialize>(
+    field: &'static str,
+    least: Option<T>,
+    wished: Option<T>,
+) -> Result<Option<T>, EngineError> {
+    match (least, wished) {
+        (Some(least), Some(wished)) if wished < least => {
+            Err(stricter(field, word(&least).as_str()))
+        }
+        (least, wished) => Ok(wished.or(least)),
+    }
+}
+
+fn stricter(field: &'static str, policy: &str) -> EngineError {
+    EngineError::PolicyStricter {
+        field,
+        policy: policy.to_owned(),
+    }
+}
+
+fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        Ok(other) => other.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Who decides, as callers write it.
+pub fn decide_by_text(decide_by: &DecideBy) -> String {
+    match decide_by {
+        DecideBy::Other => "other".to_owned(),
+        DecideBy::User => "user".to_owned(),
+        DecideBy::Role(role) => format!("role:{role}"),
+    }
+}
+
+/// Who decides, as callers write it.
+///
+/// # Errors
+///
+/// If it is none of `other`, `user` and `role:NAME`.
+pub fn parse_decide_by(text: &str) -> Result<DecideBy, &'static str> {
+    match (text, text.strip_prefix("role:").map(str::parse)) {
+        ("other", _) => Ok(DecideBy::Other),
+        ("user", _) => Ok(DecideBy::User),
+        (_, Some(Ok(role))) => Ok(DecideBy::Role(role)),
+        _ => Err("it is other, user or role:NAME"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().expect("a name")
+    }
+
+    fn policies() -> Policies {
+        let every_tool = ToolPolicy {
+            decide_by: Some(DecideBy::Role(name("boss"))),
+            risk: Some(Risk::Low),
+            ..ToolPolicy::default()
+        };
+        let delete = ToolPolicy {
+            risk: Some(Risk::Medium),
+            effect: Some(Effect::Write),
+            quorum: Some(2),
+            idempotent: Some(false),
+            expires_in_seconds: Some(60),
+            on_expiry: Some(OnExpiry::Fail),
+            ..ToolPolicy::default()
+        };
+        let agent = AgentPolicy {
+            every_tool,
+            tools: [(name("delete"), delete)].into(),
+            ..AgentPolicy::default()
+        };
+        Policies {
+            agents: [(name("ums"), agent)].into(),
+        }
+    }
+
+    #[test]
+    fn a_tool_goes_over_its_agent_and_has_a_digest_of_its_own() {
+        let policies = policies();
+        let delete = policies.of(&name("ums"), "delete");
+        assert_eq!(delete.policy.risk, Some(Risk::Medium));
+        assert_eq!(delete.policy.decide_by, Some(DecideBy::Role(name("boss"))));
+        let other = policies.of(&name("ums"), "read");
+        assert_eq!(other.policy.risk, Some(Risk::Low));
+        assert!(other.digest.is_some() && other.digest != delete.digest);
+        assert_eq!(policies.of(&name("x"), "delete"), Effective::default());
+        assert_eq!(Effective::default().rules().patterns, [Pattern::Secret]);
+    }
+
+    #[track_caller]
+    fn check(wish: Wish, refused: Option<(&str, &str)>) -> Option<Wish> {
+        let effective = policies().of(&name("ums"), "delete");
+        match (effective.tighten(HoldKind::Approval, wish), refused) {
+            (Ok(made), None) => Some(made),
+            (Err(EngineError::PolicyStricter { field, policy }), Some(expected)) => {
+                assert_eq!((field, policy.as_str()), expected);
+                None
+            }
+            (other, expected) => panic!("{other:?}, not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn what_a_worker_leaves_out_is_the_policys() {
+        let made = check(Wish::default(), None).expect("made");
+        assert_eq!(made.decide_by, Some(DecideBy::Role(name("boss"))));
+        assert_eq!(
+            (made.effect, made.risk),
+            (Some(Effect::Write), Some(Risk::Medium))
+        );
+        assert_eq!((made.quorum, made.expires_in_seconds), (Some(2), Some(60)));
+        assert_eq!(
+            (made.on_expiry, made.idempotent),
+            (Some(OnExpiry::Fail), Some(false))
+        );
+    }
+
+    #[test]
+    fn a_worker_may_tighten() {
+        let wish = Wish {
+            decide_by: Some(DecideBy::Role(name("boss"))),
+            effect: Some(Effect::Destructive),
+            risk: Some(Risk::High),
+            quorum: Some(3),
+            expires_in_seconds: Some(5),
+            on_expiry: Some(OnExpiry::Fail),
+            idempotent: Some(false),
+        };
+        let made = check(wish, None).expect("made");
+        assert_eq!(
+            (made.effect, made.risk),
+            (Some(Effect::Destructive), Some(Risk::High))
+        );
+        assert_eq!((made.quorum, made.expires_in_seconds), (Some(3), Some(5)));
+    }
+
+    #[test]
+    fn a_worker_may_not_loosen() {
+        let none = Wish::default;
+        let role = |text| Some(DecideBy::Role(name(text)));
+        check(
+            Wish {
+                effect: Some(Effect::Read),
+                ..none()
+            },
+            Some(("effect", "write")),
+        );
+        check(
+            Wish {
+                risk: Some(Risk::Low),
+                ..none()
+            },
+            Some(("risk", "medium")),
+        );
+        check(
+            Wish {
+                quorum: Some(1),
+                ..none()
+            },
+            Some(("quorum", "2")),
+        );
+        check(
+            Wish {
+                idempotent: Some(true),
+                ..none()
+            },
+            Some(("idempotent", "false")),
+        );
+        check(
+            Wish {
+                expires_in_seconds: Some(61),
+                ..none()
+            },
+            Some(("expires_in_seconds", "60")),
+        );
+        check(
+            Wish {
+                on_expiry: Some(OnExpiry::Reject),
+                ..none()
+            },
+            Some(("on_expiry", "fail")),
+        );
+        check(
+            Wish {
+                decide_by: role("x"),
+                ..none()
+            },
+            Some(("decide_by", "role:boss")),
+        );
+        check(
+            Wish {
+                decide_by: Some(DecideBy::User),
+                ..none()
+            },
+            Some(("decide_by", "role:boss")),
+        );
+    }
+
+    #[test]
+    fn without_a_policy_a_worker_chooses_the_judge_but_not_itself() {
+        let free = Effective::default();
+        let judge = |kind, decide_by| {
+            let wish = Wish {
+                decide_by: Some(decide_by),
+                ..Wish::default()
+            };
+            free.tighten(kind, wish).map(|made| made.decide_by)
+        };
+        let role = |text| DecideBy::Role(name(text));
+        judge(HoldKind::Approval, DecideBy::User).expect_err("never the user");
+        for kind in [HoldKind::Approval, HoldKind::Question] {
+            for own in ["client", "worker"] {
+                judge(kind, role(own)).expect_err("never its own kind");
+            }
+            assert_eq!(
+                judge(kind, role("boss")).expect("taken"),
+                Some(role("boss"))
+            );
+        }
+        assert_eq!(
+            judge(HoldKind::Question, DecideBy::User).expect("taken"),
+            Some(DecideBy::User)
+        );
+    }
+
+    #[test]
+    fn who_decides_is_read_as_it_is_written() {
+        for text in ["other", "user", "role:boss"] {
+            let read = parse_decide_by(text).expect("known");
+            assert_eq!(decide_by_text(&read), text);
+        }
+        for text in ["", "everybody", "role:", "role:a b", "Other"] {
+            parse_decide_by(text).expect_err(text);
+        }
+    }
+}
