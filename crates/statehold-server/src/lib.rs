@@ -73,6 +73,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(requests::fail))
         .routes(routes!(requests::cancel))
         .routes(routes!(requests::heartbeat))
+        .routes(routes!(requests::release))
         .routes(routes!(requests::claim))
         .routes(routes!(tasks::read))
         .routes(routes!(tasks::close))

@@ -22,7 +22,7 @@ use crate::problem::{Code, Problem};
 use crate::wire::item::{CallPlace, ItemBody, ItemIn, ItemRef, call_places, message};
 use crate::wire::request::{
     ClaimIn, ClaimOut, CompleteIn, FailIn, HeartbeatIn, HeartbeatOut, ItemsIn, ItemsOut, NothingIn,
-    RequestIn, RequestOut,
+    ReleaseIn, RequestIn, RequestOut,
 };
 use crate::wire::schema::UntilWord;
 use crate::wire::state::{Patch, PatchIn};
@@ -595,6 +595,34 @@ pub(crate) async fn heartbeat(
         lease_until: time(until),
     };
     Ok(shown(&out, &about(session, request)))
+}
+
+/// Give a lease back: whatever the request waits for then comes with the next claim.
+#[utoipa::path(
+    post, path = "/v1/requests/{request_id}/release", tag = "requests",
+    params(("request_id" = String, Path)), request_body = ReleaseIn,
+    responses((status = 200, body = RequestOut))
+)]
+pub(crate) async fn release(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+    body: Payload<ReleaseIn>,
+) -> Result<Response, Problem> {
+    let request: RequestId = ids.id("request_id")?;
+    let call = asked.call(&body.bytes);
+    let by = Fenced {
+        request,
+        fence: body.value.fence,
+    };
+    let Target { session, payloads } = target(&app, &asked, by).await?;
+    let command = Command::ReleaseLease { by };
+    let reply = request_reply(request, true);
+    let made = app
+        .engine
+        .submit(session, &call, &command, &payloads, &reply)
+        .await?;
+    Ok(done(StatusCode::OK, made, about(session, request)))
 }
 
 /// Claim requests of an agent, and wait for them.

@@ -18,8 +18,8 @@ pub(crate) use kept::{ActionBody, DecisionBody, HoldBody};
 pub(crate) use words::{DecisionWire, HoldKindWire, OnExpiryWire, RiskWire};
 
 use super::schema::{
-    HoldIdText, HoldStatusWord, NameText, RequestIdText, RequestStatusWord, SessionIdText,
-    TaskIdText, TimeText,
+    HoldIdText, HoldStatusWord, ItemIdText, NameText, RequestIdText, RequestStatusWord,
+    SessionIdText, TaskIdText, TimeText,
 };
 use super::{Raw, time};
 
@@ -62,6 +62,10 @@ pub(crate) struct HoldOut {
     pub(crate) message: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) action: Option<ActionBody>,
+    /// The tool call that waits: the key under which it runs, also in later attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<ItemIdText>)]
+    pub(crate) execution_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(crate) response_schema: Option<Raw>,
@@ -167,6 +171,10 @@ impl HoldOut {
             },
             message: body.message,
             action: body.action.filter(|_| sees_action),
+            execution_key: hold
+                .call
+                .filter(|_| sees_action)
+                .map(|call| call.to_string()),
             response_schema: body.response_schema,
             url: body.url,
             reasons: body.reasons.filter(|_| sees_action),

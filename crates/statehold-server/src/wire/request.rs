@@ -160,6 +160,13 @@ pub(crate) struct HeartbeatIn {
     pub(crate) fence: u64,
 }
 
+/// A worker that leaves.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReleaseIn {
+    pub(crate) fence: u64,
+}
+
 /// How far the lease reaches now.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Heartbeat)]

@@ -74,6 +74,7 @@ impl Range {
             ("POST", format!("{request}/fail"), &self.helper),
             ("POST", format!("{request}/cancel"), &self.ann),
             ("POST", format!("{request}/heartbeat"), &self.helper),
+            ("POST", format!("{request}/release"), &self.helper),
             ("POST", format!("{request}/resume"), &self.boss),
             (
                 "POST",

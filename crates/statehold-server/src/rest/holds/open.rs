@@ -205,6 +205,7 @@ fn opened_reply(id: HoldId, words: Vec<u8>) -> Reply {
             title: words.title,
             message: words.message,
             action: words.action,
+            execution_key: hold.call.map(|call| call.to_string()),
             response_schema: words.response_schema,
             url: words.url,
             reasons: words.reasons,
