@@ -1,0 +1,256 @@
+"""Runs the examples against the program: run_examples.py STATEHOLD. Prints what it has seen to work."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXAMPLES = os.path.join(HERE, "..", "examples")
+PROGRAM = os.path.abspath(sys.argv[1])
+
+
+class Server:
+    """A server with keys on a directory of its own. Its address stays the same when it is killed."""
+
+    def __init__(self, folder, config=""):
+        self.folder, self.data = folder, os.path.join(folder, "data")
+        self.log = os.path.join(folder, "server.log")
+        self.config = os.path.join(folder, "statehold.toml")
+        with open(self.config, "w") as file:
+            file.write(config)
+        self.keys = {role: self.make_key(role) for role in ("client", "worker", "approver", "admin")}
+        self.port, self.process = 0, None
+        self.start()
+
+    def make_key(self, role):
+        asked = [PROGRAM, "token", "create", "--role", role, "--name", role, "--data", self.data]
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+
+    def start(self, **env):
+        listen = ["--listen", f"127.0.0.1:{self.port}", "--config", self.config]
+        asked = [PROGRAM, "serve", "--data", self.data, *listen]
+        run_file = os.path.join(self.data, "statehold.run")
+        if os.path.exists(run_file):
+            os.remove(run_file)
+        env = os.environ | {"STATEHOLD__LOG__LEVEL": "trace"} | env
+        self.process = subprocess.Popen(asked, stdout=open(self.log, "ab"), stderr=subprocess.STDOUT, env=env)
+        self.url = until(lambda: os.path.exists(run_file) and json.load(open(run_file))["url"])
+        self.port = self.url.rsplit(":", 1)[1]
+        until(lambda: self.answers())
+
+    def answers(self):
+        try:
+            return urllib.request.urlopen(f"{self.url}/healthz", timeout=5).status == 200
+        except OSError:
+            assert self.process.poll() is None, open(self.log).read()[-2000:]
+            return False
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait(30) == 0
+
+    def call(self, role, method, path, body=None, **headers):
+        headers |= {"Authorization": f"Bearer {self.keys[role]}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        sent = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(sent, timeout=90) as answer:
+            text = answer.read()
+            return json.loads(text) if text else None
+
+    def refused(self, role, method, path, body=None, **headers):
+        try:
+            self.call(role, method, path, body, **headers)
+        except urllib.error.HTTPError as problem:
+            return json.load(problem)
+        raise AssertionError(f"{method} {path} was not refused")
+
+    def ask(self, agent, text, **headers):
+        """A new session of ann, and a request in it."""
+        session = self.call("client", "POST", "/v1/sessions", {"app": "demo", "user": "ann", "agent": agent})
+        start = f"/v1/sessions/{session['id']}/requests"
+        return self.call("client", "POST", start, {"input": text}, **headers)
+
+    def hold_of(self, agent):
+        """The open hold of an agent, as soon as there is one."""
+        def find():
+            holds = self.call("approver", "GET", f"/v1/holds?agent={agent}")["holds"]
+            return holds and holds[0]
+        return until(find)
+
+    def decide(self, hold, decision="approve", **more):
+        body = {"decision": decision, **more}
+        if "action" in hold and decision in ("approve", "edit"):
+            body["digest"] = hold["action"]["digest"]
+        return self.call("approver", "POST", f"/v1/holds/{hold['id']}/decision", body)
+
+    def answer_to(self, request):
+        return until(lambda: self.ended(request))["output"]
+
+    def ended(self, request):
+        now = self.call("client", "GET", f"/v1/requests/{request['id']}?wait=5")
+        return now if now["status"] in ("completed", "failed", "cancelled") else None
+
+
+def until(find, seconds=40):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = find()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
+
+
+def run(server, role, *asked, **env):
+    """One of the examples, as a process of its own."""
+    env = os.environ | {"STATEHOLD_TOKEN": server.keys[role]} | env
+    errors = open(os.path.join(server.folder, "examples.log"), "ab")
+    return subprocess.Popen([sys.executable, *asked], stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+
+
+def example(name):
+    return os.path.join(EXAMPLES, name)
+
+
+def lines(path):
+    return open(path).read().splitlines() if os.path.exists(path) else []
+
+
+def say(what):
+    print("ok  ", what, flush=True)
+
+
+def check_worker(server):
+    ledger = os.path.join(server.folder, "ledger")
+    worker = run(server, "worker", example("worker.py"), server.url, "payer", ledger)
+    for decision, more, answer in [
+        ("approve", {}, "Paid 40."),
+        ("edit", {"args": {"amount": 4, "to": "bob"}}, "Paid 4."),
+        ("reject", {"comment": "too much"}, "Paid 0."),
+    ]:
+        request = server.ask("payer", json.dumps({"amount": 40, "to": "bob"}))
+        server.decide(server.hold_of("payer"), decision, **more)
+        assert server.answer_to(request) == answer
+    assert [line.split()[1] for line in lines(ledger)] == ["40", "4"], lines(ledger)
+    worker.kill()
+    assert len(lines(example("worker.py"))) < 40
+    say("worker.py is asked to wait, and pays what was approved or edited, and nothing else")
+
+    # Somebody who is asked while no process is there: worker and server are both killed.
+    worker = run(server, "worker", example("worker.py"), server.url, "payer", ledger)
+    request = server.ask("payer", json.dumps({"amount": 7, "to": "eve"}))
+    hold = server.hold_of("payer")
+    worker.kill()
+    server.kill()
+    server.start()
+    server.decide(hold)
+    worker = run(server, "worker", example("worker.py"), server.url, "payer", ledger)
+    assert server.answer_to(request) == "Paid 7."
+    assert len(lines(ledger)) == 3
+    worker.kill()
+    say("worker.py goes on after a kill -9 of the server and of itself")
+
+
+def check_every_point(server):
+    """Kills a worker before and after each of its calls. Another one goes on, and pays once."""
+    cases = {}
+    for at in range(1, 6):
+        for when in ("before", "after"):
+            agent = f"payer-{at}-{when}"
+            ledger = os.path.join(server.folder, agent)
+            request = server.ask(agent, json.dumps({"amount": at, "to": "bob"}))
+            asked = [os.path.join(HERE, "die_at.py"), str(at), when, example("worker.py"), server.url, agent, ledger]
+            cases[agent] = request, ledger, run(server, "worker", *asked)
+    started = []
+    decided = set()
+    for agent, (request, ledger, doomed) in cases.items():
+        if int(agent.split("-")[1]) > 3 or agent.endswith("3-after"):
+            server.decide(server.hold_of(agent))
+            decided.add(agent)
+    for agent, (request, ledger, doomed) in cases.items():
+        assert doomed.wait(30) == -signal.SIGKILL, agent
+        started.append(run(server, "worker", example("worker.py"), server.url, agent, ledger))
+    for agent, (request, ledger, _) in cases.items():
+        if agent not in decided:
+            server.decide(server.hold_of(agent))
+    for agent, (request, ledger, _) in cases.items():
+        assert server.answer_to(request) == f"Paid {agent.split('-')[1]}.", agent
+        assert len(lines(ledger)) == 1, (agent, lines(ledger))
+    for worker in started:
+        worker.kill()
+    say(f"worker.py killed at {len(cases)} points: each payment was made once")
+
+
+def check_three_agents(server):
+    ledger = os.path.join(server.folder, "three-ledger")
+    def middle():
+        return run(server, "worker", example("three_agents/delegate.py"), server.url, "middle", "leaf")
+    workers = [
+        run(server, "worker", example("worker.py"), server.url, "leaf", ledger),
+        middle(),
+        run(server, "worker", example("three_agents/delegate.py"), server.url, "orchestrator", "middle"),
+    ]
+    client = run(server, "client", example("three_agents/client.py"), server.url, json.dumps({"amount": 9, "to": "bob"}))
+    session, request = client.stdout.readline().split()
+    hold = server.hold_of("leaf")
+
+    def all_are_paused():
+        now = server.call("client", "GET", f"/v1/sessions/{session}")
+        assert now["status"] == "paused", now
+        asks = server.call("client", "GET", f"/v1/requests/{request}")
+        assert asks["status"] == "waiting", asks
+        tasks, agents = server.call("client", "GET", f"/v1/sessions/{session}/tree")["tasks"], []
+        while tasks:
+            (task,) = tasks
+            agents.append(task["agent"])
+            assert task["status"] == "paused", task
+            shown = server.call("admin", "GET", f"/v1/tasks/{task['id']}")
+            below = [hold["id"] for hold in shown.get("pending", shown["pending_holds"])]
+            assert below == [hold["id"]], (task["agent"], below)
+            tasks = task["requests"][0]["tasks"]
+        assert agents == ["orchestrator", "middle", "leaf"], agents
+
+    all_are_paused()
+    say("three agents: the pause of the leaf pauses every agent above it, with the leaf's hold")
+    workers[1].kill()
+    server.kill()
+    server.start()
+    all_are_paused()
+    say("three agents: the pause is the same after a kill -9 of the server and of the middle agent")
+    approver = run(server, "approver", example("three_agents/approver.py"), server.url, hold["id"], "approve")
+    assert "approved" in approver.communicate(timeout=30)[0]
+    workers.append(middle())
+    answer, _ = client.communicate(timeout=60)
+    assert answer.strip() == "orchestrator: middle: Paid 9.", answer
+    assert len(lines(ledger)) == 1
+    tree = server.call("client", "GET", f"/v1/sessions/{session}/tree")
+    assert tree["tasks"][0]["status"] == "idle", tree
+    for worker in workers:
+        worker.kill()
+    say("three agents: one decision by a fourth process, and the answer arrives at the client")
+
+
+with tempfile.TemporaryDirectory() as folder:
+    server = Server(folder)
+    try:
+        check_worker(server)
+        check_every_point(server)
+        check_three_agents(server)
+        server.stop()
+        subprocess.run([PROGRAM, "check", "--data", server.data], check=True, stdout=subprocess.DEVNULL)
+        say("statehold check finds nothing wrong with what all of this wrote")
+    except BaseException:
+        print(open(os.path.join(folder, "examples.log")).read()[-3000:] if os.path.exists(os.path.join(folder, "examples.log")) else "")
+        raise
+    finally:
+        server.process.kill()
