@@ -1,5 +1,7 @@
 """Runs the examples against the program: run_examples.py STATEHOLD. Prints what it has seen to work."""
 
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -13,32 +15,36 @@ import urllib.request
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLES = os.path.join(HERE, "..", "examples")
 PROGRAM = os.path.abspath(sys.argv[1])
+RUNNING = []
 
 
 class Server:
     """A server with keys on a directory of its own. Its address stays the same when it is killed."""
 
-    def __init__(self, folder, config=""):
-        self.folder, self.data = folder, os.path.join(folder, "data")
-        self.log = os.path.join(folder, "server.log")
-        self.config = os.path.join(folder, "statehold.toml")
+    def __init__(self, name, config="", **env):
+        self.folder = os.path.join(FOLDER, name)
+        os.mkdir(self.folder)
+        self.data, self.env, self.heard = os.path.join(self.folder, "data"), env, []
+        self.log = os.path.join(self.folder, "server.log")
+        self.config = os.path.join(self.folder, "statehold.toml")
         with open(self.config, "w") as file:
             file.write(config)
         self.keys = {role: self.make_key(role) for role in ("client", "worker", "approver", "admin")}
         self.port, self.process = 0, None
+        RUNNING.append(self)
         self.start()
 
     def make_key(self, role):
         asked = [PROGRAM, "token", "create", "--role", role, "--name", role, "--data", self.data]
         return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
-    def start(self, **env):
+    def start(self):
         listen = ["--listen", f"127.0.0.1:{self.port}", "--config", self.config]
         asked = [PROGRAM, "serve", "--data", self.data, *listen]
         run_file = os.path.join(self.data, "statehold.run")
         if os.path.exists(run_file):
             os.remove(run_file)
-        env = os.environ | {"STATEHOLD__LOG__LEVEL": "trace"} | env
+        env = os.environ | {"STATEHOLD__LOG__LEVEL": "trace"} | self.env
         self.process = subprocess.Popen(asked, stdout=open(self.log, "ab"), stderr=subprocess.STDOUT, env=env)
         self.url = until(lambda: os.path.exists(run_file) and json.load(open(run_file))["url"])
         self.port = self.url.rsplit(":", 1)[1]
@@ -65,13 +71,21 @@ class Server:
         sent = urllib.request.Request(self.url + path, data, headers, method=method)
         with urllib.request.urlopen(sent, timeout=90) as answer:
             text = answer.read()
+            self.note(path, answer, text)
             return json.loads(text) if text else None
+
+    def note(self, path, answer, text):
+        """Remembers what was answered, except to claims: those alone may carry credentials."""
+        if path != "/v1/work/claim":
+            self.heard.append(str(answer.headers).encode() + text)
 
     def refused(self, role, method, path, body=None, **headers):
         try:
             self.call(role, method, path, body, **headers)
         except urllib.error.HTTPError as problem:
-            return json.load(problem)
+            text = problem.read()
+            self.note(path, problem, text)
+            return json.loads(text)
         raise AssertionError(f"{method} {path} was not refused")
 
     def ask(self, agent, text, **headers):
@@ -79,6 +93,17 @@ class Server:
         session = self.call("client", "POST", "/v1/sessions", {"app": "demo", "user": "ann", "agent": agent})
         start = f"/v1/sessions/{session['id']}/requests"
         return self.call("client", "POST", start, {"input": text}, **headers)
+
+    def claim(self, agent, **more):
+        """The one request that there is for an agent."""
+        asked = {"agent": agent, "wait_seconds": 20, "lease_seconds": 5, **more}
+        (request,) = self.call("worker", "POST", "/v1/work/claim", asked)["requests"]
+        return request
+
+    def work(self, request, what, **body):
+        """A write under the fence of a request that was claimed."""
+        body |= {"fence": request["fence"]}
+        return self.call("worker", "POST", f"/v1/requests/{request['id']}/{what}", body)
 
     def hold_of(self, agent):
         """The open hold of an agent, as soon as there is one."""
@@ -240,17 +265,106 @@ def check_three_agents(server):
     say("three agents: one decision by a fourth process, and the answer arrives at the client")
 
 
-with tempfile.TemporaryDirectory() as folder:
-    server = Server(folder)
+def secrets_in(server, secrets):
+    """Which secrets, or digests of them, are in what a server wrote or answered."""
+    texts = list(server.heard)
+    for folder, _, names in os.walk(server.folder):
+        texts += [open(os.path.join(folder, name), "rb").read() for name in names]
+    forms = [form for secret in secrets for form in forms_of(secret.encode())]
+    return [form for form in forms if any(form in text for text in texts)]
+
+
+def forms_of(secret):
+    digest = hashlib.sha256(secret).digest()
+    plain = [secret, digest]
+    return plain + [form for one in plain for form in (one.hex().encode(), base64.b64encode(one).rstrip(b"="))]
+
+
+def check_credentials():
+    """Sends canaries as credentials and looks for them everywhere but in the answers to claims."""
+    canaries = {name: f"canary-{name}-{os.urandom(12).hex()}" for name in ("root", "child", "dead", "again")}
+    service = f"canary-service-{os.urandom(12).hex()}"
+    server = Server("credentials", '[agents.ums]\ncredential_env = "UMS_TOKEN"\n', UMS_TOKEN=service)
+    def carry(name):
+        return {"x-statehold-credential": canaries[name]}
+
+    # The caller's credential reaches the worker, also that of a child, and only with the claim.
+    root = server.ask("ums", "do it", **carry("root"))
+    repeat = f"/v1/sessions/{root['session_id']}/requests"
+    claimed = server.claim("ums")
+    assert claimed["credential"] == {"value": canaries["root"], "source": "caller"}, claimed
+    assert "credential_lost" not in claimed
+    below = {"agent": "child", "input": "x", "parent_request_id": root["id"], "parent_fence": claimed["fence"]}
+    keyed = carry("child") | {"Idempotency-Key": "child-1"}
+    first = server.call("worker", "POST", repeat, below, **keyed)
+    keyed = carry("again") | {"Idempotency-Key": "child-1"}
+    assert server.call("worker", "POST", repeat, below, **keyed) == first, "another credential is the same call"
+    child = server.claim("child")
+    assert child["credential"]["value"] == canaries["child"], child
+    server.work(claimed, "release")
+
+    # At the first pause of the root all of them are gone; the agent's own stands in where there is one.
+    ask = {"kind": "approval", "title": "?", "action": {"tool": "t", "args": {}, "idempotent": True}}
+    server.work(child, "holds", **ask)
+    server.work(child, "release")
+    for role in ("client", "admin"):
+        for path in (f"/v1/sessions/{root['session_id']}", f"/v1/requests/{root['id']}", f"{repeat[:-9]}/tree"):
+            server.call(role, "GET", path)
+    server.decide(server.hold_of("child"))
+    child = server.claim("child")
+    assert child["credential_lost"] and "credential" not in child, child
+    server.work(child, "complete", output="done")
+    claimed = server.claim("ums")
+    assert claimed["credential_lost"] and claimed["credential"] == {"value": service, "source": "service"}, claimed
+    server.work(claimed, "complete", output="done")
+    server.ask("ums", "without")
+    claimed = server.claim("ums")
+    assert "credential" not in claimed and "credential_lost" not in claimed, claimed
+    server.work(claimed, "fail", error="no credential")
+
+    # A kill -9 loses them, and the worker is told.
+    dead = server.ask("other", "x", **carry("dead"))
+    server.kill()
+    assert secrets_in(server, [*canaries.values(), service]) == [], "in the data, the log or an answer"
+    server.start()
+    claimed = server.claim("other")
+    assert claimed["id"] == dead["id"] and claimed["credential_lost"] and "credential" not in claimed, claimed
+    server.work(claimed, "complete", output="done")
+
+    for wrong in ("x" * 8193, "caf\xe9", "tab\there"):
+        refused = server.refused("client", "POST", repeat, {"input": "x"}, **{"x-statehold-credential": wrong})
+        assert refused["code"] == "bad_header" and wrong not in json.dumps(refused), refused
+    for path in (f"{repeat[:-9]}/records", f"{repeat[:-9]}/messages?view=trace", "/v1/audit/records"):
+        server.call("admin", "GET", path)
+    server.stop()
+    backup = os.path.join(server.folder, "backup")
+    subprocess.run([PROGRAM, "backup", "--data", server.data, backup], check=True, capture_output=True)
+    assert os.path.getsize(backup) > 10_000
+    with open(os.path.join(server.folder, "chain"), "w") as chain:
+        printed = [PROGRAM, "check", "--data", server.data, "--print-chain", root["session_id"]]
+        subprocess.run(printed, check=True, stdout=chain)
+    assert len(server.heard) > 20 and os.path.getsize(server.log) > 2_000
+    server_heard, server.heard = server.heard, []
+    assert secrets_in(server, ["do it"]) != [], "what was said is found on the disk"
+    server.heard = server_heard
+    assert secrets_in(server, [*canaries.values(), service]) == [], "in the data, the backup, the log or an answer"
+    say("credentials reach the worker by claim, are gone after a pause and a kill -9, and are nowhere else")
+
+
+with tempfile.TemporaryDirectory() as FOLDER:
     try:
+        server = Server("examples")
         check_worker(server)
         check_every_point(server)
         check_three_agents(server)
         server.stop()
         subprocess.run([PROGRAM, "check", "--data", server.data], check=True, stdout=subprocess.DEVNULL)
         say("statehold check finds nothing wrong with what all of this wrote")
+        check_credentials()
     except BaseException:
-        print(open(os.path.join(folder, "examples.log")).read()[-3000:] if os.path.exists(os.path.join(folder, "examples.log")) else "")
+        for name in ("examples.log", "server.log"):
+            print(name, *lines(os.path.join(RUNNING[-1].folder, name))[-15:], sep="\n  ")
         raise
     finally:
-        server.process.kill()
+        for server in RUNNING:
+            server.process.kill()

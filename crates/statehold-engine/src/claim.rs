@@ -12,6 +12,7 @@ use statehold_core::time::Timestamp;
 
 use crate::access::require_any;
 use crate::caller::{Caller, Role};
+use crate::credentials::{Credential, CredentialSource};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::mailbox::{Call, Committed, Reply};
@@ -43,6 +44,10 @@ pub struct ClaimedRequest {
     pub calls: Vec<(ItemId, OpenCall)>,
     /// Whether `temp:` values were lost in a pause or a restart.
     pub temp_lost: bool,
+    /// What came with it, or was answered to a hold of it, as long as it is there.
+    pub credential: Option<(Credential, CredentialSource)>,
+    /// What the configuration gives its agent.
+    pub service_credential: Option<Credential>,
 }
 
 impl Engine {
@@ -172,11 +177,15 @@ impl Engine {
         let calls = detail.live.iter().flat_map(|live| &live.calls);
         let calls = calls.map(|(id, call)| (*id, call.clone())).collect();
         let temp_lost = self.has_lost_temp(&detail).await?;
+        let credential = self.inner().credentials.take(request);
+        let service_credential = self.inner().credentials.of_service(&detail.task.agent);
         Ok(Some(ClaimedRequest {
             detail,
             children,
             calls,
             temp_lost,
+            credential,
+            service_credential,
         }))
     }
 

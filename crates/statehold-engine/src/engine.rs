@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::credentials::{Credential, Credentials};
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
@@ -72,6 +73,7 @@ pub(crate) struct Inner {
     /// How many answers are kept, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) users: Users,
     /// All keys, by the digest of their secret. This process is the only one that changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
@@ -118,6 +120,7 @@ impl Engine {
             in_flight: InFlight::default(),
             answers_kept,
             temps: Temps::default(),
+            credentials: Arc::default(),
             users: Users::default(),
             api_keys: RwLock::default(),
             keys_changed: watch::Sender::new(0),
@@ -147,6 +150,11 @@ impl Engine {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
+    }
+
+    /// Gives agents credentials of their own, for requests whose caller's is gone.
+    pub fn set_service_credentials(&self, credentials: BTreeMap<Name, Credential>) {
+        self.inner.credentials.set_service(credentials);
     }
 
     /// What time it is for the engine.
@@ -319,10 +327,12 @@ impl Inner {
             let mut heartbeats = self.heartbeats();
             for request in aftermath.ended {
                 heartbeats.remove(&request);
+                self.credentials.drop_request(request);
             }
         }
         for (root, has_ended) in aftermath.temps_lost {
             self.temps.drop_root(root, has_ended);
+            self.credentials.drop_root(root);
         }
         if aftermath.erases {
             self.has_erasures.store(true, Ordering::Release);

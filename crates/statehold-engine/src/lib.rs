@@ -8,6 +8,7 @@
 mod access;
 mod caller;
 mod claim;
+mod credentials;
 mod engine;
 mod error;
 mod feed;
@@ -28,6 +29,7 @@ mod users;
 pub use access::{require_admin, require_lister};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
+pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};

@@ -15,7 +15,7 @@ use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
-use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX};
+use statehold_engine::{Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX};
 use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
@@ -279,6 +279,28 @@ impl FromRequestParts<App> for Asked {
             idempotency_key: key.map(str::to_owned),
             method: parts.method.clone(),
             target: target.map_or_else(String::new, ToString::to_string),
+        })
+    }
+}
+
+/// A credential that the caller sends along for the worker. It is no part of what an idempotency key
+/// stands for, and never of what a refusal says.
+pub(crate) struct Carried(pub(crate) Option<Credential>);
+
+impl FromRequestParts<App> for Carried {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let Some(value) = text(&parts.headers, "x-statehold-credential")? else {
+            return Ok(Self(None));
+        };
+        let is_plain = value.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+        let credential = Credential::new(value.to_owned()).filter(|_| is_plain);
+        credential.map(|one| Self(Some(one))).ok_or_else(|| {
+            Problem::new(
+                Code::BadHeader,
+                "`x-statehold-credential` is 1 to 8192 visible ASCII characters",
+            )
         })
     }
 }

@@ -162,6 +162,11 @@ fn header_parameters() -> Value {
              same decision.",
             json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
         ),
+        "Credential": header(
+            "x-statehold-credential",
+            "A secret for the worker that claims the request. It is kept in memory only.",
+            json!({"type": "string", "pattern": "^[!-~]([ -~]{0,8190}[!-~])?$"}),
+        ),
         "IfMatch": header(
             "If-Match",
             "The revision that the session must have, in quotes as `ETag` gave it.",
@@ -272,6 +277,9 @@ impl Call<'_> {
             ("get", "/v1/events") => &["LastPlace"],
             ("post", "/v1/holds/{hold_id}/decision" | "/v1/requests/{request_id}/resume") => {
                 &["DecisionKey", "IfMatch"]
+            }
+            ("post", "/v1/sessions/{session_id}/requests") => {
+                &["IdempotencyKey", "IfMatch", "Credential"]
             }
             // There is nothing yet that could have moved on.
             ("post", "/v1/sessions") => &["IdempotencyKey"],

@@ -7,6 +7,7 @@
 mod layers;
 mod secret;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -31,6 +32,9 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     pub(crate) log: Log,
     pub(crate) limits: Limits,
+    pub(crate) push: Push,
+    /// What is set for single agents, by their name.
+    pub(crate) agents: BTreeMap<String, Agent>,
 }
 
 /// How calls come in.
@@ -131,6 +135,23 @@ impl Default for Limits {
             body_bytes_max: NonZeroUsize::new(8 << 20).expect("not zero"),
         }
     }
+}
+
+/// Where decisions may be pushed to.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Push {
+    /// `host:port` of addresses that may be private. All others must be public.
+    pub(crate) allow: Vec<String>,
+}
+
+/// What is set for one agent.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Agent {
+    /// The variable with the credential that stands in for one of a caller that is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) credential_env: Option<String>,
 }
 
 /// What is outside: where a file may lie, and what the environment says.

@@ -1,5 +1,6 @@
 //! The engine over a store whose commits wait at a gate, with a clock that stands still.
 
+mod credentials;
 mod gated;
 mod order;
 mod rig;

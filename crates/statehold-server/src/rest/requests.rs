@@ -17,9 +17,11 @@ use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDe
 use utoipa::IntoParams;
 
 use super::{About, agent_name, done, ids_of, shown};
-use crate::app::{App, Asked, Params, PathIds, Payload};
+use crate::app::{App, Asked, Carried, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
-use crate::wire::item::{CallPlace, ItemBody, ItemIn, ItemRef, call_places, message};
+use crate::wire::item::{
+    CallPlace, ItemBody, ItemIn, ItemRef, call_places, labelled_message, message,
+};
 use crate::wire::request::{
     ClaimIn, ClaimOut, CompleteIn, FailIn, HeartbeatIn, HeartbeatOut, ItemsIn, ItemsOut, NothingIn,
     ReleaseIn, RequestIn, RequestOut,
@@ -44,6 +46,7 @@ const CALLS_LOOKED_AT: usize = 1_000;
 pub(crate) async fn start(
     State(app): State<App>,
     asked: Asked,
+    Carried(credential): Carried,
     ids: PathIds,
     body: Payload<RequestIn>,
 ) -> Result<Response, Problem> {
@@ -53,7 +56,7 @@ pub(crate) async fn start(
     require_start(&app, &asked, session, &wire).await?;
     let owner = app.engine.owner(session).await?;
     let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
-    let input = message(&wire.input, "input", &mut payloads)?;
+    let input = labelled_message(&wire.input, "input", &mut payloads, credential.is_some())?;
     let output = wire
         .output
         .as_ref()
@@ -103,10 +106,18 @@ pub(crate) async fn start(
         let out = started.and_then(|id| RequestOut::of_commit(made, id, is_worker));
         out.map_or_else(Vec::new, |out| to_body(&out))
     });
-    let made = app
-        .engine
-        .submit(session, &call, &command, &payloads, &reply)
-        .await?;
+    let (engine, reply) = (&app.engine, &reply);
+    let made = match &credential {
+        Some(credential) => {
+            let start = engine
+                .submit_with_credential(session, &call, &command, &payloads, reply, credential);
+            start.await?
+        }
+        None => {
+            let start = engine.submit(session, &call, &command, &payloads, reply);
+            start.await?
+        }
+    };
     let about = ids_of(&made.body);
     Ok(done(StatusCode::CREATED, made, about))
 }

@@ -32,6 +32,9 @@ pub(crate) struct ItemBody {
     pub(crate) annotations: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<Raw>,
+    /// Of an input: a credential came with it. The credential itself is nowhere but in memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) had_credential: bool,
 }
 
 /// An item to write.
@@ -170,6 +173,16 @@ pub(crate) enum CallPlace {
 
 /// Reads `input` or `output`: text, or an object with content.
 pub(crate) fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<Output, Problem> {
+    labelled_message(raw, path, payloads, false)
+}
+
+/// A message, with a note of whether a credential came with it.
+pub(crate) fn labelled_message(
+    raw: &Raw,
+    path: &str,
+    payloads: &mut Payloads,
+    had_credential: bool,
+) -> Result<Output, Problem> {
     let text = raw.get().trim_start();
     let message = if text.starts_with('"') {
         MessageWire {
@@ -191,6 +204,7 @@ pub(crate) fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<
     let body = ItemBody {
         content: Some(message.content),
         annotations: message.annotations,
+        had_credential,
         ..ItemBody::default()
     };
     Ok(Output {
@@ -310,6 +324,7 @@ impl ItemIn {
             result: self.result,
             annotations: self.annotations,
             data: self.data,
+            had_credential: false,
         };
         Ok(NewItem {
             kind: match kind {

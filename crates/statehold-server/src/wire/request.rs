@@ -1,21 +1,24 @@
 //! Requests, tasks and work on the wire.
 
 use serde::{Deserialize, Serialize};
+use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::Role;
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, RequestOutcome, RequestStatus};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_engine::{
-    ClaimedRequest, Committed, RequestDetail, StoredRecord, Tree, TreeHold, TreeRequest, TreeTask,
+    ClaimedRequest, Committed, CredentialSource, RequestDetail, StoredRecord, Tree, TreeHold,
+    TreeRequest, TreeTask,
 };
 use utoipa::ToSchema;
 
 use super::hold::{HoldOut, HoldRef};
 use super::item::{ItemBody, ItemIn, ItemOut};
 use super::schema::{
-    CallStateWord, Content, DigestText, ItemIdText, LiveStatusWord, NameText, OutcomeWord,
-    RequestIdText, RequestStatusWord, SessionIdText, TaskIdText, TaskStatusWord, TimeText, Words,
+    CallStateWord, Content, CredentialSourceWord, DigestText, ItemIdText, LiveStatusWord, NameText,
+    OutcomeWord, RequestIdText, RequestStatusWord, SessionIdText, TaskIdText, TaskStatusWord,
+    TimeText, Words,
 };
 use super::state::PatchIn;
 use super::{Raw, raw_bytes, raw_null, time};
@@ -276,6 +279,60 @@ pub(crate) struct RequestOut {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub(crate) temp_lost: bool,
+    /// On a claim: what the worker may act with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) credential: Option<CredentialOut>,
+    /// On a claim: whether a credential that was given is gone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) credential_lost: bool,
+}
+
+/// A credential, in the answer to a claim and nowhere else.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Credential)]
+pub(crate) struct CredentialOut {
+    pub(crate) value: String,
+    /// `caller`, `service` or `hold`.
+    #[schema(value_type = CredentialSourceWord)]
+    pub(crate) source: &'static str,
+}
+
+impl std::fmt::Debug for CredentialOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CredentialOut({}, …)", self.source)
+    }
+}
+
+impl CredentialOut {
+    /// What a claim hands out, and whether something that was given is gone. The agent's own stands in
+    /// only for what a caller gave: whoever gave nothing does not act with the rights of the agent.
+    fn of_claim(claimed: &ClaimedRequest) -> (Option<Self>, bool) {
+        if let Some((credential, source)) = &claimed.credential {
+            let value = credential.expose().to_owned();
+            let source = match source {
+                CredentialSource::Caller => "caller",
+                CredentialSource::Service => "service",
+                CredentialSource::Hold => "hold",
+            };
+            return (Some(Self { value, source }), false);
+        }
+        let id = claimed.detail.live.as_ref().map(|live| live.id);
+        let started = claimed.detail.started.as_ref().zip(id);
+        let was_given = started.is_some_and(|(stored, id)| had_credential(stored, id));
+        let was_answered = claimed.detail.holds.iter().any(|detail| {
+            let closed = detail.closed.as_ref();
+            detail.hold.kind == HoldKind::Credential
+                && closed.is_some_and(|closed| closed.decision.status == HoldStatus::Answered)
+        });
+        let is_lost = was_given || was_answered;
+        let service = claimed.service_credential.as_ref().filter(|_| is_lost);
+        let service = service.map(|credential| Self {
+            value: credential.expose().to_owned(),
+            source: "service",
+        });
+        (service, is_lost)
+    }
 }
 
 /// A tool call without a result.
@@ -365,6 +422,8 @@ impl RequestOut {
             child_results: None,
             calls: None,
             temp_lost: false,
+            credential: None,
+            credential_lost: false,
         })
     }
 
@@ -410,6 +469,8 @@ impl RequestOut {
             child_results: None,
             calls: None,
             temp_lost: false,
+            credential: None,
+            credential_lost: false,
         }
     }
 
@@ -438,7 +499,10 @@ impl RequestOut {
                 ..Self::of(&child)
             }
         });
+        let (credential, credential_lost) = CredentialOut::of_claim(claimed);
         Self {
+            credential,
+            credential_lost,
             decisions: Some(decisions),
             child_results: Some(children.collect()),
             calls: Some(calls.collect()),
@@ -494,6 +558,20 @@ fn words_of(
     let body = payload(&found?.body)?;
     let body: ItemBody = serde_json::from_slice(&body).ok()?;
     body.content
+}
+
+/// Whether a credential came with the input of a request.
+fn had_credential(stored: &StoredRecord, id: RequestId) -> bool {
+    let named = stored.record.bodies();
+    let mut events = stored.record.content.events.iter();
+    let input = events.find_map(|event| match event {
+        Event::ItemsAppended { request, items, .. } if *request == id => items.first(),
+        _ => None,
+    });
+    let index = input.and_then(|item| named.iter().position(|body| *body == item.body));
+    let body = index.and_then(|index| stored.bodies.get(index)?.as_deref());
+    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
+    body.is_some_and(|body| body.had_credential)
 }
 
 fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {

@@ -105,6 +105,11 @@ schemas! {
         "What is known about a tool call without a result.",
         &["proposed", "started", "released", "unknown", "refused", "answered", "confirmed"],
     );
+    /// Where a credential came from.
+    CredentialSourceWord as "CredentialSource" = word(
+        "Where a credential came from.",
+        &["caller", "service", "hold"],
+    );
     /// How much of a history is shown.
     ViewWord as "View" = word(
         "`trace` shows every item, needs `operator`, and is audited.",

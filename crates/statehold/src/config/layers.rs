@@ -13,6 +13,8 @@ use crate::exit::Failure;
 
 /// What a variable that sets a value begins with.
 const PREFIX: &str = "STATEHOLD__";
+/// The section whose keys are names of agents.
+const AGENTS: &str = "agents";
 
 /// Which layer set a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,7 +216,8 @@ fn flatten(path: &str, table: Table, leaves: &mut Vec<(String, Value)>) {
             format!("{path}.{key}")
         };
         match value {
-            Value::Table(table) => flatten(&path, table, leaves),
+            // People choose the names in it: it is one value.
+            Value::Table(table) if path != AGENTS => flatten(&path, table, leaves),
             value => leaves.push((path, value)),
         }
     }

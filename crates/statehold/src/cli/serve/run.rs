@@ -1,11 +1,14 @@
 //! Carrying out a plan: open the data, listen, say what is served, stop cleanly.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use statehold_core::name::Name;
+use statehold_engine::Credential;
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
@@ -15,7 +18,7 @@ use tracing_subscriber::EnvFilter;
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
-use crate::config::{Log, LogFormat};
+use crate::config::{Agent, Log, LogFormat};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
@@ -62,6 +65,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         wire::in_memory().await?
     };
     let engine = parts.engine;
+    engine.set_service_credentials(service_credentials(&config.agents)?);
     let has_keys = engine.has_keys().await?;
     if plan.listens_beyond_loopback() && !(config.auth.required && has_keys) {
         let listen = config.server.listen;
@@ -176,6 +180,32 @@ fn greet(
     output.note(&format!(
         "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
     ));
+}
+
+/// The credentials that agents have of their own, from the variables that the configuration names.
+fn service_credentials(
+    agents: &BTreeMap<String, Agent>,
+) -> anyhow::Result<BTreeMap<Name, Credential>> {
+    let mut found = BTreeMap::new();
+    for (agent, settings) in agents {
+        let name: Name = agent.parse().map_err(|error| {
+            Failure::usage(format!(
+                "`agents.{agent}` is not the name of an agent: {error}"
+            ))
+        })?;
+        let Some(variable) = &settings.credential_env else {
+            continue;
+        };
+        let value = std::env::var(variable).ok().and_then(Credential::new);
+        let Some(credential) = value else {
+            let message = format!("{variable} holds no credential of 1 to 8192 bytes");
+            let hint =
+                format!("`agents.{agent}.credential_env` names it; set it, or leave that out");
+            return Err(Failure::usage(message).hint(hint).into());
+        };
+        found.insert(name, credential);
+    }
+    Ok(found)
 }
 
 /// Resolves when somebody asks this process to stop.
