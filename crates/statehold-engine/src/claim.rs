@@ -165,6 +165,20 @@ impl Engine {
         if done.body != [1] {
             return Ok(None);
         }
+        let mut claimed = self.work_view(caller, session, request).await?;
+        let credentials = &self.inner().credentials;
+        claimed.credential = credentials.take(request);
+        claimed.service_credential = credentials.of_service(&claimed.detail.task.agent);
+        Ok(Some(claimed))
+    }
+
+    /// A request as its worker sees it, without credentials.
+    pub(crate) async fn work_view(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<ClaimedRequest, EngineError> {
         let summary = self.inner().store.session(session).await?;
         let summary = summary.ok_or(EngineError::NotFound)?;
         let detail = self
@@ -177,16 +191,14 @@ impl Engine {
         let calls = detail.live.iter().flat_map(|live| &live.calls);
         let calls = calls.map(|(id, call)| (*id, call.clone())).collect();
         let temp_lost = self.has_lost_temp(&detail).await?;
-        let credential = self.inner().credentials.take(request);
-        let service_credential = self.inner().credentials.of_service(&detail.task.agent);
-        Ok(Some(ClaimedRequest {
+        Ok(ClaimedRequest {
             detail,
             children,
             calls,
             temp_lost,
-            credential,
-            service_credential,
-        }))
+            credential: None,
+            service_credential: None,
+        })
     }
 
     /// Whether values that the request may have had around it are gone.

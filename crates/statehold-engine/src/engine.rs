@@ -11,7 +11,7 @@ use statehold_core::request::RequestStatus;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
-use statehold_store::{ApiKey, Commit, Store, StoreError};
+use statehold_store::{ApiKey, Commit, ResumeAddress, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -79,6 +79,12 @@ pub(crate) struct Inner {
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
     /// Counts changes of keys: whoever holds a right for long looks again when it moves.
     pub(crate) keys_changed: watch::Sender<u64>,
+    /// Where decisions are pushed to, by tenant and agent.
+    pub(crate) addresses: RwLock<BTreeMap<(Name, Name), ResumeAddress>>,
+    /// Counts their changes.
+    pub(crate) addresses_changed: watch::Sender<u64>,
+    /// They are changed one at a time.
+    pub(crate) addresses_turn: tokio::sync::Mutex<()>,
     /// Entries of audit streams are appended one at a time.
     pub(crate) audit: tokio::sync::Mutex<()>,
     /// Workers that wait, by the agent they wait for.
@@ -124,6 +130,9 @@ impl Engine {
             users: Users::default(),
             api_keys: RwLock::default(),
             keys_changed: watch::Sender::new(0),
+            addresses: RwLock::default(),
+            addresses_changed: watch::Sender::new(0),
+            addresses_turn: tokio::sync::Mutex::new(()),
             audit: tokio::sync::Mutex::new(()),
             queues: Mutex::default(),
             any_commit: watch::Sender::new(0),
@@ -291,7 +300,11 @@ impl Aftermath {
         let queued: BTreeSet<(Name, Name)> = changes
             .live_requests
             .iter()
-            .filter(|(live, _)| live.status == RequestStatus::Queued)
+            .filter(|(live, _)| {
+                // Whoever pushes decisions hears of those that go to a worker that stayed, too.
+                live.status == RequestStatus::Queued
+                    || live.status == RequestStatus::Running && live.holds_opened > 0
+            })
             .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
             .collect();
         let roots_ended = changes

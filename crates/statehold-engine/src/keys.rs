@@ -11,7 +11,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, KeyId, Shard, UserId};
 use statehold_core::name::Name;
 use statehold_core::tenant::{TenantEvent, TenantRecord};
-use statehold_store::{ApiKey, StoreError, TenantCommit};
+use statehold_store::{AddressChange, ApiKey, StoreError, TenantCommit};
 
 use crate::access::require_any;
 use crate::caller::{Caller, Role};
@@ -203,7 +203,8 @@ impl Engine {
             roles: key.roles.clone(),
             user: key.user,
         };
-        self.append_audit(caller, event, Some(key.clone())).await?;
+        self.append_audit(caller, event, Some(key.clone()), None)
+            .await?;
         self.note_key(key.clone());
         Ok(IssuedKey { key, secret })
     }
@@ -233,7 +234,8 @@ impl Engine {
         }
         key.revoked_at = Some(self.inner().clock.now());
         let event = TenantEvent::KeyRevoked { key: id };
-        self.append_audit(caller, event, Some(key.clone())).await?;
+        self.append_audit(caller, event, Some(key.clone()), None)
+            .await?;
         self.note_key(key);
         Ok(())
     }
@@ -244,14 +246,15 @@ impl Engine {
         caller: &Caller,
         event: TenantEvent,
     ) -> Result<(), EngineError> {
-        self.append_audit(caller, event, None).await
+        self.append_audit(caller, event, None, None).await
     }
 
-    async fn append_audit(
+    pub(crate) async fn append_audit(
         &self,
         caller: &Caller,
         event: TenantEvent,
         key: Option<ApiKey>,
+        address: Option<AddressChange>,
     ) -> Result<(), EngineError> {
         let inner = self.inner();
         let _order = inner.audit.lock().await;
@@ -261,7 +264,11 @@ impl Engine {
         let record = TenantRecord::after(&head, tenant, caller.principal, now, event);
         match inner
             .store
-            .commit_tenant(TenantCommit { record, key })
+            .commit_tenant(TenantCommit {
+                record,
+                key,
+                address,
+            })
             .await
         {
             Err(StoreError::TenantConflict { .. }) => Err(EngineError::TooMany(

@@ -6,6 +6,7 @@
 //! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
 
 mod access;
+mod addresses;
 mod caller;
 mod claim;
 mod credentials;
@@ -27,6 +28,7 @@ mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
+pub use addresses::{ADDRESS_BYTES_MAX, AddressChanges, Resumable, SigningSecret};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
@@ -42,6 +44,7 @@ pub use ports::{Clock, MemoryKeys, PayloadKeys, SystemClock};
 pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
 pub use shared::SharedView;
 pub use statehold_store::{
-    ApiKey, DueKind, SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,
+    ApiKey, DueKind, ResumeAddress, SessionSummary, SharedValue, StateValue, StoredItem,
+    StoredRecord,
 };
 pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

@@ -15,7 +15,7 @@ pub mod suite;
 
 pub use commit::{Answer, BodyMismatch, Commit};
 pub use port::{
-    ApiKey, BoxError, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    AddressChange, ApiKey, BoxError, Committed, Due, DueKind, HoldQuery, HoldSummary, ItemQuery,
+    LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };

@@ -29,9 +29,9 @@ use statehold_core::view::View;
 use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, Commit, SharedWrite};
 use crate::port::{
-    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit,
+    ApiKey, Committed, Due, HoldQuery, HoldSummary, ItemQuery, LiveWork, PendingCommit,
+    ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -473,6 +473,20 @@ impl Store for MemoryStore {
         let tables = self.lock()?;
         let keys = tables.tenants.keys().filter(|key| key.tenant == tenant);
         Ok(keys.cloned().collect())
+    }
+
+    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
+        Ok(self.lock()?.tenants.addresses())
+    }
+
+    async fn live_work(
+        &self,
+        tenant: Name,
+        agent: Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<LiveWork>, StoreError> {
+        Ok(self.lock()?.list_live(&tenant, &agent, after, limit))
     }
 
     async fn has_api_keys(&self) -> Result<bool, StoreError> {

@@ -15,9 +15,9 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, Commit, Committed, Due, HoldQuery, HoldSummary, ItemQuery, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, Commit, Committed, Due, HoldQuery, HoldSummary, ItemQuery, LiveWork,
+    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -239,6 +239,20 @@ impl Store for GatedStore {
 
     async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
         self.inner.api_keys(tenant).await
+    }
+
+    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
+        self.inner.resume_addresses().await
+    }
+
+    async fn live_work(
+        &self,
+        tenant: Name,
+        agent: Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<LiveWork>, StoreError> {
+        self.inner.live_work(tenant, agent, after, limit).await
     }
 
     async fn has_api_keys(&self) -> Result<bool, StoreError> {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
+use statehold_core::digest::Digest;
 use statehold_core::ids::KeyId;
 use statehold_core::name::Name;
 use statehold_core::tenant::{TenantEvent, TenantHead};
@@ -16,16 +17,20 @@ const PAGE: usize = 1_000;
 /// What the streams say about the keys: who has it, how it was made, whether it was taken back.
 type Said = BTreeMap<KeyId, (Name, TenantEvent, bool)>;
 
+/// The addresses that the streams say are set, by tenant and agent.
+type Pushed = BTreeMap<(Name, Name), Digest>;
+
 /// Verifies every stream, and that there are exactly the keys that they made and took back.
 pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
     let mut said = Said::new();
+    let mut pushed = Pushed::new();
     for text in tenant::tenants(conn)? {
         let place = format!("the audit stream of {text}");
         let Ok(name) = text.parse::<Name>() else {
             report.problems.push(wrong(place, "belongs to no tenant"));
             continue;
         };
-        if let Some(seq) = follow(conn, &name, &mut said)? {
+        if let Some(seq) = follow(conn, &name, &mut said, &mut pushed)? {
             let place = format!("entry {seq} of {place}");
             let what = "does not follow the one before";
             report.problems.push(wrong(place, what));
@@ -33,11 +38,17 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
             return Ok(());
         }
     }
+    compare_addresses(conn, &pushed, report)?;
     compare_keys(conn, &said, report)
 }
 
 /// Reads one stream from its beginning; returns the first entry that does not follow.
-fn follow(conn: &Connection, name: &Name, said: &mut Said) -> Result<Option<u64>, StoreError> {
+fn follow(
+    conn: &Connection,
+    name: &Name,
+    said: &mut Said,
+    pushed: &mut Pushed,
+) -> Result<Option<u64>, StoreError> {
     let mut head = TenantHead::default();
     loop {
         let page = tenant::records(conn, name, head.seq, PAGE)?;
@@ -62,11 +73,42 @@ fn follow(conn: &Connection, name: &Name, said: &mut Said) -> Result<Option<u64>
                         made.2 = true;
                     }
                 }
+                TenantEvent::ResumeAddressSet { address, agent } => {
+                    pushed.insert((name.clone(), agent.clone()), *address);
+                }
+                TenantEvent::ResumeAddressRemoved { agent } => {
+                    pushed.remove(&(name.clone(), agent.clone()));
+                }
                 TenantEvent::TraceRead { .. } => {}
             }
             head = record.head();
         }
     }
+}
+
+fn compare_addresses(
+    conn: &Connection,
+    pushed: &Pushed,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
+    let mut found = BTreeSet::new();
+    for (tenant, agent, kept) in tenant::filed_addresses(conn)? {
+        let place = format!("the address of {agent}");
+        let key = (kept.tenant.clone(), kept.agent.clone());
+        if tenant != kept.tenant.as_str() || agent != kept.agent.as_str() {
+            let what = "is filed under another tenant or agent";
+            report.problems.push(wrong(place, what));
+        } else if pushed.get(&key) != Some(&kept.commitment()) {
+            let what = "is not what the audit stream says";
+            report.problems.push(wrong(place, what));
+        }
+        found.insert(key);
+    }
+    for (_, agent) in pushed.keys().filter(|key| !found.contains(key)) {
+        let place = format!("the address of {agent}");
+        report.problems.push(wrong(place, "is missing"));
+    }
+    Ok(())
 }
 
 fn compare_keys(
