@@ -2,15 +2,20 @@
 
 import base64
 import hashlib
+import http.server
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
+
+import standardwebhooks
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLES = os.path.join(HERE, "..", "examples")
@@ -351,6 +356,187 @@ def check_credentials():
     say("credentials reach the worker by claim, are gone after a pause and a kill -9, and are nowhere else")
 
 
+class Receiver:
+    """A worker that is called. It answers as it is told, and keeps what came."""
+
+    def __init__(self, status=200):
+        self.status, self.got = status, []
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.got.append((self.path, dict(self.headers.items()), body))
+                self.send_response(receiver.status)
+                self.send_header("location", f"http://127.0.0.1:{receiver.port}/elsewhere")
+                self.end_headers()
+                try:
+                    self.wfile.write(b"x" * 10_000_000)
+                except OSError:
+                    pass  # Nobody reads as much as that.
+
+            def log_message(self, *_):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def use_tls(self, folder):
+        """From now on with a certificate that is its own root, for `localhost`."""
+        self.certificate, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+        make += ["-addext", "basicConstraints=critical,CA:FALSE", "-keyout", key, "-out", self.certificate]
+        subprocess.run(make, check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+
+    def wait_for(self, count):
+        return until(lambda: len(self.got) >= count and self.got)
+
+
+def check_tls():
+    receiver = Receiver()
+    receiver.use_tls(FOLDER)
+    allow = f'[push]\nallow = ["localhost:{receiver.port}"]\n'
+    for name, root, is_trusted in (("trusting", receiver.certificate, True), ("wary", "/dev/null", False)):
+        server = Server(name, allow, SSL_CERT_FILE=root)
+        url = f"https://localhost:{receiver.port}/resume"
+        secret = server.call("worker", "PUT", "/v1/agents/pusher/resume_address", {"url": url})["secret"]
+        server.ask("pusher", "x")
+        server.work(server.claim("pusher"), "release")
+        if is_trusted:
+            (_, headers, body), *_ = receiver.wait_for(1)
+            assert standardwebhooks.Webhook(secret).verify(body, headers)["decisions"] == []
+        else:
+            until(lambda: any("certificate of the host does not hold" in line for line in lines(server.log)))
+            assert len(receiver.got) == 1
+        server.stop()
+    say("push: arrives over TLS where the certificate holds, and nowhere else")
+
+
+def check_push():
+    receiver = Receiver()
+    elsewhere = Receiver()
+    server = Server("push", f'[push]\nallow = ["127.0.0.1:{receiver.port}", "localhost:{receiver.port}"]\n')
+    at = "/v1/agents/pusher/resume_address"
+    url = f"http://127.0.0.1:{receiver.port}/resume"
+    made = server.call("worker", "PUT", at, {"url": url})
+    webhook = standardwebhooks.Webhook(made["secret"])
+    shown = server.call("admin", "GET", at)
+    assert shown["url"] == url and "secret" not in shown, shown
+    assert server.refused("client", "GET", at)["code"] == "forbidden"
+    assert server.refused("approver", "PUT", at, {"url": url})["code"] == "forbidden"
+
+    def held(agent="pusher", **more):
+        request = server.ask(agent, "x")
+        claimed = server.claim(agent, request_id=request["id"], **more)
+        ask = {"kind": "approval", "title": "?", "action": {"tool": "t", "args": {"n": 1}}}
+        return request, claimed, server.work(claimed, "holds", **ask)
+
+    # A decision for a worker that left: signed, with what it may run, once it is answered with 2xx.
+    request, claimed, hold = held()
+    server.work(claimed, "release")
+    assert receiver.got == []
+    server.decide(hold)
+    ((path, headers, body),) = receiver.wait_for(1)
+    message = webhook.verify(body, headers)
+    assert path == "/resume" and message["type"] == "request.resumable", message
+    assert message["request_id"] == request["id"] and message["fence"] == 1 and message["status"] == "queued"
+    assert message["decisions"][0]["id"] == hold["id"] and message["decisions"][0]["action"]["args"] == {"n": 1}
+    assert message["execution_keys"] == [hold["execution_key"]], message
+    try:
+        webhook.verify(body.replace(b'"fence":1', b'"fence":9'), headers)
+        raise AssertionError("a forged body passed")
+    except standardwebhooks.WebhookVerificationError:
+        pass
+    claimed = server.claim("pusher", request_id=request["id"])
+    assert claimed["fence"] == 2 and claimed["decisions"][0]["id"] == hold["id"]
+    item = {"kind": "tool_result", "call_id": hold["execution_key"], "result": 1}
+    server.work(claimed, "complete", output="done", items=[item])
+    say("push: a decision arrives at the address, and a library that nobody here wrote verifies it")
+
+    # A worker that stayed hears of it too, under its own fence.
+    request, claimed, hold = held(lease_seconds=60)
+    server.decide(hold)
+    message = webhook.verify(*reversed(receiver.wait_for(2)[1][1:]))
+    assert (message["status"], message["fence"]) == ("running", claimed["fence"]), message
+    item["call_id"] = hold["execution_key"]
+    server.work(claimed, "complete", output="done", items=[item])
+
+    # Refusals and redirects are tried again, also by the next process, under the same id.
+    receiver.status = 307
+    request, claimed, hold = held()
+    server.work(claimed, "release")
+    server.decide(hold)
+    receiver.wait_for(4)
+    server.kill()
+    count = len(receiver.got)
+    server.start()
+    receiver.wait_for(count + 1)
+    receiver.status = 204
+    last = len(receiver.got)
+    receiver.wait_for(last + 1)
+    ids = {headers["webhook-id"] for _, headers, _ in receiver.got[2:]}
+    assert len(ids) == 1, ids
+    assert all(path == "/resume" for path, _, _ in receiver.got), "no redirect was followed"
+    for _, headers, body in receiver.got:
+        webhook.verify(body, headers)
+    time.sleep(1.5)
+    assert len(receiver.got) <= last + 2, "it is quiet after a 2xx"
+    say("push: goes on after a kill -9 until a 2xx, with the same id, and follows no redirect")
+
+    # What is claimed is not pushed any more; nor is anything after the address is gone.
+    receiver.status = 500
+    request, claimed, hold = held()
+    server.work(claimed, "release")
+    count = len(receiver.got)
+    server.decide(hold)
+    receiver.wait_for(count + 1)
+    claimed = server.claim("pusher", request_id=request["id"], lease_seconds=60)
+    time.sleep(0.5)
+    count = len(receiver.got)
+    time.sleep(3)
+    assert len(receiver.got) == count, "it was claimed"
+    again = server.call("worker", "PUT", at, {"url": url})["secret"]
+    assert again != made["secret"], "a new address has a new secret"
+    server.call("worker", "DELETE", at)
+    assert server.refused("worker", "GET", at)["code"] == "not_found"
+    say("push: ends with a claim, and with the address")
+
+    # Nobody reaches other networks through the server: what the text tells is refused at once,
+    for host in ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1", "192.168.0.1"):
+        for scheme in ("http", "https"):
+            refused = server.refused("worker", "PUT", at, {"url": f"{scheme}://{host}:{elsewhere.port}/"})
+            assert refused["code"] == "address_refused", refused
+    for wrong in ("file:///etc/passwd", "gopher://x/", "https://a@b/", "x", f"http://127.0.0.1:{elsewhere.port}/"):
+        assert server.refused("worker", "PUT", at, {"url": wrong})["code"] == "address_refused", wrong
+    # and what only a look-up tells, in the moment of connecting.
+    for number, host in enumerate(("localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1")):
+        agent = f"sneaky-{number}"
+        server.call("worker", "PUT", f"/v1/agents/{agent}/resume_address", {"url": f"https://{host}:{elsewhere.port}/"})
+        _, claimed, hold = held(agent)
+        server.work(claimed, "release")
+        server.decide(hold)
+        until(lambda: any(agent in line and "not a public one" in line for line in lines(server.log)))
+    assert elsewhere.got == []
+    say("push: private addresses are refused in every spelling, also those that only a look-up tells")
+
+    secrets = [made["secret"], made["secret"].removeprefix("whsec_"), again]
+    server.stop()
+    backup = os.path.join(server.folder, "backup")
+    subprocess.run([PROGRAM, "backup", "--data", server.data, backup], check=True, capture_output=True)
+    subprocess.run([PROGRAM, "check", "--data", server.data], check=True, stdout=subprocess.DEVNULL)
+    server.heard = [heard for heard in server.heard if b'"secret"' not in heard]
+    found = secrets_in(server, secrets)
+    raw = base64.b64decode(made["secret"].removeprefix("whsec_"))
+    assert found == [] and not any(raw in open(os.path.join(where, name), "rb").read()
+                                   for where, _, names in os.walk(server.folder) for name in names), found
+    say("push: the secret is shown once, and is not in the data, the backup or the log")
+
+
 with tempfile.TemporaryDirectory() as FOLDER:
     try:
         server = Server("examples")
@@ -361,6 +547,8 @@ with tempfile.TemporaryDirectory() as FOLDER:
         subprocess.run([PROGRAM, "check", "--data", server.data], check=True, stdout=subprocess.DEVNULL)
         say("statehold check finds nothing wrong with what all of this wrote")
         check_credentials()
+        check_push()
+        check_tls()
     except BaseException:
         for name in ("examples.log", "server.log"):
             print(name, *lines(os.path.join(RUNNING[-1].folder, name))[-15:], sep="\n  ")

@@ -4,7 +4,7 @@
 //! requests: those that wait for a worker after one had them, and those that run and were decided
 //! something about since their worker has them. So it goes on after a restart.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use data_encoding::BASE64;
 use hmac::{Hmac, KeyInit, Mac};
@@ -89,7 +89,12 @@ impl AddressChanges {
     }
 }
 
-fn require_address_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {
+/// Lets only those go on who may say where decisions for an agent are pushed to.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub fn require_address_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {
     require_any(caller, &[Role::Worker, Role::Admin])?;
     // A worker that is bound to a user must not hear of the requests of others.
     let works = caller.works_for(agent) && caller.user.is_none();
@@ -246,9 +251,9 @@ impl Engine {
         Ok(SigningSecret(Zeroizing::new(secret)))
     }
 
-    /// Waits until there may be something new for workers of an agent.
-    pub async fn work_changed(&self, tenant: &Name, agent: &Name) {
-        self.inner().queue(tenant, agent).notified().await;
+    /// Wakes whoever waits on it when there may be something new for workers of an agent.
+    pub fn work_news(&self, tenant: &Name, agent: &Name) -> Arc<tokio::sync::Notify> {
+        self.inner().queue(tenant, agent)
     }
 
     /// The requests of an agent of which its worker should hear, oldest first.
@@ -291,7 +296,7 @@ impl Engine {
             }
             RequestStatus::Running | RequestStatus::Held | RequestStatus::Waiting => false,
         };
-        Ok(is_told.then(|| Resumable {
+        Ok(is_told.then_some(Resumable {
             session: work.session,
             request: live.id,
             fence: live.fence,

@@ -28,7 +28,9 @@ mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
-pub use addresses::{ADDRESS_BYTES_MAX, AddressChanges, Resumable, SigningSecret};
+pub use addresses::{
+    ADDRESS_BYTES_MAX, AddressChanges, Resumable, SigningSecret, require_address_right,
+};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};

@@ -284,7 +284,7 @@ impl Engine {
         self.submit_keyed(session, &submission).await
     }
 
-    /// Sends a command that brings a credential: one that starts a request, or answers a `credential`
+    /// Sends a command that may bring a credential: one that starts a request, or answers a `credential`
     /// hold. The next claim of that request gets it.
     ///
     /// # Errors
@@ -297,14 +297,14 @@ impl Engine {
         command: &Command,
         payloads: &Payloads,
         reply: &Reply,
-        credential: &Credential,
+        credential: Option<&Credential>,
     ) -> Result<Done, EngineError> {
         let submission = Submission {
             call,
             command,
             payloads,
             reply,
-            credential: Some(credential),
+            credential,
             is_system: false,
         };
         self.submit_keyed(session, &submission).await

@@ -13,6 +13,7 @@ use http::{HeaderMap, Method, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
+use statehold_agents::push::Guard;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_engine::{Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX};
@@ -34,6 +35,8 @@ pub struct ServerOptions {
     pub body_timeout: Duration,
     /// How many feeds may be open at once.
     pub feeds_max: usize,
+    /// Which addresses decisions may be pushed to.
+    pub push_guard: Guard,
 }
 
 impl Default for ServerOptions {
@@ -43,6 +46,7 @@ impl Default for ServerOptions {
             body_bytes_max: 8 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
             feeds_max: 4_096,
+            push_guard: Guard::default(),
         }
     }
 }

@@ -26,6 +26,7 @@ use utoipa_axum::routes;
 
 pub use app::ServerOptions;
 pub use metrics::Metrics;
+pub use wire::request::pushed_body;
 
 use app::App;
 use problem::{Code, Problem};
@@ -56,7 +57,7 @@ pub fn openapi_json() -> &'static str {
 }
 
 fn routes() -> OpenApiRouter<App> {
-    use rest::{events, holds, keys, operations, requests, sessions, state, tasks};
+    use rest::{agents, events, holds, keys, operations, requests, sessions, state, tasks};
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::read, sessions::patch, sessions::delete))
@@ -86,6 +87,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(state::read, state::patch))
         .routes(routes!(state::read_app, state::patch_app))
         .routes(routes!(state::read_user, state::patch_user))
+        .routes(routes!(agents::set, agents::read, agents::remove))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
         .routes(routes!(keys::audit))

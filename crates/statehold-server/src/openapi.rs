@@ -26,6 +26,7 @@ use crate::wire::schema::{
     tags(
         (name = "sessions", description = "Conversations of a user with an app."),
         (name = "requests", description = "Invocations of agents, and the work on them."),
+        (name = "agents", description = "Where workers of an agent hear of decisions."),
         (name = "tasks", description = "Jobs of agents inside a session."),
         (name = "holds", description = "Questions to people, and their decisions."),
         (name = "state", description = "Values of a session, an app or a user."),
@@ -294,6 +295,7 @@ impl Call<'_> {
         let is_write = matches!(self.method, "post" | "patch" | "delete");
         is_write
             && !self.path.starts_with("/v1/keys")
+            && !self.path.starts_with("/v1/agents")
             && self.path != "/v1/work/claim"
             && self.path != "/v1/requests/{request_id}/heartbeat"
     }

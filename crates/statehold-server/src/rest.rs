@@ -1,5 +1,6 @@
 //! The native API, one file per resource. A handler parses, calls the engine once, and converts.
 
+pub(crate) mod agents;
 pub(crate) mod events;
 pub(crate) mod holds;
 pub(crate) mod keys;

@@ -34,7 +34,7 @@ async fn send_with(
         &command,
         &payloads,
         &reply,
-        &brought,
+        Some(&brought),
     );
     sent.await.is_ok()
 }

@@ -106,18 +106,17 @@ pub(crate) async fn start(
         let out = started.and_then(|id| RequestOut::of_commit(made, id, is_worker));
         out.map_or_else(Vec::new, |out| to_body(&out))
     });
-    let (engine, reply) = (&app.engine, &reply);
-    let made = match &credential {
-        Some(credential) => {
-            let start = engine
-                .submit_with_credential(session, &call, &command, &payloads, reply, credential);
-            start.await?
-        }
-        None => {
-            let start = engine.submit(session, &call, &command, &payloads, reply);
-            start.await?
-        }
-    };
+    let made = app
+        .engine
+        .submit_with_credential(
+            session,
+            &call,
+            &command,
+            &payloads,
+            &reply,
+            credential.as_ref(),
+        )
+        .await?;
     let about = ids_of(&made.body);
     Ok(done(StatusCode::CREATED, made, about))
 }

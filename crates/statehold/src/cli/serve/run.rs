@@ -7,12 +7,14 @@ use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use statehold_agents::push::{self, Guard};
 use statehold_core::name::Name;
 use statehold_engine::Credential;
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
 use super::{PlannedStorage, ServePlan};
@@ -93,7 +95,16 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         )?;
     }
     let connections_open = Arc::new(AtomicUsize::new(0));
+    let guard = if config.auth.required {
+        Guard::new(&config.push.allow).map_err(|text| {
+            Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
+        })?
+    } else {
+        // A development server calls whoever is on this machine.
+        Guard::open()
+    };
     let options = ServerOptions {
+        push_guard: guard.clone(),
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
         ..ServerOptions::default()
@@ -109,6 +120,15 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
     greet(plan, output, &url, was_unclean, has_keys, begun);
     let stop = CancellationToken::new();
+    engine.load_addresses().await?;
+    let write_body = Arc::new(statehold_server::pushed_body);
+    let pushing = push::run(engine.clone(), guard, write_body, stop.clone());
+    let background = TaskTracker::new();
+    background.spawn(async move {
+        if let Err(error) = pushing.await {
+            tracing::error!(%error, "nothing is pushed: TLS cannot be used");
+        }
+    });
     let serving = serve(listener, router, accept, stop.clone());
     tokio::pin!(serving);
     tokio::select! {
@@ -124,6 +144,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
             }
         }
     }
+    stop.cancel();
+    background.close();
+    background.wait().await;
     engine.shut_down().await;
     if on_disk {
         run_file::remove(data)?;
