@@ -371,6 +371,7 @@ fn path_parameter(name: &Value) -> (&'static str, Value) {
         "request_id" => ("The request.", schema("RequestId")),
         "hold_id" => ("The hold.", schema("HoldId")),
         "key_id" => ("The key, by its id.", schema("KeyId")),
+        "agent" => ("The agent.", schema("Name")),
         "app" => ("The app.", schema("Name")),
         "user" => (
             "The user.",

@@ -77,10 +77,14 @@ impl Guard {
         if !is_plain || authority.as_str().contains('@') || authority.host().is_empty() {
             return Err(AddressError::Malformed);
         }
-        let port = match authority.port() {
-            Some(port) => port.as_str().parse().map_err(|_| AddressError::Malformed)?,
-            None if is_secret => 443,
-            None => 80,
+        let after = authority.as_str().strip_prefix(authority.host());
+        let port = match after.ok_or(AddressError::Malformed)? {
+            "" if is_secret => 443,
+            "" => 80,
+            text => {
+                let number = text.strip_prefix(':').and_then(|text| text.parse().ok());
+                number.ok_or(AddressError::Malformed)?
+            }
         };
         let host = authority.host().to_ascii_lowercase();
         let is_allowed = self.allows_all || self.allowed.contains(&(host.clone(), port));
