@@ -21,6 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLES = os.path.join(HERE, "..", "examples")
 PROGRAM = os.path.abspath(sys.argv[1])
 RUNNING = []
+SAID = []
 
 
 class Server:
@@ -157,6 +158,7 @@ def lines(path):
 
 
 def say(what):
+    SAID.append(what)
     print("ok  ", what, flush=True)
 
 
@@ -549,6 +551,7 @@ with tempfile.TemporaryDirectory() as FOLDER:
         check_credentials()
         check_push()
         check_tls()
+        print(f"{len(SAID)} passed, 0 failed")
     except BaseException:
         for name in ("examples.log", "server.log"):
             print(name, *lines(os.path.join(RUNNING[-1].folder, name))[-15:], sep="\n  ")

@@ -211,3 +211,19 @@ fn a_secret_comes_as_a_value_or_from_a_closed_file() {
     assert!(from_file().is_err(), "an empty secret is none");
     assert_eq!(secret("token", None, None).expect("none"), None);
 }
+
+#[test]
+fn what_is_set_for_agents_is_one_value_whatever_they_are_called() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("statehold.toml");
+    let text = "[push]\nallow = [\"inner:80\"]\n[agents.\"ums.agent\"]\ncredential_env = \"UMS\"\n";
+    std::fs::write(&file, text).expect("a file");
+    let read = || layers(&Surroundings::default(), Some(&file))?.finish();
+    let (config, _) = read().expect("it is known");
+    assert_eq!(config.push.allow, ["inner:80"]);
+    let agent = config.agents.get("ums.agent").expect("it is there");
+    assert_eq!(agent.credential_env.as_deref(), Some("UMS"));
+    std::fs::write(&file, "[agents.a]\ncredential = \"x\"\n").expect("a file");
+    let refused = read().expect_err("there is no such setting");
+    assert!(refused.to_string().contains("credential"), "{refused}");
+}
