@@ -12,13 +12,18 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("statehold-core", &[]),
     ("statehold-store", &["statehold-core"]),
     ("statehold-engine", &["statehold-core", "statehold-store"]),
-    ("statehold-server", &["statehold-core", "statehold-engine"]),
+    ("statehold-agents", &["statehold-core", "statehold-engine"]),
+    (
+        "statehold-server",
+        &["statehold-core", "statehold-engine", "statehold-agents"],
+    ),
     (
         "statehold",
         &[
             "statehold-core",
             "statehold-store",
             "statehold-engine",
+            "statehold-agents",
             "statehold-server",
         ],
     ),
@@ -28,6 +33,7 @@ const DIRECTION: &[(&str, &[&str])] = &[
             "statehold-core",
             "statehold-store",
             "statehold-engine",
+            "statehold-agents",
             "statehold-server",
         ],
     ),

@@ -127,6 +127,14 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
                 set_status(live, RequestStatus::Queued);
             });
         }
+        Event::LeaseReleased { request } => {
+            with_request(state, *request, |live| {
+                live.lease = None;
+                if live.status == RequestStatus::Running {
+                    set_status(live, RequestStatus::Queued);
+                }
+            });
+        }
         Event::RequestStatusChanged { request, status } => {
             with_request(state, *request, |live| set_status(live, *status));
         }

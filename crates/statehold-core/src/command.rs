@@ -63,6 +63,11 @@ pub enum Command {
         /// The request.
         request: RequestId,
     },
+    /// Give the right to write back, because nobody stays to wait.
+    ReleaseLease {
+        /// The request, and who gives it back.
+        by: Fenced,
+    },
     /// Add to a task's history.
     AppendItems {
         /// The request that writes.
@@ -597,7 +602,8 @@ impl Command {
             Self::ClaimRequest { request, .. }
             | Self::LapseLease { request }
             | Self::CancelRequest { request } => named.request = Some(*request),
-            Self::AppendItems { by, .. }
+            Self::ReleaseLease { by }
+            | Self::AppendItems { by, .. }
             | Self::CompleteRequest { by, .. }
             | Self::FailRequest { by, .. } => named.request = Some(by.request),
             Self::OpenHold { by, hold, .. } => {
@@ -629,6 +635,7 @@ impl Command {
             Self::StartRequest(_) => CommandName::StartRequest,
             Self::ClaimRequest { .. } => CommandName::ClaimRequest,
             Self::LapseLease { .. } => CommandName::LapseLease,
+            Self::ReleaseLease { .. } => CommandName::ReleaseLease,
             Self::AppendItems { .. } => CommandName::AppendItems,
             Self::OpenHold { .. } => CommandName::OpenHold,
             Self::DecideHold { .. } => CommandName::DecideHold,

@@ -181,6 +181,7 @@ impl Touched {
             }
             Event::RequestLeased { request, .. }
             | Event::LeaseLapsed { request }
+            | Event::LeaseReleased { request }
             | Event::RequestStatusChanged { request, .. }
             | Event::ItemsAppended { request, .. } => {
                 self.requests.insert(*request);

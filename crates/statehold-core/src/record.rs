@@ -69,6 +69,7 @@ pub enum CommandName {
     StartRequest,
     ClaimRequest,
     LapseLease,
+    ReleaseLease,
     AppendItems,
     OpenHold,
     DecideHold,
@@ -200,6 +201,11 @@ pub enum Event {
     },
     /// A worker was lost.
     LeaseLapsed {
+        /// The request.
+        request: RequestId,
+    },
+    /// A worker gave the right to write back.
+    LeaseReleased {
         /// The request.
         request: RequestId,
     },
@@ -592,6 +598,7 @@ impl Event {
             | Self::RequestStarted { .. }
             | Self::RequestLeased { .. }
             | Self::LeaseLapsed { .. }
+            | Self::LeaseReleased { .. }
             | Self::RequestStatusChanged { .. }
             | Self::VoteRecorded { .. }
             | Self::StateDeleted { .. }

@@ -1,6 +1,7 @@
 //! The audit stream of a tenant: what happens beside sessions, as a chain of its own.
 //!
-//! Changes of keys, reads of traces, and signed roots. Like the records of sessions, its entries hold ids, enums,
+//! Changes of keys and of addresses, reads of traces, and signed roots. Like the records of sessions,
+//! its entries hold ids, enums,
 //! numbers and times; never free text, never a key.
 
 use std::collections::BTreeSet;
@@ -83,6 +84,18 @@ pub enum TenantEvent {
     KeyRevoked {
         /// The key.
         key: KeyId,
+    },
+    /// Decisions for an agent are pushed to an address.
+    ResumeAddressSet {
+        /// What is kept of the address, with a salt: a guess cannot be tried on it.
+        address: Digest,
+        /// The agent.
+        agent: Name,
+    },
+    /// Decisions for an agent are pushed no more.
+    ResumeAddressRemoved {
+        /// The agent.
+        agent: Name,
     },
     /// Somebody read what clients do not see.
     TraceRead {

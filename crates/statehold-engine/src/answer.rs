@@ -11,17 +11,17 @@ use statehold_core::hold::{DecisionKind, HoldKind, NewDecision};
 use statehold_core::ids::HoldId;
 
 use crate::ask::{parse_args, raw};
+use crate::credentials::{CREDENTIAL_BYTES_MAX, Credential};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::HoldDetail;
-use crate::idempotency::{IdempotencyKey, digest};
+use crate::idempotency::IdempotencyKey;
 use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
 use crate::mailbox::{Call, Done, Reply};
 use crate::redact::{HIDDEN, Preview, preview};
 use crate::schema::{FieldError, Schema};
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
-const CREDENTIAL_BYTES_MAX: usize = 16 * 1024;
 
 /// What a person decides.
 #[derive(Debug, Clone)]
@@ -65,19 +65,9 @@ impl Engine {
     ) -> Result<Done, EngineError> {
         let (session, id) = (detail.session.id, detail.hold.id);
         let is_credential = detail.hold.kind == HoldKind::Credential;
-        // Two people who give a credential at once must not lose each other's.
-        let _turn = if is_credential {
-            Some(self.inner().in_flight.enter(turn_of(id)).await)
-        } else {
-            None
-        };
         let body: HoldBody = parse(detail.body.as_deref());
         require_fields(&answer)?;
-        let mut is_open = detail.closed.is_none();
-        if is_credential {
-            // Somebody may have been first while this one waited.
-            is_open &= self.durable_state(session).await?.holds.contains_key(&id);
-        }
+        let is_open = detail.closed.is_none();
         if is_open {
             self.require_sound(detail, &body, &answer).await?;
         }
@@ -105,23 +95,17 @@ impl Engine {
             edited: edited_digest,
             body: (words != b"{}").then(|| payloads.put(words)),
         };
-        let request = detail.hold.request;
-        // The next claim may come as soon as the decision is durable: the credential is there first.
-        if let Some(value) = credential.filter(|_| is_open) {
-            self.credentials().put(request, id, value);
-        }
         let command = Command::DecideHold { hold: id, decision };
         // The decision key is the hold's own: it outlives every idempotency key.
         let call = Call {
             key: None,
             ..call.clone()
         };
+        let credential = credential.and_then(Credential::new);
+        let credential = credential.as_ref();
         let done = self
-            .submit(session, &call, &command, &payloads, reply)
+            .submit_with_credential(session, &call, &command, &payloads, reply, credential)
             .await;
-        if is_credential && is_open && !matches!(&done, Ok(done) if !done.replayed) {
-            self.credentials().withdraw(request, id);
-        }
         let is_refused = matches!(&done, Err(EngineError::Rejected(_) | EngineError::NotFound));
         if sealed_now && !had_key && is_refused {
             self.destroy_hold_keys(vec![id]).await;
@@ -181,7 +165,7 @@ impl Engine {
                 if (1..=CREDENTIAL_BYTES_MAX).contains(&value.len()) {
                     Ok(())
                 } else {
-                    wrong("a credential is a text of 1 to 16384 bytes")
+                    wrong("a credential is a text of 1 to 8192 bytes")
                 }
             }
             (HoldKind::Credential, Some(_), _) => wrong("a credential is a text"),
@@ -324,10 +308,6 @@ fn find_hidden(value: &Value, path: String) -> Option<String> {
         }),
         _ => None,
     }
-}
-
-fn turn_of(hold: HoldId) -> Digest {
-    digest(&[b"credential", hold.to_string().as_bytes()])
 }
 
 /// Checks what can be checked without looking at the hold.

@@ -12,7 +12,7 @@ use statehold_core::tenant::{NewRoot, TenantEvent, TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 use statehold_store::keys::{KeyOwner, KnownKeys};
 use statehold_store::signing::RootSigner;
-use statehold_store::{ApiKey, CheckReport, StoreError, TenantCommit};
+use statehold_store::{AddressChange, ApiKey, CheckReport, StoreError, TenantCommit};
 use tokio::sync::{Mutex, OnceCell, Semaphore};
 
 use crate::access::require_any;
@@ -164,27 +164,29 @@ impl Engine {
         caller: &Caller,
         event: TenantEvent,
     ) -> Result<(), EngineError> {
-        self.append_audit(caller, event, None).await
+        self.append_audit(caller, event, None, None).await
     }
 
-    /// Records something beside sessions, with the key that it changes.
+    /// Records something beside sessions, with the key or the address that it changes.
     pub(crate) async fn append_audit(
         &self,
         caller: &Caller,
         event: TenantEvent,
         key: Option<ApiKey>,
+        address: Option<AddressChange>,
     ) -> Result<(), EngineError> {
         let (tenant, principal) = (caller.tenant.clone(), caller.principal);
         let make = |head: &TenantHead, now| {
             TenantRecord::after(head, tenant.clone(), principal, now, event)
         };
-        self.append(&caller.tenant, key, false, make).await
+        self.append(&caller.tenant, (key, address), false, make)
+            .await
     }
 
     async fn append(
         &self,
         tenant: &Name,
-        key: Option<ApiKey>,
+        (key, address): (Option<ApiKey>, Option<AddressChange>),
         is_root: bool,
         make: impl FnOnce(&TenantHead, Timestamp) -> TenantRecord,
     ) -> Result<(), EngineError> {
@@ -193,7 +195,11 @@ impl Engine {
         let before = inner.store.tenant_head(tenant.clone()).await?;
         let record = make(&before, inner.clock.now());
         let head = record.head();
-        let commit = TenantCommit { record, key };
+        let commit = TenantCommit {
+            record,
+            key,
+            address,
+        };
         match inner.store.commit_tenant(commit).await {
             Err(StoreError::TenantConflict { .. }) => {
                 let detail = "the audit stream changes too fast; try again";
@@ -292,7 +298,7 @@ impl Engine {
         let make = |head: &TenantHead, now| {
             TenantRecord::root_after(head, tenant.clone(), now, root, |bytes| signer.sign(bytes))
         };
-        self.append(tenant, None, true, make).await
+        self.append(tenant, (None, None), true, make).await
     }
 
     /// Where signing goes on after a start: the place up to which every tenant has roots.

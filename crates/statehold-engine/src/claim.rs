@@ -1,11 +1,10 @@
 //! Handing out work: a worker asks for requests of its agent, and waits if there are none.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
-use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId};
+use statehold_core::ids::{ItemId, RequestId, SessionId};
 use statehold_core::limits::LEASE_MS;
 use statehold_core::name::Name;
 use statehold_core::request::{OpenCall, RequestStatus};
@@ -13,11 +12,11 @@ use statehold_core::time::Timestamp;
 
 use crate::access::require_any;
 use crate::caller::{Caller, Role};
+use crate::credentials::{Credential, CredentialSource};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::mailbox::{Call, Committed, Reply};
 use crate::read::RequestDetail;
-use crate::sealed::OpenedArgs;
 
 /// What a worker asks for.
 #[derive(Debug, Clone)]
@@ -45,8 +44,10 @@ pub struct ClaimedRequest {
     pub calls: Vec<(ItemId, OpenCall)>,
     /// Whether `temp:` values were lost in a pause or a restart.
     pub temp_lost: bool,
-    /// The arguments of its decided holds, whole.
-    pub args: BTreeMap<HoldId, OpenedArgs>,
+    /// What came with it, or was answered to a hold of it, as long as it is there.
+    pub credential: Option<(Credential, CredentialSource)>,
+    /// What the configuration gives its agent.
+    pub service_credential: Option<Credential>,
 }
 
 impl Engine {
@@ -164,11 +165,26 @@ impl Engine {
         if done.body != [1] {
             return Ok(None);
         }
+        let mut claimed = self.work_view(caller, session, request).await?;
+        let credentials = &self.inner().credentials;
+        claimed.credential = credentials.take(request);
+        claimed.service_credential = credentials.of_service(&claimed.detail.task.agent);
+        Ok(Some(claimed))
+    }
+
+    /// A request as its worker sees it, without credentials.
+    pub(crate) async fn work_view(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<ClaimedRequest, EngineError> {
         let summary = self.inner().store.session(session).await?;
         let summary = summary.ok_or(EngineError::NotFound)?;
-        let detail = self
+        let mut detail = self
             .request_detail(caller, summary.clone(), request)
             .await?;
+        self.open_for_worker(&mut detail.holds);
         let mut children = Vec::new();
         for child in self.inner().store.children_of(request).await? {
             children.push(self.request_detail(caller, summary.clone(), child).await?);
@@ -176,16 +192,14 @@ impl Engine {
         let calls = detail.live.iter().flat_map(|live| &live.calls);
         let calls = calls.map(|(id, call)| (*id, call.clone())).collect();
         let temp_lost = self.has_lost_temp(&detail).await?;
-        let decided = detail.holds.iter().filter(|hold| hold.closed.is_some());
-        let args = decided.map(|hold| (hold.hold.id, self.opened_args(hold)));
-        let args = args.collect();
-        Ok(Some(ClaimedRequest {
+        Ok(ClaimedRequest {
             detail,
             children,
             calls,
             temp_lost,
-            args,
-        }))
+            credential: None,
+            service_credential: None,
+        })
     }
 
     /// Whether values that the request may have had around it are gone.

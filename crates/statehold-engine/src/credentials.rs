@@ -1,43 +1,225 @@
-//! Credentials that people gave in answer to a hold: in memory until the next claim of the request,
-//! never on disk, gone at a restart.
+//! Credentials of callers: in memory, with the request they came for. Never on disk.
+//!
+//! Three kinds reach a worker, each with a claim. What the caller of a request sent along lives until
+//! the request ends or its root pauses for the first time, because nobody knows how long a pause lasts.
+//! What a person answered to a `credential` hold goes to the next claim and to no other. What the
+//! configuration gives an agent is there as long as the process.
+//!
+//! Whether a request had a credential that is gone is not known here: that must outlive the process.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use statehold_core::ids::{HoldId, RequestId};
+use statehold_core::command::Command;
+use statehold_core::hold::HoldStatus;
+use statehold_core::ids::RequestId;
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_store::Commit;
+use zeroize::Zeroizing;
 
-/// Credentials by the request they are for.
-#[derive(Default)]
-pub struct Credentials {
-    given: Mutex<BTreeMap<RequestId, (HoldId, String)>>,
+use crate::error::EngineError;
+
+/// The longest credential, in bytes.
+pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
+/// The most that all of them may take.
+const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// A secret of somebody else. It is not shown by `Debug`, and its memory is wiped when it is dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential(Arc<Zeroizing<String>>);
+
+impl Credential {
+    /// A credential of 1 to 8192 bytes.
+    pub fn new(text: String) -> Option<Self> {
+        let text = Zeroizing::new(text);
+        (1..=CREDENTIAL_BYTES_MAX)
+            .contains(&text.len())
+            .then(|| Self(Arc::new(text)))
+    }
+
+    /// The secret itself. It belongs into the answer to a claim and nowhere else.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
 }
 
-impl std::fmt::Debug for Credentials {
+impl std::fmt::Debug for Credential {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Credentials(…)")
+        f.write_str("Credential(…)")
+    }
+}
+
+/// Where a credential came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CredentialSource {
+    /// It came with the request.
+    Caller,
+    /// The configuration gives it to the agent.
+    Service,
+    /// A person answered a `credential` hold with it.
+    Hold,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Credentials {
+    kept: Mutex<Kept>,
+    service: Mutex<BTreeMap<Name, Credential>>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// What came with a request, and its root.
+    given: HashMap<RequestId, (RequestId, Credential)>,
+    /// The requests of a root that have one.
+    roots: HashMap<RequestId, BTreeSet<RequestId>>,
+    /// What people answered, until the next claim.
+    answers: HashMap<RequestId, Credential>,
+    bytes: usize,
+}
+
+impl Kept {
+    fn drop_given(&mut self, request: RequestId) {
+        let Some((root, credential)) = self.given.remove(&request) else {
+            return;
+        };
+        self.bytes -= credential.expose().len();
+        if let Some(requests) = self.roots.get_mut(&root) {
+            requests.remove(&request);
+            if requests.is_empty() {
+                self.roots.remove(&root);
+            }
+        }
+    }
+
+    fn take_answer(&mut self, request: RequestId) -> Option<Credential> {
+        let answer = self.answers.remove(&request)?;
+        self.bytes -= answer.expose().len();
+        Some(answer)
+    }
+}
+
+/// A credential whose commit is under way: forgotten unless that becomes durable.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    credentials: Arc<Credentials>,
+    /// What to forget, and whether it is an answer.
+    kept: Option<(RequestId, bool)>,
+}
+
+impl Pending {
+    /// The commit is durable.
+    pub(crate) fn settle(mut self) {
+        self.kept = None;
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        match self.kept {
+            Some((request, true)) => drop(self.credentials.take_answer(request)),
+            Some((request, false)) => self.credentials.lock().drop_given(request),
+            None => {}
+        }
     }
 }
 
 impl Credentials {
-    /// Keeps what was given in answer to a hold, for the next claim.
-    pub fn put(&self, request: RequestId, hold: HoldId, value: String) {
-        self.lock().insert(request, (hold, value));
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands out what was given, once.
-    pub fn take(&self, request: RequestId) -> Option<String> {
-        self.lock().remove(&request).map(|(_, value)| value)
+    /// Keeps a credential for the request that a commit starts, or whose hold it answers. That is done
+    /// before the commit can be seen, so that no claim comes too early.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        credential: &Credential,
+        command: &Command,
+        commit: &Commit,
+    ) -> Result<Pending, EngineError> {
+        let mut kept = self.lock();
+        let bytes = kept.bytes + credential.expose().len();
+        if bytes > TOTAL_BYTES_MAX {
+            return Err(EngineError::TooMany(
+                "too many credentials are kept; try again when requests have ended",
+            ));
+        }
+        let mut events = commit.record.content.events.iter();
+        let found = match command {
+            Command::StartRequest(_) => events.find_map(|event| match event {
+                Event::RequestStarted { request, .. } => Some(*request),
+                _ => None,
+            }),
+            Command::DecideHold { hold, .. } => events.find_map(|event| match event {
+                Event::HoldDecided {
+                    hold: decided,
+                    request,
+                    decision,
+                    ..
+                } if decided == hold && decision.status == HoldStatus::Answered => Some(*request),
+                _ => None,
+            }),
+            _ => None,
+        };
+        let is_answer = matches!(command, Command::DecideHold { .. });
+        if let Some(request) = found {
+            if is_answer {
+                drop(kept.take_answer(request));
+                kept.answers.insert(request, credential.clone());
+            } else {
+                let mut root = request;
+                let live = &commit.after.requests;
+                while let Some(above) = live.get(&root).and_then(|live| live.parent) {
+                    root = above;
+                }
+                kept.given.insert(request, (root, credential.clone()));
+                kept.roots.entry(root).or_default().insert(request);
+            }
+            kept.bytes += credential.expose().len();
+        }
+        Ok(Pending {
+            credentials: Arc::clone(self),
+            kept: found.map(|request| (request, is_answer)),
+        })
     }
 
-    /// Forgets what was given in answer to a hold whose decision did not stand.
-    pub fn withdraw(&self, request: RequestId, hold: HoldId) {
-        let mut given = self.lock();
-        if given.get(&request).is_some_and(|(of, _)| *of == hold) {
-            given.remove(&request);
+    /// What a claim of this request gets. An answer of a person is handed out once.
+    pub(crate) fn take(&self, request: RequestId) -> Option<(Credential, CredentialSource)> {
+        let mut kept = self.lock();
+        if let Some(answer) = kept.take_answer(request) {
+            return Some((answer, CredentialSource::Hold));
+        }
+        let (_, given) = kept.given.get(&request)?;
+        Some((given.clone(), CredentialSource::Caller))
+    }
+
+    fn take_answer(&self, request: RequestId) -> Option<Credential> {
+        self.lock().take_answer(request)
+    }
+
+    /// Forgets everything about a request that has ended.
+    pub(crate) fn drop_request(&self, request: RequestId) {
+        let mut kept = self.lock();
+        kept.drop_given(request);
+        drop(kept.take_answer(request));
+    }
+
+    /// Forgets what came with the requests of a root that ended or paused. Answers stay: they were
+    /// given in the pause, for what comes after it.
+    pub(crate) fn drop_root(&self, root: RequestId) {
+        let mut kept = self.lock();
+        for request in kept.roots.remove(&root).unwrap_or_default() {
+            kept.drop_given(request);
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<RequestId, (HoldId, String)>> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What the configuration gives an agent.
+    pub(crate) fn of_service(&self, agent: &Name) -> Option<Credential> {
+        let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
+        service.get(agent).cloned()
+    }
+
+    pub(crate) fn set_service(&self, service: BTreeMap<Name, Credential>) {
+        *self.service.lock().unwrap_or_else(PoisonError::into_inner) = service;
     }
 }

@@ -12,13 +12,13 @@ use statehold_core::request::RequestStatus;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
-use statehold_store::{ApiKey, Commit, Store, StoreError};
+use statehold_store::{ApiKey, Commit, ResumeAddress, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::credentials::Credentials;
+use crate::credentials::{Credential, Credentials};
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
@@ -99,12 +99,18 @@ pub(crate) struct Inner {
     pub(crate) temps: Temps,
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
-    pub(crate) credentials: Credentials,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) users: Users,
     /// All keys, by the digest of their secret. This process is the only one that changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
     /// Counts changes of keys: whoever holds a right for long looks again when it moves.
     pub(crate) keys_changed: watch::Sender<u64>,
+    /// Where decisions are pushed to, by tenant and agent.
+    pub(crate) addresses: RwLock<BTreeMap<(Name, Name), ResumeAddress>>,
+    /// Counts their changes.
+    pub(crate) addresses_changed: watch::Sender<u64>,
+    /// They are changed one at a time.
+    pub(crate) addresses_turn: tokio::sync::Mutex<()>,
     pub(crate) audit: Audit,
     /// Workers that wait, by the agent they wait for.
     queues: Mutex<HashMap<(Name, Name), Arc<Notify>>>,
@@ -139,7 +145,7 @@ impl Engine {
             payload_keys,
             hold_keys: Arc::clone(&options.hold_keys),
             sealed_calls: SealedCalls::default(),
-            credentials: Credentials::default(),
+            credentials: Arc::default(),
             options,
             started_at,
             mailboxes: Mutex::default(),
@@ -151,6 +157,9 @@ impl Engine {
             users: Users::default(),
             api_keys: RwLock::default(),
             keys_changed: watch::Sender::new(0),
+            addresses: RwLock::default(),
+            addresses_changed: watch::Sender::new(0),
+            addresses_turn: tokio::sync::Mutex::new(()),
             audit: Audit::default(),
             queues: Mutex::default(),
             any_commit: watch::Sender::new(0),
@@ -183,6 +192,11 @@ impl Engine {
         }
     }
 
+    /// Gives agents credentials of their own, for requests whose caller's is gone.
+    pub fn set_service_credentials(&self, credentials: BTreeMap<Name, Credential>) {
+        self.inner.credentials.set_service(credentials);
+    }
+
     /// What time it is for the engine.
     pub fn now(&self) -> Timestamp {
         self.inner.clock.now()
@@ -204,11 +218,6 @@ impl Engine {
     /// What is laid down about agents and their tools.
     pub fn policies(&self) -> &Policies {
         &self.inner.options.policies
-    }
-
-    /// Credentials that people gave, until the next claim.
-    pub fn credentials(&self) -> &Credentials {
-        &self.inner.credentials
     }
 
     /// How many sessions are in memory.
@@ -336,7 +345,11 @@ impl Aftermath {
         let queued: BTreeSet<(Name, Name)> = changes
             .live_requests
             .iter()
-            .filter(|(live, _)| live.status == RequestStatus::Queued)
+            .filter(|(live, _)| {
+                // Whoever pushes decisions hears of those that go to a worker that stayed, too.
+                live.status == RequestStatus::Queued
+                    || live.status == RequestStatus::Running && live.holds_opened > 0
+            })
             .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
             .collect();
         let roots_ended = ended_requests
@@ -372,11 +385,12 @@ impl Inner {
             let mut heartbeats = self.heartbeats();
             for request in aftermath.ended {
                 heartbeats.remove(&request);
-                self.credentials.take(request);
+                self.credentials.drop_request(request);
             }
         }
         for (root, has_ended) in aftermath.temps_lost {
             self.temps.drop_root(root, has_ended);
+            self.credentials.drop_root(root);
         }
         if aftermath.erases {
             self.has_erasures.store(true, Ordering::Release);

@@ -29,6 +29,9 @@ pub struct ItemBody {
     pub annotations: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Raw>,
+    /// Of an input: a credential came with it. The credential itself is nowhere but in memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub had_credential: bool,
 }
 
 /// What a `reconcile` hold is called: nobody gave it a title.

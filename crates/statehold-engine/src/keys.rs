@@ -203,7 +203,8 @@ impl Engine {
             roles: key.roles.clone(),
             user: key.user,
         };
-        self.append_audit(caller, event, Some(key.clone())).await?;
+        self.append_audit(caller, event, Some(key.clone()), None)
+            .await?;
         self.note_key(key.clone());
         Ok(IssuedKey { key, secret })
     }
@@ -233,7 +234,8 @@ impl Engine {
         }
         key.revoked_at = Some(self.inner().clock.now());
         let event = TenantEvent::KeyRevoked { key: id };
-        self.append_audit(caller, event, Some(key.clone())).await?;
+        self.append_audit(caller, event, Some(key.clone()), None)
+            .await?;
         self.note_key(key);
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
 
 mod access;
+mod addresses;
 mod answer;
 mod ask;
 mod audit;
@@ -35,12 +36,15 @@ mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
+pub use addresses::{
+    ADDRESS_BYTES_MAX, AddressChanges, Resumable, SigningSecret, require_address_right,
+};
 pub use answer::NewAnswer;
 pub use ask::{AskReply, NewAction, NewAsk};
 pub use audit::{AuditPage, Verification};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
-pub use credentials::Credentials;
+pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
@@ -61,7 +65,7 @@ pub use sealed::OpenedArgs;
 pub use shared::SharedView;
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
-    Problem as CheckProblem, ProblemKind, SessionSummary, SharedValue, StateValue, StoredItem,
-    StoredRecord,
+    Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,
+    StoredItem, StoredRecord,
 };
 pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

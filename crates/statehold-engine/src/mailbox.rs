@@ -22,6 +22,7 @@ use statehold_store::{Answer, Commit, PendingCommit, StoreError};
 use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::caller::Caller;
+use crate::credentials::{Credential, Pending as PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner, entropy};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
@@ -176,6 +177,8 @@ pub(crate) struct Submission<'a> {
     pub(crate) command: &'a Command,
     pub(crate) payloads: &'a Payloads,
     pub(crate) reply: &'a Reply,
+    /// What comes with it for the worker, and is kept nowhere but in memory.
+    pub(crate) credential: Option<&'a Credential>,
     /// Whether the server itself sends it, beyond all rights.
     pub(crate) is_system: bool,
 }
@@ -275,6 +278,33 @@ impl Engine {
             command,
             payloads,
             reply,
+            credential: None,
+            is_system: false,
+        };
+        self.submit_keyed(session, &submission).await
+    }
+
+    /// Sends a command that may bring a credential: one that starts a request, or answers a `credential`
+    /// hold. The next claim of that request gets it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::submit`], and if too many credentials are kept.
+    pub async fn submit_with_credential(
+        &self,
+        session: SessionId,
+        call: &Call,
+        command: &Command,
+        payloads: &Payloads,
+        reply: &Reply,
+        credential: Option<&Credential>,
+    ) -> Result<Done, EngineError> {
+        let submission = Submission {
+            call,
+            command,
+            payloads,
+            reply,
+            credential,
             is_system: false,
         };
         self.submit_keyed(session, &submission).await
@@ -294,6 +324,7 @@ impl Engine {
             command,
             payloads,
             reply: &reply,
+            credential: None,
             is_system: true,
         };
         self.submit_keyed(session, &submission).await
@@ -414,11 +445,18 @@ impl Engine {
         let revision = commit.after.revision;
         let after = commit.after.clone();
         let aftermath = Aftermath::of(inner, &commit);
+        let credential = submission
+            .credential
+            .map(|credential| {
+                let credentials = &inner.credentials;
+                credentials.keep(credential, submission.command, &commit)
+            })
+            .transpose()?;
         let pending = inner.store.begin_commit(commit).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit nobody waits for.
         head.state = after;
-        let told = self.wait_in_background(mailbox, revision, pending, aftermath);
+        let told = self.wait_in_background(mailbox, revision, pending, aftermath, credential);
         drop(slot);
         match told.await.unwrap_or(Err(StoreError::Stopped)) {
             Ok(_) => match late {
@@ -483,6 +521,7 @@ impl Engine {
         revision: u64,
         pending: PendingCommit,
         mut aftermath: Aftermath,
+        credential: Option<PendingCredential>,
     ) -> oneshot::Receiver<Result<u64, StoreError>> {
         let (tell, told) = oneshot::channel();
         let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
@@ -496,6 +535,9 @@ impl Engine {
                         durable.revision = durable.revision.max(revision);
                     });
                     let unneeded = std::mem::take(&mut aftermath.unneeded).into_holds();
+                    if let Some(credential) = credential {
+                        credential.settle();
+                    }
                     inner.after_commit(aftermath);
                     // Whoever is told that an action has ended can rely on it that nobody reads its
                     // sealed arguments any more.

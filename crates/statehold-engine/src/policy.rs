@@ -67,10 +67,6 @@ pub struct AgentPolicy {
     pub every_tool: ToolPolicy,
     /// What holds for one tool.
     pub tools: BTreeMap<Name, ToolPolicy>,
-    /// The variable that holds the agent's own credential.
-    pub credential_env: Option<String>,
-    /// Whether the agent may be called back at private addresses.
-    pub resume_allow_private: bool,
 }
 
 /// What is laid down about all agents.

@@ -466,10 +466,7 @@ impl Engine {
             // A worker that kept its lease is never handed the decision by a claim: it reads it.
             let lease = live.as_ref().and_then(|live| live.lease);
             if lease.is_some_and(|lease| lease.worker == caller.principal) {
-                for hold in &mut holds {
-                    hold.sees_action = true;
-                    hold.opened = hold.closed.is_some().then(|| self.opened_args(hold));
-                }
+                self.open_for_worker(&mut holds);
             }
         }
         let pending = self.pending_of(&state, state.holds_below(id)).await?;

@@ -44,6 +44,7 @@ pub(crate) fn require_role(caller: &Caller, command: &Command) -> Result<(), Eng
         Command::CreateSession { .. } => &[Role::Client],
         Command::StartRequest(_)
         | Command::ClaimRequest { .. }
+        | Command::ReleaseLease { .. }
         | Command::AppendItems { .. }
         | Command::CompleteRequest { .. }
         | Command::OpenHold { .. }
@@ -109,7 +110,8 @@ fn may(caller: &Caller, state: &SessionState, command: &Command) -> bool {
             None => owns,
         },
         Command::ClaimRequest { request, .. } => works_on(*request),
-        Command::AppendItems { by, .. }
+        Command::ReleaseLease { by }
+        | Command::AppendItems { by, .. }
         | Command::CompleteRequest { by, .. }
         | Command::OpenHold { by, .. }
         | Command::FailRequest { by, .. }
@@ -139,7 +141,8 @@ pub(crate) fn worked_on(
         }
         Command::StartRequest(start) => start.parent.map(|parent| parent.request),
         Command::ClaimRequest { request, .. } => Some(*request),
-        Command::AppendItems { by, .. }
+        Command::ReleaseLease { by }
+        | Command::AppendItems { by, .. }
         | Command::CompleteRequest { by, .. }
         | Command::OpenHold { by, .. }
         | Command::FailRequest { by, .. } => Some(by.request),

@@ -114,8 +114,15 @@ impl Engine {
         open(&key, tool, sealed)
     }
 
+    /// Gives a worker its decided holds with everything it needs to go on.
+    pub(crate) fn open_for_worker(&self, holds: &mut [HoldDetail]) {
+        for hold in holds.iter_mut().filter(|hold| hold.closed.is_some()) {
+            hold.opened = Some(self.opened_args(hold));
+        }
+    }
+
     /// The arguments of a hold, for the worker that claims its request and for nobody else.
-    pub(crate) fn opened_args(&self, detail: &HoldDetail) -> OpenedArgs {
+    fn opened_args(&self, detail: &HoldDetail) -> OpenedArgs {
         let body: HoldBody = parse(detail.body.as_deref());
         let words: DecisionBody = parse(detail.decision_body.as_deref());
         let Some(action) = body.action else {

@@ -13,9 +13,10 @@ use http::{HeaderMap, Method, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
+use statehold_agents::push::Guard;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
-use statehold_engine::{Call, Caller, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock};
+use statehold_engine::{Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock};
 use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
@@ -36,6 +37,8 @@ pub struct ServerOptions {
     pub feeds_max: usize,
     /// The clock of the engine, if callers may move it: on development servers that are told to.
     pub clock: Option<Arc<OffsetClock>>,
+    /// Which addresses decisions may be pushed to.
+    pub push_guard: Guard,
 }
 
 impl Default for ServerOptions {
@@ -46,6 +49,7 @@ impl Default for ServerOptions {
             body_timeout: Duration::from_secs(30),
             feeds_max: 4_096,
             clock: None,
+            push_guard: Guard::default(),
         }
     }
 }
@@ -315,6 +319,28 @@ impl FromRequestParts<App> for Asked {
             idempotency_key: key.map(str::to_owned),
             method: parts.method.clone(),
             target: target.map_or_else(String::new, ToString::to_string),
+        })
+    }
+}
+
+/// A credential that the caller sends along for the worker. It is no part of what an idempotency key
+/// stands for, and never of what a refusal says.
+pub(crate) struct Carried(pub(crate) Option<Credential>);
+
+impl FromRequestParts<App> for Carried {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let Some(value) = text(&parts.headers, "x-statehold-credential")? else {
+            return Ok(Self(None));
+        };
+        let is_plain = value.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+        let credential = Credential::new(value.to_owned()).filter(|_| is_plain);
+        credential.map(|one| Self(Some(one))).ok_or_else(|| {
+            Problem::new(
+                Code::BadHeader,
+                "`x-statehold-credential` is 1 to 8192 visible ASCII characters",
+            )
         })
     }
 }

@@ -26,6 +26,7 @@ use utoipa_axum::routes;
 
 pub use app::ServerOptions;
 pub use metrics::Metrics;
+pub use wire::request::pushed_body;
 
 use app::App;
 use problem::{Code, Problem};
@@ -61,7 +62,7 @@ pub fn openapi_json() -> &'static str {
 }
 
 fn routes() -> OpenApiRouter<App> {
-    use rest::{audit, events, holds, keys, operations, requests, sessions, state, tasks};
+    use rest::{agents, audit, events, holds, keys, operations, requests, sessions, state, tasks};
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::read, sessions::patch, sessions::delete))
@@ -79,6 +80,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(requests::fail))
         .routes(routes!(requests::cancel))
         .routes(routes!(requests::heartbeat))
+        .routes(routes!(requests::release))
         .routes(routes!(requests::claim))
         .routes(routes!(tasks::read))
         .routes(routes!(tasks::close))
@@ -92,6 +94,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(state::read, state::patch))
         .routes(routes!(state::read_app, state::patch_app))
         .routes(routes!(state::read_user, state::patch_user))
+        .routes(routes!(agents::set, agents::read, agents::remove))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
         .routes(routes!(audit::records))

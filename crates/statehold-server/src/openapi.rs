@@ -26,6 +26,7 @@ use crate::wire::schema::{
     tags(
         (name = "sessions", description = "Conversations of a user with an app."),
         (name = "requests", description = "Invocations of agents, and the work on them."),
+        (name = "agents", description = "Where workers of an agent hear of decisions."),
         (name = "tasks", description = "Jobs of agents inside a session."),
         (name = "holds", description = "Questions to people, and their decisions."),
         (name = "state", description = "Values of a session, an app or a user."),
@@ -163,6 +164,11 @@ fn header_parameters() -> Value {
              same decision.",
             json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
         ),
+        "Credential": header(
+            "x-statehold-credential",
+            "A secret for the worker that claims the request. It is kept in memory only.",
+            json!({"type": "string", "pattern": "^[!-~]([ -~]{0,8190}[!-~])?$"}),
+        ),
         "IfMatch": header(
             "If-Match",
             "The revision that the session must have, in quotes as `ETag` gave it.",
@@ -274,6 +280,9 @@ impl Call<'_> {
             ("post", "/v1/holds/{hold_id}/decision" | "/v1/requests/{request_id}/resume") => {
                 &["DecisionKey", "IfMatch"]
             }
+            ("post", "/v1/sessions/{session_id}/requests") => {
+                &["IdempotencyKey", "IfMatch", "Credential"]
+            }
             // There is nothing yet that could have moved on.
             ("post", "/v1/sessions") => &["IdempotencyKey"],
             // A key is shown once, work is handed out once, and a sign of life is not kept.
@@ -287,6 +296,7 @@ impl Call<'_> {
         let is_write = matches!(self.method, "post" | "patch" | "delete");
         is_write
             && !self.path.starts_with("/v1/keys")
+            && !self.path.starts_with("/v1/agents")
             && self.path != "/v1/work/claim"
             && self.path != "/v1/requests/{request_id}/heartbeat"
     }
@@ -363,6 +373,7 @@ fn path_parameter(name: &Value) -> (&'static str, Value) {
         "request_id" => ("The request.", schema("RequestId")),
         "hold_id" => ("The hold.", schema("HoldId")),
         "key_id" => ("The key, by its id.", schema("KeyId")),
+        "agent" => ("The agent.", schema("Name")),
         "app" => ("The app.", schema("Name")),
         "user" => (
             "The user.",

@@ -95,6 +95,7 @@ codes! {
     ApprovalNeeded = 422 "approval_needed" "The tool needs an approval";
     HoldMalformed = 422 "hold_malformed" "The hold makes no sense";
     ItemMalformed = 422 "item_malformed" "An item makes no sense";
+    AddressRefused = 422 "address_refused" "The address cannot be called";
     BadStateKey = 422 "bad_state_key" "A state key is not allowed";
     MergeRefused = 422 "merge_refused" "A value cannot be merged";
     EmptyPatch = 422 "empty_patch" "The patch changes nothing";

@@ -1,5 +1,6 @@
 //! The native API, one file per resource. A handler parses, calls the engine once, and converts.
 
+pub(crate) mod agents;
 pub(crate) mod audit;
 pub(crate) mod dev;
 pub(crate) mod events;

@@ -19,8 +19,8 @@ pub mod suite;
 pub use check::{CheckReport, Problem, ProblemKind};
 pub use commit::{Answer, BodyMismatch, Commit};
 pub use port::{
-    ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueKind, HoldChange, HoldChangeKind,
-    HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, PendingCommit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueKind, HoldChange,
+    HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork,
+    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };

@@ -35,8 +35,8 @@ use crate::commit::{Answer, Commit, SharedWrite, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, CallResult, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue,
-    Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -528,6 +528,20 @@ impl Store for MemoryStore {
         let tables = self.lock()?;
         let keys = tables.tenants.keys().filter(|key| key.tenant == tenant);
         Ok(keys.cloned().collect())
+    }
+
+    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
+        Ok(self.lock()?.tenants.addresses())
+    }
+
+    async fn live_work(
+        &self,
+        tenant: Name,
+        agent: Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<LiveWork>, StoreError> {
+        Ok(self.lock()?.list_live(&tenant, &agent, after, limit))
     }
 
     async fn has_api_keys(&self) -> Result<bool, StoreError> {

@@ -15,6 +15,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
+use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
 use statehold_core::scope::{MergeError, Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
@@ -313,7 +314,7 @@ pub trait Store: Send + Sync + 'static {
     /// Who is behind some pseudonyms, in the order asked for.
     async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError>;
 
-    /// Appends to the audit stream of a tenant, and changes keys in the same transaction.
+    /// Appends to the audit stream of a tenant, and changes keys and addresses in the same transaction.
     ///
     /// After `Ok`, it survives a crash and a loss of power.
     ///
@@ -341,6 +342,18 @@ pub trait Store: Send + Sync + 'static {
 
     /// Whether there is any key that is not revoked.
     async fn has_api_keys(&self) -> Result<bool, StoreError>;
+
+    /// The addresses of all agents of all tenants, by tenant and agent.
+    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError>;
+
+    /// Up to `limit` live requests of an agent after the one named, by id, whatever they wait for.
+    async fn live_work(
+        &self,
+        tenant: Name,
+        agent: Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<LiveWork>, StoreError>;
 
     /// A page of sessions, newest first. Deleted ones and those that only carry shared state are left
     /// out.
@@ -551,6 +564,51 @@ pub struct TenantCommit {
     pub record: TenantRecord,
     /// The key that is new or different, whole.
     pub key: Option<ApiKey>,
+    /// The address that is new, different or gone.
+    pub address: Option<AddressChange>,
+}
+
+/// What becomes of the address of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AddressChange {
+    /// It is this one now.
+    Set(ResumeAddress),
+    /// The agent of this name, of the tenant of the entry, has none any more.
+    Removed(Name),
+}
+
+/// Where decisions for an agent are pushed to. The secret that signs them is not kept: it is made from
+/// the salt and a key that is not in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeAddress {
+    /// The isolation wall.
+    pub tenant: Name,
+    /// The agent.
+    pub agent: Name,
+    /// Where to.
+    pub url: String,
+    /// 32 random bytes.
+    pub salt: Digest,
+    /// When it was set.
+    pub set_at: Timestamp,
+}
+
+impl ResumeAddress {
+    /// What the audit stream says about it.
+    pub fn commitment(&self) -> Digest {
+        let parts = [self.salt.as_bytes().as_slice(), self.url.as_bytes()];
+        Digest::sha256(&parts.concat())
+    }
+}
+
+/// A live request, with where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveWork {
+    /// Its session.
+    pub session: SessionId,
+    /// The request.
+    pub live: LiveRequest,
 }
 
 /// An API key as it is kept: never the key itself.

@@ -42,8 +42,8 @@ use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
     ApiKey, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, PendingCommit, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue,
-    Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use erase::Erased;
 use readers::Readers;
@@ -393,6 +393,23 @@ impl Store for SqliteStore {
     async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
         self.readers
             .read(move |conn| tenant::api_keys(conn, Some(&tenant)))
+            .await
+    }
+
+    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
+        let filed = self.readers.read(tenant::filed_addresses).await?;
+        Ok(filed.into_iter().map(|(_, _, address)| address).collect())
+    }
+
+    async fn live_work(
+        &self,
+        tenant: Name,
+        agent: Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<LiveWork>, StoreError> {
+        self.readers
+            .read(move |conn| read::live_work(conn, &tenant, &agent, after, limit))
             .await
     }
 

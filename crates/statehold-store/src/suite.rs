@@ -224,6 +224,7 @@ promises! {
         an_entry_that_does_not_follow_is_refused_with_its_key,
         of_many_entries_after_one_head_one_is_taken,
         keys_are_found_by_their_digest,
+        an_agent_has_one_address_until_it_is_removed,
     }
     roots {
         heads_after_a_place_are_the_newest_of_what_changed,
@@ -237,6 +238,7 @@ promises! {
     work {
         claimable_requests_come_oldest_first,
         only_queued_requests_of_the_agent_are_claimable,
+        live_work_of_an_agent_comes_in_pages,
         leases_and_deadlines_are_due_in_order,
         only_running_leases_and_open_holds_are_due,
     }

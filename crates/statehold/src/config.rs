@@ -35,6 +35,7 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     pub(crate) log: Log,
     pub(crate) limits: Limits,
+    pub(crate) push: Push,
     /// What is laid down about agents and their tools.
     #[serde(default)]
     pub(crate) agents: BTreeMap<Name, Agent>,
@@ -138,6 +139,14 @@ impl Default for Limits {
             body_bytes_max: NonZeroUsize::new(8 << 20).expect("not zero"),
         }
     }
+}
+
+/// Where decisions may be pushed to.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Push {
+    /// `host:port` of addresses that may be private. All others must be public.
+    pub(crate) allow: Vec<String>,
 }
 
 /// What is outside: where a file may lie, and what the environment says.

@@ -194,6 +194,15 @@ pub(super) fn lapse(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rej
     }
 }
 
+/// A worker that leaves. Whatever people decide then waits for the next claim, and nothing counts as
+/// begun in between.
+pub(super) fn release(draft: &mut Draft<'_>, by: Fenced) -> Result<(), Rejection> {
+    let request = draft.require_fence(by)?.id;
+    draft.emit(Event::LeaseReleased { request });
+    draft.unsettle(request);
+    Ok(())
+}
+
 pub(super) fn append(
     draft: &mut Draft<'_>,
     by: Fenced,

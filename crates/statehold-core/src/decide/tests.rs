@@ -464,6 +464,12 @@ impl World {
         }
     }
 
+    fn release(&self, request: &str) -> Command {
+        Command::ReleaseLease {
+            by: self.fenced(request),
+        }
+    }
+
     fn append(&self, request: &str, items: &[NewItem]) -> Command {
         Command::AppendItems {
             by: self.fenced(request),
@@ -608,6 +614,7 @@ impl World {
             self.spawn(request, "helper"),
             self.complete(request),
             self.fail(request),
+            self.release(request),
             Command::PutState {
                 patch: set("topic", "x"),
                 by: Some(self.fenced(request)),
@@ -710,6 +717,7 @@ fn usual_actor(command: &Command) -> Actor {
             worker(1)
         }
         Command::ClaimRequest { .. }
+        | Command::ReleaseLease { .. }
         | Command::AppendItems { .. }
         | Command::OpenHold { .. }
         | Command::CompleteRequest { .. }
@@ -869,6 +877,7 @@ fn showing_fence(mut command: Command, fence: u64) -> Command {
         Command::StartRequest(StartRequest {
             parent: Some(by), ..
         })
+        | Command::ReleaseLease { by }
         | Command::AppendItems { by, .. }
         | Command::OpenHold { by, .. }
         | Command::CompleteRequest { by, .. }

@@ -350,6 +350,7 @@ fn request_of(event: &Event) -> Option<RequestId> {
         Event::RequestStarted { request, .. }
         | Event::RequestLeased { request, .. }
         | Event::LeaseLapsed { request }
+        | Event::LeaseReleased { request }
         | Event::RequestStatusChanged { request, .. }
         | Event::RequestEnded { request, .. }
         | Event::ItemsAppended { request, .. }
@@ -395,6 +396,12 @@ fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
                 }
                 Event::RequestLeased { request, .. } => (request, RequestStatus::Running),
                 Event::LeaseLapsed { request } => (request, RequestStatus::Queued),
+                // Who waits for people or children goes on waiting.
+                Event::LeaseReleased { request }
+                    if statuses.get(request) == Some(&RequestStatus::Running) =>
+                {
+                    (request, RequestStatus::Queued)
+                }
                 Event::RequestStatusChanged { request, status } => (request, *status),
                 _ => continue,
             };
@@ -568,7 +575,8 @@ fn idempotent_creation(facts: &Facts, seen: &Observation<'_>) -> Verdict {
 
 fn fence_of(command: &Command) -> Option<Fenced> {
     match command {
-        Command::AppendItems { by, .. }
+        Command::ReleaseLease { by }
+        | Command::AppendItems { by, .. }
         | Command::OpenHold { by, .. }
         | Command::CompleteRequest { by, .. }
         | Command::FailRequest { by, .. } => Some(*by),

@@ -17,8 +17,9 @@ use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
     Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, Due, HoldChange, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, PendingCommit, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    HoldSummary, ItemQuery, LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
+    StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -269,6 +270,20 @@ impl Store for GatedStore {
 
     async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
         self.asked().api_keys(tenant).await
+    }
+
+    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
+        self.inner.resume_addresses().await
+    }
+
+    async fn live_work(
+        &self,
+        tenant: Name,
+        agent: Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<LiveWork>, StoreError> {
+        self.inner.live_work(tenant, agent, after, limit).await
     }
 
     async fn has_api_keys(&self) -> Result<bool, StoreError> {

@@ -17,12 +17,14 @@ use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDe
 use utoipa::IntoParams;
 
 use super::{About, agent_name, done, ids_of, revision, shown};
-use crate::app::{App, Asked, Params, PathIds, Payload};
+use crate::app::{App, Asked, Carried, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
-use crate::wire::item::{CallPlace, ItemBody, ItemIn, ItemRef, call_places, message};
+use crate::wire::item::{
+    CallPlace, ItemBody, ItemIn, ItemRef, call_places, labelled_message, message,
+};
 use crate::wire::request::{
     ClaimIn, ClaimOut, CompleteIn, FailIn, HeartbeatIn, HeartbeatOut, ItemsIn, ItemsOut, NothingIn,
-    RequestIn, RequestOut,
+    ReleaseIn, RequestIn, RequestOut,
 };
 use crate::wire::schema::UntilWord;
 use crate::wire::state::{Patch, PatchIn};
@@ -44,6 +46,7 @@ const CALLS_LOOKED_AT: usize = 1_000;
 pub(crate) async fn start(
     State(app): State<App>,
     asked: Asked,
+    Carried(credential): Carried,
     ids: PathIds,
     body: Payload<RequestIn>,
 ) -> Result<Response, Problem> {
@@ -53,7 +56,7 @@ pub(crate) async fn start(
     require_start(&app, &asked, session, &wire).await?;
     let owner = app.engine.owner(session).await?;
     let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
-    let input = message(&wire.input, "input", &mut payloads)?;
+    let input = labelled_message(&wire.input, "input", &mut payloads, credential.is_some())?;
     let output = wire
         .output
         .as_ref()
@@ -106,7 +109,14 @@ pub(crate) async fn start(
     });
     let made = app
         .engine
-        .submit(session, &call, &command, &payloads, &reply)
+        .submit_with_credential(
+            session,
+            &call,
+            &command,
+            &payloads,
+            &reply,
+            credential.as_ref(),
+        )
         .await?;
     let about = ids_of(&made.body);
     Ok(done(StatusCode::CREATED, made, about))
@@ -642,6 +652,34 @@ pub(crate) async fn heartbeat(
         lease_until: time(until),
     };
     Ok(shown(&out, &about(session, request)))
+}
+
+/// Give a lease back: whatever the request waits for then comes with the next claim.
+#[utoipa::path(
+    post, path = "/v1/requests/{request_id}/release", tag = "requests",
+    params(("request_id" = String, Path)), request_body = ReleaseIn,
+    responses((status = 200, body = RequestOut))
+)]
+pub(crate) async fn release(
+    State(app): State<App>,
+    asked: Asked,
+    ids: PathIds,
+    body: Payload<ReleaseIn>,
+) -> Result<Response, Problem> {
+    let request: RequestId = ids.id("request_id")?;
+    let call = asked.call(&body.bytes);
+    let by = Fenced {
+        request,
+        fence: body.value.fence,
+    };
+    let Target { session, payloads } = target(&app, &asked, by).await?;
+    let command = Command::ReleaseLease { by };
+    let reply = request_reply(request, true);
+    let made = app
+        .engine
+        .submit(session, &call, &command, &payloads, &reply)
+        .await?;
+    Ok(done(StatusCode::OK, made, about(session, request)))
 }
 
 /// Claim requests of an agent, and wait for them.

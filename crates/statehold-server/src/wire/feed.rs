@@ -90,6 +90,9 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View)
             json!({"type": "request_leased", "request_id": request})
         }
         Event::LeaseLapsed { request } => json!({"type": "lease_lapsed", "request_id": request}),
+        Event::LeaseReleased { request } => {
+            json!({"type": "lease_released", "request_id": request})
+        }
         Event::RequestStatusChanged { request, status } => {
             json!({"type": "request_status_changed", "request_id": request, "status": status})
         }

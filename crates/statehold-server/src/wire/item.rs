@@ -152,6 +152,16 @@ pub(crate) enum CallPlace {
 
 /// Reads `input` or `output`: text, or an object with content.
 pub(crate) fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<Output, Problem> {
+    labelled_message(raw, path, payloads, false)
+}
+
+/// A message, with a note of whether a credential came with it.
+pub(crate) fn labelled_message(
+    raw: &Raw,
+    path: &str,
+    payloads: &mut Payloads,
+    had_credential: bool,
+) -> Result<Output, Problem> {
     let text = raw.get().trim_start();
     let message = if text.starts_with('"') {
         MessageWire {
@@ -173,6 +183,7 @@ pub(crate) fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<
     let body = ItemBody {
         content: Some(message.content),
         annotations: message.annotations,
+        had_credential,
         ..ItemBody::default()
     };
     Ok(Output {
@@ -292,6 +303,7 @@ impl ItemIn {
             result: self.result,
             annotations: self.annotations,
             data: self.data,
+            had_credential: false,
         };
         Ok(NewItem {
             kind: match kind {

@@ -1,13 +1,14 @@
 //! Requests, tasks and work on the wire.
 
 use serde::{Deserialize, Serialize};
+use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::Role;
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, RequestOutcome, RequestStatus};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_engine::{
-    ClaimedRequest, Committed, HoldDetail, RequestDetail, StoredRecord, Tree, TreeHold,
+    ClaimedRequest, Committed, CredentialSource, RequestDetail, StoredRecord, Tree, TreeHold,
     TreeRequest, TreeTask,
 };
 use utoipa::ToSchema;
@@ -15,8 +16,9 @@ use utoipa::ToSchema;
 use super::hold::{HoldOut, HoldRef, PendingHoldOut, pending_out, title_of};
 use super::item::{ItemBody, ItemIn, ItemOut};
 use super::schema::{
-    CallStateWord, Content, DigestText, ItemIdText, LiveStatusWord, NameText, OutcomeWord,
-    RequestIdText, RequestStatusWord, SessionIdText, TaskIdText, TaskStatusWord, TimeText, Words,
+    CallStateWord, Content, CredentialSourceWord, DigestText, ItemIdText, LiveStatusWord, NameText,
+    OutcomeWord, RequestIdText, RequestStatusWord, SessionIdText, TaskIdText, TaskStatusWord,
+    TimeText, Words,
 };
 use super::state::PatchIn;
 use super::{Raw, raw_bytes, raw_null, time};
@@ -161,6 +163,13 @@ pub(crate) struct HeartbeatIn {
     pub(crate) fence: u64,
 }
 
+/// A worker that leaves.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReleaseIn {
+    pub(crate) fence: u64,
+}
+
 /// How far the lease reaches now.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Heartbeat)]
@@ -276,6 +285,99 @@ pub(crate) struct RequestOut {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub(crate) temp_lost: bool,
+    /// On a claim: what the worker may act with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) credential: Option<CredentialOut>,
+    /// On a claim: whether a credential that was given is gone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) credential_lost: bool,
+}
+
+/// A credential, in the answer to a claim and nowhere else.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Credential)]
+pub(crate) struct CredentialOut {
+    pub(crate) value: String,
+    /// `caller`, `service` or `hold`.
+    #[schema(value_type = CredentialSourceWord)]
+    pub(crate) source: &'static str,
+}
+
+impl std::fmt::Debug for CredentialOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CredentialOut({}, …)", self.source)
+    }
+}
+
+impl CredentialOut {
+    /// What a claim hands out, and whether something that was given is gone. The agent's own stands in
+    /// only for what a caller gave: whoever gave nothing does not act with the rights of the agent.
+    fn of_claim(claimed: &ClaimedRequest) -> (Option<Self>, bool) {
+        if let Some((credential, source)) = &claimed.credential {
+            let value = credential.expose().to_owned();
+            let source = match source {
+                CredentialSource::Caller => "caller",
+                CredentialSource::Service => "service",
+                CredentialSource::Hold => "hold",
+            };
+            return (Some(Self { value, source }), false);
+        }
+        let id = claimed.detail.live.as_ref().map(|live| live.id);
+        let started = claimed.detail.started.as_ref().zip(id);
+        let was_given = started.is_some_and(|(stored, id)| had_credential(stored, id));
+        let was_answered = claimed.detail.holds.iter().any(|detail| {
+            let closed = detail.closed.as_ref();
+            detail.hold.kind == HoldKind::Credential
+                && closed.is_some_and(|closed| closed.decision.status == HoldStatus::Answered)
+        });
+        let is_lost = was_given || was_answered;
+        let service = claimed.service_credential.as_ref().filter(|_| is_lost);
+        let service = service.map(|credential| Self {
+            value: credential.expose().to_owned(),
+            source: "service",
+        });
+        (service, is_lost)
+    }
+}
+
+/// What is pushed to the address of an agent: a request that can go on, with what was decided.
+#[derive(Debug, Serialize)]
+struct PushedOut {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    request_id: String,
+    session_id: String,
+    task_id: String,
+    agent: String,
+    fence: u64,
+    status: String,
+    decisions: Vec<HoldOut>,
+    /// The tool calls that may run now.
+    execution_keys: Vec<String>,
+}
+
+/// The body of what is pushed about a request. It has what a claim has of its decisions, and never a
+/// credential.
+pub fn pushed_body(work: &ClaimedRequest) -> Vec<u8> {
+    let shown = RequestOut::of(&work.detail);
+    let decided = work.detail.holds.iter();
+    let decided = decided.filter(|hold| hold.closed.is_some());
+    let may_run = work
+        .calls
+        .iter()
+        .filter(|(_, call)| matches!(call.state, CallState::Released | CallState::Started { .. }));
+    super::to_body(&PushedOut {
+        kind: "request.resumable",
+        request_id: shown.id,
+        session_id: shown.session_id,
+        task_id: shown.task_id,
+        agent: shown.agent,
+        fence: work.detail.live.as_ref().map_or(0, |live| live.fence),
+        status: shown.status,
+        decisions: decided.map(HoldOut::of).collect(),
+        execution_keys: may_run.map(|(id, _)| id.to_string()).collect(),
+    })
 }
 
 /// A tool call without a result.
@@ -367,6 +469,8 @@ impl RequestOut {
             child_results: None,
             calls: None,
             temp_lost: false,
+            credential: None,
+            credential_lost: false,
         })
     }
 
@@ -416,6 +520,8 @@ impl RequestOut {
             child_results: None,
             calls: None,
             temp_lost: false,
+            credential: None,
+            credential_lost: false,
         }
     }
 
@@ -426,10 +532,7 @@ impl RequestOut {
             .holds
             .iter()
             .filter(|hold| hold.closed.is_some());
-        let opened = |hold: &HoldDetail| claimed.args.get(&hold.hold.id).cloned();
-        let decisions = decided
-            .map(|hold| HoldOut::for_worker(hold, &opened(hold).unwrap_or_default()))
-            .collect();
+        let decisions = decided.map(HoldOut::of).collect();
         let calls = claimed.calls.iter().map(|(id, call)| CallOut {
             id: id.to_string(),
             state: call_state(&call.state),
@@ -443,7 +546,10 @@ impl RequestOut {
             (child.sees_answer, child.sees_hidden) = (true, false);
             Self::of(&child)
         });
+        let (credential, credential_lost) = CredentialOut::of_claim(claimed);
         Self {
+            credential,
+            credential_lost,
             decisions: Some(decisions),
             child_results: Some(children.collect()),
             calls: Some(calls.collect()),
@@ -499,6 +605,20 @@ fn words_of(
     let body = payload(&found?.body)?;
     let body: ItemBody = serde_json::from_slice(&body).ok()?;
     body.content
+}
+
+/// Whether a credential came with the input of a request.
+fn had_credential(stored: &StoredRecord, id: RequestId) -> bool {
+    let named = stored.record.bodies();
+    let mut events = stored.record.content.events.iter();
+    let input = events.find_map(|event| match event {
+        Event::ItemsAppended { request, items, .. } if *request == id => items.first(),
+        _ => None,
+    });
+    let index = input.and_then(|item| named.iter().position(|body| *body == item.body));
+    let body = index.and_then(|index| stored.bodies.get(index)?.as_deref());
+    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
+    body.is_some_and(|body| body.had_credential)
 }
 
 fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {

@@ -128,6 +128,11 @@ schemas! {
         "High risk first, then the earliest deadline, then the oldest; or by age alone.",
         &["urgency", "oldest", "newest"],
     );
+    /// Where a credential came from.
+    CredentialSourceWord as "CredentialSource" = word(
+        "Where a credential came from.",
+        &["caller", "service", "hold"],
+    );
     /// How much of a history is shown.
     ViewWord as "View" = word(
         "`trace` shows every item, needs `operator`, and is audited.",

@@ -74,6 +74,7 @@ impl Range {
             ("POST", format!("{request}/fail"), &self.helper),
             ("POST", format!("{request}/cancel"), &self.ann),
             ("POST", format!("{request}/heartbeat"), &self.helper),
+            ("POST", format!("{request}/release"), &self.helper),
             ("POST", format!("{request}/resume"), &self.boss),
             (
                 "POST",
@@ -84,6 +85,11 @@ impl Range {
             ("POST", format!("/v1/tasks/{}/cancel", self.task), &self.ann),
             ("POST", "/v1/work/claim".to_owned(), &self.helper),
             ("POST", "/v1/keys".to_owned(), &self.admin),
+            (
+                "PUT",
+                "/v1/agents/helper/resume_address".to_owned(),
+                &self.helper,
+            ),
         ]
     }
 

@@ -1,5 +1,6 @@
 //! Each route: what it does, and what it refuses.
 
+mod agents;
 mod audit;
 mod dev;
 mod feeds;

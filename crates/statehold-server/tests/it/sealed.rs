@@ -345,8 +345,7 @@ async fn a_credential_that_a_person_gives_is_kept_nowhere() {
     let bob = rig.client("bob").await;
     let foreign = json!({"decision": "respond", "content": "mine"});
     bob.post(&path, &foreign).await.refused(404, "not_found");
-    let id = text(&request, "id").parse().expect("an id");
-    assert_eq!(rig.engine.credentials().take(id), None);
+    act(&helper, &request, "release", json!({})).await.ok(200);
     let respond = json!({"decision": "respond", "content": value});
     let done = ann.post(&path, &respond).await;
     assert_eq!(done.ok(200)["status"], "answered");
@@ -354,11 +353,13 @@ async fn a_credential_that_a_person_gives_is_kept_nowhere() {
     let other = json!({"decision": "respond", "content": "another"});
     let again = ann.post(&path, &other).await;
     assert_eq!((again.status, &again.body), (200, &done.body));
-    assert_eq!(
-        rig.engine.credentials().take(id).as_deref(),
-        Some(value.as_str())
-    );
-    assert_eq!(rig.engine.credentials().take(id), None);
+    let claimed = claim(&helper, "helper").await;
+    let handed_out = json!({"value": value, "source": "hold"});
+    assert_eq!(claimed["credential"], handed_out);
+    // It goes to one claim and to no other.
+    act(&helper, &claimed, "release", json!({})).await.ok(200);
+    let claimed = claim(&helper, "helper").await;
+    assert_eq!(claimed["credential"], Value::Null);
     let seen = ann.get(&format!("/v1/holds/{}", text(&hold, "id"))).await;
     assert_eq!(seen.ok(200)["decision"]["given"], true);
     let operator = rig.key(&["operator"]).await;

@@ -9,7 +9,7 @@ use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
-use crate::port::{Due, DueKind, SessionQuery, SessionSummary};
+use crate::port::{Due, DueKind, LiveWork, SessionQuery, SessionSummary};
 
 impl Tables {
     pub(super) fn list_sessions(&self, query: &SessionQuery) -> Vec<SessionSummary> {
@@ -53,6 +53,32 @@ impl Tables {
             found.extend(waiting.map(|live| (kept.state.session, live.id)));
         }
         found.sort_by_key(|(_, request)| *request);
+        found.truncate(limit);
+        found
+    }
+
+    pub(super) fn list_live(
+        &self,
+        tenant: &Name,
+        agent: &Name,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Vec<LiveWork> {
+        let mut found = Vec::new();
+        for (kept, owner) in self.owned() {
+            let is_asked = |live: &&LiveRequest| {
+                let task = kept.state.tasks.get(&live.task);
+                owner.tenant == *tenant
+                    && task.is_some_and(|task| task.agent == *agent)
+                    && after.is_none_or(|after| live.id > after)
+            };
+            let live = kept.state.requests.values().filter(is_asked);
+            found.extend(live.map(|live| LiveWork {
+                session: kept.state.session,
+                live: live.clone(),
+            }));
+        }
+        found.sort_by_key(|work| work.live.id);
         found.truncate(limit);
         found
     }

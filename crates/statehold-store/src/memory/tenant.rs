@@ -6,13 +6,14 @@ use statehold_core::ids::{KeyId, UserId};
 use statehold_core::name::Name;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 
-use crate::port::{ApiKey, StoreError, TenantCommit};
+use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
 
 #[derive(Debug, Default)]
 pub(super) struct Tenants {
     users: BTreeMap<(Name, String), UserId>,
     keys: BTreeMap<KeyId, ApiKey>,
     streams: BTreeMap<Name, Vec<TenantRecord>>,
+    addresses: BTreeMap<(Name, Name), ResumeAddress>,
 }
 
 impl Tenants {
@@ -36,6 +37,16 @@ impl Tenants {
         let head = self.head(&content.tenant);
         if content.seq != head.seq + 1 || content.prev_hash != head.hash {
             return Err(StoreError::TenantConflict { found: head.seq });
+        }
+        match commit.address {
+            Some(AddressChange::Set(address)) => {
+                let key = (address.tenant.clone(), address.agent.clone());
+                self.addresses.insert(key, address);
+            }
+            Some(AddressChange::Removed(agent)) => {
+                self.addresses.remove(&(content.tenant.clone(), agent));
+            }
+            None => {}
         }
         let stream = self.streams.entry(content.tenant.clone()).or_default();
         stream.push(commit.record);
@@ -61,6 +72,10 @@ impl Tenants {
 
     pub(super) fn stream(&self, tenant: &Name) -> Vec<TenantRecord> {
         self.streams.get(tenant).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn addresses(&self) -> Vec<ResumeAddress> {
+        self.addresses.values().cloned().collect()
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &ApiKey> {

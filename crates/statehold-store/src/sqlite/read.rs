@@ -24,8 +24,8 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    ChangedHead, Committed, Due, DueKind, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, StoreError,
+    ChangedHead, Committed, Due, DueKind, LiveWork, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StateValue, StoreError,
 };
 
 /// All rows of a query.
@@ -607,6 +607,43 @@ pub(super) fn claimable(
             Ok((session, RequestId::from_uuid(row.get::<_, Uuid16>(1)?.0)))
         },
     )
+}
+
+pub(super) fn live_work(
+    conn: &Connection,
+    tenant: &Name,
+    agent: &Name,
+    after: Option<RequestId>,
+    limit: usize,
+) -> Result<Vec<LiveWork>, StoreError> {
+    // Both halves of the index are in the order of ids; a page has the first of either.
+    let sql = "SELECT session.id, live_request.body
+               FROM live_request JOIN session ON session.pk = live_request.session
+               WHERE live_request.tenant = ?1 AND live_request.agent = ?2 AND queued = ?3
+                 AND live_request.id > ?4
+               ORDER BY live_request.id LIMIT ?5";
+    let after = after.map_or([0; 16], |after| *after.as_uuid().as_bytes());
+    let mut found = Vec::new();
+    for queued in [0, 1] {
+        let key = (
+            tenant.as_str(),
+            agent.as_str(),
+            queued,
+            after.as_slice(),
+            to_sql(limit as u64),
+        );
+        let rows: Vec<(Uuid16, Vec<u8>)> =
+            all(conn, sql, key, |row| Ok((row.get(0)?, row.get(1)?)))?;
+        for (session, body) in rows {
+            found.push(LiveWork {
+                session: SessionId::from_uuid(session.0),
+                live: parse("the table `live_request`", &body)?,
+            });
+        }
+    }
+    found.sort_by_key(|work| work.live.id);
+    found.truncate(limit);
+    Ok(found)
 }
 
 /// Leases and holds whose time has come, earliest first.

@@ -10,7 +10,7 @@ use super::log::Uuid16;
 use super::read::{all, first};
 use super::sql::{corrupt_or_unavailable, damaged, id_bytes, to_sql};
 use crate::codec;
-use crate::port::{ApiKey, StoreError, TenantCommit};
+use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
 
 pub(super) fn user(
     conn: &Connection,
@@ -46,7 +46,7 @@ pub(super) fn intern_user(
     Ok(fresh)
 }
 
-/// Appends one entry and changes the key that goes with it, in one transaction.
+/// Appends one entry and changes the key or address that goes with it, in one transaction.
 pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(), StoreError> {
     let content = &commit.record.content;
     let head = head(conn, &content.tenant)?;
@@ -75,7 +75,37 @@ pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(),
             .execute("INSERT OR REPLACE INTO api_key VALUES(?1, ?2, ?3, ?4)", row)
             .map_err(&place)?;
     }
+    match &commit.address {
+        Some(AddressChange::Set(address)) => {
+            let body = serde_json::to_vec(address).expect("our own types always serialize to JSON");
+            let row = params![address.tenant.as_str(), address.agent.as_str(), body];
+            let sql = "INSERT OR REPLACE INTO resume_address VALUES(?1, ?2, ?3)";
+            transaction.execute(sql, row).map_err(&place)?;
+        }
+        Some(AddressChange::Removed(agent)) => {
+            let row = params![content.tenant.as_str(), agent.as_str()];
+            let sql = "DELETE FROM resume_address WHERE tenant = ?1 AND agent = ?2";
+            transaction.execute(sql, row).map_err(&place)?;
+        }
+        None => {}
+    }
     transaction.commit().map_err(&place)
+}
+
+/// Every address with the tenant and the agent that it is filed under.
+pub(super) fn filed_addresses(
+    conn: &Connection,
+) -> Result<Vec<(String, String, ResumeAddress)>, StoreError> {
+    let sql = "SELECT tenant, agent, body FROM resume_address ORDER BY tenant, agent";
+    let rows: Vec<(String, String, Vec<u8>)> = all(conn, sql, [], |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+    })?;
+    let parsed = rows.into_iter().map(|(tenant, agent, body)| {
+        let address = serde_json::from_slice(&body);
+        let address = address.map_err(|error| damaged("the table `resume_address`", error))?;
+        Ok((tenant, agent, address))
+    });
+    parsed.collect()
 }
 
 pub(super) fn head(conn: &Connection, tenant: &Name) -> Result<TenantHead, StoreError> {

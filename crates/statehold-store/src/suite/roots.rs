@@ -137,7 +137,11 @@ async fn append(
     };
     let record = TenantRecord::root_after(&before, name(tenant), seconds(9), root, sign);
     let head = record.head();
-    let commit = TenantCommit { record, key: None };
+    let commit = TenantCommit {
+        record,
+        key: None,
+        address: None,
+    };
     store.commit_tenant(commit).await.expect("it follows");
     head
 }

@@ -11,7 +11,7 @@ use super::HEALTHY;
 use super::driver::block_on;
 use super::fixture::{api_key, key_created, name, seconds, session, user};
 use super::parallel::at_once;
-use crate::{ApiKey, Store, StoreError, TenantCommit};
+use crate::{AddressChange, ApiKey, ResumeAddress, Store, StoreError, TenantCommit};
 
 pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
     let ask = async |tenant: &str, text: &str, fresh| {
@@ -89,6 +89,7 @@ async fn append(
     let commit = TenantCommit {
         record: record.clone(),
         key,
+        address: None,
     };
     store.commit_tenant(commit).await.expect("it follows");
     record
@@ -150,6 +151,7 @@ pub(super) async fn an_entry_that_does_not_follow_is_refused_with_its_key(store:
         let commit = TenantCommit {
             record: entry(&wrong, "north", key_created(&key)),
             key: Some(key.clone()),
+            address: None,
         };
         let refused = store.commit_tenant(commit).await;
         assert!(
@@ -170,6 +172,7 @@ pub(super) async fn of_many_entries_after_one_head_one_is_taken(store: Arc<dyn S
             let commit = TenantCommit {
                 record: entry(&base, "north", key_created(&key)),
                 key: Some(key),
+                address: None,
             };
             match block_on(store.commit_tenant(commit)) {
                 Ok(()) => true,
@@ -228,4 +231,66 @@ pub(super) async fn keys_are_found_by_their_digest(store: Arc<dyn Store>) {
         "all are revoked"
     );
     assert_eq!(of("north").await, keys[..2], "and all are still listed");
+}
+
+fn address(tenant: &str, agent: &str, url: &str) -> ResumeAddress {
+    ResumeAddress {
+        tenant: name(tenant),
+        agent: name(agent),
+        url: url.to_owned(),
+        salt: Digest::sha256(url.as_bytes()),
+        set_at: seconds(7),
+    }
+}
+
+/// Appends a change of an address.
+async fn change(store: &Arc<dyn Store>, tenant: &str, change: AddressChange) {
+    let event = match &change {
+        AddressChange::Set(address) => TenantEvent::ResumeAddressSet {
+            address: address.commitment(),
+            agent: address.agent.clone(),
+        },
+        AddressChange::Removed(agent) => TenantEvent::ResumeAddressRemoved {
+            agent: agent.clone(),
+        },
+    };
+    let commit = TenantCommit {
+        record: entry(&head(store, tenant).await, tenant, event),
+        key: None,
+        address: Some(change),
+    };
+    store.commit_tenant(commit).await.expect("it follows");
+}
+
+pub(super) async fn an_agent_has_one_address_until_it_is_removed(store: Arc<dyn Store>) {
+    let all = async || store.resume_addresses().await.expect(HEALTHY);
+    assert_eq!(all().await, []);
+    let first = address("north", "payer", "https://a.example/");
+    let second = address("north", "payer", "https://b.example/");
+    let foreign = address("south", "payer", "https://c.example/");
+    let other = address("north", "booker", "https://d.example/");
+    assert_ne!(first.commitment(), second.commitment());
+    for (tenant, one) in [
+        ("north", &first),
+        ("south", &foreign),
+        ("north", &other),
+        ("north", &second),
+    ] {
+        change(&store, tenant, AddressChange::Set(one.clone())).await;
+    }
+    assert_eq!(
+        all().await,
+        [other.clone(), second.clone(), foreign.clone()],
+        "the newest of each agent, by tenant and agent"
+    );
+    change(&store, "north", AddressChange::Removed(name("payer"))).await;
+    assert_eq!(all().await, [other.clone(), foreign.clone()]);
+    // A change whose entry does not follow is not made.
+    let commit = TenantCommit {
+        record: entry(&TenantHead::default(), "north", trace(1)),
+        key: None,
+        address: Some(AddressChange::Set(second)),
+    };
+    store.commit_tenant(commit).await.expect_err("it is late");
+    assert_eq!(all().await, [other, foreign]);
 }

@@ -40,6 +40,44 @@ pub(super) async fn claimable_requests_come_oldest_first(store: Arc<dyn Store>) 
     }
 }
 
+pub(super) async fn live_work_of_an_agent_comes_in_pages(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let mut other = Driver::begin_for(&store, owner_of("south", "shop", 1), 2).await;
+    for second in 10..15 {
+        driver.now = seconds(second);
+        driver.queue("planner").await;
+    }
+    driver.queue("writer").await;
+    other.queue("planner").await;
+    let (first, third) = (driver.requests[0], driver.requests[2]);
+    let claim = Command::ClaimRequest {
+        request: third,
+        ttl_ms: 5_000,
+    };
+    driver.by_worker(claim).await;
+    let cancel = Command::CancelRequest { request: first };
+    driver.ok(&driver.client(), cancel).await;
+    let expected = &driver.requests[1..5];
+    for limit in 1..=5 {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = store.live_work(name("north"), name("planner"), after, limit);
+            let page = page.await.expect(HEALTHY);
+            assert!(page.len() <= limit);
+            for work in &page {
+                assert_eq!(work.session, driver.session());
+                assert_eq!(work.live.fence, u64::from(work.live.id == third));
+            }
+            after = page.last().map(|work| work.live.id);
+            found.extend(page.iter().map(|work| work.live.id));
+            if page.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(found, expected, "in pages of {limit}");
+    }
+}
+
 pub(super) async fn only_queued_requests_of_the_agent_are_claimable(store: Arc<dyn Store>) {
     let mut driver = Driver::begin(&store, 1).await;
     let mut other = Driver::begin_for(&store, owner_of("south", "shop", 1), 2).await;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use statehold_core::command::{Command, StatePatch};
+use statehold_core::digest::Digest;
 use statehold_core::principal::Principal;
 use statehold_core::session::TtlMode;
 use statehold_core::tenant::{TenantEvent, TenantRecord};
 use statehold_store::sqlite::{FILE_NAME, Problem, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::{fixture, story};
-use statehold_store::{Store, TenantCommit};
+use statehold_store::{AddressChange, ResumeAddress, Store, TenantCommit};
 
 /// A file with everything in it that can happen: a session and a fork of it, one that will expire,
 /// one that was deleted and one that is being deleted, keys, users and an audit stream.
@@ -77,9 +78,38 @@ async fn keep_keys(store: &dyn Store) {
         let head = store.tenant_head(tenant.clone()).await.expect("a head");
         let (who, now) = (Principal::Local, fixture::seconds(1));
         let record = TenantRecord::after(&head, tenant, who, now, event);
-        let commit = TenantCommit { record, key };
+        let commit = TenantCommit {
+            record,
+            key,
+            address: None,
+        };
         store.commit_tenant(commit).await.expect("it follows");
     }
+    keep_address(store).await;
+}
+
+/// Where the decisions for one agent are pushed to.
+async fn keep_address(store: &dyn Store) {
+    let tenant = fixture::name("north");
+    let address = ResumeAddress {
+        tenant: tenant.clone(),
+        agent: fixture::name("payer"),
+        url: "https://worker.example/resume".to_owned(),
+        salt: Digest::sha256(b"salt"),
+        set_at: fixture::seconds(1),
+    };
+    let event = TenantEvent::ResumeAddressSet {
+        address: address.commitment(),
+        agent: address.agent.clone(),
+    };
+    let head = store.tenant_head(tenant.clone()).await.expect("a head");
+    let (who, now) = (Principal::Local, fixture::seconds(1));
+    let commit = TenantCommit {
+        record: TenantRecord::after(&head, tenant, who, now, event),
+        key: None,
+        address: Some(AddressChange::Set(address)),
+    };
+    store.commit_tenant(commit).await.expect("it follows");
 }
 
 fn check(directory: &Path) -> Vec<Problem> {
@@ -268,10 +298,16 @@ const TAMPERED: &[&str] = &[
      WHERE rowid = 1",
     "UPDATE api_key SET body = CAST(json_set(CAST(body AS TEXT), '$.revoked_at', NULL) AS BLOB)",
     "INSERT INTO api_key SELECT zeroblob(16), tenant, zeroblob(32), body FROM api_key LIMIT 1",
+    "DELETE FROM resume_address",
+    "UPDATE resume_address SET agent = 'booker'",
+    "UPDATE resume_address SET tenant = 'south'",
+    "UPDATE resume_address SET body = CAST(replace(body, 'worker.example', 'evil.example') AS BLOB)",
+    "INSERT INTO resume_address SELECT 'south', agent, CAST(replace(body, 'north', 'south') AS BLOB)
+     FROM resume_address",
     "DELETE FROM tenant_log",
     "DELETE FROM tenant_log WHERE seq = 1",
-    "DELETE FROM tenant_log WHERE seq = 4",
-    "UPDATE tenant_log SET seq = seq + 1 WHERE seq = 4",
+    "DELETE FROM tenant_log WHERE seq = 5",
+    "UPDATE tenant_log SET seq = seq + 1 WHERE seq = 5",
     "UPDATE tenant_log SET tenant = 'south'",
     "UPDATE tenant_log SET tenant = 'no name'",
     "UPDATE tenant_log SET record = (SELECT record FROM tenant_log WHERE seq = 1) WHERE seq = 2",

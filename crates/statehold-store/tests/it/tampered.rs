@@ -86,7 +86,11 @@ impl Scene {
         let head = head.expect("the store answers");
         let now = fixture::seconds(5);
         let record = TenantRecord::root_after(&head, tenant, now, root, |bytes| signer.sign(bytes));
-        let commit = TenantCommit { record, key: None };
+        let commit = TenantCommit {
+            record,
+            key: None,
+            address: None,
+        };
         let taken = self.store.commit_tenant(commit).await;
         taken.expect("it follows");
     }

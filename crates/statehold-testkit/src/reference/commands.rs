@@ -69,6 +69,10 @@ impl World {
             Command::StartRequest(start) => self.start(start, ctx)?,
             Command::ClaimRequest { request, ttl_ms } => self.claim(*request, *ttl_ms, ctx)?,
             Command::LapseLease { request } => self.lapse(*request, ctx)?,
+            Command::ReleaseLease { by } => {
+                let request = self.fenced(*by, ctx)?;
+                self.requests[request].attended = false;
+            }
             Command::AppendItems {
                 by, items, state, ..
             } => {

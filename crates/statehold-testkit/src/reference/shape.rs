@@ -276,7 +276,8 @@ impl World {
             Command::ClaimRequest { request: named, .. }
             | Command::LapseLease { request: named }
             | Command::CancelRequest { request: named } => request = Some(*named),
-            Command::AppendItems { by, .. }
+            Command::ReleaseLease { by }
+            | Command::AppendItems { by, .. }
             | Command::CompleteRequest { by, .. }
             | Command::FailRequest { by, .. } => request = Some(by.request),
             Command::OpenHold { by, hold: new, .. } => {

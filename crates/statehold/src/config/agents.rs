@@ -22,9 +22,6 @@ pub(crate) struct Agent {
     /// The variable of the environment that holds the agent's own credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) credential_env: Option<String>,
-    /// Whether the agent may be called back at private addresses.
-    #[serde(default)]
-    pub(crate) resume_allow_private: bool,
     #[serde(default)]
     pub(crate) tools: BTreeMap<Name, Tool>,
     #[serde(flatten)]
@@ -75,7 +72,7 @@ const TOOL_SETTINGS: [&str; 11] = [
 ];
 
 /// The settings that only an agent has, by name.
-const AGENT_SETTINGS: [&str; 2] = ["credential_env", "resume_allow_private"];
+const AGENT_SETTINGS: [&str; 1] = ["credential_env"];
 
 /// `other`, `user` or `role:NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,8 +143,6 @@ pub(crate) fn policies(agents: &BTreeMap<Name, Agent>) -> Policies {
             .iter()
             .map(|(name, tool)| (name.clone(), tool.policy()))
             .collect(),
-        credential_env: agent.credential_env.clone(),
-        resume_allow_private: agent.resume_allow_private,
     };
     let agents = agents.iter();
     Policies {

@@ -239,6 +239,18 @@ mod leases {
         assert_eq!(w.no_by(worker(2), w.claim("R1")), refusal);
         w.check("T1 paused R1#1 held h1");
     }
+
+    #[test]
+    fn what_is_approved_after_the_worker_left_has_not_begun() {
+        let mut w = held_chain(1);
+        w.ok(w.release("R1"));
+        w.check("T1 paused R1#1 held h1");
+        assert_eq!(w.no(w.complete("R1")), Rejection::NotLeaseHolder);
+        w.ok(w.approve("R1.h1"));
+        w.check("T1 running R1#1 queued");
+        w.ok_by(worker(2), w.claim("R1"));
+        w.check("T1 running R1#2 running");
+    }
 }
 
 mod quorum {

@@ -204,6 +204,18 @@ fn a_parent_whose_lease_lapsed_while_it_waited_is_queued() {
 }
 
 #[test]
+fn a_parent_that_gave_its_lease_back_is_queued_when_its_child_ends() {
+    let mut w = chain(2);
+    w.ok(w.release("R1"));
+    w.check("T1 running R1#1 waiting, T2 running R2#1 running");
+    w.ok(w.complete("R2"));
+    w.check("T1 running R1#1 queued, T2 idle completed");
+    w.ok(w.claim("R1"));
+    w.ok(w.release("R1"));
+    w.check("T1 running R1#2 queued, T2 idle completed");
+}
+
+#[test]
 fn a_waiting_request_may_still_append_ask_and_spawn() {
     let mut w = chain(2);
     w.ok(w.append("R1", &[say("working on it")]));

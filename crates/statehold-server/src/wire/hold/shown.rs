@@ -159,7 +159,7 @@ fn decide_by(policy: &DecideBy) -> String {
 }
 
 impl HoldOut {
-    /// A hold as the caller may see it.
+    /// A hold as the caller may see it; the worker that holds the lease sees the action itself.
     pub(crate) fn of(detail: &HoldDetail) -> Self {
         match &detail.opened {
             Some(opened) => Self::for_worker(detail, opened),
@@ -168,7 +168,7 @@ impl HoldOut {
     }
 
     /// A hold as the worker that asked gets it back, with what it may run now.
-    pub(crate) fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
+    fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
         let mut shown = Self::shown(detail, true);
         shown.action = shown.action.map(|action| action.opened(opened));
         if let Some(decision) = &mut shown.decision {

@@ -190,6 +190,7 @@ fn probe_requests(target: &Target, add: &mut impl FnMut(&'static str, String, Va
         add("POST", format!("{request}/cancel"), json!({}));
         add("POST", format!("{request}/heartbeat"), json!({"fence": 1}));
         add("POST", format!("{request}/heartbeat"), json!({"fence": 7}));
+        add("POST", format!("{request}/release"), json!({"fence": 1}));
         let hold_in = json!({"fence": 1, "kind": "question", "title": "t"});
         add("POST", format!("{request}/holds"), hold_in);
         let approval = json!({"fence": 1, "kind": "approval", "title": "t", "decide_by": "x",

@@ -514,7 +514,7 @@ async fn workers_are_kept_to_their_agents() {
     }
     let claimed = claim(&helper, "helper").await;
     assert_eq!(claimed["id"], request["id"]);
-    for what in ["items", "fail", "complete", "heartbeat"] {
+    for what in ["items", "fail", "complete", "heartbeat", "release"] {
         let body = match what {
             "items" => json!({"items": [{"kind": "note"}]}),
             "fail" => json!({"error": "x"}),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
+use statehold_core::digest::Digest;
 use statehold_core::ids::KeyId;
 use statehold_core::name::Name;
 use statehold_core::tenant::TenantEvent;
@@ -18,8 +19,11 @@ const PAGE: usize = 1_000;
 /// What the streams say about the keys: who has it, how it was made, whether it was taken back.
 type Said = BTreeMap<KeyId, (Name, TenantEvent, bool)>;
 
-/// Verifies the streams, and that there are exactly the keys that they made and took back. Collects
-/// what their roots say about sessions.
+/// The addresses that the streams say are set, by tenant and agent.
+type Pushed = BTreeMap<(Name, Name), Digest>;
+
+/// Verifies the streams, and that there are exactly the keys and addresses that they made and took
+/// back. Collects what their roots say about sessions.
 pub(super) fn check(
     conn: &Connection,
     keys: Option<&dyn KnownKeys>,
@@ -27,7 +31,7 @@ pub(super) fn check(
     anchors: &mut Anchors,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
-    let mut said = Said::new();
+    let mut said = Streams::default();
     let tenants = match extent.tenant {
         Some(tenant) => vec![tenant.to_string()],
         None => tenant::tenants(conn)?,
@@ -48,7 +52,15 @@ pub(super) fn check(
         }
         stream.finish(report);
     }
-    compare_keys(conn, extent.tenant, &said, report)
+    compare_addresses(conn, extent.tenant, &said.addresses, report)?;
+    compare_keys(conn, extent.tenant, &said.keys, report)
+}
+
+/// What the streams say about things beside them.
+#[derive(Default)]
+struct Streams {
+    keys: Said,
+    addresses: Pushed,
 }
 
 /// Reads one stream from its beginning; says whether it is whole.
@@ -56,7 +68,7 @@ fn follow(
     conn: &Connection,
     name: &Name,
     stream: &mut StreamCheck,
-    said: &mut Said,
+    said: &mut Streams,
     anchors: &mut Anchors,
     report: &mut CheckReport,
 ) -> Result<bool, StoreError> {
@@ -85,17 +97,52 @@ fn follow(
             }
             match &record.content.event {
                 made @ TenantEvent::KeyCreated { key, .. } => {
-                    said.insert(*key, (name.clone(), made.clone(), false));
+                    said.keys.insert(*key, (name.clone(), made.clone(), false));
                 }
                 TenantEvent::KeyRevoked { key } => {
-                    if let Some(made) = said.get_mut(key) {
+                    if let Some(made) = said.keys.get_mut(key) {
                         made.2 = true;
                     }
+                }
+                TenantEvent::ResumeAddressSet { address, agent } => {
+                    let owner = (name.clone(), agent.clone());
+                    said.addresses.insert(owner, *address);
+                }
+                TenantEvent::ResumeAddressRemoved { agent } => {
+                    said.addresses.remove(&(name.clone(), agent.clone()));
                 }
                 TenantEvent::HeadsSigned { .. } | TenantEvent::TraceRead { .. } => {}
             }
         }
     }
+}
+
+fn compare_addresses(
+    conn: &Connection,
+    only: Option<&Name>,
+    pushed: &Pushed,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
+    let wrong = |agent: &str, what: &str| {
+        Problem::new(ProblemKind::Entry, format!("the address of {agent}"), what)
+    };
+    let mut found = BTreeSet::new();
+    for (tenant, agent, kept) in tenant::filed_addresses(conn)? {
+        if only.is_some_and(|only| only.as_str() != tenant) {
+            continue;
+        }
+        let key = (kept.tenant.clone(), kept.agent.clone());
+        if tenant != kept.tenant.as_str() || agent != kept.agent.as_str() {
+            report.add(wrong(&agent, "is filed under another tenant or agent"));
+        } else if pushed.get(&key) != Some(&kept.commitment()) {
+            report.add(wrong(&agent, "is not what the audit stream says"));
+        }
+        found.insert(key);
+    }
+    for (_, agent) in pushed.keys().filter(|key| !found.contains(key)) {
+        report.add(wrong(agent.as_str(), "is missing"));
+    }
+    Ok(())
 }
 
 fn compare_keys(

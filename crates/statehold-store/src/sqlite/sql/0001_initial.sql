@@ -222,6 +222,14 @@ CREATE TABLE api_key(
 );
 CREATE INDEX api_key_by_tenant ON api_key(tenant);
 
+-- Where decisions for an agent are pushed to.
+CREATE TABLE resume_address(
+  tenant TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  body BLOB NOT NULL,
+  PRIMARY KEY (tenant, agent)
+);
+
 CREATE TABLE tenant_log(
   tenant TEXT NOT NULL,
   seq INTEGER NOT NULL,

@@ -91,6 +91,7 @@ impl Author<'_> {
             Act::Spawn => self.spawn(),
             Act::Claim => self.claim(),
             Act::Lapse => self.lapse(),
+            Act::Release => self.release(),
             Act::Append => self.append(),
             Act::Ask => self.ask(),
             Act::Decide => self.decide(),
@@ -351,6 +352,13 @@ impl Author<'_> {
             Command::LapseLease { request },
             Actor::system(fixtures::name("t1")),
         ))
+    }
+
+    fn release(&mut self) -> Option<(Command, Actor)> {
+        let leased = self.leased();
+        let request = self.request(&leased)?;
+        let (by, actor) = self.hand(request);
+        Some((Command::ReleaseLease { by }, actor))
     }
 
     fn append(&mut self) -> Option<(Command, Actor)> {

@@ -1,22 +1,26 @@
 //! Carrying out a plan: open the data, listen, say what is served, stop cleanly.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use statehold_engine::OffsetClock;
+use statehold_agents::push::{self, Guard};
+use statehold_core::name::Name;
+use statehold_engine::{Credential, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
-use crate::config::{Log, LogFormat};
+use crate::config::{Agent, Log, LogFormat};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
@@ -68,6 +72,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         wire::in_memory(clock, policies).await?
     };
     let engine = parts.engine;
+    engine.set_service_credentials(service_credentials(&config.agents)?);
     let has_keys = engine.has_keys().await?;
     if plan.listens_beyond_loopback() && !(config.auth.required && has_keys) {
         let listen = config.server.listen;
@@ -95,7 +100,16 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         )?;
     }
     let connections_open = Arc::new(AtomicUsize::new(0));
+    let guard = if config.auth.required {
+        Guard::new(&config.push.allow).map_err(|text| {
+            Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
+        })?
+    } else {
+        // A development server calls whoever is on this machine.
+        Guard::open()
+    };
     let options = ServerOptions {
+        push_guard: guard.clone(),
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
@@ -112,6 +126,15 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
     greet(plan, output, &url, was_unclean, has_keys, begun);
     let stop = CancellationToken::new();
+    engine.load_addresses().await?;
+    let write_body = Arc::new(statehold_server::pushed_body);
+    let pushing = push::run(engine.clone(), guard, write_body, stop.clone());
+    let background = TaskTracker::new();
+    background.spawn(async move {
+        if let Err(error) = pushing.await {
+            tracing::error!(%error, "nothing is pushed: TLS cannot be used");
+        }
+    });
     let serving = serve(listener, router, accept, stop.clone());
     tokio::pin!(serving);
     tokio::select! {
@@ -127,6 +150,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
             }
         }
     }
+    stop.cancel();
+    background.close();
+    background.wait().await;
     engine.shut_down().await;
     if on_disk {
         run_file::remove(data)?;
@@ -188,6 +214,27 @@ fn greet(
     output.note(&format!(
         "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
     ));
+}
+
+/// The credentials that agents have of their own, from the variables that the configuration names.
+fn service_credentials(
+    agents: &BTreeMap<Name, Agent>,
+) -> anyhow::Result<BTreeMap<Name, Credential>> {
+    let mut found = BTreeMap::new();
+    for (agent, settings) in agents {
+        let Some(variable) = &settings.credential_env else {
+            continue;
+        };
+        let value = std::env::var(variable).ok().and_then(Credential::new);
+        let Some(credential) = value else {
+            let message = format!("{variable} holds no credential of 1 to 8192 bytes");
+            let hint =
+                format!("`agents.{agent}.credential_env` names it; set it, or leave that out");
+            return Err(Failure::usage(message).hint(hint).into());
+        };
+        found.insert(agent.clone(), credential);
+    }
+    Ok(found)
 }
 
 /// Resolves when somebody asks this process to stop.

@@ -1,0 +1,176 @@
+//! One call to an address: resolve, look at what came of it, connect to exactly that, send, read the
+//! status. No redirects, no proxies, no cookies, no connection that is used twice.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::guard::{AddressError, Guard, Target};
+
+/// How long finding and reaching the other side may take, and all of it.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+const CALL_MAX: Duration = Duration::from_secs(15);
+/// The most that is read of an answer.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+const BODY_BYTES_MAX: usize = 16 * 1024;
+const BODY_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// What is sent.
+pub(super) struct Message {
+    pub(super) id: String,
+    pub(super) timestamp: String,
+    pub(super) signature: String,
+    pub(super) body: Vec<u8>,
+}
+
+/// Why a call did not deliver.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    #[error("it took too long")]
+    Slow,
+    #[error("the host cannot be reached")]
+    Unreachable,
+    #[error("the certificate of the host does not hold")]
+    Certificate,
+    #[error("the answer is not HTTP")]
+    NotHttp,
+    #[error("the answer was {0}")]
+    Refused(StatusCode),
+}
+
+pub(super) struct Client {
+    guard: Guard,
+    tls: TlsConnector,
+}
+
+impl Client {
+    pub(super) fn new(guard: Guard) -> Result<Self, rustls::Error> {
+        let mut roots = RootCertStore::empty();
+        let found = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(found.certs);
+        if roots.is_empty() {
+            tracing::warn!(
+                "this machine has no root certificates: https addresses cannot be called"
+            );
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self {
+            guard,
+            tls: TlsConnector::from(Arc::new(config)),
+        })
+    }
+
+    /// Delivers a message. Only an answer of 2xx counts.
+    pub(super) async fn post(&self, url: &str, message: Message) -> Result<(), CallError> {
+        let target = self.guard.parse(url)?;
+        let call = async {
+            let connect = tokio::time::timeout(CONNECT_MAX, connect(&target));
+            let stream = connect.await.map_err(|_| CallError::Slow)??;
+            if target.is_secret {
+                let name = ServerName::try_from(target.host.clone());
+                let name = name.map_err(|_| CallError::Certificate)?;
+                let stream = self.tls.connect(name, stream).await;
+                send(
+                    stream.map_err(|_| CallError::Certificate)?,
+                    &target,
+                    message,
+                )
+                .await
+            } else {
+                send(stream, &target, message).await
+            }
+        };
+        let status = tokio::time::timeout(CALL_MAX, call).await;
+        let status = status.map_err(|_| CallError::Slow)??;
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(CallError::Refused(status))
+        }
+    }
+}
+
+/// Connects to an address that was looked at, not to a name that may lead elsewhere by now.
+async fn connect(target: &Target) -> Result<TcpStream, CallError> {
+    let found = tokio::net::lookup_host((target.host.as_str(), target.port)).await;
+    let found: Vec<SocketAddr> = found.map_err(|_| CallError::Unreachable)?.collect();
+    let mut refused = None;
+    for address in found {
+        match target.require(address.ip()) {
+            Ok(()) => {
+                if let Ok(stream) = TcpStream::connect(address).await {
+                    return Ok(stream);
+                }
+            }
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.map_or(CallError::Unreachable, CallError::Address))
+}
+
+async fn send<S>(stream: S, target: &Target, message: Message) -> Result<StatusCode, CallError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let handshake = http1::Builder::new()
+        .max_buf_size(HEAD_BYTES_MAX)
+        .handshake(TokioIo::new(stream))
+        .await;
+    let (mut sender, connection) = handshake.map_err(|_| CallError::NotHttp)?;
+    let request = Request::post(&target.path)
+        .header(header::HOST, &target.authority)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(
+            header::USER_AGENT,
+            concat!("statehold/", env!("CARGO_PKG_VERSION")),
+        )
+        .header(header::CONNECTION, "close")
+        .header("webhook-id", message.id)
+        .header("webhook-timestamp", message.timestamp)
+        .header("webhook-signature", message.signature)
+        .body(Full::new(Bytes::from(message.body)));
+    let request = request.map_err(|_| CallError::Address(AddressError::Malformed))?;
+    // The connection is used for this message only.
+    let mut connection = std::pin::pin!(connection);
+    let mut answer = std::pin::pin!(sender.send_request(request));
+    let mut is_open = true;
+    let answer = tokio::select! {
+        biased;
+        answer = &mut answer => answer,
+        ended = &mut connection => match ended {
+            // What was read before the end is still to be looked at.
+            Ok(()) => {
+                is_open = false;
+                answer.await
+            }
+            Err(error) => Err(error),
+        },
+    };
+    let answer = answer.map_err(|_| CallError::NotHttp)?;
+    let status = answer.status();
+    // A short answer is read to its end, so that the other side need not complain. It means nothing.
+    let rest = Limited::new(answer.into_body(), BODY_BYTES_MAX).collect();
+    tokio::select! {
+        _ = rest => {}
+        _ = &mut connection, if is_open => {}
+        () = tokio::time::sleep(BODY_TIME_MAX) => {}
+    }
+    Ok(status)
+}

@@ -1,0 +1,355 @@
+//! Where decisions for an agent are pushed to, and which requests there are to push.
+//!
+//! Whoever pushes keeps no table of deliveries. What is to be delivered follows from the state of the
+//! requests: those that wait for a worker after one had them, and those that run and were decided
+//! something about since their worker has them. So it goes on after a restart.
+
+use std::sync::{Arc, PoisonError};
+
+use data_encoding::BASE64;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::name::Name;
+use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_core::tenant::TenantEvent;
+use statehold_store::keys::KeyOwner;
+use statehold_store::{AddressChange, LiveWork, ResumeAddress};
+use zeroize::Zeroizing;
+
+use crate::access::require_any;
+use crate::caller::{Caller, Role};
+use crate::claim::ClaimedRequest;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::ports::random;
+
+/// The longest address, in bytes.
+pub const ADDRESS_BYTES_MAX: usize = 2_048;
+/// How many agents may have one.
+const ADDRESSES_MAX: usize = 1_000;
+/// How many live requests are read at once, and looked at in all.
+const PAGE: usize = 500;
+const SCAN_MAX: usize = 20_000;
+
+/// The secret that signs what is pushed to one address, in the form of Standard Webhooks.
+#[derive(Clone)]
+pub struct SigningSecret(Zeroizing<[u8; 32]>);
+
+impl SigningSecret {
+    /// As it is shown once.
+    pub fn reveal(&self) -> String {
+        format!("whsec_{}", BASE64.encode(self.0.as_slice()))
+    }
+
+    /// The signature over a message.
+    ///
+    /// # Panics
+    ///
+    /// Never: a key may have any length.
+    pub fn sign(&self, id: &str, seconds: i64, body: &[u8]) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.as_slice()).expect("of any length");
+        mac.update(format!("{id}.{seconds}.").as_bytes());
+        mac.update(body);
+        format!("v1,{}", BASE64.encode(&mac.finalize().into_bytes()))
+    }
+}
+
+impl std::fmt::Debug for SigningSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SigningSecret(…)")
+    }
+}
+
+/// A request of which the worker of its agent should hear.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resumable {
+    /// Its session.
+    pub session: SessionId,
+    /// The request.
+    pub request: RequestId,
+    /// How often it was claimed.
+    pub fence: u64,
+    /// `queued`, or `running` under a worker that was decided something for.
+    pub status: RequestStatus,
+    /// How many of its holds are decided.
+    pub decisions: u32,
+}
+
+/// Listens for changes of addresses, from the moment it was made.
+#[derive(Debug)]
+pub struct AddressChanges(tokio::sync::watch::Receiver<u64>);
+
+impl AddressChanges {
+    /// Waits for the next change.
+    pub async fn next(&mut self) {
+        // The sender lives as long as the engine.
+        drop(self.0.changed().await);
+    }
+}
+
+/// Lets only those go on who may say where decisions for an agent are pushed to.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub fn require_address_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {
+    require_any(caller, &[Role::Worker, Role::Admin])?;
+    // A worker that is bound to a user must not hear of the requests of others.
+    let works = caller.works_for(agent) && caller.user.is_none();
+    if works || caller.has(Role::Admin) {
+        Ok(())
+    } else {
+        let agent = agent.to_string();
+        Err(EngineError::WrongAgent { agent })
+    }
+}
+
+impl Engine {
+    /// Reads all addresses into memory. Called once.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn load_addresses(&self) -> Result<usize, EngineError> {
+        let found = self.inner().store.resume_addresses().await?;
+        let count = found.len();
+        for address in found {
+            let key = (address.tenant.clone(), address.agent.clone());
+            self.note_address(key, Some(address));
+        }
+        Ok(count)
+    }
+
+    fn note_address(&self, key: (Name, Name), address: Option<ResumeAddress>) {
+        let inner = self.inner();
+        let addresses = inner.addresses.write();
+        let mut addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        match address {
+            Some(address) => drop(addresses.insert(key, address)),
+            None => drop(addresses.remove(&key)),
+        }
+        drop(addresses);
+        inner.addresses_changed.send_modify(|count| *count += 1);
+    }
+
+    /// All addresses of all tenants, for whoever pushes.
+    pub fn all_addresses(&self) -> Vec<ResumeAddress> {
+        let addresses = self.inner().addresses.read();
+        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        addresses.values().cloned().collect()
+    }
+
+    /// Begins to listen for changes of addresses.
+    pub fn address_changes(&self) -> AddressChanges {
+        AddressChanges(self.inner().addresses_changed.subscribe())
+    }
+
+    /// The address of an agent.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not see it, or there is none.
+    pub fn resume_address(
+        &self,
+        caller: &Caller,
+        agent: &Name,
+    ) -> Result<ResumeAddress, EngineError> {
+        require_address_right(caller, agent)?;
+        let addresses = self.inner().addresses.read();
+        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        let found = addresses.get(&(caller.tenant.clone(), agent.clone()));
+        found.cloned().ok_or(EngineError::NotFound)
+    }
+
+    /// Sets the address of an agent, with a new secret. Whether it may be called is whoever pushes to
+    /// find out, each time.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or there are too many.
+    pub async fn set_resume_address(
+        &self,
+        caller: &Caller,
+        agent: &Name,
+        url: String,
+    ) -> Result<(ResumeAddress, SigningSecret), EngineError> {
+        require_address_right(caller, agent)?;
+        let _turn = self.inner().addresses_turn.lock().await;
+        let key = (caller.tenant.clone(), agent.clone());
+        let known = self.all_addresses();
+        let is_new = !known
+            .iter()
+            .any(|one| one.tenant == key.0 && one.agent == key.1);
+        if is_new && known.len() >= ADDRESSES_MAX {
+            return Err(EngineError::TooMany("at most 1,000 agents have an address"));
+        }
+        let address = ResumeAddress {
+            tenant: caller.tenant.clone(),
+            agent: agent.clone(),
+            url,
+            salt: Digest::from_bytes(random::<32>()?),
+            set_at: self.inner().clock.now(),
+        };
+        let secret = self.signing_secret(&address)?;
+        let event = TenantEvent::ResumeAddressSet {
+            address: address.commitment(),
+            agent: agent.clone(),
+        };
+        let change = AddressChange::Set(address.clone());
+        self.append_audit(caller, event, None, Some(change)).await?;
+        self.note_address(key, Some(address.clone()));
+        Ok((address, secret))
+    }
+
+    /// Removes the address of an agent: nothing more is pushed.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or there is none.
+    pub async fn remove_resume_address(
+        &self,
+        caller: &Caller,
+        agent: &Name,
+    ) -> Result<(), EngineError> {
+        require_address_right(caller, agent)?;
+        let _turn = self.inner().addresses_turn.lock().await;
+        self.resume_address(caller, agent)?;
+        let event = TenantEvent::ResumeAddressRemoved {
+            agent: agent.clone(),
+        };
+        let change = AddressChange::Removed(agent.clone());
+        self.append_audit(caller, event, None, Some(change)).await?;
+        self.note_address((caller.tenant.clone(), agent.clone()), None);
+        Ok(())
+    }
+
+    /// The secret of an address: made from its salt and the key of this server, so that neither the
+    /// data nor a backup has it.
+    ///
+    /// # Errors
+    ///
+    /// If the key of the server cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// Never: a key may have any length.
+    pub fn signing_secret(&self, address: &ResumeAddress) -> Result<SigningSecret, EngineError> {
+        let key = self.inner().payload_keys.get_or_create(&KeyOwner::Server)?;
+        let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("of any length");
+        for part in [
+            b"statehold resume address v1".as_slice(),
+            address.tenant.as_str().as_bytes(),
+            address.agent.as_str().as_bytes(),
+            address.salt.as_bytes(),
+        ] {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part);
+        }
+        let secret: [u8; 32] = mac.finalize().into_bytes().into();
+        Ok(SigningSecret(Zeroizing::new(secret)))
+    }
+
+    /// Wakes whoever waits on it when there may be something new for workers of an agent.
+    pub fn work_news(&self, tenant: &Name, agent: &Name) -> Arc<tokio::sync::Notify> {
+        self.inner().queue(tenant, agent)
+    }
+
+    /// The requests of an agent of which its worker should hear, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn resumable(
+        &self,
+        tenant: &Name,
+        agent: &Name,
+        limit: usize,
+    ) -> Result<Vec<Resumable>, EngineError> {
+        let store = &self.inner().store;
+        let (mut found, mut after, mut seen) = (Vec::new(), None, 0);
+        loop {
+            let page = store.live_work(tenant.clone(), agent.clone(), after, PAGE);
+            let page = page.await?;
+            let is_last = page.len() < PAGE;
+            seen += page.len();
+            after = page.last().map(|work| work.live.id);
+            for work in &page {
+                found.extend(self.is_resumable(work).await?);
+                if found.len() == limit {
+                    return Ok(found);
+                }
+            }
+            if is_last || seen >= SCAN_MAX {
+                return Ok(found);
+            }
+        }
+    }
+
+    async fn is_resumable(&self, work: &LiveWork) -> Result<Option<Resumable>, EngineError> {
+        let live = &work.live;
+        let is_told = match live.status {
+            RequestStatus::Queued => live.fence > 0,
+            RequestStatus::Running if live.holds_opened > 0 => {
+                self.was_decided_since(work.session, live).await?
+            }
+            RequestStatus::Running | RequestStatus::Held | RequestStatus::Waiting => false,
+        };
+        Ok(is_told.then_some(Resumable {
+            session: work.session,
+            request: live.id,
+            fence: live.fence,
+            status: live.status,
+            decisions: live.holds_opened,
+        }))
+    }
+
+    /// Whether a hold of a running request was decided since its worker has it.
+    async fn was_decided_since(
+        &self,
+        session: SessionId,
+        live: &LiveRequest,
+    ) -> Result<bool, EngineError> {
+        let store = &self.inner().store;
+        let Some(lease) = live.lease else {
+            return Ok(false);
+        };
+        for hold in store.holds_of(live.id).await?.into_iter().rev() {
+            let Some(closed) = store.closed_hold(hold).await? else {
+                continue;
+            };
+            let decided = self.record(session, closed.decided_by).await?;
+            let decided_at = decided.map(|stored| stored.record.content.at);
+            if decided_at.is_some_and(|at| at.plus_ms(lease.ttl_ms) >= lease.until) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What a worker would get if it claimed the request now, without its credentials. None if it has
+    /// ended or is somebody else's.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn pushed_work(
+        &self,
+        tenant: &Name,
+        resumable: &Resumable,
+    ) -> Result<Option<ClaimedRequest>, EngineError> {
+        let caller = Caller::local(tenant.clone());
+        let view = self.work_view(&caller, resumable.session, resumable.request);
+        let view = match view.await {
+            Ok(view) => view,
+            Err(EngineError::NotFound) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let same =
+            view.detail.live.as_ref().is_some_and(|live| {
+                live.fence == resumable.fence && live.status == resumable.status
+            });
+        Ok(same.then_some(view))
+    }
+}
