@@ -98,7 +98,10 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("UPDATE live_request SET agent = 'nobody' WHERE session = 4", &["live request req_"]),
     ("UPDATE live_request SET tenant = 't2' WHERE session = 4", &["live request req_"]),
     ("DELETE FROM open_hold", &["{4}"]),
-    ("UPDATE open_hold SET deadline = NULL", &["open hold hld_"]),
+    ("UPDATE open_hold SET deadline = deadline - 1", &["open hold hld_"]),
+    ("UPDATE open_hold SET risk = risk - 1", &["open hold hld_"]),
+    ("UPDATE open_hold SET user = zeroblob(16)", &["open hold hld_"]),
+    ("UPDATE open_hold SET agent = 'eve'", &["open hold hld_"]),
     ("UPDATE open_hold SET tenant = 't2'", &["open hold hld_"]),
     ("UPDATE open_hold SET request = zeroblob(16)", &["open hold hld_"]),
     // What is over.
@@ -114,12 +117,15 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("DELETE FROM closed_hold", &["closed hold hld_"]),
     (
         "INSERT INTO closed_hold
-         SELECT pk + 1000, zeroblob(16), session, request, tenant, body FROM closed_hold LIMIT 1",
+         SELECT pk + 1000, zeroblob(16), session, request, tenant, user, agent, call, body, result
+         FROM closed_hold LIMIT 1",
         &["closed_hold"],
     ),
     ("UPDATE closed_hold SET session = 2", &["closed_hold"]),
     ("UPDATE closed_hold SET request = zeroblob(16)", &["closed hold hld_"]),
     ("UPDATE closed_hold SET tenant = 't2'", &["closed hold hld_"]),
+    ("UPDATE closed_hold SET user = zeroblob(16)", &["closed hold hld_"]),
+    ("UPDATE closed_hold SET agent = 'eve'", &["closed hold hld_"]),
     // Values.
     (
         "UPDATE state SET value = (SELECT value FROM state WHERE key = 'step') WHERE key = 'lap'",
