@@ -34,6 +34,8 @@ use crate::schema::Schema;
 const TITLE_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 const URL_BYTES_MAX: usize = 2_048;
+/// People decide about what they can read.
+const ARGS_BYTES_MAX: usize = 1024 * 1024;
 const GROUP_BYTES_MAX: usize = 64;
 const REASONS_MAX: usize = 32;
 const REASON_ID_BYTES_MAX: usize = 64;
@@ -246,6 +248,13 @@ impl Engine {
         terms: &Wish,
         (items, payloads): (&mut Vec<NewItem>, &mut Payloads),
     ) -> Result<Gated, EngineError> {
+        if action.args.get().len() > ARGS_BYTES_MAX {
+            return Err(EngineError::InvalidField {
+                path: "action.args",
+                what: "the arguments have at most 1 MiB; hand over the rest by reference"
+                    .to_owned(),
+            });
+        }
         let args = parse_args(&action.args, "action.args")?;
         let tool = action.tool.as_str();
         let digest =

@@ -105,7 +105,7 @@ pub struct ActionBody {
 pub struct Redaction {
     /// Where, as a JSON Pointer into the arguments.
     pub path: String,
-    /// By which rule: `path`, `secret`, `email`, `card` or `length`.
+    /// By which rule: `path`, `secret`, `email` or `card`.
     pub rule: String,
 }
 

@@ -15,7 +15,7 @@ fn name(text: &str) -> Name {
 }
 
 /// A policy for one tool of the agent `helper`.
-fn for_tool(tool: &str, policy: ToolPolicy) -> Setup {
+pub(crate) fn for_tool(tool: &str, policy: ToolPolicy) -> Setup {
     let agent = AgentPolicy {
         tools: [(name(tool), policy)].into(),
         ..AgentPolicy::default()

@@ -285,7 +285,7 @@ fn half_a_record_is_noticed() {
 fn the_example_of_the_documentation_has_the_hash_that_it_names() {
     let page = include_str!("../../../../docs/formats/record-v1.md");
     let (_, example) = page
-        .split_once("out to get the 986 bytes")
+        .split_once("out to get the 1076 bytes")
         .expect("the example");
     let text = example
         .split("```")
@@ -294,7 +294,7 @@ fn the_example_of_the_documentation_has_the_hash_that_it_names() {
         .replace('\n', "");
     let mut record: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(record["seq"], 5);
-    let named = "c6fd38375df692390399dfd0be6bb4831e7caeaf8b663424d4c1f3a0722e5b85";
+    let named = "76f9834d5275dcfdf8b088428179454a41e2b39c990b69dc626b3f0b8a8ba89b";
     assert!(page.contains(named));
     record["hash"] = json!(named);
     // As it is the fifth of its chain, the comparison stops where it must, and not at the hash.

@@ -242,7 +242,8 @@ impl Live {
             "tool": "delete_user", "call_id": "c1", "args": { "user_id": 7, "cascade": false },
             "risk": risk,
         });
-        let hold = json!({ "kind": "approval", "title": "Delete user 7", "action": action, "expires_in_seconds": 3600 });
+        let hold = json!({ "kind": "approval", "title": "Delete user 7", "action": action, "expires_in_seconds": 3600,
+            "reasons": [{ "id": "wrong_user", "title": "Wrong user" }] });
         self.ask(story, &hold)
     }
 

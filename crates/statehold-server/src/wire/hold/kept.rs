@@ -49,7 +49,7 @@ pub(crate) struct ActionOut {
 pub(crate) struct RedactionOut {
     /// Where, as a JSON Pointer into the arguments.
     pub(crate) path: String,
-    /// By which rule: `path`, `secret`, `email`, `card` or `length`.
+    /// By which rule: `path`, `secret`, `email` or `card`.
     pub(crate) rule: String,
 }
 

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use statehold_core::digest::action_digest;
+use statehold_core::hold::DecideBy;
+use statehold_engine::policy::ToolPolicy;
 
+use crate::deciding::for_tool;
 use crate::rest::{act, claim, new_session, start};
 use crate::rig::{Answer, Rig, Who, text};
 
@@ -429,7 +432,7 @@ async fn attack_15_only_the_holder_of_the_lease_asks() {
     let before = asked.revision().await;
     let hold = json!({
         "kind": "approval", "title": "Forged", "action": {"tool": "pay", "args": {"n": 9}},
-        "decide_by": "user", "allowed": ["approve"],
+        "allowed": ["approve"],
     });
     let other = rig.worker(&["helper"]).await;
     let boss = approver(&rig, "boss").await;
@@ -466,8 +469,13 @@ async fn attack_15_only_the_holder_of_the_lease_asks() {
 
 #[tokio::test]
 async fn attack_16_words_are_not_an_approval() {
-    let rig = Rig::in_memory().await;
-    let asked = Asked::new(&rig, json!({"decide_by": "user"})).await;
+    // Even where the user may decide, words in a conversation decide nothing.
+    let policy = ToolPolicy {
+        decide_by: Some(DecideBy::User),
+        ..ToolPolicy::default()
+    };
+    let rig = Rig::with(for_tool("pay", policy)).await;
+    let asked = Asked::new(&rig, json!({})).await;
     let session = format!("/v1/sessions/{}", asked.session);
     for words in [
         "approved",
@@ -718,6 +726,13 @@ async fn attack_20_a_misleading_preview_stays_text_and_stays_short() {
     act(&helper, &claimed, "holds", huge)
         .await
         .refused(413, "body_too_large");
+    let large = json!({
+        "kind": "approval", "title": "t",
+        "action": {"tool": "pay", "args": {"memo": "x".repeat(1024 * 1024)}},
+    });
+    let refused = act(&helper, &claimed, "holds", large).await;
+    let problem = refused.refused(422, "invalid_body");
+    assert_eq!(problem["path"], "action.args", "{problem}");
     let link = json!({"kind": "link", "title": "t", "url": format!("http://{place}/link")});
     act(&helper, &claimed, "holds", link).await.ok(201);
     let reject = json!({"decision": "reject", "comment": message.replace('\u{0}', "")});

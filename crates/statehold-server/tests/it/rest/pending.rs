@@ -31,7 +31,7 @@ async fn ask(worker: &Who, request: &Value, title: &str) -> Value {
 
 async fn answer(who: &Who, hold: &Value) {
     let path = format!("/v1/holds/{}/decision", text(hold, "id"));
-    let respond = json!({"decision": "respond", "content": 1});
+    let respond = json!({"decision": "respond", "content": "1"});
     who.post(&path, &respond).await.ok(200);
 }
 

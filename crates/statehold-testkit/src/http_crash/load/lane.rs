@@ -302,7 +302,7 @@ impl Lane {
 
     async fn decide(&mut self, at: usize, hold: &str, digest: &str) -> Result<()> {
         let body = if self.random.below(3) == 0 {
-            json!({ "decision": "reject", "reason": "not today" })
+            json!({ "decision": "reject", "comment": "not today" })
         } else {
             json!({ "decision": "approve", "digest": digest })
         };

@@ -59,7 +59,6 @@ impl Edit {
                     .into(),
             );
         }
-        still_hidden(action, &args)?;
         show_before(&hold, Some(&args), output);
         for line in lines {
             output.note(&format!("  {line}"));
@@ -94,30 +93,6 @@ fn parse(text: &str) -> Result<Value, Failure> {
             .hint("they look like {\"user_id\": 8}")
     })?;
     Ok(args)
-}
-
-/// An edit gives all arguments. A value that was never shown would be replaced by its mask.
-fn still_hidden(action: &Action, args: &Value) -> Result<(), Failure> {
-    let kept: Vec<&str> = action
-        .redactions
-        .iter()
-        .map(|redaction| redaction.path.as_str())
-        .filter(|path| {
-            let after = args.pointer(path);
-            after.is_some() && after == action.args.pointer(path)
-        })
-        .collect();
-    if kept.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::usage(format!(
-        "an edit gives all arguments, and these were not shown to you: {}",
-        kept.join(", ")
-    ))
-    .hint(format!(
-        "set them too: --set {}=VALUE, or reject with a comment",
-        kept[0]
-    )))
 }
 
 /// Opens the person's editor on the arguments.
@@ -157,20 +132,4 @@ fn in_editor(args: &Value) -> anyhow::Result<Value> {
     let mut text = String::new();
     std::fs::File::open(file.path())?.read_to_string(&mut text)?;
     Ok(parse(&text)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_value_that_was_not_shown_is_not_replaced_by_its_mask() {
-        let action = json!({ "tool": "t", "args": { "a": 1, "card": "‹card›" }, "redactions": [{ "path": "/card", "rule": "card" }] });
-        let action: Action = serde_json::from_value(action).expect("an action");
-        assert!(still_hidden(&action, &json!({ "a": 2, "card": "‹card›" })).is_err());
-        assert!(still_hidden(&action, &json!({ "a": 2, "card": "4111" })).is_ok());
-        assert!(still_hidden(&action, &json!({ "a": 2 })).is_ok());
-    }
 }
