@@ -300,7 +300,6 @@ mod tests {
         let agent = AgentPolicy {
             every_tool,
             tools: [(name("delete"), delete)].into(),
-            ..AgentPolicy::default()
         };
         Policies {
             agents: [(name("ums"), agent)].into(),

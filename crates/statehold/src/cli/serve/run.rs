@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
-use crate::config::{Agent, Log, LogFormat};
+use crate::config::{Agent, Config, Log, LogFormat};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
@@ -74,15 +74,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let engine = parts.engine;
     engine.set_service_credentials(service_credentials(&config.agents)?);
     let has_keys = engine.has_keys().await?;
-    if plan.listens_beyond_loopback() && !(config.auth.required && has_keys) {
-        let listen = config.server.listen;
-        let message = format!("nobody may listen on {listen} without keys");
-        let hint = format!(
-            "make a key first with: statehold token create --role admin --data {}",
-            data.display()
-        );
-        return Err(Failure::usage(message).hint(&hint).into());
-    }
+    require_keys(plan, has_keys)?;
     let listener = TcpListener::bind(config.server.listen)
         .await
         .with_context(|| format!("cannot listen on {}", config.server.listen))?;
@@ -100,14 +92,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         )?;
     }
     let connections_open = Arc::new(AtomicUsize::new(0));
-    let guard = if config.auth.required {
-        Guard::new(&config.push.allow).map_err(|text| {
-            Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
-        })?
-    } else {
-        // A development server calls whoever is on this machine.
-        Guard::open()
-    };
+    let guard = push_guard(config)?;
     let options = ServerOptions {
         push_guard: guard.clone(),
         keys_required: config.auth.required,
@@ -158,6 +143,32 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+/// Whoever can be reached from elsewhere lets in only those with a key.
+fn require_keys(plan: &ServePlan, has_keys: bool) -> Result<(), Failure> {
+    let config = &plan.config;
+    if !plan.listens_beyond_loopback() || config.auth.required && has_keys {
+        return Ok(());
+    }
+    let listen = config.server.listen;
+    let hint = format!(
+        "make a key first with: statehold token create --role admin --data {}",
+        config.store.data.display()
+    );
+    Err(Failure::usage(format!("nobody may listen on {listen} without keys")).hint(&hint))
+}
+
+/// Which addresses decisions may be pushed to.
+fn push_guard(config: &Config) -> Result<Guard, Failure> {
+    if config.auth.required {
+        Guard::new(&config.push.allow).map_err(|text| {
+            Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
+        })
+    } else {
+        // A development server calls whoever is on this machine.
+        Ok(Guard::open())
+    }
 }
 
 /// Says what is served, and only that.
