@@ -247,7 +247,7 @@ def check_three_agents(server):
             agents.append(task["agent"])
             assert task["status"] == "paused", task
             shown = server.call("admin", "GET", f"/v1/tasks/{task['id']}")
-            below = [hold["id"] for hold in shown.get("pending", shown["pending_holds"])]
+            below = [hold["id"] for hold in shown["pending"]]
             assert below == [hold["id"]], (task["agent"], below)
             tasks = task["requests"][0]["tasks"]
         assert agents == ["orchestrator", "middle", "leaf"], agents
