@@ -22,6 +22,7 @@ def follow(url):
 
 url = sys.argv[1]
 follow(f"{url}/v1/events")
+follow(f"{url}/v1/holds/events")
 session = json.load(get(f"{url}/v1/sessions?limit=1"))["sessions"][0]["id"]
 follow(f"{url}/v1/sessions/{session}/events?after=0")
 

@@ -120,6 +120,10 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
         None | Some("urgency") => HoldOrder::Urgency,
         Some(_) => return Err(bad("`order` is urgency, oldest or newest")),
     };
+    let is_group = |id: &String| (1..=64).contains(&id.len());
+    if params.group_id.as_ref().is_some_and(|id| !is_group(id)) {
+        return Err(bad("`group_id` is 1 to 64 bytes"));
+    }
     let agent = params.agent.as_deref();
     let session = params.session_id.as_deref().map(str::parse).transpose();
     Ok(HoldFilter {

@@ -164,14 +164,16 @@ pub(super) fn tenants(conn: &Connection) -> Result<Vec<String>, StoreError> {
 /// The tenants that have sessions or an audit stream. Each is one step along an index.
 pub(super) fn names(conn: &Connection) -> Result<Vec<Name>, StoreError> {
     let sql = "WITH RECURSIVE
-               owner(name) AS (SELECT min(tenant) FROM session UNION ALL
-                 SELECT (SELECT min(tenant) FROM session WHERE tenant > name) FROM owner
-                 WHERE name IS NOT NULL),
-               stream(name) AS (SELECT min(tenant) FROM tenant_log UNION ALL
-                 SELECT (SELECT min(tenant) FROM tenant_log WHERE tenant > name) FROM stream
-                 WHERE name IS NOT NULL)
-               SELECT name FROM owner WHERE name IS NOT NULL
-               UNION SELECT name FROM stream WHERE name IS NOT NULL ORDER BY name";
+               owner(found) AS (SELECT min(tenant) FROM session UNION ALL
+                 SELECT (SELECT min(session.tenant) FROM session
+                         WHERE session.tenant > owner.found) FROM owner
+                 WHERE owner.found IS NOT NULL),
+               stream(found) AS (SELECT min(tenant) FROM tenant_log UNION ALL
+                 SELECT (SELECT min(tenant_log.tenant) FROM tenant_log
+                         WHERE tenant_log.tenant > stream.found) FROM stream
+                 WHERE stream.found IS NOT NULL)
+               SELECT found FROM owner WHERE found IS NOT NULL
+               UNION SELECT found FROM stream WHERE found IS NOT NULL ORDER BY found";
     let names: Vec<String> = all(conn, sql, [], |row| row.get(0))?;
     let parsed = names.iter().map(|name| name.parse());
     parsed

@@ -11,7 +11,12 @@ use super::fixture::{owner, owner_of, session};
 use super::picture::Picture;
 use crate::{SessionQuery, Store, StoreError};
 
-async fn begin_named(store: &Arc<dyn Store>, owner: Owner, n: u64, name: &str) -> Driver {
+pub(super) async fn begin_named(
+    store: &Arc<dyn Store>,
+    owner: Owner,
+    n: u64,
+    name: &str,
+) -> Driver {
     let mut driver = Driver::new(Arc::clone(store), owner, n);
     let create = driver.create(Some(name));
     driver.ok(&driver.client(), create).await;

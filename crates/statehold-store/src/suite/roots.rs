@@ -11,7 +11,8 @@ use statehold_core::time::Timestamp;
 
 use super::HEALTHY;
 use super::driver::Driver;
-use super::fixture::{name, owner_of, seconds, session};
+use super::fixture::{name, owner, owner_of, seconds, session};
+use super::names::begin_named;
 use crate::keys::{KeyOwner, KnownKeys};
 use crate::signing::RootSigner;
 use crate::{CheckReport, ProblemKind, Store, TenantCommit};
@@ -107,6 +108,9 @@ pub(super) async fn tenants_are_those_with_sessions_or_a_stream(store: Arc<dyn S
     Driver::begin(&store, 1).await;
     Driver::begin(&store, 2).await;
     Driver::begin_for(&store, owner_of("south", "bank", 2), 3).await;
+    // Whatever its sessions are called.
+    begin_named(&store, owner(), 4, "a").await;
+    begin_named(&store, owner(), 5, "z").await;
     for tenant in ["east", "south"] {
         sign(&store, tenant, vec![], 1).await;
         sign(&store, tenant, vec![], 1).await;

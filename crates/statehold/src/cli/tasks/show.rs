@@ -92,7 +92,6 @@ fn facts(task: &Value) -> Vec<(&'static str, Cell)> {
     let of = |field: &str| Cell::optional(task[field].as_str());
     let waits: Vec<&str> = elements(task, "pending")
         .iter()
-        .chain(elements(task, "pending_holds"))
         .map(|hold| text(hold, "alias"))
         .collect();
     let mut facts = vec![
