@@ -165,7 +165,11 @@ impl Pusher {
         known: &mut HashMap<Key, (Resumable, Progress)>,
     ) -> Result<(), EngineError> {
         let (tenant, agent) = (&address.tenant, &address.agent);
-        let found = self.engine.resumable(tenant, agent, REQUESTS_MAX).await?;
+        // What was delivered and is not claimed yet takes nobody's place.
+        let delivered = known.values();
+        let delivered = delivered.filter(|(_, progress)| matches!(progress, Progress::Delivered));
+        let limit = REQUESTS_MAX + delivered.count();
+        let found = self.engine.resumable(tenant, agent, limit).await?;
         let mut next = HashMap::with_capacity(found.len());
         for resumable in found {
             let key = key_of(&resumable);

@@ -12,6 +12,8 @@ pub const OPEN_TASKS_MAX: usize = 4_096;
 pub const OPEN_HOLDS_MAX: usize = 2_048;
 /// Open holds of one request.
 pub const REQUEST_HOLDS_MAX: usize = 256;
+/// Holds that one request ever opens: whoever reads a request reads them all.
+pub const REQUEST_HOLDS_OPENED_MAX: usize = 4_096;
 /// Tool calls of one request without a result. Each may become a hold after a crash.
 pub const REQUEST_CALLS_MAX: usize = REQUEST_HOLDS_MAX;
 /// Live child requests of one request.

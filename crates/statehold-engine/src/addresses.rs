@@ -339,7 +339,7 @@ impl Engine {
         tenant: &Name,
         resumable: &Resumable,
     ) -> Result<Option<ClaimedRequest>, EngineError> {
-        let caller = Caller::local(tenant.clone());
+        let caller = Caller::worker_of_server(tenant.clone());
         let view = self.work_view(&caller, resumable.session, resumable.request);
         let view = match view.await {
             Ok(view) => view,

@@ -78,10 +78,6 @@ impl Engine {
             (None, _) => None,
         };
         let named = decision_key(call, key, id, is_credential, &answer);
-        let had_key = self.inner().hold_keys.get(id).is_some();
-        let sealed_now = edited
-            .as_ref()
-            .is_some_and(|edited| edited.sealed.is_some());
         let edited_digest = edited.as_ref().map(|edited| edited.digest);
         let (words, credential) = kept_words(is_credential, answer.clone(), edited);
         let owner = self.owner(session).await?;
@@ -103,14 +99,9 @@ impl Engine {
         };
         let credential = credential.and_then(Credential::new);
         let credential = credential.as_ref();
-        let done = self
-            .submit_with_credential(session, &call, &command, &payloads, reply, credential)
-            .await;
-        let is_refused = matches!(&done, Err(EngineError::Rejected(_) | EngineError::NotFound));
-        if sealed_now && !had_key && is_refused {
-            self.destroy_hold_keys(vec![id]).await;
-        }
-        done
+        // A key that was made for an edit which is refused goes when the action ends.
+        self.submit_with_credential(session, &call, &command, &payloads, reply, credential)
+            .await
     }
 
     /// Checks what a person sent to an open hold. Whether they may decide comes first: what is wrong
@@ -126,8 +117,8 @@ impl Engine {
             return Err(Rejection::MayNotDecide { why }.into());
         }
         if !detail.hold.allowed.contains(&answer.kind) {
-            // The core says which are.
-            return Ok(());
+            let (decision, allowed) = (answer.kind, detail.hold.allowed.clone());
+            return Err(Rejection::DecisionNotOffered { decision, allowed }.into());
         }
         if let Some(reason) = &answer.reason {
             let offered = body.reasons.as_deref().unwrap_or_default();
@@ -208,13 +199,16 @@ impl Engine {
         let id = detail.hold.id;
         let mut value = parse_args(args, "args")?;
         let is_whole = action.redactions.is_empty();
+        let seen = value.clone();
         if !is_whole {
             self.keep_hidden(action, &mut value)?;
         }
         if let Some(schema) = action.args_schema.clone() {
             let instance = value.clone();
             let errors = move || match Schema::new(schema.get()) {
-                Ok(schema) => schema.errors(&instance),
+                Ok(schema) if is_whole => schema.errors(&instance),
+                // What is wrong must not tell what is hidden.
+                Ok(schema) => schema.places(&instance, &seen),
                 Err(error) => vec![error],
             };
             let errors = tokio::task::spawn_blocking(errors).await;
@@ -304,7 +298,11 @@ fn find_hidden(value: &Value, path: String) -> Option<String> {
         }
         Value::Object(fields) => fields.iter().find_map(|(name, value)| {
             let step = name.replace('~', "~0").replace('/', "~1");
-            find_hidden(value, format!("{path}/{step}"))
+            let path = format!("{path}/{step}");
+            if name.contains(HIDDEN) {
+                return Some(path);
+            }
+            find_hidden(value, path)
         }),
         _ => None,
     }

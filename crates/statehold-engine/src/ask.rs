@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::value::RawValue;
-use statehold_core::command::{Command, Fenced};
+use statehold_core::command::{Command, Fenced, Rejection};
 use statehold_core::digest::{Digest, action_digest, canonical_bytes};
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Effect, Hold, HoldKind, NewHold, OnExpiry, Risk,
@@ -41,7 +41,7 @@ const REASONS_MAX: usize = 32;
 const REASON_ID_BYTES_MAX: usize = 64;
 const REASON_TEXT_BYTES_MAX: usize = 2_048;
 /// How many items are looked at to find a call that was recorded before.
-const CALLS_LOOKED_AT: usize = 1_000;
+const CALLS_LOOKED_AT: usize = 10_000;
 
 /// What is asked.
 #[derive(Debug, Clone)]
@@ -300,9 +300,11 @@ impl Engine {
                 }
             }
             CallTarget::Recorded(id) => {
-                if let Some(body) = self.recorded_call(session, request, id).await? {
-                    require_same(tool, &value, &body)?;
-                }
+                // A call that cannot be looked at could be one of another tool, with another policy.
+                let Some(body) = self.recorded_call(session, request, id).await? else {
+                    return Err(Rejection::CallUnknown { call: Some(id) }.into());
+                };
+                require_same(tool, &value, &body)?;
             }
         }
         let sealed = match redactions.as_slice() {

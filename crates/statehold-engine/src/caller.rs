@@ -109,6 +109,18 @@ impl Caller {
         }
     }
 
+    /// The server, where it looks at work on behalf of whoever will do it. It decides nothing.
+    pub(crate) fn worker_of_server(tenant: Name) -> Self {
+        let worker = Role::Worker.name().parse().expect("a role is a name");
+        Self {
+            tenant,
+            principal: Principal::System,
+            roles: Roles([worker].into()),
+            user: None,
+            agents: BTreeSet::new(),
+        }
+    }
+
     /// Whoever came with this key. Two keys of one user are one principal.
     pub(crate) fn with_key(key: &ApiKey) -> Self {
         Self {

@@ -106,7 +106,10 @@ impl Engine {
         } else {
             let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
             // Other workers want them too: look at a few more than are needed.
-            store.claimable(tenant, agent, 2 * claim.max + 8).await?
+            let user = caller.user;
+            store
+                .claimable(tenant, agent, user, 2 * claim.max + 8)
+                .await?
         };
         let mut claimed = Vec::new();
         for (session, request) in candidates {

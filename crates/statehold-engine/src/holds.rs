@@ -162,13 +162,19 @@ impl Engine {
         session.ok_or(EngineError::NotFound)
     }
 
-    /// The holds that a request ever opened.
+    /// The holds that a request ever opened, as far as the caller may see them.
     ///
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, EngineError> {
-        Ok(self.inner().store.holds_of(request).await?)
+    pub async fn holds_of(
+        &self,
+        caller: &Caller,
+        request: RequestId,
+    ) -> Result<Vec<HoldDetail>, EngineError> {
+        let mut rows = self.inner().store.held_by(vec![request]).await?;
+        rows.retain(|row| Reach::of(caller, row).sees);
+        self.hold_details(caller, rows).await
     }
 
     /// A page of holds that the caller may see. It looks at a bounded number of holds, so it may be

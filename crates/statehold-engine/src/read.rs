@@ -465,7 +465,9 @@ impl Engine {
             holds = self.hold_details(caller, rows).await?;
             // A worker that kept its lease is never handed the decision by a claim: it reads it.
             let lease = live.as_ref().and_then(|live| live.lease);
-            if lease.is_some_and(|lease| lease.worker == caller.principal) {
+            // One person may come with several keys: this one must be for work.
+            let is_worker = caller.works_for(&task.agent);
+            if is_worker && lease.is_some_and(|lease| lease.worker == caller.principal) {
                 self.open_for_worker(&mut holds);
             }
         }

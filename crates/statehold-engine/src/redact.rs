@@ -123,11 +123,15 @@ impl Walk<'_> {
 
     fn object(&mut self, fields: &Map<String, Value>, paths: &[&[String]]) -> Map<String, Value> {
         let mut shown = Map::new();
+        let mut repeated = 1_usize;
         for (name, value) in fields {
-            let mut seen_name = self.text(name);
-            // Two names that are hidden must not become one.
-            while seen_name != *name && shown.contains_key(&seen_name) {
-                seen_name.push('+');
+            let hidden_name = self.text(name);
+            let mut seen_name = hidden_name.clone();
+            // Names that look alike without what is hidden must not become one. The number only
+            // grows, so that many of them cost no more than each.
+            while shown.contains_key(&seen_name) {
+                repeated += 1;
+                seen_name = format!("{hidden_name}+{repeated}");
             }
             let mut below = self.enter(name, paths);
             // The place is told by the name that is shown.
@@ -380,7 +384,7 @@ mod tests {
         let key = |n: u8| format!("ghp_{}", char::from(b'a' + n).to_string().repeat(30));
         let args = json!({key(0): 1, key(1): 2});
         let (value, _) = shown(&args, &[], &[Pattern::Secret]);
-        assert_eq!(value, json!({HIDDEN: 1, "[redacted]+": 2}));
+        assert_eq!(value, json!({HIDDEN: 1, "[redacted]+2": 2}));
     }
 
     #[test]
@@ -392,6 +396,19 @@ mod tests {
         assert_eq!(value["b"], "4111111111111112");
         assert_eq!(value["c"], HIDDEN);
         assert_eq!(found, [at("/a", "card"), at("/c", "card")]);
+    }
+
+    #[test]
+    fn many_hidden_names_stay_apart_and_cost_no_more_than_each() {
+        let mut args = Map::new();
+        args.insert(format!("{HIDDEN}+2"), json!(0));
+        for n in 0..50_000 {
+            args.insert(format!("xoxb-{n:012}"), json!(n));
+        }
+        let (value, _) = shown(&Value::Object(args), &[], &[Pattern::Secret]);
+        let names = value.as_object().expect("an object");
+        assert_eq!(names.len(), 50_001);
+        assert!(names.keys().all(|name| name.starts_with(HIDDEN)));
     }
 
     #[test]

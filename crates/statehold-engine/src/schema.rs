@@ -100,6 +100,22 @@ impl Schema {
             .map(|error| FieldError::new(error.instance_path().to_string(), error.to_string()))
             .collect()
     }
+
+    /// What is wrong with a value that has parts which the reader may not see: only places that are
+    /// in `seen` too, and never a word of the value.
+    pub(crate) fn places(&self, value: &Value, seen: &Value) -> Vec<FieldError> {
+        if self.validator.is_valid(value) {
+            return Vec::new();
+        }
+        let errors = self.validator.iter_errors(value).take(ERRORS_MAX);
+        let told = errors.map(|error| {
+            let path = error.instance_path().to_string();
+            let is_seen = seen.pointer(&path).is_some();
+            let path = if is_seen { path } else { String::new() };
+            FieldError::new(path, "does not fit the schema of the arguments")
+        });
+        told.collect()
+    }
 }
 
 /// How large parts of a schema are with every reference written out.

@@ -741,9 +741,10 @@ impl Store for MemoryStore {
         &self,
         tenant: Name,
         agent: Name,
+        user: Option<UserId>,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
-        Ok(self.lock()?.list_claimable(&tenant, &agent, limit))
+        Ok(self.lock()?.list_claimable(&tenant, &agent, user, limit))
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {

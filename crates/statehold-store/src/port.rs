@@ -394,11 +394,12 @@ pub trait Store: Send + Sync + 'static {
         places: Vec<(SessionId, u64)>,
     ) -> Result<Vec<Option<StoredRecord>>, StoreError>;
 
-    /// Requests of an agent that wait for a worker, oldest first.
+    /// Requests of an agent that wait for a worker, oldest first; of one user only, if one is named.
     async fn claimable(
         &self,
         tenant: Name,
         agent: Name,
+        user: Option<UserId>,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 

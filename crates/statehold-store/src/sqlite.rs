@@ -640,10 +640,11 @@ impl Store for SqliteStore {
         &self,
         tenant: Name,
         agent: Name,
+        user: Option<UserId>,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
         self.readers
-            .read(move |conn| read::claimable(conn, &tenant, &agent, limit))
+            .read(move |conn| read::claimable(conn, &tenant, &agent, user, limit))
             .await
     }
 

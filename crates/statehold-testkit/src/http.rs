@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use self::plain::{Patient, PlainAnswer, PlainClient};
-pub use self::process::{RunFile, ServerProcess, signal};
+pub use self::process::{RunFile, ServerProcess, built_program, signal, told_seed};
 pub use self::sse::{SseEvent, SseParser, SseReader};
 
 /// Nothing that the tests ask for takes longer, long polls included.

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use statehold_testkit::duplicate_storm::{StormOptions, can_decide, run};
+use statehold_testkit::http::{built_program, told_seed};
 
 fn options(program: &Path, rounds: usize) -> StormOptions {
     StormOptions {
@@ -18,23 +19,13 @@ fn options(program: &Path, rounds: usize) -> StormOptions {
     }
 }
 
-/// The real program, built now so that it is never an old one.
 fn statehold() -> PathBuf {
-    let built = std::process::Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--package", "statehold"])
-        .status()
-        .expect("cargo runs");
-    assert!(built.success(), "the program must build");
-    Path::new(env!("CARGO_BIN_EXE_tool_worker")).with_file_name("statehold")
+    built_program(Path::new(env!("CARGO_BIN_EXE_tool_worker")))
 }
 
 #[test]
 fn a_hundred_storms_come_to_one_decision_and_one_effect_each() {
-    let seed = std::env::var("STATEHOLD_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    println!("seed {seed}; the same again with STATEHOLD_SEED={seed}");
+    let seed = told_seed();
     let program = statehold();
     let options = StormOptions {
         cli: can_decide(&program).then(|| program.clone()),

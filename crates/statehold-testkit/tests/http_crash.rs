@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use statehold_testkit::http::{built_program, told_seed};
 use statehold_testkit::http_crash::{HttpCrashOptions, run};
 
 fn options(program: &Path, cycles: usize) -> HttpCrashOptions {
@@ -39,23 +40,13 @@ fn notices(bug: &str, complaints: &[&str]) {
 /// How often the real server is killed.
 const CYCLES: usize = 50;
 
-/// The real program, built now so that it is never an old one.
 fn statehold() -> PathBuf {
-    let built = std::process::Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--package", "statehold"])
-        .status()
-        .expect("cargo runs");
-    assert!(built.success(), "the program must build");
-    Path::new(env!("CARGO_BIN_EXE_http_client")).with_file_name("statehold")
+    built_program(Path::new(env!("CARGO_BIN_EXE_http_client")))
 }
 
 #[test]
 fn nothing_that_the_server_acknowledged_is_lost_when_it_is_killed() {
-    let seed = std::env::var("STATEHOLD_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    println!("seed {seed}; the same again with STATEHOLD_SEED={seed}");
+    let seed = told_seed();
     let client = Path::new(env!("CARGO_BIN_EXE_http_client"));
     let report = run(&HttpCrashOptions::new(&statehold(), client, CYCLES, seed))
         .expect("nothing acknowledged is lost");

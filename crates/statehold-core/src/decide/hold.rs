@@ -32,6 +32,21 @@ pub(super) fn open(
         draft.state.holds.len() + 1,
         limits::OPEN_HOLDS_MAX,
     )?;
+    require_limit(
+        "holds of one request",
+        usize::try_from(number).unwrap_or(usize::MAX),
+        limits::REQUEST_HOLDS_OPENED_MAX,
+    )?;
+    // The answer goes to the request and not to a hold, so there is one at a time.
+    let asks_already = || {
+        let mut open = draft.state.holds.values();
+        open.any(|open| open.request == request && open.kind == HoldKind::Credential)
+    };
+    if hold.kind == HoldKind::Credential && asks_already() {
+        return Err(Rejection::HoldMalformed(
+            "one credential is asked for at a time; wait for its answer",
+        ));
+    }
     let was_decided = draft
         .ctx
         .cold

@@ -341,9 +341,10 @@ impl Store for GatedStore {
         &self,
         tenant: Name,
         agent: Name,
+        user: Option<UserId>,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
-        self.asked().claimable(tenant, agent, limit).await
+        self.asked().claimable(tenant, agent, user, limit).await
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {

@@ -282,13 +282,17 @@ impl Reader {
 }
 
 fn push_event(out: &mut Vec<u8>, event: &str, id: &str, data: &[u8]) {
-    // JSON on one line: there is no line break to escape.
     out.extend_from_slice(b"id: ");
     out.extend_from_slice(id.as_bytes());
     out.extend_from_slice(b"\nevent: ");
     out.extend_from_slice(event.as_bytes());
     out.extend_from_slice(b"\ndata: ");
-    out.extend_from_slice(data);
+    // JSON that came with line breaks keeps them; between its tokens a blank is as good.
+    let one_line = data.iter().map(|byte| match byte {
+        b'\n' | b'\r' => b' ',
+        other => *other,
+    });
+    out.extend(one_line);
     out.extend_from_slice(b"\n\n");
 }
 

@@ -15,7 +15,7 @@ use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
 use statehold_engine::kept::{LOST_TITLE, parse};
-use statehold_engine::{Committed, HoldChangeKind, HoldCounts, LineageStep};
+use statehold_engine::{Committed, HoldChangeKind, HoldCounts, HoldDetail, LineageStep};
 use utoipa::ToSchema;
 
 pub(crate) use ask::{ActionIn, HoldIn};
@@ -72,6 +72,21 @@ pub(crate) struct HoldRef {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<TimeText>)]
     pub(crate) expires_at: Option<String>,
+}
+
+impl HoldRef {
+    pub(crate) fn of(detail: &HoldDetail) -> Self {
+        let hold = &detail.hold;
+        let closed = detail.closed.as_ref();
+        Self {
+            id: hold.id.to_string(),
+            alias: alias(&detail.lineage, hold.number),
+            kind: hold.kind,
+            status: closed.map_or(HoldStatus::Open, |closed| closed.decision.status),
+            title: title_of(hold.kind, detail.body.as_deref()),
+            expires_at: hold.deadline.map(time),
+        }
+    }
 }
 
 /// A page of holds.

@@ -331,6 +331,11 @@ async fn a_credential_that_a_person_gives_is_kept_nowhere() {
     let request = claim(&helper, "helper").await;
     let hold = json!({"kind": "credential", "title": "Your token, please"});
     let hold = act(&helper, &request, "holds", hold).await.ok(201);
+    // The answer goes to the request, so there is one question at a time.
+    let second = json!({"kind": "credential", "title": "And another"});
+    act(&helper, &request, "holds", second)
+        .await
+        .refused(422, "hold_malformed");
     let path = decision_path(&hold);
     for bad in [json!({"t": 1}), json!("")] {
         let respond = json!({"decision": "respond", "content": bad});
@@ -374,4 +379,66 @@ async fn a_credential_that_a_person_gives_is_kept_nowhere() {
     let found = everything(data.path(), &session).await;
     assert!(canaries.found_in(&found).is_empty());
     assert!(canaries.found_in(log().as_bytes()).is_empty());
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_an_edit_does_not_tell_what_is_hidden() {
+    let rig = Rig::with(hides_pin()).await;
+    let mut canaries = Canaries::new();
+    let pin = canaries.plant("pin");
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim(&helper, "helper").await;
+    let schema = json!({
+        "maxProperties": 2, "anyOf": [{"required": ["x"]}],
+        "properties": {"pin": {"type": "integer"}},
+    });
+    let action = json!({"tool": "pay", "args": {"pin": pin, "to": "ACME"}, "args_schema": schema});
+    for allowed in [json!(["approve", "edit"]), json!(["approve"])] {
+        let hold = json!({
+            "kind": "approval", "title": "Pay?", "action": action, "allowed": allowed,
+        });
+        let hold = act(&helper, &request, "holds", hold).await.ok(201);
+        let edit = json!({
+            "decision": "edit", "digest": hold["action"]["digest"],
+            "args": {"pin": "[redacted]", "to": "a", "note": "b"},
+        });
+        let answer = boss.post(&decision_path(&hold), &edit).await;
+        assert_eq!(answer.status, 422, "{}", answer.text());
+        assert_eq!(canaries.found_in(&answer.body), [""; 0]);
+        // A name that is hidden cannot come back as what stands for it.
+        let renamed = json!({
+            "decision": "edit", "digest": hold["action"]["digest"],
+            "args": {"[redacted]": 1},
+        });
+        let answer = boss.post(&decision_path(&hold), &renamed).await;
+        assert_eq!(answer.status, 422, "{}", answer.text());
+    }
+}
+
+#[tokio::test]
+async fn a_user_does_not_see_what_their_own_worker_sees() {
+    let rig = Rig::with(hides_pin()).await;
+    let mut canaries = Canaries::new();
+    let pin = canaries.plant("pin");
+    let ann = rig.client("ann").await;
+    let helper = rig.key_for(&["worker"], Some("ann"), &["helper"]).await;
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim(&helper, "helper").await;
+    let action = json!({"tool": "pay", "args": {"pin": pin, "to": "ACME"}});
+    let hold = json!({"kind": "approval", "title": "Pay?", "action": action});
+    let hold = act(&helper, &request, "holds", hold).await.ok(201);
+    let approve = json!({"decision": "approve", "digest": hold["action"]["digest"]});
+    boss.post(&decision_path(&hold), &approve).await.ok(200);
+    let path = format!("/v1/requests/{}", text(&request, "id"));
+    // One person, two keys: the worker that kept its lease goes on, the client reads what clients read.
+    let seen = helper.get(&path).await.ok(200);
+    assert_eq!(seen["holds"][0]["action"]["args"]["pin"], pin);
+    let seen = ann.get(&path).await;
+    assert_eq!(seen.ok(200)["holds"][0].get("action"), None);
+    assert_eq!(canaries.found_in(&seen.body), [""; 0]);
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::request::{LiveRequest, RequestStatus};
 use statehold_core::session::{Owner, STATE_KEEPER};
@@ -39,6 +39,7 @@ impl Tables {
         &self,
         tenant: &Name,
         agent: &Name,
+        user: Option<UserId>,
         limit: usize,
     ) -> Vec<(SessionId, RequestId)> {
         let mut found = Vec::new();
@@ -47,6 +48,7 @@ impl Tables {
                 let task = kept.state.tasks.get(&live.task);
                 live.status == RequestStatus::Queued
                     && owner.tenant == *tenant
+                    && user.is_none_or(|user| user == owner.user)
                     && task.is_some_and(|task| task.agent == *agent)
             };
             let waiting = kept.state.requests.values().filter(is_asked);

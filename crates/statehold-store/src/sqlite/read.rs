@@ -592,21 +592,20 @@ pub(super) fn claimable(
     conn: &Connection,
     tenant: &Name,
     agent: &Name,
+    user: Option<UserId>,
     limit: usize,
 ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
     let sql = "SELECT session.id, live_request.id
                FROM live_request JOIN session ON session.pk = live_request.session
                WHERE live_request.tenant = ?1 AND live_request.agent = ?2 AND queued = 1
-               ORDER BY live_request.id LIMIT ?3";
-    all(
-        conn,
-        sql,
-        (tenant.as_str(), agent.as_str(), to_sql(limit as u64)),
-        |row| {
-            let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
-            Ok((session, RequestId::from_uuid(row.get::<_, Uuid16>(1)?.0)))
-        },
-    )
+                 AND (?3 IS NULL OR session.user = ?3)
+               ORDER BY live_request.id LIMIT ?4";
+    let user = user.map(|user| user.as_uuid().as_bytes().to_vec());
+    let key = (tenant.as_str(), agent.as_str(), user, to_sql(limit as u64));
+    all(conn, sql, key, |row| {
+        let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
+        Ok((session, RequestId::from_uuid(row.get::<_, Uuid16>(1)?.0)))
+    })
 }
 
 pub(super) fn live_work(

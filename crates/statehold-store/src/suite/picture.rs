@@ -239,7 +239,9 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
     }
     let mut claimable = Vec::new();
     for agent in AGENTS {
-        let found = store.claimable(tenant.clone(), name(agent), 1_000).await;
+        let found = store
+            .claimable(tenant.clone(), name(agent), None, 1_000)
+            .await;
         claimable.push(found.expect(HEALTHY));
     }
     Lists {

@@ -16,7 +16,9 @@ async fn claimable(
     tenant: &str,
     agent: &str,
 ) -> Vec<(SessionId, RequestId)> {
-    let found = store.claimable(name(tenant), name(agent), 1_000).await;
+    let found = store
+        .claimable(name(tenant), name(agent), None, 1_000)
+        .await;
     found.expect(HEALTHY)
 }
 
@@ -35,9 +37,15 @@ pub(super) async fn claimable_requests_come_oldest_first(store: Arc<dyn Store>) 
     }
     assert_eq!(claimable(&store, "north", "planner").await, expected);
     for limit in 0..=expected.len() {
-        let found = store.claimable(name("north"), name("planner"), limit).await;
-        assert_eq!(found.expect(HEALTHY), expected[..limit], "at most {limit}");
+        let found = store.claimable(name("north"), name("planner"), None, limit);
+        let found = found.await.expect(HEALTHY);
+        assert_eq!(found, expected[..limit], "at most {limit}");
     }
+    // Those of others are not counted.
+    let user = owner_of("north", "shop", 2).user;
+    let found = store.claimable(name("north"), name("planner"), Some(user), 2);
+    let found = found.await.expect(HEALTHY);
+    assert_eq!(found, [expected[2], expected[3]]);
 }
 
 pub(super) async fn live_work_of_an_agent_comes_in_pages(store: Arc<dyn Store>) {

@@ -21,6 +21,29 @@ pub struct RunFile {
     pub started_at: serde_json::Value,
 }
 
+/// The real program, built now so that it is never an old one, beside another program of ours.
+///
+/// # Panics
+///
+/// If it does not build.
+pub fn built_program(beside: &Path) -> PathBuf {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--locked", "--quiet", "--package", "statehold"])
+        .status()
+        .expect("cargo runs");
+    assert!(built.success(), "the program must build");
+    beside.with_file_name("statehold")
+}
+
+/// The seed of a test with chance: the one it is told in `STATEHOLD_SEED`, or another each time.
+pub fn told_seed() -> u64 {
+    let told = std::env::var("STATEHOLD_SEED").ok();
+    let told = told.and_then(|text| text.parse().ok());
+    let seed = told.unwrap_or_else(|| u64::from(std::process::id()));
+    println!("seed {seed}; the same again with STATEHOLD_SEED={seed}");
+    seed
+}
+
 impl RunFile {
     /// The name of the file in the data directory.
     pub const NAME: &'static str = "statehold.run";

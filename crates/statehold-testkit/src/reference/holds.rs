@@ -34,6 +34,12 @@ impl World {
         ctx: &Context,
     ) -> Result<(), Rejection> {
         let request = self.fenced(by, ctx)?;
+        let is_asked_for_credential = self.holds.iter().any(|hold| {
+            hold.request == request && hold.kind == HoldKind::Credential && hold.decided.is_none()
+        });
+        if new.kind == HoldKind::Credential && is_asked_for_credential {
+            return Err(Rejection::HoldMalformed("one credential at a time"));
+        }
         if self.hold_named(new.id).is_some() {
             return Err(Rejection::HoldExists { hold: new.id });
         }

@@ -7,6 +7,7 @@ use std::panic::catch_unwind;
 
 use statehold_core::mutant::Mutant;
 use statehold_testkit::cascade_storm::{Seen, Shape, run};
+use statehold_testkit::http::told_seed;
 
 const SMALL: Shape = Shape {
     depth_max: 8,
@@ -18,18 +19,9 @@ const SMALL: Shape = Shape {
 /// Each takes its own decisions.
 const SEEDS: u64 = 300;
 
-fn first_seed() -> u64 {
-    let seed = std::env::var("STATEHOLD_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    println!("seed {seed}; the same again with STATEHOLD_SEED={seed}");
-    seed
-}
-
 #[test]
 fn every_ancestor_is_as_a_naive_derivation_says_after_every_record() {
-    let first = first_seed();
+    let first = told_seed();
     let mut all = Seen::default();
     for seed in first..first + SEEDS {
         let seen = run(seed, SMALL, None).unwrap_or_else(|error| panic!("{error}"));
@@ -56,7 +48,7 @@ fn a_thousand_holds_of_one_session_are_decided_in_any_order() {
         steps: 2_500,
         ..SMALL
     };
-    let seen = run(first_seed(), shape, None).unwrap_or_else(|error| panic!("{error}"));
+    let seen = run(told_seed(), shape, None).unwrap_or_else(|error| panic!("{error}"));
     println!("one large tree: {}", seen.line());
     assert!(seen.open_most >= 1_000, "{seen:?}");
     assert_eq!(

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use statehold_testkit::http::{Patient, ServerProcess};
+use statehold_testkit::http::{Patient, ServerProcess, built_program};
 use statehold_testkit::workload::Random;
 
 /// Calls that change something.
@@ -13,14 +13,8 @@ const CALLS: usize = 300;
 const DEPTH_MAX: usize = 6;
 const FAN_OUT_MAX: usize = 6;
 
-/// The real program, built now so that it is never an old one.
 fn statehold() -> PathBuf {
-    let built = std::process::Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--package", "statehold"])
-        .status()
-        .expect("cargo runs");
-    assert!(built.success(), "the program must build");
-    Path::new(env!("CARGO_BIN_EXE_tool_worker")).with_file_name("statehold")
+    built_program(Path::new(env!("CARGO_BIN_EXE_tool_worker")))
 }
 
 /// The real server with a bug of the core.

@@ -8,21 +8,15 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use statehold_testkit::http::{Patient, PlainAnswer, ServerProcess, signal};
+use statehold_testkit::http::{Patient, PlainAnswer, ServerProcess, built_program, signal};
 use statehold_testkit::tool_worker::{Orders, Refused, WorkerOptions, read_log};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the lease of the worker that is lost lasts.
 const LEASE_SECONDS: u64 = 5;
 
-/// The real program, built now so that it is never an old one.
 fn statehold() -> PathBuf {
-    let built = std::process::Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--package", "statehold"])
-        .status()
-        .expect("cargo runs");
-    assert!(built.success(), "the program must build");
-    Path::new(env!("CARGO_BIN_EXE_tool_worker")).with_file_name("statehold")
+    built_program(Path::new(env!("CARGO_BIN_EXE_tool_worker")))
 }
 
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {

@@ -1,8 +1,9 @@
 //! Reading what a server answers: fields, lists, and the pages of a list.
 
 use anyhow::Context;
+use clap::Args;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::{Client, with_query};
 use crate::exit::Failure;
@@ -24,6 +25,27 @@ pub(super) fn elements<'a>(answer: &'a Value, field: &str) -> &'a [Value] {
 /// A field that is text; empty if it is not there.
 pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
+}
+
+/// How much of a list to print.
+#[derive(Debug, Args)]
+pub(super) struct Limit {
+    /// How many to print.
+    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// Print all of them.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+}
+
+impl Limit {
+    pub(super) fn count(&self) -> usize {
+        if self.all {
+            usize::MAX
+        } else {
+            usize::try_from(self.limit).unwrap_or(usize::MAX)
+        }
+    }
 }
 
 /// The pages of a list.
@@ -78,6 +100,15 @@ impl Pages {
         let answer = client.get(&with_query(self.path, &parameters)).await?;
         self.cursor = answer.body["next_cursor"].as_str().map(str::to_owned);
         Ok(Some(elements(&answer.body, self.field).to_vec()))
+    }
+
+    /// Rows as one document, as the server would have sent them.
+    pub(super) fn document(self, rows: &[Value]) -> Value {
+        let mut document = json!({ self.field: rows });
+        if let Some(cursor) = self.cursor {
+            document["next_cursor"] = cursor.into();
+        }
+        document
     }
 
     /// The first `limit` rows, from as many pages as that takes.

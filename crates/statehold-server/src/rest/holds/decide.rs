@@ -14,7 +14,7 @@ use crate::app::{App, Asked, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::rest::done;
 use crate::rest::requests::about;
-use crate::wire::hold::{DecidedOut, DecisionIn, HoldOut, ResumeIn};
+use crate::wire::hold::{DecidedOut, DecisionIn, HoldOut, HoldRef, ResumeIn};
 use crate::wire::to_body;
 
 /// Decide a hold, once and for all.
@@ -48,21 +48,18 @@ pub(crate) async fn resume(
     let request: RequestId = ids.id("request_id")?;
     app.engine.session_of_request(request).await?;
     let (named, decision) = body.value.split();
-    let holds = app.engine.holds_of(request).await?;
-    let visible = visible_holds(&app, &asked, &holds).await;
-    let chosen: Vec<&HoldDetail> = match (named, &decision.digest) {
-        (Some(named), _) => visible
-            .iter()
-            .filter(|detail| detail.hold.id == named)
-            .collect(),
-        (None, Some(digest)) if visible.len() > 1 => {
-            let is_it = |detail: &&HoldDetail| {
-                detail.hold.digest.map(|digest| digest.to_string()).as_ref() == Some(digest)
-            };
-            visible.iter().filter(is_it).collect()
-        }
-        (None, _) => visible.iter().collect(),
+    let visible = app.engine.holds_of(&asked.caller, request).await?;
+    if visible.is_empty() {
+        // Before anything is said about the body: a foreign request answers like none.
+        return Err(Problem::not_found());
+    }
+    let digest = parse_digest(decision.digest.as_deref())?;
+    let is_meant = |detail: &&HoldDetail| match (named, digest) {
+        (Some(named), _) => detail.hold.id == named,
+        (None, Some(digest)) if visible.len() > 1 => detail.hold.digest == Some(digest),
+        (None, _) => true,
     };
+    let chosen: Vec<&HoldDetail> = visible.iter().filter(is_meant).collect();
     match chosen.as_slice() {
         [one] => {
             let id = one.hold.id;
@@ -72,7 +69,7 @@ pub(crate) async fn resume(
         _ => {
             let holds: Vec<serde_json::Value> = visible
                 .iter()
-                .map(|detail| serde_json::to_value(HoldOut::of(detail)).unwrap_or_default())
+                .map(|detail| serde_json::to_value(HoldRef::of(detail)).unwrap_or_default())
                 .collect();
             Err(Problem::new(
                 Code::SeveralHolds,
@@ -83,28 +80,18 @@ pub(crate) async fn resume(
     }
 }
 
-async fn visible_holds(app: &App, asked: &Asked, holds: &[HoldId]) -> Vec<HoldDetail> {
-    let mut visible = Vec::new();
-    for hold in holds {
-        if let Ok(detail) = app.engine.hold(&asked.caller, *hold).await {
-            visible.push(detail);
-        }
-    }
-    visible
+fn parse_digest(text: Option<&str>) -> Result<Option<Digest>, Problem> {
+    let Some(text) = text else { return Ok(None) };
+    let hex = text.strip_prefix("sha256:").unwrap_or(text);
+    let parsed: Result<Digest, _> = hex.parse();
+    let parsed = parsed
+        .map_err(|error| Problem::invalid(format!("`digest`: {error}")).with("path", "digest"))?;
+    Ok(Some(parsed))
 }
 
 async fn make(app: &App, asked: &Asked, id: HoldId, wire: DecisionIn) -> Result<Response, Problem> {
     let detail = app.engine.hold(&asked.caller, id).await?;
-    let digest = match &wire.digest {
-        None => None,
-        Some(text) => {
-            let hex = text.strip_prefix("sha256:").unwrap_or(text);
-            let parsed: Result<Digest, _> = hex.parse();
-            Some(parsed.map_err(|error| {
-                Problem::invalid(format!("`digest`: {error}")).with("path", "digest")
-            })?)
-        }
-    };
+    let digest = parse_digest(wire.digest.as_deref())?;
     let answer = NewAnswer {
         kind: wire.decision.into(),
         digest,

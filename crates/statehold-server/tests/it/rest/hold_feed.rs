@@ -185,3 +185,21 @@ async fn the_feed_of_holds_ends_with_the_right_to_read() {
     assert!(feed.next().await.is_none(), "the feed has ended");
     assert!(!String::from_utf8_lossy(&feed.raw).contains("after"));
 }
+
+#[tokio::test]
+async fn arguments_with_line_breaks_do_not_break_the_feed() {
+    let rig = Rig::in_memory().await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let mut live = boss.follow("/v1/holds/events", None).await;
+    let request = claimed(&ann, &helper, "helper").await;
+    let body = format!(
+        "{{\"fence\": {}, \"kind\": \"approval\", \"title\": \"Pay?\", \"action\": {{\"tool\": \"pay\",\r\n\
+         \"args\": {{\n\n  \"to\": \"a\\nb\"\r\n}}}}}}",
+        request["fence"]
+    );
+    let path = format!("/v1/requests/{}/holds", text(&request, "id"));
+    helper.send("POST", &path, &[], body).await.ok(201);
+    let event = live.next().await.expect("an event");
+    assert_eq!(event.data["hold"]["action"]["args"]["to"], "a\nb");
+}

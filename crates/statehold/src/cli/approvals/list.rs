@@ -1,9 +1,8 @@
 //! `statehold approvals list`.
 
 use clap::Args;
-use serde_json::json;
 
-use crate::cli::answers::{Pages, read};
+use crate::cli::answers::{Limit, Pages, read};
 use crate::cli::hold::Hold;
 use crate::cli::output::{Cell, Output, Table, Tone};
 use crate::cli::resolve::{HoldNames, short};
@@ -49,12 +48,8 @@ pub(in crate::cli) struct List {
     /// Open holds (the default), all decided ones, or those that ended like this.
     #[arg(long, value_parser = STATUSES)]
     status: Option<String>,
-    /// How many to print.
-    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
-    /// Print all of them.
-    #[arg(long, conflicts_with = "limit")]
-    all: bool,
+    #[command(flatten)]
+    limit: Limit,
 }
 
 impl List {
@@ -63,11 +58,7 @@ impl List {
         client: &Client,
         output: &Output,
     ) -> anyhow::Result<Exit> {
-        let limit = if self.all {
-            usize::MAX
-        } else {
-            usize::try_from(self.limit)?
-        };
+        let limit = self.limit.count();
         let mut pages = Pages::holds(vec![
             ("status", self.status.clone()),
             ("agent", self.agent.clone()),
@@ -78,11 +69,7 @@ impl List {
         let rows = pages.take(client, limit).await?;
         let has_more = pages.cursor.is_some();
         if output.json {
-            let mut answer = json!({ "holds": rows });
-            if let Some(cursor) = pages.cursor {
-                answer["next_cursor"] = cursor.into();
-            }
-            output.json(&answer)?;
+            output.json(&pages.document(&rows))?;
             return Ok(Exit::Done);
         }
         let holds = rows

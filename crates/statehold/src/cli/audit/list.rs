@@ -4,6 +4,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{PAGE_MAX, STREAM, decisions, records, records_of, short, time_text};
+use crate::cli::answers::Limit;
 use crate::cli::output::{Cell, Output, Table};
 use crate::cli::resolve;
 use crate::client::Client;
@@ -17,12 +18,8 @@ pub(in crate::cli) struct List {
     /// Holds that were decided: who decided, what was shown, what was released, what ran.
     #[arg(long)]
     decisions: bool,
-    /// How many to print, counted from the newest.
-    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
-    /// Print all of them.
-    #[arg(long, conflicts_with = "limit")]
-    all: bool,
+    #[command(flatten)]
+    limit: Limit,
 }
 
 impl List {
@@ -31,11 +28,7 @@ impl List {
         client: &Client,
         output: &Output,
     ) -> anyhow::Result<Exit> {
-        let limit = if self.all {
-            usize::MAX
-        } else {
-            usize::try_from(self.limit)?
-        };
+        let limit = self.limit.count();
         if self.decisions {
             return decisions::list(client, output, limit).await;
         }

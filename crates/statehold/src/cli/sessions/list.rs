@@ -1,10 +1,10 @@
 //! `statehold sessions list`.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Session;
-use crate::cli::answers::{Pages, read};
+use crate::cli::answers::{Limit, Pages, read};
 use crate::cli::output::{Cell, Output, Table, Tone};
 use crate::client::Client;
 use crate::exit::Exit;
@@ -26,12 +26,8 @@ pub(in crate::cli) struct List {
     /// Only sessions with this text in their name or labels.
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
-    /// How many to print.
-    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
-    /// Print all of them.
-    #[arg(long, conflicts_with = "limit")]
-    all: bool,
+    #[command(flatten)]
+    limit: Limit,
 }
 
 impl List {
@@ -40,11 +36,7 @@ impl List {
         client: &Client,
         output: &Output,
     ) -> anyhow::Result<Exit> {
-        let limit = if self.all {
-            usize::MAX
-        } else {
-            usize::try_from(self.limit)?
-        };
+        let limit = self.limit.count();
         let mut pages = Pages::sessions(vec![
             ("app", self.app.clone()),
             ("user", self.user.clone()),
@@ -54,11 +46,7 @@ impl List {
         ]);
         let sessions = pages.take(client, limit).await?;
         if output.json {
-            let mut answer = json!({ "sessions": sessions });
-            if let Some(cursor) = pages.cursor {
-                answer["next_cursor"] = cursor.into();
-            }
-            output.json(&answer)?;
+            output.json(&pages.document(&sessions))?;
             return Ok(Exit::Done);
         }
         output.table(&table(&sessions, output)?)?;
