@@ -126,6 +126,7 @@ impl Engine {
         self.require_schemas(&ask).await?;
         let state = self.durable_state(session).await?;
         let task = state.task_of(by.request).cloned();
+        self.require_room(&state).await?;
         let policy = match (&task, &ask.action) {
             (Some(task), Some(action)) => self.policies().of(&task.agent, action.tool.as_str()),
             _ => Effective::default(),
@@ -468,6 +469,22 @@ impl Engine {
             redactions,
             sealed: None,
         }))
+    }
+
+    /// Whoever has agents ask without end is stopped before people drown in it. Agents that ask at the
+    /// same moment may pass together.
+    async fn require_room(&self, state: &SessionState) -> Result<(), EngineError> {
+        let Some(owner) = &state.owner else {
+            return Ok(());
+        };
+        let max = self.inner().options.user_holds_max;
+        let store = &self.inner().store;
+        let open = store.open_holds_of_user(owner.tenant.clone(), owner.user, max);
+        if open.await? >= max {
+            let (limit, max) = ("open holds of one user", max as u64);
+            return Err(Rejection::Limit { limit, max }.into());
+        }
+        Ok(())
     }
 
     /// Schemas are compiled once when they come, so that no decision is refused for the asker's fault.

@@ -32,6 +32,9 @@ use crate::users::Users;
 /// How many sessions are kept in memory, unless somebody uses more at once.
 const HOT_SESSIONS: usize = 20_000;
 
+/// How many open holds the sessions of one user may have.
+const USER_HOLDS_MAX: usize = 8_192;
+
 /// How an engine behaves.
 #[derive(Clone)]
 pub struct EngineOptions {
@@ -41,6 +44,8 @@ pub struct EngineOptions {
     pub tick: std::time::Duration,
     /// How often the heads of sessions are signed, if anything changed.
     pub sign_every: std::time::Duration,
+    /// How many open holds the sessions of one user may have.
+    pub user_holds_max: usize,
     /// What is laid down about agents and their tools.
     pub policies: Arc<Policies>,
     /// The keys of sealed arguments. They must last as long as the store does: the default is for
@@ -64,6 +69,7 @@ impl Default for EngineOptions {
             hot_sessions: HOT_SESSIONS,
             tick: std::time::Duration::from_millis(100),
             sign_every: std::time::Duration::from_mins(1),
+            user_holds_max: USER_HOLDS_MAX,
             policies: Arc::default(),
             hold_keys: Arc::new(MemoryHoldKeys::default()),
         }

@@ -737,6 +737,15 @@ impl Store for MemoryStore {
         Ok(places.iter().map(record).collect())
     }
 
+    async fn open_holds_of_user(
+        &self,
+        tenant: Name,
+        user: UserId,
+        limit: usize,
+    ) -> Result<usize, StoreError> {
+        Ok(self.lock()?.count_open_holds(&tenant, user).min(limit))
+    }
+
     async fn claimable(
         &self,
         tenant: Name,

@@ -394,6 +394,14 @@ pub trait Store: Send + Sync + 'static {
         places: Vec<(SessionId, u64)>,
     ) -> Result<Vec<Option<StoredRecord>>, StoreError>;
 
+    /// How many open holds there are in the sessions of a user, counted up to `limit`.
+    async fn open_holds_of_user(
+        &self,
+        tenant: Name,
+        user: UserId,
+        limit: usize,
+    ) -> Result<usize, StoreError>;
+
     /// Requests of an agent that wait for a worker, oldest first; of one user only, if one is named.
     async fn claimable(
         &self,

@@ -636,6 +636,17 @@ impl Store for SqliteStore {
             .await
     }
 
+    async fn open_holds_of_user(
+        &self,
+        tenant: Name,
+        user: UserId,
+        limit: usize,
+    ) -> Result<usize, StoreError> {
+        self.readers
+            .read(move |conn| holds::count_of_user(conn, &tenant, user, limit))
+            .await
+    }
+
     async fn claimable(
         &self,
         tenant: Name,

@@ -182,6 +182,7 @@ promises! {
         a_page_misses_and_repeats_nothing_while_holds_are_decided,
         a_hold_keeps_its_place_until_it_is_decided,
         holds_are_narrowed_to_a_user_and_a_session,
+        open_holds_of_a_user_are_counted,
         decided_holds_are_listed_in_the_order_of_decisions,
         a_listed_hold_says_whose_it_is_and_what_came_of_it,
         what_happens_to_holds_is_found_in_order,

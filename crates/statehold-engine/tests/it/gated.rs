@@ -337,6 +337,15 @@ impl Store for GatedStore {
         self.asked().user_names(users).await
     }
 
+    async fn open_holds_of_user(
+        &self,
+        tenant: Name,
+        user: UserId,
+        limit: usize,
+    ) -> Result<usize, StoreError> {
+        self.asked().open_holds_of_user(tenant, user, limit).await
+    }
+
     async fn claimable(
         &self,
         tenant: Name,

@@ -111,11 +111,13 @@ pub(crate) struct Rig {
 }
 
 /// How a rig differs from the usual.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Setup {
     pub(crate) server: ServerOptions,
     pub(crate) accept: AcceptOptions,
     pub(crate) policies: Arc<Policies>,
+    /// How many open holds one user may have, if fewer than usual.
+    pub(crate) user_holds_max: Option<usize>,
 }
 
 impl Setup {
@@ -163,6 +165,9 @@ impl Rig {
         let sealer = Sealer::new(*secret.expose());
         let options = EngineOptions {
             tick: Duration::from_millis(20),
+            user_holds_max: setup
+                .user_holds_max
+                .unwrap_or(EngineOptions::default().user_holds_max),
             policies: Arc::clone(&setup.policies),
             hold_keys: hold_keys(data.as_ref().map(TempDir::path)),
             ..EngineOptions::default()

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use statehold_core::hold::Hold;
-use statehold_core::ids::{HoldId, RequestId};
+use statehold_core::ids::{HoldId, RequestId, UserId};
 use statehold_core::name::Name;
 use statehold_core::session::SessionState;
 
@@ -18,6 +18,13 @@ impl Tables {
         found.retain(|row| is_asked(query, row));
         in_order(query, query.order, &mut found);
         found
+    }
+
+    pub(super) fn count_open_holds(&self, tenant: &Name, user: UserId) -> usize {
+        let theirs = self
+            .owned()
+            .filter(|(_, owner)| owner.tenant == *tenant && owner.user == user);
+        theirs.map(|(kept, _)| kept.state.holds.len()).sum()
     }
 
     pub(super) fn list_decided_holds(&self, query: &HoldQuery) -> Vec<HoldSummary> {

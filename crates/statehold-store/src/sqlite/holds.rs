@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, Row, params};
 use statehold_core::hold::Hold;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
@@ -96,6 +96,22 @@ pub(super) fn open_holds(
         .into_iter()
         .map(OpenRow::into_summary)
         .collect()
+}
+
+/// How many open holds a user's sessions have, along an index and no further than `limit`.
+pub(super) fn count_of_user(
+    conn: &Connection,
+    tenant: &Name,
+    user: UserId,
+    limit: usize,
+) -> Result<usize, StoreError> {
+    let sql = "SELECT count(*) FROM
+                 (SELECT 1 FROM open_hold WHERE tenant = ?1 AND user = ?2 LIMIT ?3)";
+    let user = user.as_uuid().as_bytes().as_slice();
+    let key = (tenant.as_str(), user, to_sql(limit as u64));
+    let counted = first(conn, sql, key, |row| row.get::<_, i64>(0))?;
+    let counted = counted.map_or(0, from_sql);
+    Ok(usize::try_from(counted).unwrap_or(usize::MAX))
 }
 
 fn narrowing(query: &HoldQuery) -> (Option<Vec<u8>>, Option<Vec<u8>>) {

@@ -268,6 +268,22 @@ pub(super) async fn holds_are_narrowed_to_a_user_and_a_session(store: Arc<dyn St
     }
 }
 
+pub(super) async fn open_holds_of_a_user_are_counted(store: Arc<dyn Store>) {
+    let (drivers, _) = waiting(&store).await;
+    for driver in &drivers {
+        let owner = driver.state.owner.clone().expect("it was created");
+        let theirs = HoldQuery {
+            user: Some(owner.user),
+            ..of_tenant(owner.tenant.as_str(), HoldOrder::Oldest)
+        };
+        let listed = open(&store, theirs).await.len();
+        for limit in [0, 1, 1_000] {
+            let count = store.open_holds_of_user(owner.tenant.clone(), owner.user, limit);
+            assert_eq!(count.await.expect(HEALTHY), listed.min(limit));
+        }
+    }
+}
+
 pub(super) async fn decided_holds_are_listed_in_the_order_of_decisions(store: Arc<dyn Store>) {
     let (mut drivers, _) = waiting(&store).await;
     let [first, second, voted_on] = &mut drivers[..] else {

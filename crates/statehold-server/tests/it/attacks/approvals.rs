@@ -9,7 +9,7 @@ use statehold_engine::policy::ToolPolicy;
 
 use crate::deciding::for_tool;
 use crate::rest::{act, claim, new_session, start};
-use crate::rig::{Answer, Rig, Who, text};
+use crate::rig::{Answer, Rig, Setup, Who, text};
 
 /// A session of Ann's in which a worker asks whether it may pay.
 struct Asked {
@@ -604,6 +604,45 @@ async fn attack_18_opening_a_link_decides_nothing() {
     boss.send("POST", &asked.path(), &headers, body)
         .await
         .ok(200);
+}
+
+#[tokio::test]
+async fn attack_19_one_user_does_not_drown_the_inbox() {
+    let setup = Setup {
+        user_holds_max: Some(5),
+        ..Setup::default()
+    };
+    for rig in [
+        Rig::with(setup.clone()).await,
+        Rig::on_disk_with(setup).await,
+    ] {
+        let ann = Asked::new(&rig, json!({})).await;
+        let question = || json!({"kind": "question", "title": "?"});
+        for _ in 1..5 {
+            let asked = act(&ann.helper, &ann.claimed, "holds", question()).await;
+            asked.ok(201);
+        }
+        // Neither this session nor another of the same user asks any more; other users do.
+        let refused = act(&ann.helper, &ann.claimed, "holds", question()).await;
+        let problem = refused.refused(422, "limit_reached");
+        assert_eq!(problem["limit"], "open holds of one user", "{problem}");
+        let session = new_session(&ann.ann).await;
+        start(&ann.ann, &session, "helper", "x").await;
+        let claimed = claim(&ann.helper, "helper").await;
+        let refused = act(&ann.helper, &claimed, "holds", question()).await;
+        refused.refused(422, "limit_reached");
+        Asked::by(
+            rig.client("bob").await,
+            rig.worker(&["helper"]).await,
+            json!({}),
+        )
+        .await;
+        // Whatever is decided makes room.
+        let boss = approver(&rig, "boss").await;
+        boss.post(&ann.path(), &ann.approval()).await.ok(200);
+        let asked = act(&ann.helper, &claimed, "holds", question()).await;
+        asked.ok(201);
+    }
 }
 
 #[tokio::test]
