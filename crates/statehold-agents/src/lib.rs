@@ -1,4 +1,5 @@
-//! Who is called: whatever Statehold sends to agents in other processes, and nothing of what they send
-//! by themselves. It keeps HTTP clients out of the engine.
+//! Who is called: the agents that Statehold works for itself, and whatever it sends to agents in other
+//! processes. It keeps HTTP clients out of the engine.
 
 pub mod push;
+pub mod spec;

@@ -109,8 +109,13 @@ impl Caller {
         }
     }
 
-    /// The server, where it looks at work on behalf of whoever will do it. It decides nothing.
-    pub(crate) fn worker_of_server(tenant: Name) -> Self {
+    /// The server, where it works for agents of its own, or looks at work on behalf of whoever will do
+    /// it. It decides nothing.
+    ///
+    /// # Panics
+    ///
+    /// Never: the words for roles are names.
+    pub fn worker_of_server(tenant: Name) -> Self {
         let worker = Role::Worker.name().parse().expect("a role is a name");
         Self {
             tenant,

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
 use crate::credentials::{Credential, Credentials};
+use crate::drafts::Drafts;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
@@ -103,6 +104,7 @@ pub(crate) struct Inner {
     /// How many answers are kept, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
+    pub(crate) drafts: Drafts,
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
     pub(crate) credentials: Arc<Credentials>,
@@ -160,6 +162,7 @@ impl Engine {
             in_flight: InFlight::default(),
             answers_kept,
             temps: Temps::default(),
+            drafts: Drafts::default(),
             users: Users::default(),
             api_keys: RwLock::default(),
             keys_changed: watch::Sender::new(0),
@@ -391,6 +394,7 @@ impl Inner {
             let mut heartbeats = self.heartbeats();
             for request in aftermath.ended {
                 heartbeats.remove(&request);
+                self.drafts.end(request);
                 self.credentials.drop_request(request);
             }
         }

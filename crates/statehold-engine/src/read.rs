@@ -181,7 +181,7 @@ impl Engine {
     ///
     /// If the store fails. Rights and audit are the caller's: see [`Engine::transcript`] and
     /// [`Engine::trace`].
-    async fn items(
+    pub(crate) async fn items(
         &self,
         (session, revision): (SessionId, u64),
         task: Option<TaskId>,

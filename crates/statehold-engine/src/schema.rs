@@ -50,13 +50,17 @@ impl FieldError {
 
 /// A schema that can be used.
 #[derive(Debug)]
-pub(crate) struct Schema {
+pub struct Schema {
     validator: jsonschema::Validator,
 }
 
 impl Schema {
     /// Takes a schema, or says what is wrong with it and where.
-    pub(crate) fn new(text: &str) -> Result<Self, FieldError> {
+    ///
+    /// # Errors
+    ///
+    /// If it is no schema, too large, or refers to something outside of itself.
+    pub fn new(text: &str) -> Result<Self, FieldError> {
         if text.len() > SCHEMA_BYTES_MAX {
             return Err(FieldError::new("", "a schema has at most 65536 bytes"));
         }
@@ -90,7 +94,7 @@ impl Schema {
     }
 
     /// What is wrong with a value, at most a few things.
-    pub(crate) fn errors(&self, value: &Value) -> Vec<FieldError> {
+    pub fn errors(&self, value: &Value) -> Vec<FieldError> {
         // Most values fit, and a yes is found faster than a list.
         if self.validator.is_valid(value) {
             return Vec::new();

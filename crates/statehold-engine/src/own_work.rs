@@ -1,0 +1,112 @@
+//! What the server needs where it works for agents of its own: what an earlier process left behind, and
+//! the memory of an agent.
+
+use statehold_core::command::{Command, Fenced};
+use statehold_core::ids::{SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::view::View;
+
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::mailbox::{Call, Reply};
+use crate::read::ItemPage;
+
+/// How many live requests are read at a time.
+const PAGE: usize = 256;
+
+impl Engine {
+    /// Gives back what an earlier process of this server had claimed for an agent, so that it goes on at
+    /// once. To be called before this process claims anything: nobody else works under this name.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn give_back_lost_work(
+        &self,
+        tenant: &Name,
+        agent: &Name,
+    ) -> Result<usize, EngineError> {
+        let call = Call::by(Caller::worker_of_server(tenant.clone()));
+        let payloads = self.no_payloads();
+        let reply: Reply = std::sync::Arc::new(|_| Vec::new());
+        let (mut after, mut given_back) = (None, 0);
+        loop {
+            let store = &self.inner().store;
+            let page = store.live_work(tenant.clone(), agent.clone(), after, PAGE);
+            let page = page.await?;
+            after = page.last().map(|work| work.live.id);
+            for work in &page {
+                let live = &work.live;
+                let is_ours = live
+                    .lease
+                    .is_some_and(|lease| lease.worker == Principal::System);
+                if !is_ours {
+                    continue;
+                }
+                let (request, fence) = (live.id, live.fence);
+                let by = Fenced { request, fence };
+                let command = Command::ReleaseLease { by };
+                let released = self
+                    .submit(work.session, &call, &command, &payloads, &reply)
+                    .await;
+                match released {
+                    Ok(_) => given_back += 1,
+                    // It has lapsed or ended by itself.
+                    Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if page.len() < PAGE {
+                return Ok(given_back);
+            }
+        }
+    }
+
+    /// A page of everything in a task's history as its agent sees it, newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn task_items(
+        &self,
+        session: SessionId,
+        task: TaskId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<ItemPage, EngineError> {
+        self.items((session, 0), Some(task), View::Agent(task), before, limit)
+            .await
+    }
+
+    /// The private state of an agent in one of its tasks.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn private_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, EngineError> {
+        Ok(self.inner().store.task_state(task).await?)
+    }
+
+    /// The open tasks of an agent in a session, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn open_tasks_of(
+        &self,
+        session: SessionId,
+        agent: &Name,
+    ) -> Result<Vec<TaskId>, EngineError> {
+        let state = self.durable_state(session).await?;
+        let mut tasks: Vec<_> = state
+            .tasks
+            .values()
+            .filter(|task| task.agent == *agent)
+            .map(|task| (task.number, task.id))
+            .collect();
+        tasks.sort_unstable();
+        Ok(tasks.into_iter().map(|(_, id)| id).collect())
+    }
+}
