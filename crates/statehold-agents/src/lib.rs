@@ -2,4 +2,8 @@
 //! processes. It keeps HTTP clients out of the engine.
 
 pub mod push;
+mod router;
+pub mod runner;
 pub mod spec;
+mod turn;
+mod words;

@@ -62,13 +62,13 @@ pub enum AgentKind {
     /// A process that claims its work.
     Worker,
     /// A service that speaks chat completions.
-    Openai(OpenaiSpec),
+    Openai(Arc<OpenaiSpec>),
     /// A service that keeps conversations.
-    Conversations(ConversationsSpec),
+    Conversations(Arc<ConversationsSpec>),
     /// A model with tools.
-    Llm(LlmSpec),
+    Llm(Arc<LlmSpec>),
     /// A coordinator that chooses one agent per turn.
-    Router(RouterSpec),
+    Router(Arc<RouterSpec>),
 }
 
 impl AgentKind {

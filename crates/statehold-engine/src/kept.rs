@@ -34,6 +34,23 @@ pub struct ItemBody {
     pub had_credential: bool,
 }
 
+/// What is kept of a file that goes with an item: behind a URL, behind the URL of what it was made from,
+/// or here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the words of the API")]
+pub struct AttachmentBody {
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference_url: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+}
+
 /// What a `reconcile` hold is called: nobody gave it a title.
 pub const LOST_TITLE: &str = "A worker was lost during this action: did it run?";
 
@@ -141,7 +158,11 @@ pub struct DecisionBody {
 }
 
 /// The stored form of one of these.
-pub(crate) fn to_bytes<T: Serialize>(body: &T) -> Vec<u8> {
+///
+/// # Panics
+///
+/// Never: these types always serialize to JSON.
+pub fn to_bytes<T: Serialize>(body: &T) -> Vec<u8> {
     serde_json::to_vec(body).expect("our own types always serialize to JSON")
 }
 

@@ -2,7 +2,7 @@
 //! the memory of an agent.
 
 use statehold_core::command::{Command, Fenced};
-use statehold_core::ids::{SessionId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::view::View;
@@ -16,7 +16,39 @@ use crate::read::ItemPage;
 /// How many live requests are read at a time.
 const PAGE: usize = 256;
 
+/// How far a request is, for whoever waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// It goes on by itself.
+    Live,
+    /// It waits for a person, here or further down.
+    Paused,
+    /// It has ended.
+    Ended,
+}
+
 impl Engine {
+    /// How far a request is, and at which revision of its session that was seen.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn progress(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<(Progress, u64), EngineError> {
+        let state = self.durable_state(session).await?;
+        let progress = if !state.requests.contains_key(&request) {
+            Progress::Ended
+        } else if state.holds_below(request).is_empty() {
+            Progress::Live
+        } else {
+            Progress::Paused
+        };
+        Ok((progress, state.revision))
+    }
+
     /// Gives back what an earlier process of this server had claimed for an agent, so that it goes on at
     /// once. To be called before this process claims anything: nobody else works under this name.
     ///

@@ -1,0 +1,290 @@
+//! Works for the agents that this server has itself: claims their requests, takes each turn in durable
+//! steps, and ends it with an answer or a reason.
+//!
+//! A turn keeps its lease while it runs and while it waits for other agents; where it waits for a person
+//! it gives the lease back and is forgotten. Whoever claims it later, in this process or the next, goes on
+//! from what is recorded.
+
+mod child;
+mod journal;
+mod run;
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use statehold_core::ids::RequestId;
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_engine::{Caller, Claim, ClaimedRequest, Engine, EngineError, StoredRecord};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::router::Router;
+use crate::spec::{AgentBook, AgentKind, AgentSpec};
+use crate::turn::{Agent, TurnError, TurnFailure};
+
+pub(crate) use child::ChildAnswer;
+pub use journal::StepKind;
+pub use run::{Moment, OnStep};
+pub(crate) use run::{Run, StepDone};
+
+/// How long a turn is ours without a sign of life, and how often we give one.
+const LEASE: Duration = Duration::from_secs(30);
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How long one look for work waits, and how many requests it takes.
+const CLAIM_WAIT: Duration = Duration::from_secs(30);
+const CLAIM_MAX: usize = 64;
+/// How long to rest when the store fails.
+const REST: Duration = Duration::from_secs(1);
+/// How many turns of one agent are under way at once. The others wait in line.
+const TURNS_MAX: usize = 1_024;
+
+/// Why no work can be done.
+#[derive(Debug, thiserror::Error)]
+pub enum RunnerError {
+    /// The store fails.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A declaration names something that is not declared.
+    #[error("agent {agent} cannot work: {what}")]
+    Declaration {
+        /// The agent.
+        agent: Name,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Works until it is stopped.
+pub struct Runner {
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner").finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    engine: Engine,
+    caller: Caller,
+    on_step: OnStep,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Runner {
+    /// Begins to work for every agent in the book that is ours.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails, or a declaration makes no sense.
+    pub async fn start(
+        engine: Engine,
+        tenant: Name,
+        book: Arc<AgentBook>,
+    ) -> Result<Self, RunnerError> {
+        Self::start_watched(engine, tenant, book, Arc::new(|_, _| ())).await
+    }
+
+    /// The same, telling somebody of every step.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runner::start`].
+    pub async fn start_watched(
+        engine: Engine,
+        tenant: Name,
+        book: Arc<AgentBook>,
+        on_step: OnStep,
+    ) -> Result<Self, RunnerError> {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let shared = Arc::new(Shared {
+            engine,
+            caller: Caller::worker_of_server(tenant.clone()),
+            on_step,
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        });
+        let mut agents: BTreeMap<Name, (Arc<AgentSpec>, Arc<dyn Agent>)> = BTreeMap::new();
+        for (name, spec) in &book.agents {
+            if let Some(agent) = agent_of(spec, &book)? {
+                agents.insert(name.clone(), (Arc::clone(spec), agent));
+            }
+        }
+        // All of them, before anything is claimed: a request of one may wait for that of another.
+        for name in agents.keys() {
+            let given_back = shared.engine.give_back_lost_work(&tenant, name).await?;
+            if given_back > 0 {
+                tracing::info!(agent = %name, given_back, "going on with what an earlier process began");
+            }
+        }
+        for (spec, agent) in agents.into_values() {
+            tasks.spawn(Arc::clone(&shared).work_for(spec, agent));
+        }
+        Ok(Self { tasks, stop })
+    }
+
+    /// Stops. Turns that are under way go on from their last step when the server starts again.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// What does the turns of an agent. None for those that work elsewhere.
+fn agent_of(
+    spec: &Arc<AgentSpec>,
+    _book: &AgentBook,
+) -> Result<Option<Arc<dyn Agent>>, RunnerError> {
+    match &spec.kind {
+        AgentKind::Router(router) => Ok(Some(Arc::new(Router::new(Arc::clone(router))))),
+        AgentKind::Worker
+        | AgentKind::Openai(_)
+        | AgentKind::Conversations(_)
+        | AgentKind::Llm(_) => Ok(None),
+    }
+}
+
+impl Shared {
+    /// Claims the requests of one agent, and takes their turns.
+    async fn work_for(self: Arc<Self>, spec: Arc<AgentSpec>, agent: Arc<dyn Agent>) {
+        let turns = Arc::new(Semaphore::new(TURNS_MAX));
+        loop {
+            let Ok(free) = Arc::clone(&turns).acquire_owned().await else {
+                return;
+            };
+            let room = (turns.available_permits() + 1).min(CLAIM_MAX);
+            drop(free);
+            let claim = Claim {
+                agent: spec.name.clone(),
+                max: room,
+                wait: CLAIM_WAIT,
+                lease_ms: u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX),
+                request: None,
+            };
+            let claimed = tokio::select! {
+                claimed = self.engine.claim(&self.caller, &claim) => claimed,
+                () = self.stop.cancelled() => return,
+            };
+            let claimed = match claimed {
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    tracing::warn!(agent = %spec.name, %error, "cannot claim work; trying again");
+                    tokio::select! {
+                        () = tokio::time::sleep(REST) => continue,
+                        () = self.stop.cancelled() => return,
+                    }
+                }
+            };
+            for request in claimed {
+                let permit = Arc::clone(&turns).acquire_owned().await;
+                let (shared, spec) = (Arc::clone(&self), Arc::clone(&spec));
+                let agent = Arc::clone(&agent);
+                self.tasks.spawn(async move {
+                    shared.take_turn(spec, agent, request).await;
+                    drop(permit);
+                });
+            }
+        }
+    }
+
+    /// Takes one turn, to its end or to where it waits.
+    async fn take_turn(
+        &self,
+        spec: Arc<AgentSpec>,
+        agent: Arc<dyn Agent>,
+        claimed: ClaimedRequest,
+    ) {
+        let opened = Run::open(
+            self.engine.clone(),
+            self.caller.clone(),
+            Arc::clone(&spec),
+            claimed,
+            Arc::clone(&self.on_step),
+        )
+        .await;
+        let mut run = match opened {
+            Ok(run) => run,
+            Err(error) => {
+                tracing::warn!(agent = %spec.name, %error, "a request cannot be begun");
+                return;
+            }
+        };
+        let place = run.place;
+        let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
+        let outcome = tokio::select! {
+            biased;
+            outcome = turn => outcome,
+            () = self.stay_alive(place.session, place.request, place.fence) => Ok(Err(TurnError::Gone)),
+            () = self.stop.cancelled() => return,
+        };
+        let outcome = outcome.unwrap_or_else(|_| {
+            tracing::error!(agent = %spec.name, request = %place.request, "a turn panicked");
+            let message = "the server has a bug here; nothing that was not recorded has happened";
+            Err(TurnError::failed("internal", message))
+        });
+        let ended = match outcome {
+            Ok(answer) => run.complete(answer).await,
+            Err(TurnError::Failed(failure)) => run.fail(&failure).await,
+            Err(other) => Err(other),
+        };
+        match ended {
+            Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
+            // The lease lapses, and the turn is claimed again.
+            Err(error) => {
+                tracing::warn!(agent = %spec.name, request = %place.request, %error, "a turn stopped; it goes on later");
+            }
+        }
+    }
+
+    /// Keeps a lease alive. Ends when there is nothing to keep.
+    async fn stay_alive(
+        &self,
+        session: statehold_core::ids::SessionId,
+        request: RequestId,
+        fence: u64,
+    ) {
+        loop {
+            tokio::time::sleep(HEARTBEAT).await;
+            let alive = self
+                .engine
+                .heartbeat(&self.caller, session, request, fence)
+                .await;
+            match alive {
+                Ok(_) => {}
+                Err(error) => {
+                    if matches!(TurnError::from(error), TurnError::Gone) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a record says went wrong with a request.
+fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
+    let named = stored.record.bodies();
+    let events = &stored.record.content.events;
+    let error = events.iter().find_map(|event| match event {
+        Event::RequestEnded { request, error, .. } if *request == id => *error,
+        _ => None,
+    })?;
+    let index = named.iter().position(|body| *body == error)?;
+    let bytes = stored.bodies.get(index)?.as_deref()?;
+    let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    let text = |name: &str| value.get(name).and_then(serde_json::Value::as_str);
+    let message = value.as_str().or_else(|| text("message"));
+    Some(TurnFailure {
+        code: text("code").unwrap_or("agent_failed").to_owned(),
+        message: message.unwrap_or("the agent gave no reason").to_owned(),
+    })
+}

@@ -1,0 +1,169 @@
+//! Asking another agent: a request of its own, started once, waited for as long as it goes on.
+
+use std::sync::Arc;
+
+use statehold_core::command::{Command, StartRequest, StatePatch};
+use statehold_core::ids::RequestId;
+use statehold_core::item::Role;
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::request::RequestOutcome;
+use statehold_core::task::CloseOn;
+use statehold_engine::{Committed, Progress, Reply, RequestDetail};
+
+use super::journal::StepKind;
+use super::run::{Moment, Run};
+use crate::turn::{TurnError, TurnFailure};
+use crate::words::Words;
+
+/// What another agent answered.
+#[derive(Debug)]
+pub(crate) enum ChildAnswer {
+    /// It answered.
+    Said(Words),
+    /// It could not.
+    Failed(TurnFailure),
+}
+
+impl Run {
+    /// Asks an agent, and waits for it. With `passes`, what it says is said here while it says it.
+    pub(crate) async fn ask_agent(
+        &mut self,
+        agent: &Name,
+        words: &Words,
+        passes: bool,
+    ) -> Result<ChildAnswer, TurnError> {
+        let child = match self.children.pop_front() {
+            Some((started, asked)) if asked == *agent => started,
+            Some((_, asked)) => {
+                let what = format!("it had asked {asked} and would now ask {agent}");
+                return Err(step_mismatch(&what));
+            }
+            None => self.start_child(agent, words).await?,
+        };
+        self.wait_for(child, passes).await?;
+        let detail = self.engine.request(&self.caller, child).await?;
+        self.reach(StepKind::Child, Moment::After);
+        Ok(answer_of(agent, &detail))
+    }
+
+    async fn start_child(&mut self, agent: &Name, words: &Words) -> Result<RequestId, TurnError> {
+        let mut payloads = self.payloads().await?;
+        let input = words.put(&mut payloads);
+        let command = Command::StartRequest(StartRequest {
+            agent: agent.clone(),
+            task: None,
+            parent: Some(self.fenced()),
+            input: input.body,
+            attachments: input.attachments,
+            close_on: CloseOn::Never,
+            lease_ttl_ms: None,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        });
+        let reply: Reply = Arc::new(|made: &Committed<'_>| {
+            let events = &made.record.content.events;
+            let started = events.iter().find_map(|event| match event {
+                Event::RequestStarted { request, .. } => Some(request.to_string().into_bytes()),
+                _ => None,
+            });
+            started.unwrap_or_default()
+        });
+        self.reach(StepKind::Child, Moment::Before);
+        let credential = self.credential.clone();
+        let done = self
+            .engine
+            .submit_with_credential(
+                self.place.session,
+                &self.call(),
+                &command,
+                &payloads,
+                &reply,
+                credential.as_ref(),
+            )
+            .await?;
+        let id = String::from_utf8_lossy(&done.body).parse();
+        id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))
+    }
+
+    /// Waits until a request has ended. If it waits for a person, nobody stays to wait with it.
+    async fn wait_for(&mut self, child: RequestId, passes: bool) -> Result<(), TurnError> {
+        let session = self.place.session;
+        let mut draft = passes.then(|| self.engine.follow_draft(child));
+        let mut is_written = false;
+        loop {
+            let (progress, revision) = self.engine.progress(session, child).await?;
+            match progress {
+                Progress::Ended => {
+                    // Whatever was written last is passed on before the end.
+                    if let Some(draft) = &mut draft {
+                        self.engine.forget_draft(child);
+                        while let Some(piece) = draft.next().await {
+                            self.say(&piece);
+                        }
+                    }
+                    return Ok(());
+                }
+                Progress::Paused => return Err(self.leave().await),
+                Progress::Live => {}
+            }
+            let changed = self.engine.changed_after(session, revision);
+            tokio::pin!(changed);
+            loop {
+                let piece = async {
+                    match &mut draft {
+                        Some(draft) if !is_written => draft.next().await,
+                        _ => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    changed = &mut changed => {
+                        changed?;
+                        break;
+                    }
+                    piece = piece => match piece {
+                        Some(piece) => self.say(&piece),
+                        None => is_written = true,
+                    },
+                }
+            }
+        }
+    }
+}
+
+fn answer_of(agent: &Name, detail: &RequestDetail) -> ChildAnswer {
+    let ended = detail.ended.as_ref();
+    let finished = detail.finished.as_ref();
+    let lost = || TurnFailure {
+        code: "agent_failed".to_owned(),
+        message: format!("what {agent} said is not kept any more"),
+    };
+    match ended.map(|ended| ended.outcome) {
+        Some(RequestOutcome::Completed) => {
+            let said = ended.zip(finished);
+            let said = said
+                .and_then(|(ended, stored)| Words::of_record(stored, ended.id, Role::Assistant));
+            said.map_or_else(|| ChildAnswer::Failed(lost()), ChildAnswer::Said)
+        }
+        Some(RequestOutcome::Failed) => {
+            let error = ended
+                .zip(finished)
+                .and_then(|(ended, stored)| super::error_of(stored, ended.id));
+            ChildAnswer::Failed(error.unwrap_or_else(lost))
+        }
+        Some(RequestOutcome::Cancelled) | None => ChildAnswer::Failed(TurnFailure {
+            code: "agent_cancelled".to_owned(),
+            message: format!("the request to {agent} was cancelled"),
+        }),
+    }
+}
+
+/// A turn that takes other steps than it took before a crash or a pause cannot go on.
+pub(super) fn step_mismatch(what: &str) -> TurnError {
+    let message = format!(
+        "this turn cannot go on where it stopped: {what}; its agent may have been declared anew in \
+         between. Nothing was done twice; ask again"
+    );
+    TurnError::failed("step_mismatch", message)
+}

@@ -1,0 +1,167 @@
+//! What a request has recorded so far: its steps and its tool calls, in order. A run that begins again
+//! after a crash or a pause is answered from here.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::digest::Digest;
+use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
+use statehold_core::item::{CallMark, CallOutcome, ItemKind};
+use statehold_engine::kept::{ItemBody, Raw, parse};
+use statehold_engine::{Engine, EngineError, StoredItem};
+
+/// How many items are read at a time.
+const PAGE: usize = 200;
+
+/// What kinds of steps there are. Each is committed before the next begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepKind {
+    /// Who gets the turn.
+    Route,
+    /// What a model said.
+    Model,
+    /// What an agent behind a gateway said.
+    AgentCall,
+    /// The conversation that a service made for a task.
+    Conversation,
+    /// A tool call that begins. An item of its own, whose id is the execution key.
+    ToolCall,
+    /// What a tool call came to. An item of its own.
+    ToolResult,
+    /// A person is asked. A hold.
+    Hold,
+    /// Another agent is asked. A request of its own.
+    Child,
+    /// The last words, and with them the end.
+    Answer,
+}
+
+impl StepKind {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Route,
+        Self::Model,
+        Self::AgentCall,
+        Self::Conversation,
+        Self::ToolCall,
+        Self::ToolResult,
+        Self::Hold,
+        Self::Child,
+        Self::Answer,
+    ];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Route => "route",
+            Self::Model => "model",
+            Self::AgentCall => "agent_call",
+            Self::Conversation => "conversation",
+            Self::ToolCall => "tool_call",
+            Self::ToolResult => "tool_result",
+            Self::Hold => "hold",
+            Self::Child => "child",
+            Self::Answer => "answer",
+        }
+    }
+}
+
+/// A step as its item keeps it, under `data`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StepBody {
+    pub(super) index: usize,
+    pub(super) step: StepKind,
+    /// The digest of what the step was made from.
+    pub(super) input: Digest,
+    pub(super) result: Raw,
+    /// The declaration of the agent that it ran under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) config: Option<Digest>,
+    /// What the step took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<Raw>,
+}
+
+/// A tool call that was recorded.
+#[derive(Debug)]
+pub(crate) struct RecordedCall {
+    /// The execution key.
+    pub(crate) id: ItemId,
+    /// What the model calls it.
+    pub(crate) call_id: Option<String>,
+    /// The tool.
+    pub(crate) tool: String,
+    /// The arguments, or their preview where the policy hides something.
+    pub(crate) arguments: Option<Raw>,
+    /// What it came to.
+    pub(crate) result: Option<(CallOutcome, Raw)>,
+}
+
+/// What a request has recorded.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    pub(super) steps: VecDeque<StepBody>,
+    pub(crate) calls: VecDeque<RecordedCall>,
+    /// How many items were read to know it.
+    pub(super) items_read: usize,
+}
+
+impl Journal {
+    /// Reads what a request has recorded. Its items are the newest of its task: there is one live request
+    /// at a time.
+    pub(super) async fn read(
+        engine: &Engine,
+        session: SessionId,
+        task: TaskId,
+        request: RequestId,
+    ) -> Result<Self, EngineError> {
+        let mut journal = Self::default();
+        let mut newest_first = Vec::new();
+        let mut before = None;
+        'pages: loop {
+            let page = engine.task_items(session, task, before, PAGE).await?;
+            before = page.next;
+            for item in page.items {
+                journal.items_read += 1;
+                if item.placed.request != request {
+                    break 'pages;
+                }
+                newest_first.push(item);
+            }
+            if before.is_none() {
+                break;
+            }
+        }
+        for item in newest_first.iter().rev() {
+            journal.take(item);
+        }
+        Ok(journal)
+    }
+
+    fn take(&mut self, stored: &StoredItem) {
+        let item = &stored.placed.item;
+        let body: ItemBody = parse(stored.body.as_deref());
+        match (item.kind, item.call) {
+            (ItemKind::Step, _) => {
+                let step = body.data.map(|data| serde_json::from_str(data.get()));
+                // Steps of other makers have other shapes.
+                self.steps.extend(step.and_then(Result::ok));
+            }
+            (ItemKind::ToolCall, _) => self.calls.push_back(RecordedCall {
+                id: item.id,
+                call_id: body.call_id,
+                tool: body.name.unwrap_or_default(),
+                arguments: body.arguments,
+                result: None,
+            }),
+            (_, Some(CallMark::Result { call, outcome, .. })) => {
+                let result = body.result.unwrap_or_else(|| crate::words::raw(&()));
+                if let Some(known) = self.calls.iter_mut().find(|known| known.id == call) {
+                    known.result = Some((outcome, result));
+                }
+            }
+            _ => {}
+        }
+    }
+}

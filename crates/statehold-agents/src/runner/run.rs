@@ -1,0 +1,346 @@
+//! One request in the hands of this server: what it was asked, what it has recorded, and every way to go
+//! on. Whatever was recorded is answered from there.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use statehold_core::command::{Command, Fenced, Output, StatePatch, StateSet};
+use statehold_core::digest::Digest;
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::item::{ItemKind, NewItem, Role, Visibility};
+use statehold_core::name::Name;
+use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_engine::kept::{ItemBody, Raw, to_bytes};
+use statehold_engine::{
+    Call, Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail, Payloads, Reply,
+    StoredItem,
+};
+
+use super::child::step_mismatch;
+use super::journal::{Journal, StepBody, StepKind};
+use crate::spec::AgentSpec;
+use crate::turn::{Answer, TurnError, TurnFailure};
+use crate::words::{Words, raw};
+
+/// How many items of a history are read at a time.
+const PAGE: usize = 500;
+
+/// Before a step is committed, and after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Moment {
+    /// It is done, but nobody knows.
+    Before,
+    /// It is recorded.
+    After,
+}
+
+/// Told of every step that is reached: tests stop the process there.
+pub type OnStep = Arc<dyn Fn(StepKind, Moment) + Send + Sync>;
+
+/// Where a run is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) session: SessionId,
+    pub(crate) task: TaskId,
+    pub(crate) request: RequestId,
+    pub(crate) fence: u64,
+}
+
+/// What a step came to, and what it took.
+pub(crate) struct StepDone {
+    pub(crate) result: Raw,
+    pub(crate) usage: Option<Raw>,
+}
+
+/// One request in the hands of this server.
+pub(crate) struct Run {
+    pub(crate) engine: Engine,
+    pub(crate) caller: Caller,
+    pub(crate) spec: Arc<AgentSpec>,
+    pub(crate) place: Place,
+    pub(crate) input: Words,
+    /// What came with the request, or what the configuration gives its agent.
+    pub(crate) credential: Option<Credential>,
+    pub(crate) journal: Journal,
+    /// Requests that it has started, in order, with their agents.
+    pub(super) children: VecDeque<(RequestId, Name)>,
+    /// Holds that it has opened, in order.
+    pub(crate) holds: VecDeque<HoldDetail>,
+    next_step: usize,
+    on_step: OnStep,
+}
+
+impl Run {
+    /// Takes what was claimed in hand.
+    pub(super) async fn open(
+        engine: Engine,
+        caller: Caller,
+        spec: Arc<AgentSpec>,
+        claimed: ClaimedRequest,
+        on_step: OnStep,
+    ) -> Result<Self, TurnError> {
+        let detail = claimed.detail;
+        let live = detail.live.as_ref().ok_or(TurnError::Gone)?;
+        let place = Place {
+            session: detail.session.id,
+            task: live.task,
+            request: live.id,
+            fence: live.fence,
+        };
+        let started = detail.started.as_ref();
+        let input = started.and_then(|stored| Words::of_record(stored, live.id, Role::User));
+        let input = input.ok_or_else(|| {
+            TurnError::failed("input_erased", "what was asked is not kept any more")
+        })?;
+        // The first worker has nothing to go on from, so it reads nothing.
+        let journal = if live.fence > 1 {
+            Journal::read(&engine, place.session, place.task, place.request).await?
+        } else {
+            Journal::default()
+        };
+        let mut children: Vec<_> = claimed
+            .children
+            .iter()
+            .filter_map(|child| {
+                let live = child.live.as_ref().map(|live| (live.number, live.id));
+                let ended = child.ended.as_ref().map(|ended| (ended.number, ended.id));
+                let (number, id) = live.or(ended)?;
+                Some((number, id, child.task.agent.clone()))
+            })
+            .collect();
+        children.sort_unstable_by_key(|(number, ..)| *number);
+        let credential = claimed.credential.map(|(credential, _)| credential);
+        Ok(Self {
+            engine,
+            caller,
+            spec,
+            place,
+            input,
+            credential: credential.or(claimed.service_credential),
+            journal,
+            children: children
+                .into_iter()
+                .map(|(_, id, agent)| (id, agent))
+                .collect(),
+            holds: detail.holds.into(),
+            next_step: 0,
+            on_step,
+        })
+    }
+
+    pub(crate) fn fenced(&self) -> Fenced {
+        Fenced {
+            request: self.place.request,
+            fence: self.place.fence,
+        }
+    }
+
+    pub(crate) fn call(&self) -> Call {
+        Call::by(self.caller.clone())
+    }
+
+    pub(crate) async fn payloads(&self) -> Result<Payloads, EngineError> {
+        let owner = self.engine.owner(self.place.session).await?;
+        self.engine.payloads_for(&owner.tenant, owner.user).await
+    }
+
+    pub(crate) fn reach(&self, kind: StepKind, moment: Moment) {
+        (self.on_step)(kind, moment);
+    }
+
+    /// Adds to the answer while it is being written.
+    pub(crate) fn say(&self, piece: &str) {
+        self.engine.write_draft(self.place.request, piece);
+    }
+
+    /// Writes the answer of this request while somebody else has the run.
+    pub(crate) fn sayer(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let (engine, request) = (self.engine.clone(), self.place.request);
+        move |piece: &str| engine.write_draft(request, piece)
+    }
+
+    /// One step. What it was made from must be the same as when it was recorded; the work is done only
+    /// if it was not.
+    pub(crate) async fn step(
+        &mut self,
+        kind: StepKind,
+        made_from: &[u8],
+        work: impl Future<Output = Result<StepDone, TurnError>>,
+    ) -> Result<Raw, TurnError> {
+        let (index, input) = (self.next_step, Digest::sha256(made_from));
+        self.next_step += 1;
+        if let Some(known) = self.journal.steps.pop_front() {
+            if (known.index, known.step, known.input) == (index, kind, input) {
+                return Ok(known.result);
+            }
+            let what = format!(
+                "step {index} was `{}` and would now be `{}`, or be made from something else",
+                known.step.word(),
+                kind.word()
+            );
+            return Err(step_mismatch(&what));
+        }
+        let done = work.await?;
+        let step = StepBody {
+            index,
+            step: kind,
+            input,
+            result: done.result,
+            config: (index == 0).then_some(self.spec.digest),
+            usage: done.usage,
+        };
+        self.reach(kind, Moment::Before);
+        let data = raw(&step);
+        let body = ItemBody {
+            name: Some(kind.word().to_owned()),
+            data: Some(data),
+            ..ItemBody::default()
+        };
+        let mut payloads = self.payloads().await?;
+        let item = hidden(ItemKind::Step, payloads.put(to_bytes(&body)));
+        self.append(vec![item], &payloads).await?;
+        self.reach(kind, Moment::After);
+        Ok(step.result)
+    }
+
+    /// Adds to the history.
+    pub(crate) async fn append(
+        &self,
+        items: Vec<NewItem>,
+        payloads: &Payloads,
+    ) -> Result<(), TurnError> {
+        let command = Command::AppendItems {
+            by: self.fenced(),
+            items,
+            state: StatePatch::default(),
+            task_state: None,
+        };
+        self.submit(&command, payloads).await
+    }
+
+    pub(crate) async fn submit(
+        &self,
+        command: &Command,
+        payloads: &Payloads,
+    ) -> Result<(), TurnError> {
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let done = self
+            .engine
+            .submit(self.place.session, &self.call(), command, payloads, &reply)
+            .await;
+        done.map(drop).map_err(TurnError::from)
+    }
+
+    /// What came before this request in its task, oldest first: everything, as the agent sees it.
+    pub(crate) async fn history(&self) -> Result<Vec<StoredItem>, TurnError> {
+        let Place { session, task, .. } = self.place;
+        let mut newest_first = Vec::new();
+        let mut before = None;
+        loop {
+            let page = self.engine.task_items(session, task, before, PAGE).await?;
+            before = page.next;
+            newest_first.extend(page.items);
+            if before.is_none() {
+                break;
+            }
+        }
+        newest_first.retain(|item| item.placed.request != self.place.request);
+        newest_first.reverse();
+        Ok(newest_first)
+    }
+
+    /// What the agent remembers in this task.
+    pub(crate) async fn private(&self) -> Result<Option<Vec<u8>>, TurnError> {
+        Ok(self.engine.private_state(self.place.task).await?)
+    }
+
+    /// The values of session keys that are there.
+    pub(crate) async fn shared(
+        &self,
+        keys: &[StateKey],
+    ) -> Result<Vec<(StateKey, Raw)>, TurnError> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let values = self.engine.session_values(self.place.session).await?;
+        let found = keys.iter().filter_map(|key| {
+            let value = &values.get(key)?.value;
+            let value = serde_json::from_slice(value).ok()?;
+            Some((key.clone(), value))
+        });
+        Ok(found.collect())
+    }
+
+    /// Gives the request back, because it waits and nobody stays to wait.
+    pub(crate) async fn leave(&self) -> TurnError {
+        let command = Command::ReleaseLease { by: self.fenced() };
+        let payloads = self.engine.no_payloads();
+        match self.submit(&command, &payloads).await {
+            Ok(()) => TurnError::Paused,
+            Err(error) => error,
+        }
+    }
+
+    /// Ends the request with its answer.
+    pub(super) async fn complete(&self, answer: Answer) -> Result<(), TurnError> {
+        let mut payloads = self.payloads().await?;
+        let output: Output = answer.words.put(&mut payloads);
+        let notes = answer.notes.iter().map(|(name, data)| {
+            let body = ItemBody {
+                name: Some((*name).to_owned()),
+                data: Some(data.clone()),
+                ..ItemBody::default()
+            };
+            hidden(ItemKind::Note, payloads.put(to_bytes(&body)))
+        });
+        let items = notes.collect();
+        let sets = answer.state.iter().map(|(key, value)| StateSet {
+            key: key.clone(),
+            value: payloads.put(value.get().as_bytes().to_vec()),
+            merge: MergePolicy::Replace,
+        });
+        let state = StatePatch {
+            set: sets.collect(),
+            ..StatePatch::default()
+        };
+        let private = answer.private;
+        let task_state = private.map(|value| payloads.put(value.get().as_bytes().to_vec()));
+        let command = Command::CompleteRequest {
+            by: self.fenced(),
+            output,
+            items,
+            state,
+            task_state,
+            close_task: false,
+            cancel_children: true,
+        };
+        self.reach(StepKind::Answer, Moment::Before);
+        self.submit(&command, &payloads).await?;
+        self.reach(StepKind::Answer, Moment::After);
+        Ok(())
+    }
+
+    /// Ends the request with what went wrong.
+    pub(super) async fn fail(&self, failure: &TurnFailure) -> Result<(), TurnError> {
+        let mut payloads = self.payloads().await?;
+        let error = payloads.put(raw(failure).get().as_bytes().to_vec());
+        let command = Command::FailRequest {
+            by: self.fenced(),
+            error,
+            cancel_children: true,
+        };
+        self.submit(&command, &payloads).await
+    }
+}
+
+/// An item that clients never see.
+pub(crate) fn hidden(kind: ItemKind, body: statehold_core::digest::BodyRef) -> NewItem {
+    NewItem {
+        kind,
+        visibility: Visibility::Hidden,
+        role: None,
+        body,
+        attachments: Vec::new(),
+        call: None,
+    }
+}

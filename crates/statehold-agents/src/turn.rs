@@ -1,0 +1,98 @@
+//! One turn of an agent that this server works for itself, and how it can end.
+
+use async_trait::async_trait;
+use serde::Serialize;
+use statehold_core::command::Rejection;
+use statehold_engine::EngineError;
+use statehold_engine::kept::Raw;
+
+use crate::runner::Run;
+use crate::words::Words;
+
+/// An agent that this server works for itself. It keeps nothing between turns: what it must remember is
+/// in the history, the steps and the state of its task.
+#[async_trait]
+pub(crate) trait Agent: Send + Sync {
+    /// Does one turn, from its beginning. What was done before a crash or a pause is not done again:
+    /// the run answers those steps from what is recorded, so a turn must take the same steps whenever it
+    /// is given the same answers.
+    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError>;
+}
+
+/// What a turn comes to.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// What is said.
+    pub(crate) words: Words,
+    /// Session keys to write, with their values.
+    pub(crate) state: Vec<(statehold_core::scope::StateKey, Raw)>,
+    /// What the agent remembers in its task from now on. None leaves it as it is.
+    pub(crate) private: Option<Raw>,
+    /// Things to note in the trace, by name.
+    pub(crate) notes: Vec<(&'static str, Raw)>,
+}
+
+impl Answer {
+    /// An answer and nothing else.
+    pub(crate) fn plain(words: Words) -> Self {
+        Self {
+            words,
+            state: Vec::new(),
+            private: None,
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// Why a turn has no answer, or none yet.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TurnError {
+    /// It waits for a person. Whoever claims it next goes on.
+    #[error("the turn waits for a person")]
+    Paused,
+    /// The request was cancelled, or somebody else has it.
+    #[error("the request is not this run's any more")]
+    Gone,
+    /// It cannot be done.
+    #[error("{}", .0.message)]
+    Failed(TurnFailure),
+    /// The engine or the store cannot go on.
+    #[error(transparent)]
+    Engine(EngineError),
+}
+
+/// What went wrong, as it is kept and told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct TurnFailure {
+    /// A stable word.
+    pub(crate) code: String,
+    /// What happened, and what to do next.
+    pub(crate) message: String,
+}
+
+impl TurnError {
+    pub(crate) fn failed(code: &str, message: impl Into<String>) -> Self {
+        Self::Failed(TurnFailure {
+            code: code.to_owned(),
+            message: message.into(),
+        })
+    }
+}
+
+impl From<EngineError> for TurnError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::NotFound
+            | EngineError::Rejected(
+                Rejection::StaleFence { .. }
+                | Rejection::RequestEnded { .. }
+                | Rejection::NotLeased { .. }
+                | Rejection::NotLeaseHolder
+                | Rejection::NotFound
+                | Rejection::SessionClosed
+                | Rejection::SessionExpired,
+            ) => Self::Gone,
+            other => Self::Engine(other),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What is asked and answered, as it is kept in items: content, files, and what goes with them.
+
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
+use statehold_core::command::Output;
+use statehold_core::digest::BodyRef;
+use statehold_core::ids::RequestId;
+use statehold_core::item::{Attachment, AttachmentSource, Item, Role};
+use statehold_core::record::Event;
+use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse, to_bytes};
+use statehold_engine::{Payloads, StoredItem, StoredRecord};
+
+/// One message.
+#[derive(Debug, Clone)]
+pub(crate) struct Words {
+    /// Text, or a list of parts.
+    pub(crate) content: Raw,
+    pub(crate) attachments: Vec<AttachmentBody>,
+    pub(crate) annotations: Option<Raw>,
+    /// What clients do not see.
+    pub(crate) data: Option<Raw>,
+}
+
+/// JSON of something of ours.
+pub(crate) fn raw<T: serde::Serialize>(value: &T) -> Raw {
+    to_raw_value(value).expect("our own types always serialize to JSON")
+}
+
+impl Words {
+    pub(crate) fn plain(text: &str) -> Self {
+        Self {
+            content: raw(&text),
+            attachments: Vec::new(),
+            annotations: None,
+            data: None,
+        }
+    }
+
+    /// What is said, without pictures and files.
+    pub(crate) fn text(&self) -> String {
+        text_of(&self.content)
+    }
+
+    /// What a stored item says. None if it was erased.
+    pub(crate) fn of_item(item: &StoredItem) -> Option<Self> {
+        let files = item.attachments.iter().map(|file| file.as_deref());
+        Self::of_bodies(item.body.as_deref()?, files)
+    }
+
+    /// The first message of a user, or the last of the assistant, that a record wrote for a request.
+    pub(crate) fn of_record(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Self> {
+        let events = stored.record.content.events.iter();
+        let mut items = events.filter_map(|event| match event {
+            Event::ItemsAppended { request, items, .. } if *request == id => Some(items),
+            _ => None,
+        });
+        let is_said = |item: &&Item| item.role == Some(role);
+        let item = match role {
+            Role::User => items.next()?.iter().find(is_said),
+            Role::Assistant | Role::Tool => items.next_back()?.iter().rfind(is_said),
+        }?;
+        let named = stored.record.bodies();
+        let payload = |name: &BodyRef| -> Option<&[u8]> {
+            let index = named.iter().position(|body| body == name)?;
+            stored.bodies.get(index)?.as_deref()
+        };
+        let files = item.attachments.iter().map(|file| payload(&file.body));
+        Self::of_bodies(payload(&item.body)?, files)
+    }
+
+    fn of_bodies<'a>(body: &[u8], files: impl Iterator<Item = Option<&'a [u8]>>) -> Option<Self> {
+        let body: ItemBody = parse(Some(body));
+        let files = files.map(|file| serde_json::from_slice(file?).ok());
+        Some(Self {
+            content: body.content?,
+            attachments: files.flatten().collect(),
+            annotations: body.annotations,
+            data: body.data,
+        })
+    }
+
+    /// Puts the message where the record that names it finds it.
+    pub(crate) fn put(&self, payloads: &mut Payloads) -> Output {
+        let body = ItemBody {
+            content: Some(self.content.clone()),
+            annotations: self.annotations.clone(),
+            data: self.data.clone(),
+            ..ItemBody::default()
+        };
+        let files = self.attachments.iter().map(|file| {
+            let source = match (&file.url, &file.reference_url) {
+                (Some(_), _) => AttachmentSource::Url,
+                (None, Some(_)) => AttachmentSource::ReferenceUrl,
+                (None, None) => AttachmentSource::Inline,
+            };
+            (to_bytes(file), source)
+        });
+        let files: Vec<_> = files.collect();
+        Output {
+            body: payloads.put(to_bytes(&body)),
+            attachments: files
+                .into_iter()
+                .map(|(bytes, source)| Attachment {
+                    body: payloads.put(bytes),
+                    source,
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The text of a content: itself, or that of its text parts.
+pub(crate) fn text_of(content: &RawValue) -> String {
+    match serde_json::from_str(content.get()) {
+        Ok(Value::String(text)) => text,
+        Ok(Value::Array(parts)) => {
+            let texts = parts
+                .iter()
+                .filter_map(|part| part.get("text").and_then(Value::as_str));
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_parts_is_that_of_its_text_parts() {
+        let check = |content: &str, text: &str| {
+            let content = RawValue::from_string(content.to_owned()).expect("JSON");
+            assert_eq!(text_of(&content), text);
+        };
+        check(r#""one""#, "one");
+        check(
+            r#"[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]"#,
+            "a\nb",
+        );
+        check("{}", "");
+    }
+}
