@@ -29,7 +29,7 @@ use crate::turn::{Agent, TurnError, TurnFailure};
 
 pub(crate) use child::ChildAnswer;
 pub use journal::StepKind;
-pub use run::{Moment, OnStep};
+pub use run::{Lost, Moment, OnStep};
 pub(crate) use run::{Run, StepDone};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
@@ -226,7 +226,10 @@ impl Shared {
             () = self.stay_alive(place.session, place.request, place.fence) => Ok(Err(TurnError::Gone)),
             () = self.stop.cancelled() => return,
         };
-        let outcome = outcome.unwrap_or_else(|_| {
+        let outcome = outcome.unwrap_or_else(|panic| {
+            if panic.is::<Lost>() {
+                return Err(TurnError::Gone);
+            }
             tracing::error!(agent = %spec.name, request = %place.request, "a turn panicked");
             let message = "the server has a bug here; nothing that was not recorded has happened";
             Err(TurnError::failed("internal", message))

@@ -34,7 +34,11 @@ pub enum Moment {
     After,
 }
 
-/// Told of every step that is reached: tests stop the process there.
+/// What whoever is told of a step unwinds with to end the turn there, as if its process were lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Lost;
+
+/// Told of every step that is reached: tests stop the process there, or the turn.
 pub type OnStep = Arc<dyn Fn(StepKind, Moment) + Send + Sync>;
 
 /// Where a run is.
