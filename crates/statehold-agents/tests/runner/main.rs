@@ -13,7 +13,11 @@ use statehold_core::request::{RequestOutcome, RequestStatus};
 use statehold_engine::{NewAnswer, NewAsk};
 
 async fn math_and_weather() -> Rig {
-    let rules = [("[0-9]", "math"), ("(?i)weather", "weather"), ("(?i)lost", "nobody")];
+    let rules = [
+        ("[0-9]", "math"),
+        ("(?i)weather", "weather"),
+        ("(?i)lost", "nobody"),
+    ];
     Rig::new(vec![
         router("coordinator", &rules, &["math", "weather"]),
         agent("math", AgentKind::Worker),
@@ -91,12 +95,10 @@ async fn an_agent_that_is_not_there_is_a_clear_error_and_the_session_goes_on() -
     Ok(())
 }
 
-#[tokio::test]
-async fn a_pause_below_gives_the_lease_back_and_the_decision_wakes_the_turn() -> Outcome {
-    let rig = math_and_weather().await;
-    let runner = rig.runner().await;
-    let session = rig.session("coordinator").await;
-    let request = rig.ask(session, "coordinator", "weather?").await;
+/// A question of weather's is opened, seen at the top, answered, and the answer comes back up.
+async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
+    let session = rig.session(top).await;
+    let request = rig.ask(session, top, "weather?").await;
     let claimed = rig.claim("weather").await;
     let ask = NewAsk {
         kind: HoldKind::Question,
@@ -123,7 +125,10 @@ async fn a_pause_below_gives_the_lease_back_and_the_decision_wakes_the_turn() ->
     // Nobody stays to wait: the lease of the coordinator is given back.
     let paused = rig
         .until(request, |detail| {
-            detail.live.as_ref().is_some_and(|live| live.lease.is_none())
+            detail
+                .live
+                .as_ref()
+                .is_some_and(|live| live.lease.is_none())
         })
         .await;
     assert_eq!(
@@ -151,6 +156,58 @@ async fn a_pause_below_gives_the_lease_back_and_the_decision_wakes_the_turn() ->
         Some(RequestOutcome::Completed)
     );
     assert_eq!(rig.transcript(session).await, ["weather?", "Rain, 50"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pause_below_gives_the_lease_back_and_the_decision_wakes_the_turn() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    pause_and_resume(&rig, "coordinator").await?;
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+async fn three_coordinators() -> Rig {
+    Rig::new(vec![
+        router("top", &[(".", "middle")], &["middle"]),
+        router("middle", &[(".", "bottom")], &["bottom"]),
+        router("bottom", &[(".", "weather")], &["weather"]),
+        agent("weather", AgentKind::Worker),
+    ])
+    .await
+}
+
+#[tokio::test]
+async fn coordinators_of_coordinators_wait_and_go_on_together() -> Outcome {
+    let rig = three_coordinators().await;
+    let runner = rig.runner().await;
+    pause_and_resume(&rig, "top").await?;
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_last_agent_writes_is_seen_at_the_top_while_it_writes() -> Outcome {
+    let rig = three_coordinators().await;
+    let runner = rig.runner().await;
+    let session = rig.session("top").await;
+    let request = rig.ask(session, "top", "weather?").await;
+    let mut draft = rig.engine.follow_draft(request);
+    let claimed = rig.claim("weather").await;
+    rig.engine.write_draft(fenced(&claimed).request, "Sunny");
+    let first = tokio::time::timeout(PATIENCE, draft.next()).await;
+    assert_eq!(first.expect("it takes too long").as_deref(), Some("Sunny"));
+    rig.engine.write_draft(fenced(&claimed).request, ", 72");
+    rig.answer(&claimed, "Sunny, 72").await;
+    rig.ended(request).await;
+    let mut rest = String::new();
+    while let Some(piece) = draft.next().await {
+        rest.push_str(&piece);
+    }
+    assert_eq!(rest, ", 72");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
@@ -196,7 +253,11 @@ async fn a_runner_that_is_lost_at_any_step_is_followed_by_one_that_goes_on() -> 
                 () = math => unreachable!("the agent works for ever"),
             };
             let outcome = ended.ended.map(|ended| ended.outcome);
-            assert_eq!(outcome, Some(RequestOutcome::Completed), "{kind:?} {moment:?}");
+            assert_eq!(
+                outcome,
+                Some(RequestOutcome::Completed),
+                "{kind:?} {moment:?}"
+            );
             assert_eq!(asked.load(Ordering::Relaxed), 1, "{kind:?} {moment:?}");
             assert_eq!(rig.transcript(session).await, ["What's 2+2", "2+2 is 4"]);
             rig.engine.shut_down().await;
