@@ -76,6 +76,23 @@ async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
 }
 
 #[tokio::test]
+async fn a_turn_that_needs_no_history_reads_no_items() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    for _ in 0..20 {
+        let request = rig.ask(session, "coordinator", "What's 2+2").await;
+        let claimed = rig.claim("math").await;
+        rig.answer(&claimed, "2+2 is 4").await;
+        rig.ended(request).await;
+    }
+    assert_eq!(rig.engine.items_read(), 0);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_that_is_not_there_is_a_clear_error_and_the_session_goes_on() -> Outcome {
     let rig = math_and_weather().await;
     let runner = rig.runner().await;
