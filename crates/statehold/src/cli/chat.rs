@@ -18,6 +18,7 @@ use super::items;
 use super::output::{Output, Tone};
 use super::printable::cell;
 use super::resolve::{self, short};
+use super::state::APP_DEFAULT;
 use super::tree::{Extent, Tree};
 use crate::client::{Client, with_query};
 use crate::exit::{Exit, Failure, explain};
@@ -28,8 +29,6 @@ use turn::{End, Turn};
 const AGENT_DEFAULT: &str = "coordinator";
 /// For whom, when neither a flag nor the key says: the user of the tutorial.
 const USER_DEFAULT: &str = "bob";
-/// The app of conversations that begin here.
-const APP: &str = "chat";
 
 const HELP: &str = "\
 With -m it says one thing and ends: 0 if it was answered, 1 if it failed, 8 with --no-wait if it
@@ -120,14 +119,16 @@ impl Chat {
     async fn begin(&self, client: &Client) -> Result<Value, Failure> {
         let agent = self.agent.as_deref().unwrap_or(AGENT_DEFAULT);
         let body = |user: Option<&str>| {
-            let mut body = json!({ "app": APP, "agent": agent });
+            let mut body = json!({ "app": APP_DEFAULT, "agent": agent });
             if let Some(user) = user {
                 body["user"] = json!(user);
             }
             body
         };
         let path = "/v1/sessions";
-        let first = client.call(Method::POST, path, Some(&body(self.user.as_deref()))).await;
+        let first = client
+            .call(Method::POST, path, Some(&body(self.user.as_deref())))
+            .await;
         match first {
             Ok(answer) => Ok(answer.body),
             // A key that is bound to nobody must name somebody.
@@ -192,7 +193,8 @@ impl Talk<'_> {
                 "/tree" => self.print_tree().await?,
                 "/hidden" => self.print_hidden().await?,
                 word if word.starts_with('/') && !word.contains(' ') => {
-                    self.output.note(&format!("{} is no command; /help", cell(word)));
+                    self.output
+                        .note(&format!("{} is no command; /help", cell(word)));
                 }
                 message => {
                     last = self.say(message).await?;
@@ -241,7 +243,10 @@ impl Talk<'_> {
             ("view", Some("trace".to_owned())),
             ("limit", Some("100".to_owned())),
         ];
-        let path = with_query(&format!("/v1/sessions/{}/messages", self.session), &parameters);
+        let path = with_query(
+            &format!("/v1/sessions/{}/messages", self.session),
+            &parameters,
+        );
         let answer = self.client.get(&path).await?.body;
         for item in elements(&answer, "messages") {
             let seq = item["seq"].as_u64().unwrap_or(0);
