@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::Method;
 use serde_json::{Value, json};
@@ -51,11 +51,16 @@ pub(super) async fn run(agent: Agent, client: Client, stop: CancellationToken) {
     let mut pause = PAUSE;
     loop {
         while in_hand.try_join_next().is_some() {}
+        let asked = Instant::now();
         let claimed = tokio::select! {
             () = stop.cancelled() => break,
             claimed = claim(agent, &client, &room) => claimed,
         };
         match claimed {
+            // A server that is about to stop has nothing for anybody, and says so at once.
+            Ok(requests) if requests.is_empty() && asked.elapsed() < PAUSE => {
+                tokio::time::sleep(PAUSE).await;
+            }
             Ok(requests) => {
                 pause = PAUSE;
                 for request in requests {
@@ -221,4 +226,102 @@ fn values(value: &Value) -> BTreeMap<String, Value> {
     fields
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::demo::turn::Answer;
+
+    const ECHO: Agent = Agent {
+        name: "echo",
+        step: |turn| Answer::text(format!("{}!", turn.text)).into(),
+        reads_history: false,
+        reads_state: false,
+    };
+
+    /// Reads one call: its first line and its body.
+    async fn read_call(stream: &mut TcpStream) -> (String, Value) {
+        let mut read = Vec::new();
+        loop {
+            let text = String::from_utf8_lossy(&read).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.to_lowercase();
+                let length = length.split("content-length: ").nth(1);
+                let length = length.and_then(|rest| rest.lines().next()?.parse().ok());
+                if body.len() >= length.unwrap_or(0) {
+                    let line = head.lines().next().unwrap_or_default().to_owned();
+                    return (line, serde_json::from_str(body).unwrap_or_default());
+                }
+            }
+            let mut piece = [0; 4096];
+            let count = stream.read(&mut piece).await.expect("it is sent");
+            assert!(count > 0, "the call ended early: {text}");
+            read.extend_from_slice(&piece[..count]);
+        }
+    }
+
+    async fn answer(stream: &mut TcpStream, status: &str, body: &Value) {
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let sent = stream.write_all((head + &body).as_bytes()).await;
+        sent.expect("it is read");
+    }
+
+    /// A server that goes away in the middle of a turn and comes back, and another that is busy.
+    async fn play() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it has one");
+        let url = format!("http://{address}").parse().expect("an address");
+        let client = Client::new(url, None, PATIENCE).expect("a client");
+        let stop = CancellationToken::new();
+        let working = tokio::spawn(run(ECHO, client, stop.clone()));
+        let work = json!({ "requests": [{ "id": "req_1", "fence": 3, "input": "hi", "decisions": [], "calls": [] }] });
+        let nothing = json!({ "requests": [] });
+        // Cut before an answer, refused, and cut in the middle of the turn: each is tried again.
+        let (first, _) = listener.accept().await.expect("a call");
+        drop(first);
+        let (mut busy, _) = listener.accept().await.expect("a call");
+        read_call(&mut busy).await;
+        answer(&mut busy, "503 Service Unavailable", &json!({})).await;
+        let (mut cut_off, mut claims) = (false, 0);
+        let completed = loop {
+            let (mut stream, _) = listener.accept().await.expect("a call");
+            let (line, body) = read_call(&mut stream).await;
+            match line.as_str() {
+                "POST /v1/work/claim HTTP/1.1" if claims == 0 || cut_off => {
+                    claims += 1;
+                    answer(&mut stream, "200 OK", &work).await;
+                }
+                "POST /v1/work/claim HTTP/1.1" => answer(&mut stream, "200 OK", &nothing).await,
+                "POST /v1/requests/req_1/complete HTTP/1.1" if !cut_off => cut_off = true,
+                "POST /v1/requests/req_1/complete HTTP/1.1" => break body,
+                other => panic!("it is not asked for {other}"),
+            }
+        };
+        assert_eq!(
+            (&completed["fence"], &completed["output"]),
+            (&json!(3), &json!("hi!"))
+        );
+        drop(listener);
+        stop.cancel();
+        let ended = tokio::time::timeout(Duration::from_mins(1), working).await;
+        ended
+            .expect("it ends when it is told to")
+            .expect("without a panic");
+    }
+
+    #[test]
+    fn a_worker_outlives_its_server_and_ends_when_it_is_told_to() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(play());
+    }
 }

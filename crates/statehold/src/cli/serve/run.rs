@@ -192,6 +192,7 @@ async fn play(
     let tenant = "default".parse().context("the tenant has a name")?;
     let options = DemoOptions {
         url: url.to_owned(),
+        // Nothing in this process routes, so each message of the first sessions goes to its agent.
         has_coordinator: false,
         seeds: !config.auth.required,
     };
