@@ -16,6 +16,7 @@ mod words;
 mod worker;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -58,19 +59,24 @@ const WORKERS: [Agent; 3] = [
 
 /// The part of the demo that a server plays: what is configured under the same name wins.
 pub(crate) struct Demo {
-    agents: Vec<AgentSpec>,
+    agents: Vec<Arc<AgentSpec>>,
 }
 
 impl Demo {
     /// The demo beside what is configured; nothing of it if it is not wanted.
     pub(crate) fn beside<T>(configured: &BTreeMap<Name, T>, is_wanted: bool) -> Self {
-        let mut agents = if is_wanted { book::book() } else { Vec::new() };
-        agents.retain(|spec| !configured.contains_key(&spec.name));
-        Self { agents }
+        let agents = if is_wanted { book::book() } else { Vec::new() };
+        let agents = agents.into_iter();
+        Self {
+            agents: agents
+                .filter(|spec| !configured.contains_key(&spec.name))
+                .map(Arc::new)
+                .collect(),
+        }
     }
 
     /// What is declared about the agents that are left.
-    pub(crate) fn agents(&self) -> &[AgentSpec] {
+    pub(crate) fn agents(&self) -> &[Arc<AgentSpec>] {
         &self.agents
     }
 

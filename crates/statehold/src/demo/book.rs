@@ -1,6 +1,7 @@
 //! What is declared about the demo agents: who they are, how the coordinator chooses, and what needs
 //! an approval.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use regex::Regex;
@@ -25,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The agents, in the order in which they are told.
 pub(crate) fn book() -> Vec<AgentSpec> {
-    let coordinator = AgentKind::Router(RouterSpec {
+    let coordinator = AgentKind::Router(Arc::new(RouterSpec {
         agents: [MATH, WEATHER, UMS].map(name).into(),
         routing: Routing::Rules {
             rules: rules(),
@@ -33,7 +34,7 @@ pub(crate) fn book() -> Vec<AgentSpec> {
             otherwise: Some(name(MATH)),
         },
         answer: FinalAnswer::Pass,
-    });
+    }));
     vec![
         agent(
             COORDINATOR,

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
+use statehold_agents::runner::Runner;
+use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
 use statehold_engine::{Credential, Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
@@ -111,7 +113,10 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let playing = play(&demo, config, &engine, &url).await?;
+    let tenant: Name = "default".parse().context("the tenant has a name")?;
+    let book = Arc::new(book(&demo));
+    let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
+    let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
         url: &url,
         demo: &demo,
@@ -147,6 +152,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     }
     stop.cancel();
     playing.stop().await;
+    runner.stop().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;
@@ -187,16 +193,26 @@ async fn play(
     demo: &Demo,
     config: &Config,
     engine: &Engine,
+    tenant: &Name,
     url: &str,
 ) -> anyhow::Result<demo::Playing> {
-    let tenant = "default".parse().context("the tenant has a name")?;
     let options = DemoOptions {
         url: url.to_owned(),
-        // Nothing in this process routes, so each message of the first sessions goes to its agent.
-        has_coordinator: false,
+        has_coordinator: true,
         seeds: !config.auth.required,
     };
-    demo::spawn(demo, engine, &tenant, &options).await
+    demo::spawn(demo, engine, tenant, &options).await
+}
+
+/// Everything that is declared.
+fn book(demo: &Demo) -> AgentBook {
+    let agents = demo.agents().iter();
+    AgentBook {
+        agents: agents
+            .map(|spec| (spec.name.clone(), Arc::clone(spec)))
+            .collect(),
+        ..AgentBook::default()
+    }
 }
 
 /// What a server says about itself when it starts, beside its plan.
