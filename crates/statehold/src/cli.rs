@@ -1,5 +1,6 @@
 //! The command line.
 
+mod agents;
 mod answers;
 mod approvals;
 mod ask;
@@ -65,6 +66,9 @@ enum Command {
     /// See what waits for a person, and decide it.
     #[command(subcommand, visible_alias = "holds")]
     Approvals(approvals::Approvals),
+    /// See which agents there are, and what they are.
+    #[command(subcommand)]
+    Agents(agents::Agents),
     /// Make, list and revoke keys.
     Token(token::Token),
     /// See who did what, and verify that all of it is as it was written.
@@ -72,7 +76,7 @@ enum Command {
     Audit(audit::Audit),
     /// Find problems and say what helps.
     Doctor(doctor::Doctor),
-    /// Show the configuration and where each value comes from.
+    /// Show the configuration and where each value comes from, or find its mistakes.
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// Compare everything a data directory says with what its log says.
@@ -96,6 +100,7 @@ impl Cli {
             Command::Sessions(sessions) => sessions.run(globals, &output),
             Command::Tasks(tasks) => tasks.run(globals, &output),
             Command::Approvals(approvals) => approvals.run(globals, &output),
+            Command::Agents(agents) => agents.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
             Command::Audit(audit) => audit.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),
