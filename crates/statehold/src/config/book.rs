@@ -24,7 +24,7 @@ use super::layers::{Explained, step};
 use super::mistakes::{Mistakes, Reading};
 use super::models::Model;
 use super::tool_servers::ToolServer;
-use super::values::{Address, SchemaTable, SessionKey, Variable, Words};
+use super::values::{Address, SchemaTable, SessionKey, Variable, Within, Words};
 use super::{Config, Surroundings};
 
 /// What a configuration declares.
@@ -242,7 +242,10 @@ impl<'a> Reading<'a> {
             }
             let words: Vec<&str> = kinds.iter().map(|kind| kind.word()).collect();
             let words = words.join(", ");
-            let what = format!("is not for agents of kind {}: {words} have it", kind.word());
+            let what = format!(
+                "is not for agents of kind {}, only for: {words}",
+                kind.word()
+            );
             let hint = if self.set_in(place).contains(&"kind") {
                 "leave it out, or change the kind".to_owned()
             } else {
@@ -298,7 +301,7 @@ impl<'a> Reading<'a> {
         self.require_known(
             &format!("{place}.tool_servers"),
             &tool_servers,
-            known,
+            &known,
             "tool server",
             TOOL_SERVERS,
         );
@@ -307,7 +310,7 @@ impl<'a> Reading<'a> {
             prompt: prompt?,
             tool_servers,
             steps_max: u32::try_from(steps_max.get()).unwrap_or(u32::MAX),
-            tokens_max: declaration.tokens_max.map(|tokens| tokens.get()),
+            tokens_max: declaration.tokens_max.map(Within::get),
         })
     }
 
@@ -410,7 +413,7 @@ impl<'a> Reading<'a> {
         &mut self,
         key: &str,
         names: &[Name],
-        known: impl Iterator<Item = &'k Name> + Clone,
+        known: &(impl Iterator<Item = &'k Name> + Clone),
         thing: &str,
         section: &str,
     ) {

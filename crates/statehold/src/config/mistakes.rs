@@ -39,9 +39,7 @@ impl Mistakes {
             .next()
             .map_or_else(Default::default, |first| (first.message, first.hint));
         if more > 0 {
-            hint.push_str(&format!(
-                "\nand {more} more; see all with: statehold config validate"
-            ));
+            hint = format!("{hint}\nand {more} more; see all with: statehold config validate");
         }
         Failure::usage(message).hint(hint)
     }

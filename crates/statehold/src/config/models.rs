@@ -8,6 +8,7 @@ use super::values::{Address, Variable, Words};
 /// A model behind a chat completions endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "the words of the file")]
 pub(crate) struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) base_url: Option<Address>,

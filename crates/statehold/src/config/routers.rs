@@ -86,7 +86,7 @@ impl Reading<'_> {
         }
         // Itself is found where circles are looked for.
         let all = self.config.agents.keys();
-        self.require_known(&key, agents, all, "agent", AGENTS);
+        self.require_known(&key, agents, &all, "agent", AGENTS);
         true
     }
 

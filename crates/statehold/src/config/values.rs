@@ -278,14 +278,14 @@ fn with_text_for_dates(value: Json) -> Json {
     match value {
         plain @ (Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_)) => plain,
         Json::Array(values) => values.into_iter().map(with_text_for_dates).collect(),
-        Json::Object(mut members) => match members.remove(TOML_DATE) {
-            Some(date) => date,
-            None => {
-                let members = members.into_iter();
-                let members = members.map(|(name, value)| (name, with_text_for_dates(value)));
-                Json::Object(members.collect())
+        Json::Object(mut members) => {
+            if let Some(date) = members.remove(TOML_DATE) {
+                return date;
             }
-        },
+            let members = members.into_iter();
+            let members = members.map(|(name, value)| (name, with_text_for_dates(value)));
+            Json::Object(members.collect())
+        }
     }
 }
 

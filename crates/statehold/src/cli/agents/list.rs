@@ -13,7 +13,6 @@ use crate::exit::Exit;
 pub(in crate::cli) struct List {}
 
 impl List {
-    #[expect(clippy::unused_self, reason = "every command has its flags")]
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
