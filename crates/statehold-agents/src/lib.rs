@@ -1,5 +1,10 @@
 //! Who is called: the agents that Statehold works for itself, and whatever it sends to agents in other
 //! processes. It keeps HTTP clients out of the engine.
 
+#[allow(
+    dead_code,
+    reason = "agents that are a model with tools are not run yet"
+)]
+mod mcp;
 pub mod push;
 pub mod spec;
