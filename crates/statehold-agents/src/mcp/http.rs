@@ -17,7 +17,6 @@ use rmcp::model::{
 use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
-use rustls::{ClientConfig, RootCertStore};
 use sse_stream::{Sse, SseStream};
 
 use super::error::TOO_LARGE;
@@ -65,22 +64,26 @@ pub(super) struct HttpClient(reqwest::Client);
 impl HttpClient {
     /// None if this machine cannot do it, which is logged.
     pub(super) fn new() -> Option<Self> {
-        let client = tls().map_err(|error| error.to_string()).and_then(|tls| {
-            reqwest::Client::builder()
-                .tls_backend_preconfigured(tls)
-                .user_agent(concat!("statehold/", env!("CARGO_PKG_VERSION")))
-                .connect_timeout(CONNECT_MAX)
-                // A redirect could carry the credential to somebody else, and a proxy of the
-                // environment could read it.
-                .redirect(redirect::Policy::none())
-                .no_proxy()
-                .http1_only()
-                // A kept connection that the other side closes in the same moment looks like a call
-                // that was lost, and such a call may have run.
-                .pool_max_idle_per_host(0)
-                .build()
-                .map_err(|error| error.to_string())
-        });
+        let client = crate::tls::config()
+            .map_err(|error| error.to_string())
+            .and_then(|tls| {
+                reqwest::Client::builder()
+                    .tls_backend_preconfigured(tls)
+                    .user_agent(concat!("statehold/", env!("CARGO_PKG_VERSION")))
+                    .connect_timeout(CONNECT_MAX)
+                    // A redirect could carry the credential to somebody else, and a proxy of the
+                    // environment could read it.
+                    .redirect(redirect::Policy::none())
+                    .no_proxy()
+                    .http1_only()
+                    .referer(false)
+                    .retry(reqwest::retry::never())
+                    // A kept connection that the other side closes in the same moment looks like a call
+                    // that was lost, and such a call may have run.
+                    .pool_max_idle_per_host(0)
+                    .build()
+                    .map_err(|error| error.to_string())
+            });
         match client {
             Ok(client) => Some(Self(client)),
             Err(error) => {
@@ -116,15 +119,6 @@ impl HttpClient {
         let answer = request.send().await.map_err(PostError::of);
         answer.map_err(StreamableHttpError::Client)
     }
-}
-
-fn tls() -> Result<ClientConfig, rustls::Error> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider);
-    let builder = builder.with_safe_default_protocol_versions()?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
 impl StreamableHttpClient for HttpClient {
