@@ -67,14 +67,12 @@ pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Res
         _ => None,
     };
     let turn = call.begin(&app, &message, &path).await?;
-    match permit {
-        Some(permit) => call.stream(app, turn, permit).await,
-        None => {
-            let secret = call.asked.secret;
-            let answer = call.answer(&app, turn);
-            app.while_valid(secret, answer).await
-        }
+    if let Some(permit) = permit {
+        return call.stream(app, turn, permit).await;
     }
+    let secret = call.asked.secret;
+    let answer = call.answer(&app, turn);
+    app.while_valid(secret, answer).await
 }
 
 fn place_for_stream(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
@@ -149,9 +147,10 @@ impl ChatCall {
             Wanted::Session(session) => {
                 let reader = turn::as_client(&self.asked.caller);
                 let own = app.engine.session(&reader, session).await?.owner.agent;
-                let agent = match own.as_str() == model {
-                    true => own,
-                    false => declared(book, model, Some(&own))?,
+                let agent = if own.as_str() == model {
+                    own
+                } else {
+                    declared(book, model, Some(&own))?
                 };
                 (Some(session), agent)
             }
@@ -332,10 +331,7 @@ impl ChatCall {
             base: self.base,
             pieces,
             drafted: String::new(),
-            pauses: match stays {
-                true => Pauses::Told,
-                false => Pauses::Refused,
-            },
+            pauses: if stays { Pauses::Told } else { Pauses::Refused },
         };
         tokio::spawn(async move {
             writer.write().await;

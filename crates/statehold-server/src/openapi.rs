@@ -362,9 +362,10 @@ impl Call<'_> {
             }
         }
         if self.path != "/healthz" && self.path != "/openapi.json" {
-            let (kind, schema) = match self.path.starts_with("/openai/") {
-                true => ("application/json", "ChatError"),
-                false => ("application/problem+json", "Problem"),
+            let (kind, schema) = if self.path.starts_with("/openai/") {
+                ("application/json", "ChatError")
+            } else {
+                ("application/problem+json", "Problem")
             };
             let schema = format!("#/components/schemas/{schema}");
             let problem = json!({

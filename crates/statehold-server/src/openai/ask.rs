@@ -461,7 +461,7 @@ mod tests {
         );
         let found = found.expect("words");
         assert_eq!(found.text, "look\nhere");
-        let files: Vec<_> = found.files.iter().map(|file| to_body(file)).collect();
+        let files: Vec<_> = found.files.iter().map(to_body).collect();
         assert_eq!(
             files
                 .iter()

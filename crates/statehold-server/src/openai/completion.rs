@@ -62,12 +62,15 @@ struct CustomOut<'a> {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = ChatMetadata)]
 struct MetadataOut {
+    #[serde(rename = "statehold_session")]
     #[schema(value_type = SessionIdText)]
-    statehold_session: String,
+    session: String,
+    #[serde(rename = "statehold_task")]
     #[schema(value_type = TaskIdText)]
-    statehold_task: String,
+    task: String,
+    #[serde(rename = "statehold_request")]
     #[schema(value_type = RequestIdText)]
-    statehold_request: String,
+    request: String,
 }
 
 /// What only clients of this server look at.
@@ -111,13 +114,26 @@ struct ChunkOut<'a> {
     created: i64,
     model: &'a str,
     choices: &'a [ChunkChoiceOut<'a>],
-    /// Null in all chunks but the last, where it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "UsageOut::is_unasked")]
+    usage: UsageOut,
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<MetadataOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
     statehold: Option<StateholdOut>,
+}
+
+/// What it took, in a stream: null in all chunks but the last, where it was asked for.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum UsageOut {
+    Unasked,
+    Later(Option<Usage>),
+}
+
+impl UsageOut {
+    fn is_unasked(&self) -> bool {
+        matches!(self, Self::Unasked)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -184,9 +200,9 @@ impl Voice {
             created: sign.started_at.as_micros() / 1_000_000,
             model,
             ids: stays.then(|| MetadataOut {
-                statehold_session: place.session.to_string(),
-                statehold_task: place.task.to_string(),
-                statehold_request: place.request.to_string(),
+                session: place.session.to_string(),
+                task: place.task.to_string(),
+                request: place.request.to_string(),
             }),
             earlier: Vec::new(),
             with_usage: false,
@@ -195,10 +211,12 @@ impl Voice {
 
     /// The words of earlier turns, each followed by a blank line.
     pub(crate) fn earlier_text(&self) -> String {
-        let texts = self.earlier.iter();
-        texts
-            .map(|earlier| format!("{}\n\n", earlier.content))
-            .collect()
+        let mut text = String::new();
+        for earlier in &self.earlier {
+            text.push_str(&earlier.content);
+            text.push_str("\n\n");
+        }
+        text
     }
 
     fn statehold(&self, via: Vec<String>, holds: &[HoldDetail]) -> StateholdOut {
@@ -213,9 +231,9 @@ impl Voice {
             } else {
                 "paused"
             },
-            session: ids.map(|ids| ids.statehold_session.clone()),
-            task: ids.map(|ids| ids.statehold_task.clone()),
-            request: ids.map(|ids| ids.statehold_request.clone()),
+            session: ids.map(|ids| ids.session.clone()),
+            task: ids.map(|ids| ids.task.clone()),
+            request: ids.map(|ids| ids.request.clone()),
             via,
             holds: holds.iter().map(HoldOut::of).collect(),
             earlier: earlier.collect(),
@@ -264,7 +282,11 @@ impl Voice {
                 delta,
                 finish_reason,
             }],
-            usage: self.with_usage.then_some(None),
+            usage: if self.with_usage {
+                UsageOut::Later(None)
+            } else {
+                UsageOut::Unasked
+            },
             metadata,
             statehold,
         })
@@ -324,7 +346,7 @@ impl Voice {
                 created: self.created,
                 model: &self.model,
                 choices: &[],
-                usage: Some(Some(usage)),
+                usage: UsageOut::Later(Some(usage)),
                 metadata: None,
                 statehold: None,
             })

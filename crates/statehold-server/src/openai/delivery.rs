@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::told::Receipt;
@@ -18,38 +18,39 @@ pub(crate) struct Piece {
 
 /// A whole body. The length is known before it begins.
 pub(crate) fn whole(bytes: Vec<u8>, receipt: Option<Receipt>) -> Body {
-    let mut head = Bytes::from(bytes);
-    let tail = head.split_off(head.len().saturating_sub(1));
-    let state = (Some(head), Some((tail, receipt)));
-    Body::from_stream(stream::unfold(state, |(head, tail)| async move {
-        if let Some(head) = head {
-            return Some((Ok::<_, Infallible>(head), (None, tail)));
-        }
-        let (tail, receipt) = tail?;
-        settle(receipt).await;
-        Some((Ok(tail), (None, None)))
-    }))
+    let bytes = Bytes::from(bytes);
+    let pieces = stream::iter([Piece { bytes, receipt }]);
+    Body::from_stream(with_receipts(pieces))
 }
 
 /// A body that is written piece by piece, until the writer is gone.
 pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, permit: OwnedSemaphorePermit) -> Body {
-    let state = (pieces, None, permit);
-    Body::from_stream(stream::unfold(
-        state,
-        |(mut pieces, receipt, permit)| async {
-            settle(receipt).await;
-            let piece = pieces.recv().await?;
-            let bytes = Ok::<_, Infallible>(piece.bytes);
-            Some((bytes, (pieces, piece.receipt, permit)))
-        },
-    ))
+    let pieces = stream::unfold((pieces, permit), |(mut pieces, permit)| async {
+        let piece = pieces.recv().await?;
+        Some((piece, (pieces, permit)))
+    });
+    Body::from_stream(with_receipts(pieces))
 }
 
-/// Confirms that what was handed over before has left. While this waits its turn, the connection writes
-/// out what it has, and ends with this body if the client is gone.
-async fn settle(receipt: Option<Receipt>) {
-    if let Some(receipt) = receipt {
-        tokio::task::yield_now().await;
-        receipt.confirm();
-    }
+/// Hands out pieces. The last byte of one with a receipt follows when the rest has left: a client that has
+/// it all has been noted as told, and one that is gone has not.
+fn with_receipts(
+    pieces: impl Stream<Item = Piece> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let begin = (Box::pin(pieces), None);
+    stream::unfold(begin, |(mut pieces, held_back)| async {
+        if let Some((last, receipt)) = held_back {
+            // While this waits its turn, the connection writes out what it has, and ends with this body
+            // if the client is gone.
+            tokio::task::yield_now().await;
+            Receipt::confirm(receipt);
+            return Some((Ok(last), (pieces, None)));
+        }
+        let Piece { mut bytes, receipt } = pieces.next().await?;
+        let held_back = receipt.map(|receipt| {
+            let last = bytes.split_off(bytes.len().saturating_sub(1));
+            (last, receipt)
+        });
+        Some((Ok(bytes), (pieces, held_back)))
+    })
 }

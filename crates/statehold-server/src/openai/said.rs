@@ -145,22 +145,23 @@ fn tool_calls(data: &Raw) -> Option<Vec<serde_json::Value>> {
 #[serde(default)]
 #[schema(as = ChatUsage)]
 pub(crate) struct Usage {
-    prompt_tokens: u64,
-    completion_tokens: u64,
-    total_tokens: u64,
+    #[serde(rename = "prompt_tokens")]
+    prompt: u64,
+    #[serde(rename = "completion_tokens")]
+    completion: u64,
+    #[serde(rename = "total_tokens")]
+    total: u64,
 }
 
 impl Usage {
     fn add(&mut self, other: Self) {
-        let total = match other.total_tokens {
-            0 => other.prompt_tokens.saturating_add(other.completion_tokens),
+        let total = match other.total {
+            0 => other.prompt.saturating_add(other.completion),
             total => total,
         };
-        self.prompt_tokens = self.prompt_tokens.saturating_add(other.prompt_tokens);
-        self.completion_tokens = self
-            .completion_tokens
-            .saturating_add(other.completion_tokens);
-        self.total_tokens = self.total_tokens.saturating_add(total);
+        self.prompt = self.prompt.saturating_add(other.prompt);
+        self.completion = self.completion.saturating_add(other.completion);
+        self.total = self.total.saturating_add(total);
     }
 }
 
@@ -209,12 +210,11 @@ impl Account {
                             ..
                         } if inside.contains(parent) => {
                             inside.push(*request);
-                            let agent = match agents.get(task) {
-                                Some(agent) => agent.clone(),
-                                None => {
-                                    let found = engine.task(reader, *task, false).await?;
-                                    found.task.agent.to_string()
-                                }
+                            let agent = if let Some(agent) = agents.get(task) {
+                                String::clone(agent)
+                            } else {
+                                let found = engine.task(reader, *task, false).await?;
+                                found.task.agent.to_string()
                             };
                             if !account.via.contains(&agent) {
                                 account.via.push(agent);

@@ -10,7 +10,7 @@ use statehold_core::name::Name;
 use statehold_core::session::Owner;
 use statehold_engine::{Call, Caller, Committed, Engine, IdempotencyKey, Reply};
 
-use super::ask::ChatIn;
+use super::ask::{ChatIn, ConversationIn};
 use crate::app::{App, text};
 use crate::problem::{Code, Problem};
 use crate::rest::sessions::entropy;
@@ -32,7 +32,7 @@ pub(crate) enum Wanted {
 impl Wanted {
     pub(crate) fn of(headers: &HeaderMap, chat: &ChatIn) -> Result<Self, Problem> {
         let header = text(headers, "x-statehold-session")?;
-        let body = chat.conversation.as_ref().map(|named| named.text());
+        let body = chat.conversation.as_ref().map(ConversationIn::text);
         let named = match (header, body) {
             (Some(header), Some(body)) if header != body => {
                 let detail = "`x-statehold-session` and `conversation` differ; send one of them";

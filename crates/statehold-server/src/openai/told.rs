@@ -166,8 +166,9 @@ impl Receipt {
         }
         if let Some(request) = self.paused
             && let Some(turns) = memory.owed.get_mut(&self.session)
+            && let Some(was_paused) = turns.get_mut(&request)
         {
-            turns.insert(request, true);
+            *was_paused = true;
         }
         for hold in self.seen {
             memory.seen.add(hold);

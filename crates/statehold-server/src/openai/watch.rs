@@ -40,9 +40,10 @@ impl Place {
         let sign = Sign::of(&detail).ok_or_else(Problem::not_found)?;
         let is_paused =
             detail.task.live == Some(self.request) && detail.task.status == TaskStatus::Paused;
-        let holds = match is_paused {
-            true => self.open_holds().await?,
-            false => Vec::new(),
+        let holds = if is_paused {
+            self.open_holds().await?
+        } else {
+            Vec::new()
         };
         Ok(Look {
             detail,

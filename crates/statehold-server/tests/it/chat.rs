@@ -181,9 +181,8 @@ impl Scene {
     async fn approve(&self, hold: &Value) {
         let boss = self.rig.key(&["approver"]).await;
         let path = format!("/v1/holds/{}/decision", text(hold, "id"));
-        boss.post(&path, &json!({"decision": "approve"}))
-            .await
-            .ok(200);
+        let approve = json!({"decision": "approve", "digest": hold["action"]["digest"]});
+        boss.post(&path, &approve).await.ok(200);
     }
 
     /// How many turns the session has had.

@@ -6,7 +6,7 @@ use super::{COMPLETIONS, Scene, content, finished, refused, setup, words};
 use crate::rest::act;
 use crate::rig::{Rig, text};
 
-fn with_decision(said: &str, decision: Value) -> Value {
+fn with_decision(said: &str, decision: &Value) -> Value {
     let mut body = words("helper", said);
     body["statehold"] = json!({"decisions": [decision]});
     body
@@ -27,9 +27,9 @@ async fn a_gateway_decides_with_the_same_message_and_gets_the_answer() {
     });
     let wrong =
         json!({"hold_id": hold["id"], "decision": "respond", "content": {}, "key": "mirror-0"});
-    let answer = finished(scene.send(with_decision("ask me", wrong), &[])).await;
+    let answer = finished(scene.send(with_decision("ask me", &wrong), &[])).await;
     refused(&answer, 422, "invalid_content");
-    let call = scene.send(with_decision("ask me", decision.clone()), &[]);
+    let call = scene.send(with_decision("ask me", &decision), &[]);
     let path = format!("/v1/requests/{}", text(&request, "id"));
     crate::rig::until("it goes on", || async {
         let seen = scene.helper.get(&path).await.ok(200);
@@ -39,10 +39,10 @@ async fn a_gateway_decides_with_the_same_message_and_gets_the_answer() {
     scene.complete(&request, "Four it is.").await;
     assert_eq!(content(&finished(call).await), "Four it is.");
     // Sent again, the decision is the same, and so is the answer.
-    let again = finished(scene.send(with_decision("ask me", decision), &[])).await;
+    let again = finished(scene.send(with_decision("ask me", &decision), &[])).await;
     assert_eq!(content(&again), "Four it is.");
     let other = json!({"hold_id": hold["id"], "decision": "dismiss", "key": "mirror-2"});
-    let answer = finished(scene.send(with_decision("ask me", other), &[])).await;
+    let answer = finished(scene.send(with_decision("ask me", &other), &[])).await;
     refused(&answer, 409, "hold_decided");
     assert_eq!(scene.turns().await, 1);
 }
@@ -55,14 +55,14 @@ async fn a_decision_in_a_chat_has_the_rights_of_its_caller() {
     let hold = scene.ask_approval(&request).await;
     finished(call).await.ok(200);
     let approve = json!({"hold_id": hold["id"], "decision": "approve", "key": "k"});
-    let answer = finished(scene.send(with_decision("pay", approve.clone()), &[])).await;
+    let answer = finished(scene.send(with_decision("pay", &approve), &[])).await;
     refused(&answer, 403, "may_not_decide");
     // Nor through another session, nor without one.
     let bob = scene.rig.client("bob").await;
     let made = bob
         .post("/v1/sessions", &json!({"app": "demo", "agent": "helper"}))
         .await;
-    let mut body = with_decision("pay", approve.clone());
+    let mut body = with_decision("pay", &approve);
     body["conversation"] = made.ok(201)["id"].clone();
     refused(&bob.post(COMPLETIONS, &body).await, 404, "not_found");
     body["conversation"] = "new".into();

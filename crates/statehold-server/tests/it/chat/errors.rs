@@ -5,100 +5,111 @@ use serde_json::{Value, json};
 use super::{COMPLETIONS, Scene, refused, setup, words};
 use crate::rig::{Rig, text};
 
+const USER: &str = r#"[{"role": "user", "content": "x"}]"#;
+
+/// Fields of a call, and how it is refused: with which code, about which field.
+const WRONG: &[(&str, u16, &str, &str)] = &[
+    (r#""messages": USER"#, 422, "invalid_body", ""),
+    (r#""model": "helper""#, 422, "invalid_body", ""),
+    (
+        r#""model": "helper", "messages": []"#,
+        422,
+        "invalid_body",
+        "messages",
+    ),
+    (
+        r#""model": "helper", "messages": [7]"#,
+        422,
+        "invalid_body",
+        "messages[0]",
+    ),
+    (
+        r#""model": "helper", "messages": [{"role": "assistant", "content": "x"}]"#,
+        422,
+        "invalid_body",
+        "messages[0].role",
+    ),
+    (
+        r#""model": "helper", "messages": [{"role": "user", "content": [{"type": "input_audio"}]}]"#,
+        422,
+        "invalid_body",
+        "messages[0].content",
+    ),
+    (
+        r#""model": "gpt-4o", "messages": USER"#,
+        404,
+        "agent_unknown",
+        "model",
+    ),
+    (
+        r#""model": "a/b c", "messages": USER"#,
+        404,
+        "agent_unknown",
+        "model",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "n": 2"#,
+        422,
+        "parameter_not_supported",
+        "n",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "logprobs": true"#,
+        422,
+        "parameter_not_supported",
+        "logprobs",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "modalities": ["text", "audio"]"#,
+        422,
+        "parameter_not_supported",
+        "modalities",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "response_format": {"type": "json_object"}"#,
+        422,
+        "parameter_not_supported",
+        "response_format",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "tools": [{"type": "function"}]"#,
+        422,
+        "tools_not_supported",
+        "tools",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "conversation": "ses_x""#,
+        400,
+        "bad_header",
+        "conversation",
+    ),
+    (
+        r#""model": "helper", "messages": USER, "statehold": {"decision": []}"#,
+        422,
+        "invalid_body",
+        "",
+    ),
+];
+
 #[tokio::test]
 async fn what_is_wrong_with_a_call_is_named() {
     let scene = Scene::new().await;
-    let user = json!([{"role": "user", "content": "x"}]);
-    let cases = [
-        (json!({"messages": user}), 422, "invalid_body", None),
-        (json!({"model": "helper"}), 422, "invalid_body", None),
-        (
-            json!({"model": "helper", "messages": []}),
-            422,
-            "invalid_body",
-            Some("messages"),
-        ),
-        (
-            json!({"model": "helper", "messages": [7]}),
-            422,
-            "invalid_body",
-            Some("messages[0]"),
-        ),
-        (
-            json!({"model": "helper", "messages": [{"role": "assistant", "content": "x"}]}),
-            422,
-            "invalid_body",
-            Some("messages[0].role"),
-        ),
-        (
-            json!({"model": "helper", "messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}),
-            422,
-            "invalid_body",
-            Some("messages[0].content"),
-        ),
-        (
-            json!({"model": "gpt-4o", "messages": user}),
-            404,
-            "agent_unknown",
-            Some("model"),
-        ),
-        (
-            json!({"model": "a/b c", "messages": user}),
-            404,
-            "agent_unknown",
-            Some("model"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "n": 2}),
-            422,
-            "parameter_not_supported",
-            Some("n"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "logprobs": true}),
-            422,
-            "parameter_not_supported",
-            Some("logprobs"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "modalities": ["text", "audio"]}),
-            422,
-            "parameter_not_supported",
-            Some("modalities"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "response_format": {"type": "json_object"}}),
-            422,
-            "parameter_not_supported",
-            Some("response_format"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "tools": [{"type": "function"}]}),
-            422,
-            "tools_not_supported",
-            Some("tools"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "conversation": "ses_x"}),
-            400,
-            "bad_header",
-            Some("conversation"),
-        ),
-        (
-            json!({"model": "helper", "messages": user, "statehold": {"decision": []}}),
-            422,
-            "invalid_body",
-            None,
-        ),
-    ];
-    for (body, status, code, param) in cases {
-        let answer = super::finished(scene.send(body.clone(), &[])).await;
-        let error = refused(&answer, status, code);
-        assert_eq!(error["type"], "invalid_request_error", "{body}");
-        if let Some(param) = param {
-            assert_eq!(error["param"], param, "{body}");
+    for (fields, status, code, param) in WRONG {
+        let body = format!("{{{}}}", fields.replace("USER", USER));
+        let headers = [("x-statehold-session", scene.session.as_str())];
+        let answer = scene.ann.send("POST", COMPLETIONS, &headers, body).await;
+        let error = refused(&answer, *status, code);
+        assert_eq!(error["type"], "invalid_request_error", "{fields}");
+        if !param.is_empty() {
+            assert_eq!(error["param"], *param, "{fields}");
         }
     }
+    assert_eq!(scene.turns().await, 0);
+}
+
+#[tokio::test]
+async fn every_refusal_on_these_paths_has_their_form() {
+    let scene = Scene::new().await;
     let long = words("helper", "x")
         .to_string()
         .replace("\"x\"", "\"x\", \"content\": \"y\"");

@@ -1,5 +1,6 @@
 //! A turn: what is said, who hears it, what comes back.
 
+use futures_util::future::join_all;
 use serde_json::json;
 
 use super::{COMPLETIONS, Scene, content, finished, refused, setup, words};
@@ -159,17 +160,17 @@ async fn an_agent_that_nobody_declared_is_reached_through_its_session() {
 async fn the_same_words_at_once_are_one_turn_and_other_words_another() {
     for rig in [Rig::with(setup()).await, Rig::on_disk_with(setup()).await] {
         let scene = Scene::begin(rig).await;
-        let same: Vec<_> = (0..8).map(|_| scene.say("hello")).collect();
-        let other = scene.say("bye");
+        let same = (0..8).map(|_| scene.stream("hello"));
+        let (same, mut other) = tokio::join!(join_all(same), scene.stream("bye"));
         for _ in 0..2 {
             let request = scene.claim().await;
             let output = format!("to {}", text(&request, "input"));
             scene.complete(&request, &output).await;
         }
-        for call in same {
-            assert_eq!(content(&finished(call).await), "to hello");
+        for mut stream in same {
+            assert_eq!(stream.rest().await.0, "to hello");
         }
-        assert_eq!(content(&finished(other).await), "to bye");
+        assert_eq!(other.rest().await.0, "to bye");
         assert_eq!(scene.turns().await, 2);
 
         // Once it has been answered, the same words begin another turn.
