@@ -5,6 +5,7 @@ mod approvals;
 mod ask;
 mod audit;
 mod backup;
+mod chat;
 mod check;
 mod completions;
 mod config;
@@ -20,6 +21,7 @@ mod resolve;
 mod restore;
 mod serve;
 mod sessions;
+mod state;
 mod status;
 mod tasks;
 mod times;
@@ -54,6 +56,10 @@ enum Command {
     Dev(serve::Dev),
     /// Start a server for real use.
     Serve(serve::Serve),
+    /// Talk to an agent in the terminal.
+    Chat(chat::Chat),
+    /// Play the guided tour in the terminal, and check every claim of it.
+    Demo(demo::Demo),
     /// Say whether a server runs, and where.
     Status(status::Status),
     /// Look at sessions, follow them, delete them.
@@ -65,6 +71,9 @@ enum Command {
     /// See what waits for a person, and decide it.
     #[command(subcommand, visible_alias = "holds")]
     Approvals(approvals::Approvals),
+    /// Read and write the values that apps, users and sessions keep.
+    #[command(subcommand)]
+    State(state::State),
     /// Make, list and revoke keys.
     Token(token::Token),
     /// See who did what, and verify that all of it is as it was written.
@@ -92,10 +101,13 @@ impl Cli {
         match self.command {
             Command::Dev(dev) => serve::run(&dev.plan(&Surroundings::of_process())?, &output),
             Command::Serve(serve) => serve::run(&serve.plan(&Surroundings::of_process())?, &output),
+            Command::Chat(chat) => chat.run(globals, &output),
+            Command::Demo(demo) => demo.run(&output),
             Command::Status(status) => status.run(globals, &output),
             Command::Sessions(sessions) => sessions.run(globals, &output),
             Command::Tasks(tasks) => tasks.run(globals, &output),
             Command::Approvals(approvals) => approvals.run(globals, &output),
+            Command::State(state) => state.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
             Command::Audit(audit) => audit.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),

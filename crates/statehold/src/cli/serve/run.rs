@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
+use statehold_agents::runner::Runner;
+use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
-use statehold_engine::{Credential, OffsetClock};
+use statehold_engine::{Credential, Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
@@ -21,6 +23,7 @@ use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
 use crate::config::{Agent, Config, Log, LogFormat};
+use crate::demo::{self, Demo, DemoOptions};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
@@ -65,7 +68,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let offset = plan.clock_offset_seconds;
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
-    let policies = crate::config::policies(&config.agents);
+    let demo = Demo::beside(&config.agents, plan.has_demo);
+    let policies = demo.policies(crate::config::policies(&config.agents));
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
@@ -109,7 +113,18 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    greet(plan, output, &url, was_unclean, has_keys, begun);
+    let tenant: Name = "default".parse().context("the tenant has a name")?;
+    let book = Arc::new(book(&demo));
+    let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
+    let playing = play(&demo, config, &engine, &tenant, &url).await?;
+    let greeting = Greeting {
+        url: &url,
+        demo: &demo,
+        was_unclean,
+        has_keys,
+        begun,
+    };
+    greet(plan, output, &greeting);
     let stop = CancellationToken::new();
     engine.load_addresses().await?;
     let write_body = Arc::new(statehold_server::pushed_body);
@@ -136,6 +151,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         }
     }
     stop.cancel();
+    playing.stop().await;
+    runner.stop().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;
@@ -171,16 +188,46 @@ fn push_guard(config: &Config) -> Result<Guard, Failure> {
     }
 }
 
-/// Says what is served, and only that.
-fn greet(
-    plan: &ServePlan,
-    output: &Output,
+/// Starts the demo agents on their own server.
+async fn play(
+    demo: &Demo,
+    config: &Config,
+    engine: &Engine,
+    tenant: &Name,
     url: &str,
+) -> anyhow::Result<demo::Playing> {
+    let options = DemoOptions {
+        url: url.to_owned(),
+        has_coordinator: true,
+        seeds: !config.auth.required,
+    };
+    demo::spawn(demo, engine, tenant, &options).await
+}
+
+/// Everything that is declared.
+fn book(demo: &Demo) -> AgentBook {
+    let agents = demo.agents().iter();
+    AgentBook {
+        agents: agents
+            .map(|spec| (spec.name.clone(), Arc::clone(spec)))
+            .collect(),
+        ..AgentBook::default()
+    }
+}
+
+/// What a server says about itself when it starts, beside its plan.
+struct Greeting<'a> {
+    url: &'a str,
+    demo: &'a Demo,
     was_unclean: bool,
     has_keys: bool,
     begun: Instant,
-) {
+}
+
+/// Says what is served, and only that.
+fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
     let config = &plan.config;
+    let url = greeting.url;
     let mode = if config.auth.required {
         "every call needs a key"
     } else {
@@ -213,15 +260,23 @@ fn greet(
             "  Clock      can be moved: POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}"
         ));
     }
-    if was_unclean {
+    let agents = greeting.demo.agents().iter();
+    let names: Vec<&str> = agents.map(|agent| agent.name.as_str()).collect();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        output.note(&format!(
+            "  Agents     {names}   (embedded demo, rules not a model)"
+        ));
+    }
+    if greeting.was_unclean {
         output.note("  Recovered  from an unclean stop; everything acknowledged is there");
     }
-    if config.auth.required && !has_keys {
+    if config.auth.required && !greeting.has_keys {
         output.note(&format!(
             "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
         ));
     }
-    let ms = begun.elapsed().as_millis();
+    let ms = greeting.begun.elapsed().as_millis();
     output.note(&format!(
         "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
     ));
