@@ -147,6 +147,7 @@ impl Conversations {
             session: run.place.session,
             generation,
             conversation: None,
+            is_another: was_lost,
         };
         if run.next_recorded().is_none() && !known.is_being_begun {
             run.remember(&remembered.raw()).await?;
@@ -210,6 +211,7 @@ impl Conversations {
                     session,
                     generation: known.generation + 1,
                     conversation: Some(reply.conversation_id.clone()),
+                    is_another: false,
                 };
                 remembered.raw()
             });
@@ -243,10 +245,12 @@ async fn look_up(run: &Run) -> Result<Known, TurnError> {
     };
     // A copy of a session begins its own: in the other one, more may have been said since.
     let is_here = known.session == run.place.session;
+    let is_being_begun = is_here && known.conversation.is_none();
+    let is_elsewhere = !is_here && known.conversation.is_some();
     Ok(Known {
         generation: known.generation,
-        is_being_begun: is_here && known.conversation.is_none(),
-        was_lost: !is_here && known.conversation.is_some(),
+        is_being_begun,
+        was_lost: is_elsewhere || is_being_begun && known.is_another,
         conversation: known.conversation.filter(|_| is_here),
     })
 }

@@ -403,6 +403,7 @@ impl Its {
                     session: here,
                     generation: self.generation + 1,
                     conversation: Some(answered.to_owned()),
+                    is_another: self.generation > 0,
                 };
                 Ok(Some(remembered.raw()))
             }

@@ -27,6 +27,9 @@ pub(super) struct Remembered {
     /// What the service calls it. None while one is being begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) conversation: Option<String>,
+    /// It takes the place of one that was lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_another: bool,
 }
 
 impl Remembered {
