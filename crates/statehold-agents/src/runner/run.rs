@@ -319,11 +319,6 @@ impl Run {
         Ok(newest_first)
     }
 
-    /// What the agent remembers in this task.
-    pub(crate) async fn private(&self) -> Result<Option<Vec<u8>>, TurnError> {
-        Ok(self.engine.private_state(self.place.task).await?)
-    }
-
     /// The values of session keys that are there.
     pub(crate) async fn shared(
         &self,
