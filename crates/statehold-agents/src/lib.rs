@@ -7,6 +7,11 @@ mod conversations;
 mod fault_server;
 mod gateway;
 mod http;
+#[allow(
+    dead_code,
+    reason = "agents that are a model with tools are not run yet"
+)]
+mod mcp;
 pub mod push;
 mod router;
 pub mod runner;

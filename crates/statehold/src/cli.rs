@@ -1,5 +1,6 @@
 //! The command line.
 
+mod agents;
 mod answers;
 mod approvals;
 mod ask;
@@ -74,6 +75,9 @@ enum Command {
     /// Read and write the values that apps, users and sessions keep.
     #[command(subcommand)]
     State(state::State),
+    /// See which agents there are, and what they are.
+    #[command(subcommand)]
+    Agents(agents::Agents),
     /// Make, list and revoke keys.
     Token(token::Token),
     /// See who did what, and verify that all of it is as it was written.
@@ -81,7 +85,7 @@ enum Command {
     Audit(audit::Audit),
     /// Find problems and say what helps.
     Doctor(doctor::Doctor),
-    /// Show the configuration and where each value comes from.
+    /// Show the configuration and where each value comes from, or find its mistakes.
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// Compare everything a data directory says with what its log says.
@@ -108,6 +112,7 @@ impl Cli {
             Command::Tasks(tasks) => tasks.run(globals, &output),
             Command::Approvals(approvals) => approvals.run(globals, &output),
             Command::State(state) => state.run(globals, &output),
+            Command::Agents(agents) => agents.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
             Command::Audit(audit) => audit.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use statehold_agents::spec::AgentSpec;
+use statehold_agents::spec::{AgentBook, AgentSpec};
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
 use statehold_engine::{Caller, Engine, NewKey};
@@ -78,6 +78,14 @@ impl Demo {
     /// What is declared about the agents that are left.
     pub(crate) fn agents(&self) -> &[Arc<AgentSpec>] {
         &self.agents
+    }
+
+    /// What is declared elsewhere, with the agents that are left.
+    pub(crate) fn joined(&self, mut book: AgentBook) -> AgentBook {
+        for spec in &self.agents {
+            book.agents.insert(spec.name.clone(), Arc::clone(spec));
+        }
+        book
     }
 
     fn has(&self, name: &str) -> bool {

@@ -1,6 +1,5 @@
 //! Carrying out a plan: open the data, listen, say what is served, stop cleanly.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -9,9 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
 use statehold_agents::runner::Runner;
-use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
-use statehold_engine::{Credential, Engine, OffsetClock};
+use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
@@ -22,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
-use crate::config::{Agent, Config, Log, LogFormat};
+use crate::config::{Config, Log, LogFormat, Mistakes, Surroundings, declared};
 use crate::demo::{self, Demo, DemoOptions};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
@@ -60,6 +58,9 @@ pub(crate) fn run(plan: &ServePlan, output: &Output) -> anyhow::Result<Exit> {
 async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow::Result<Exit> {
     let config = &plan.config;
     let data = &config.store.data;
+    let around = Surroundings::of_process();
+    let declared = declared(config, &plan.explained, &around);
+    let declared = declared.map_err(Mistakes::into_failure)?;
     let on_disk = matches!(plan.storage, PlannedStorage::Disk { .. });
     if plan.storage == (PlannedStorage::Disk { reset: true }) {
         reset(data)?;
@@ -76,7 +77,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         wire::in_memory(clock, policies).await?
     };
     let engine = parts.engine;
-    engine.set_service_credentials(service_credentials(&config.agents)?);
+    engine.set_service_credentials(declared.credentials);
     let has_keys = engine.has_keys().await?;
     require_keys(plan, has_keys)?;
     let listener = TcpListener::bind(config.server.listen)
@@ -95,6 +96,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
             },
         )?;
     }
+    let book = Arc::new(demo.joined(declared.book));
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
     let options = ServerOptions {
@@ -102,6 +104,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
+        agents: Arc::clone(&book),
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -114,7 +117,6 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
     let tenant: Name = "default".parse().context("the tenant has a name")?;
-    let book = Arc::new(book(&demo));
     let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
@@ -177,7 +179,7 @@ fn require_keys(plan: &ServePlan, has_keys: bool) -> Result<(), Failure> {
 }
 
 /// Which addresses decisions may be pushed to.
-fn push_guard(config: &Config) -> Result<Guard, Failure> {
+pub(in crate::cli) fn push_guard(config: &Config) -> Result<Guard, Failure> {
     if config.auth.required {
         Guard::new(&config.push.allow).map_err(|text| {
             Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
@@ -202,17 +204,6 @@ async fn play(
         seeds: !config.auth.required,
     };
     demo::spawn(demo, engine, tenant, &options).await
-}
-
-/// Everything that is declared.
-fn book(demo: &Demo) -> AgentBook {
-    let agents = demo.agents().iter();
-    AgentBook {
-        agents: agents
-            .map(|spec| (spec.name.clone(), Arc::clone(spec)))
-            .collect(),
-        ..AgentBook::default()
-    }
 }
 
 /// What a server says about itself when it starts, beside its plan.
@@ -282,27 +273,6 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
     ));
 }
 
-/// The credentials that agents have of their own, from the variables that the configuration names.
-fn service_credentials(
-    agents: &BTreeMap<Name, Agent>,
-) -> anyhow::Result<BTreeMap<Name, Credential>> {
-    let mut found = BTreeMap::new();
-    for (agent, settings) in agents {
-        let Some(variable) = &settings.credential_env else {
-            continue;
-        };
-        let value = std::env::var(variable).ok().and_then(Credential::new);
-        let Some(credential) = value else {
-            let message = format!("{variable} holds no credential of 1 to 8192 bytes");
-            let hint =
-                format!("`agents.{agent}.credential_env` names it; set it, or leave that out");
-            return Err(Failure::usage(message).hint(hint).into());
-        };
-        found.insert(agent.clone(), credential);
-    }
-    Ok(found)
-}
-
 /// Resolves when somebody asks this process to stop.
 async fn asked_to_stop() {
     use tokio::signal::unix::{SignalKind, signal};
@@ -339,8 +309,7 @@ fn reset(data: &Path) -> anyhow::Result<()> {
 }
 
 fn start_log(log: &Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.level)
-        .with_context(|| format!("log.level {:?} is not a level or a filter", log.level))?;
+    let filter = log_filter(log)?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -349,6 +318,17 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
         LogFormat::Json => lines.json().try_init(),
     };
     started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
+/// Which lines are written.
+pub(in crate::cli) fn log_filter(log: &Log) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(&log.level).with_context(|| {
+        let message = format!(
+            "`log.level` is {:?}, which is no level or filter",
+            log.level
+        );
+        Failure::usage(message).hint("use error, warn, info, debug or trace")
+    })
 }
 
 /// As many connections as are asked for, but not so many that there is no file left for the data: a
