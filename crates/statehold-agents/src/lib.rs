@@ -1,13 +1,11 @@
 //! Who is called: the agents that Statehold works for itself, and whatever it sends to agents in other
 //! processes. It keeps HTTP clients out of the engine.
 
-#[allow(dead_code, reason = "the runner that calls agents is not here yet")]
 mod chat;
-#[allow(dead_code, reason = "the runner that calls agents is not here yet")]
 mod conversations;
 #[cfg(test)]
 mod fault_server;
-#[allow(dead_code, reason = "the runner that calls agents is not here yet")]
+mod gateway;
 mod http;
 #[allow(
     dead_code,
@@ -18,7 +16,6 @@ pub mod push;
 mod router;
 pub mod runner;
 pub mod spec;
-#[allow(dead_code, reason = "the runner that calls agents is not here yet")]
 mod sse;
 mod tls;
 mod turn;

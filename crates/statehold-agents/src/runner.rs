@@ -6,6 +6,8 @@
 //! from what is recorded.
 
 mod child;
+mod clients;
+mod hold;
 mod journal;
 mod run;
 
@@ -23,14 +25,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::gateway::{Conversations, Openai};
 use crate::router::Router;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
 use crate::turn::{Agent, TurnError, TurnFailure};
 
 pub(crate) use child::ChildAnswer;
+pub(crate) use clients::Clients;
+pub(crate) use hold::Decided;
 pub use journal::StepKind;
+pub(crate) use run::{Beside, Place, Run, StepDone};
 pub use run::{Lost, Moment, OnStep};
-pub(crate) use run::{Run, StepDone};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
 const LEASE: Duration = Duration::from_secs(30);
@@ -49,6 +54,9 @@ pub enum RunnerError {
     /// The store fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// Nobody can be called.
+    #[error("agents cannot be called: {0}")]
+    Clients(String),
     /// A declaration names something that is not declared.
     #[error("agent {agent} cannot work: {what}")]
     Declaration {
@@ -116,9 +124,10 @@ impl Runner {
         on_step: OnStep,
     ) -> Result<Self, RunnerError> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let clients = Clients::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
         let mut ours = BTreeMap::new();
         for (name, spec) in &book.agents {
-            if let Some(agent) = agent_of(spec, &book)? {
+            if let Some(agent) = agent_of(spec, &book, &clients)? {
                 let (spec, turns) = (Arc::clone(spec), Arc::new(Semaphore::new(TURNS_MAX)));
                 ours.insert(name.clone(), Ours { spec, agent, turns });
             }
@@ -156,13 +165,19 @@ impl Runner {
 fn agent_of(
     spec: &Arc<AgentSpec>,
     _book: &AgentBook,
+    clients: &Clients,
 ) -> Result<Option<Arc<dyn Agent>>, RunnerError> {
     match &spec.kind {
         AgentKind::Router(router) => Ok(Some(Arc::new(Router::new(Arc::clone(router))))),
-        AgentKind::Worker
-        | AgentKind::Openai(_)
-        | AgentKind::Conversations(_)
-        | AgentKind::Llm(_) => Ok(None),
+        AgentKind::Openai(openai) => {
+            let agent = Openai::new(Arc::clone(openai), clients.chat.clone());
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Conversations(service) => {
+            let agent = Conversations::new(Arc::clone(service), clients.http.clone());
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Worker | AgentKind::Llm(_) => Ok(None),
     }
 }
 
