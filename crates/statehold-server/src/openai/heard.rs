@@ -10,7 +10,7 @@ use statehold_core::item::Role as Speaker;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::kept::{DecisionBody, parse};
 use statehold_engine::{
-    Caller, Engine, HoldDetail, HoldFilter, HoldOrder, RequestDetail, SessionSummary,
+    Caller, Engine, EngineError, HoldDetail, HoldFilter, HoldOrder, RequestDetail, SessionSummary,
 };
 
 use super::said::{Answer, Sign, input_of};
@@ -121,6 +121,19 @@ impl<'a> Search<'a> {
             && task.is_none_or(|task| task == detail.task.id)
     }
 
+    /// A turn that somebody waited for. One whose start was noted and then failed is not there.
+    async fn find(&self, request: RequestId) -> Result<Option<RequestDetail>, Problem> {
+        match self.engine().request(&self.reader, request).await {
+            Ok(detail) => Ok(Some(detail)),
+            Err(EngineError::NotFound) => {
+                let told = &self.message.app.told;
+                told.forget(self.message.session, request);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// A turn that has heard these words and goes on, or has ended without its client having learnt it.
     pub(crate) async fn repeated(&mut self) -> Result<Option<(RequestId, bool)>, Problem> {
         let session = self.message.session;
@@ -146,7 +159,9 @@ impl<'a> Search<'a> {
         }
         let mut unwanted = Vec::new();
         for (request, was_paused) in owed.into_iter().rev() {
-            let detail = self.engine().request(&self.reader, request).await?;
+            let Some(detail) = self.find(request).await? else {
+                continue;
+            };
             let Some(sign) = Sign::of(&detail).filter(|sign| self.is_meant(&detail, sign)) else {
                 continue;
             };
@@ -204,7 +219,9 @@ impl<'a> Search<'a> {
         turns.remove(&at_hand);
         let mut earlier = Vec::new();
         for request in turns {
-            let detail = self.engine().request(&self.reader, request).await?;
+            let Some(detail) = self.find(request).await? else {
+                continue;
+            };
             let Some(sign) = Sign::of(&detail) else {
                 continue;
             };

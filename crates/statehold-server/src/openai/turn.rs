@@ -72,11 +72,14 @@ pub(crate) struct Message<'a> {
     pub(crate) credential: Option<&'a Credential>,
 }
 
-/// The caller as a client and nothing more.
+/// The caller as a client and nothing more; without any right, if they are none.
 pub(crate) fn as_client(caller: &Caller) -> Caller {
-    let client: Name = Role::Client.name().parse().expect("a role is a name");
+    let names = caller.roles.names().iter().cloned();
+    let client: BTreeSet<Name> = names
+        .filter(|name| name.as_str() == Role::Client.name())
+        .collect();
     Caller {
-        roles: Roles::from(BTreeSet::from([client])),
+        roles: Roles::from(client),
         ..caller.clone()
     }
 }
@@ -181,6 +184,8 @@ impl Message<'_> {
             start,
             payloads,
             self.credential,
+            // Noted before it is durable: a client that goes away meanwhile is owed the answer too.
+            Some(self.app.clone()),
         )
         .await?;
         Ok((request, is_replay))
@@ -247,7 +252,8 @@ impl Message<'_> {
     }
 }
 
-/// Starts a request, or finds the one that was started under the same key.
+/// Starts a request, or finds the one that was started under the same key. `app` is where it is noted
+/// that somebody waits for it.
 pub(crate) async fn start_on(
     engine: &Engine,
     session: SessionId,
@@ -255,17 +261,21 @@ pub(crate) async fn start_on(
     start: &Command,
     payloads: &Payloads,
     credential: Option<&Credential>,
+    app: Option<App>,
 ) -> Result<(RequestId, TaskId, bool), Problem> {
     #[derive(Serialize, Deserialize)]
     struct Begun {
         request: String,
         task: String,
     }
-    let reply: Reply = Arc::new(|made: &Committed<'_>| {
+    let reply: Reply = Arc::new(move |made: &Committed<'_>| {
         let begun = made.record.content.events.iter().find_map(|event| {
             let Event::RequestStarted { request, task, .. } = event else {
                 return None;
             };
+            if let Some(app) = &app {
+                app.told.begin(session, *request);
+            }
             Some(Begun {
                 request: request.to_string(),
                 task: task.to_string(),
