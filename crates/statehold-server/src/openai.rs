@@ -5,6 +5,7 @@ mod ask;
 mod completion;
 mod delivery;
 pub(crate) mod errors;
+mod heard;
 pub(crate) mod models;
 mod paused;
 mod said;

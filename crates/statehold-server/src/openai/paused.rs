@@ -3,7 +3,7 @@
 use statehold_core::hold::HoldKind;
 use statehold_engine::HoldDetail;
 
-use crate::wire::hold::HoldOut;
+use crate::wire::hold::{HoldOut, title_of};
 
 /// What a person reads. `base` is where the server was called.
 pub(crate) fn sentence(holds: &[HoldDetail], base: &str) -> String {
@@ -17,11 +17,11 @@ fn one(detail: &HoldDetail, base: &str) -> String {
         id,
         alias,
         agent,
-        title,
         message,
         url,
         ..
     } = HoldOut::of(detail);
+    let title = title_of(detail.hold.kind, detail.body.as_deref());
     let may_decide = detail.why_not.is_none();
     let place = format!("{base}/v1/holds/{id}");
     let what = match message.filter(|message| !message.is_empty()) {

@@ -120,7 +120,15 @@ impl Stateless<'_> {
             output: None,
         });
         let call = Call::by(caller.clone());
-        let begun = start_on(engine, session, &call, &start, &payloads, self.credential);
+        let begun = start_on(
+            engine,
+            session,
+            &call,
+            &start,
+            &payloads,
+            self.credential,
+            None,
+        );
         let (request, task, _) = begun.await?;
         let place = Place {
             engine: engine.clone(),

@@ -10,20 +10,18 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::command::{Command, Output, StartRequest, StatePatch};
-use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
+use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
-use statehold_core::item::Role as Speaker;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_core::request::RequestOutcome;
-use statehold_engine::kept::{DecisionBody, HoldBody, parse};
+use statehold_engine::kept::{HoldBody, parse};
 use statehold_engine::{
     Call, Caller, Committed, Credential, Engine, HoldDetail, HoldFilter, HoldOrder, Payloads,
-    Reply, RequestDetail, Role, Roles, Schema, SessionSummary,
+    Reply, Role, Roles, Schema,
 };
 
 use super::ask::{ChatDecisionIn, Words};
-use super::said::{Answer, Sign, input_of};
+use super::heard::Search;
 use crate::app::{App, Asked};
 use crate::problem::Problem;
 use crate::rest::holds::decide::decide_as;
@@ -32,12 +30,6 @@ use crate::wire::{raw_text, to_body};
 
 /// How many open holds of a session are looked at.
 const OPEN_MAX: usize = 200;
-/// How many decided ones.
-const DECIDED_MAX: usize = 20;
-/// How many open tasks of an agent are looked at for a turn to attach to.
-const TASKS_MAX: usize = 16;
-/// How many messages are looked at to find the newest turn of an agent.
-const MESSAGES_MAX: usize = 32;
 
 /// A turn, where it runs, and who reads it.
 #[derive(Debug, Clone)]
@@ -80,11 +72,14 @@ pub(crate) struct Message<'a> {
     pub(crate) credential: Option<&'a Credential>,
 }
 
-/// The caller as a client and nothing more.
+/// The caller as a client and nothing more; without any right, if they are none.
 pub(crate) fn as_client(caller: &Caller) -> Caller {
-    let client: Name = Role::Client.name().parse().expect("a role is a name");
+    let names = caller.roles.names().iter().cloned();
+    let client: BTreeSet<Name> = names
+        .filter(|name| name.as_str() == Role::Client.name())
+        .collect();
     Caller {
-        roles: Roles::from(BTreeSet::from([client])),
+        roles: Roles::from(client),
         ..caller.clone()
     }
 }
@@ -105,13 +100,7 @@ impl Message<'_> {
             .await?;
         let reader = as_client(&self.asked.caller);
         let summary = engine.session(&reader, self.session).await?;
-        let mut search = Search {
-            message: self,
-            reader,
-            summary,
-            input,
-            decided: None,
-        };
+        let mut search = Search::new(self, reader, summary, input);
         let _alone = engine.turn(self.session).await;
         let (request, is_replay) = if decisions.is_empty() {
             self.find_or_start(&mut search, &start, &payloads).await?
@@ -195,6 +184,8 @@ impl Message<'_> {
             start,
             payloads,
             self.credential,
+            // Noted before it is durable: a client that goes away meanwhile is owed the answer too.
+            Some(self.app.clone()),
         )
         .await?;
         Ok((request, is_replay))
@@ -261,7 +252,8 @@ impl Message<'_> {
     }
 }
 
-/// Starts a request, or finds the one that was started under the same key.
+/// Starts a request, or finds the one that was started under the same key. `app` is where it is noted
+/// that somebody waits for it.
 pub(crate) async fn start_on(
     engine: &Engine,
     session: SessionId,
@@ -269,17 +261,21 @@ pub(crate) async fn start_on(
     start: &Command,
     payloads: &Payloads,
     credential: Option<&Credential>,
+    app: Option<App>,
 ) -> Result<(RequestId, TaskId, bool), Problem> {
     #[derive(Serialize, Deserialize)]
     struct Begun {
         request: String,
         task: String,
     }
-    let reply: Reply = Arc::new(|made: &Committed<'_>| {
+    let reply: Reply = Arc::new(move |made: &Committed<'_>| {
         let begun = made.record.content.events.iter().find_map(|event| {
             let Event::RequestStarted { request, task, .. } = event else {
                 return None;
             };
+            if let Some(app) = &app {
+                app.told.begin(session, *request);
+            }
             Some(Begun {
                 request: request.to_string(),
                 task: task.to_string(),
@@ -309,197 +305,4 @@ async fn takes_text(question: &HoldDetail, text: &str) -> bool {
         Schema::new(schema.get()).is_ok_and(|schema| schema.errors(&text).is_empty())
     });
     fits.await.unwrap_or(false)
-}
-
-/// Looks for a turn that has heard these words before.
-struct Search<'a> {
-    message: &'a Message<'a>,
-    reader: Caller,
-    summary: SessionSummary,
-    input: Output,
-    /// The newest decided holds of the session, once somebody asked.
-    decided: Option<Vec<HoldDetail>>,
-}
-
-impl Search<'_> {
-    fn engine(&self) -> &Engine {
-        &self.message.app.engine
-    }
-
-    async fn decided(&mut self) -> Result<&[HoldDetail], Problem> {
-        if self.decided.is_none() {
-            let filter = HoldFilter {
-                decided: true,
-                session: Some(self.message.session),
-                order: HoldOrder::Newest,
-                ..HoldFilter::default()
-            };
-            let caller = &self.message.asked.caller;
-            let page = self.engine().holds(caller, &filter, None, DECIDED_MAX);
-            self.decided = Some(page.await?.entries);
-        }
-        Ok(self.decided.as_deref().unwrap_or_default())
-    }
-
-    /// Whether the call says what a turn has heard last: its input, or an answer to its question.
-    async fn is_repeat(&mut self, detail: &RequestDetail) -> Result<bool, Problem> {
-        let is_input = input_of(detail).is_some_and(|item| {
-            item.role == Some(Speaker::User)
-                && item.body == self.input.body
-                && item.attachments == self.input.attachments
-        });
-        if is_input {
-            return Ok(true);
-        }
-        let Some(sign) = Sign::of(detail) else {
-            return Ok(false);
-        };
-        let (message, text) = (self.message, raw_text(&self.message.words.text));
-        if !message.words.files.is_empty() {
-            return Ok(false);
-        }
-        let decided = self.decided().await?;
-        let last = decided.iter().find(|hold| {
-            let root = hold.lineage.first().map(|step| step.request);
-            root == Some(sign.id) && is_answered_by(hold, &message.asked.caller)
-        });
-        let content = last.and_then(|hold| {
-            let words: DecisionBody = parse(hold.decision_body.as_deref());
-            words.content
-        });
-        Ok(content.is_some_and(|content| content.get() == text.get()))
-    }
-
-    /// The turn of the question that the same call has answered before.
-    async fn answered_by_key(&mut self) -> Result<Option<RequestId>, Problem> {
-        let caller = self.message.asked.caller.clone();
-        let key = self.message.asked.decision_key();
-        let decided = self.decided().await?.iter();
-        let mut decided = decided.filter(|hold| is_answered_by(hold, &caller));
-        let found = decided.find(|hold| {
-            let decision = hold.closed.as_ref().map(|closed| closed.decision);
-            key.is_some() && decision.and_then(|decision| decision.key) == key
-        });
-        let root = found.and_then(|hold| hold.lineage.first());
-        Ok(root.map(|step| step.request))
-    }
-
-    /// Whether a request is a turn of the agent, or of the task, that the call is for.
-    fn is_meant(&self, detail: &RequestDetail, sign: &Sign) -> bool {
-        let task = self.message.task;
-        sign.parent.is_none()
-            && detail.task.agent == *self.message.agent
-            && task.is_none_or(|task| task == detail.task.id)
-    }
-
-    /// A turn that has heard these words and goes on, or has ended without its client having learnt it.
-    async fn repeated(&mut self) -> Result<Option<(RequestId, bool)>, Problem> {
-        let session = self.message.session;
-        let tasks = self.engine().open_tasks_of(session, self.message.agent);
-        let tasks = tasks.await?;
-        for task in tasks.into_iter().rev().take(TASKS_MAX) {
-            let task = self.engine().task(&self.reader, task, false).await?;
-            let Some(live) = task.task.live.filter(|_| task.task.parent.is_none()) else {
-                continue;
-            };
-            let detail = self.engine().request(&self.reader, live).await?;
-            let sign = Sign::of(&detail);
-            let is_meant = sign.is_some_and(|sign| self.is_meant(&detail, &sign));
-            if is_meant && self.is_repeat(&detail).await? {
-                return Ok(Some((live, false)));
-            }
-        }
-        let told = &self.message.app.told;
-        let mut owed: Vec<(RequestId, bool)> = told.owed_in(session);
-        if told.is_older(self.summary.created_at) {
-            let newest = self.newest_before_start().await?;
-            owed.extend(newest.map(|request| (request, false)));
-        }
-        let mut unwanted = Vec::new();
-        for (request, was_paused) in owed.into_iter().rev() {
-            let detail = self.engine().request(&self.reader, request).await?;
-            let Some(sign) = Sign::of(&detail).filter(|sign| self.is_meant(&detail, sign)) else {
-                continue;
-            };
-            let Some((_, ended_at, _)) = sign.ended else {
-                continue;
-            };
-            let is_owed = told.is_owed(session, request, sign.started_at, ended_at);
-            if is_owed && self.is_repeat(&detail).await? {
-                return Ok(Some((request, true)));
-            }
-            if !was_paused {
-                unwanted.push(request);
-            }
-        }
-        // A client that says something else has moved on; only what it was told to wait for is due.
-        for request in unwanted {
-            told.forget(session, request);
-        }
-        Ok(None)
-    }
-
-    /// The newest turn of the agent, if it began before this process did.
-    async fn newest_before_start(&self) -> Result<Option<RequestId>, Problem> {
-        let (engine, session) = (self.engine(), self.message.session);
-        let page = engine.transcript(&self.reader, session, None, MESSAGES_MAX);
-        let mut looked_at = BTreeSet::new();
-        for item in page.await?.items {
-            let request = item.placed.request;
-            if !looked_at.insert(request) {
-                continue;
-            }
-            let detail = engine.request(&self.reader, request).await?;
-            if let Some(sign) = Sign::of(&detail).filter(|sign| self.is_meant(&detail, sign)) {
-                let is_older = self.message.app.told.is_older(sign.started_at);
-                return Ok(is_older.then_some(request));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Answers of turns that were told as paused and have ended since, other than the one at hand.
-    async fn earlier(&mut self, at_hand: RequestId) -> Result<Vec<Earlier>, Problem> {
-        let session = self.message.session;
-        let told = &self.message.app.told;
-        let paused = told.owed_in(session).into_iter();
-        let mut turns: BTreeSet<RequestId> = paused
-            .filter(|(_, was_paused)| *was_paused)
-            .map(|(request, _)| request)
-            .collect();
-        if told.is_older(self.summary.created_at) {
-            // Whatever this process knows, people who waited over its start were told by another.
-            let decided = self.decided().await?.iter();
-            turns.extend(decided.filter_map(|hold| Some(hold.lineage.first()?.request)));
-        }
-        turns.remove(&at_hand);
-        let mut earlier = Vec::new();
-        for request in turns {
-            let detail = self.engine().request(&self.reader, request).await?;
-            let Some(sign) = Sign::of(&detail) else {
-                continue;
-            };
-            let Some((outcome, ended_at, _)) = sign.ended else {
-                continue;
-            };
-            if !told.is_owed(session, request, sign.started_at, ended_at) {
-                continue;
-            }
-            let content = match outcome {
-                RequestOutcome::Completed => Answer::of(&detail).text,
-                RequestOutcome::Failed => format!("{} failed after its pause.", sign.alias()),
-                RequestOutcome::Cancelled => format!("{} was cancelled.", sign.alias()),
-            };
-            earlier.push(Earlier { request, content });
-        }
-        Ok(earlier)
-    }
-}
-
-fn is_answered_by(hold: &HoldDetail, caller: &Caller) -> bool {
-    let decision = hold.closed.as_ref().map(|closed| closed.decision);
-    hold.hold.kind == HoldKind::Question
-        && decision.is_some_and(|decision| {
-            decision.status == HoldStatus::Answered && decision.by == caller.principal
-        })
 }

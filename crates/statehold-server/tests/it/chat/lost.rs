@@ -1,9 +1,10 @@
 //! Answers that were lost on the way: the turn goes on, and whoever asks again gets it, once.
 
+use http_body_util::BodyExt;
 use serde_json::Value;
 use statehold_core::ids::RequestId;
 
-use super::{Scene, content, finished, setup};
+use super::{COMPLETIONS, Scene, content, finished, setup, words};
 use crate::rig::{Rig, Who, text, until};
 
 /// Waits until the server has noticed that a client is gone.
@@ -136,4 +137,33 @@ async fn an_answer_that_was_lost_with_the_server_is_given_once_by_the_next() {
     let request = scene.claim().await;
     scene.complete(&request, "again").await;
     assert_eq!(content(&finished(again).await), "again");
+}
+
+#[tokio::test]
+async fn an_answer_that_broke_off_is_given_whole() {
+    let scene = Scene::new().await;
+    // More than any socket keeps for a client that does not read.
+    let long = "0123456789".repeat(700_000);
+    for is_stream in [false, true] {
+        let mut body = words("helper", "everything");
+        body["stream"] = is_stream.into();
+        let (ann, session) = (scene.ann.clone(), scene.session.clone());
+        let begun = tokio::spawn(async move {
+            let headers = [("x-statehold-session", session.as_str())];
+            let sent = ann.begin("POST", COMPLETIONS, &headers, body.to_string().into());
+            sent.await.expect("an answer begins")
+        });
+        let request = scene.claim().await;
+        scene.complete(&request, &long).await;
+        let mut response = begun.await.expect("an answer");
+        assert_eq!(response.status(), 200);
+        let piece = response.body_mut().frame().await;
+        assert!(piece.is_some_and(|piece| piece.is_ok()));
+        drop(response);
+        alone(&scene, 0).await;
+        let answer = finished(scene.say("everything")).await;
+        assert!(content(&answer) == long, "{} bytes", answer.body.len());
+        assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+    }
+    assert_eq!(scene.turns().await, 2);
 }
