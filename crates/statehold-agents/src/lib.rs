@@ -15,6 +15,7 @@ mod mcp;
 pub mod push;
 mod router;
 pub mod runner;
+pub mod scratch;
 pub mod spec;
 mod sse;
 mod tls;

@@ -153,6 +153,11 @@ impl Runner {
         Ok(Self { tasks, stop })
     }
 
+    /// Begins to stop, without waiting for it.
+    pub fn begin_stop(&self) {
+        self.stop.cancel();
+    }
+
     /// Stops. Turns that are under way go on from their last step when the server starts again.
     pub async fn stop(self) {
         self.stop.cancel();

@@ -14,6 +14,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_agents::push::Guard;
+use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -43,8 +44,8 @@ pub struct ServerOptions {
     pub push_guard: Guard,
     /// The agents that are declared.
     pub agents: Arc<AgentBook>,
-    /// An engine in memory for chat calls that leave nothing behind. Without one there are none.
-    pub scratch: Option<Engine>,
+    /// Engines in memory for chat calls that leave nothing behind. Without them there are none.
+    pub scratch: Option<Arc<Scratch>>,
 }
 
 impl Default for ServerOptions {

@@ -35,7 +35,7 @@ use self::ask::{ChatIn, ChatMessageIn};
 use self::completion::{CompletionOut, Ending, Voice};
 use self::said::{Account, Answer};
 use self::session::{NewSession, Wanted, unknown_agent, user_of};
-use self::stateless::{Scratch, Stateless, needs_session, not_user};
+use self::stateless::{ScratchSession, Stateless, needs_session, not_user};
 use self::stream::{Pauses, Writer};
 use self::told::Receipt;
 use self::turn::{Earlier, Message, Place};
@@ -107,7 +107,7 @@ struct Turn {
     is_replay: bool,
     earlier: Vec<Earlier>,
     /// The session in memory that goes with the call.
-    scratch: Option<Scratch>,
+    scratch: Option<ScratchSession>,
 }
 
 impl ChatCall {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use statehold_agents::scratch::MakeEngine;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Clock, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
@@ -70,6 +71,23 @@ pub(crate) async fn in_memory(clock: Arc<dyn Clock>, policies: Policies) -> anyh
         options,
     )
     .await
+}
+
+/// Makes engines whose data is gone when nobody uses them any more.
+pub(crate) fn make_in_memory(clock: Arc<dyn Clock>, policies: Policies) -> MakeEngine {
+    let policies = Arc::new(policies);
+    Arc::new(move || {
+        let options = EngineOptions {
+            policies: Arc::clone(&policies),
+            ..EngineOptions::default()
+        };
+        Box::pin(Engine::start(
+            Arc::new(MemoryStore::new()),
+            Arc::new(MemoryKeys::default()),
+            Arc::clone(&clock),
+            options,
+        ))
+    })
 }
 
 /// The clock that everybody is handed: that of the machine, unless it is to be moved.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use statehold_agents::scratch::Scratch;
 use statehold_core::command::{Command, Fenced, Output, StatePatch};
 use statehold_core::hold::HoldKind;
 use statehold_engine::kept::ItemBody;
@@ -44,7 +45,7 @@ impl Stage {
         let rig = Rig::with(Setup {
             server: ServerOptions {
                 agents: book(),
-                scratch: Some(scratch.clone()),
+                scratch: Some(Arc::new(Scratch::given(scratch.clone()))),
                 ..ServerOptions::default()
             },
             ..Setup::default()

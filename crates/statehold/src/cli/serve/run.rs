@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
 use statehold_agents::runner::Runner;
+use statehold_agents::scratch::Scratch;
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
@@ -72,7 +73,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let scratch_clock = Arc::clone(&clock);
     let demo = Demo::beside(&config.agents, plan.has_demo);
     let policies = demo.policies(crate::config::policies(&config.agents));
-    let scratch = wire::in_memory(scratch_clock, policies.clone()).await?.engine;
+    let scratch_engine = wire::make_in_memory(scratch_clock, policies.clone());
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
@@ -99,6 +100,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         )?;
     }
     let book = Arc::new(demo.joined(declared.book));
+    let tenant: Name = "default".parse().context("the tenant has a name")?;
+    let scratch = Scratch::new(scratch_engine, tenant.clone(), Arc::clone(&book));
+    let scratch = Arc::new(scratch);
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
     let options = ServerOptions {
@@ -107,7 +111,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
         agents: Arc::clone(&book),
-        scratch: Some(scratch.clone()),
+        scratch: Some(Arc::clone(&scratch)),
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -119,9 +123,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let tenant: Name = "default".parse().context("the tenant has a name")?;
-    let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
-    let scratch_runner = Runner::start(scratch.clone(), tenant.clone(), book).await?;
+    let runner = Runner::start(engine.clone(), tenant.clone(), book).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
         url: &url,
@@ -149,7 +151,6 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
             output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
             // Feeds and long polls end by themselves, so that the rest can finish.
             engine.begin_stop();
-            scratch.begin_stop();
             stop.cancel();
             tokio::select! {
                 () = &mut serving => {}
@@ -160,8 +161,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     stop.cancel();
     playing.stop().await;
     runner.stop().await;
-    scratch_runner.stop().await;
-    scratch.shut_down().await;
+    scratch.close().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;
