@@ -4,6 +4,8 @@
 //! What a policy sets wins. A worker may only tighten it: it knows its tools, but it may be led astray
 //! by what it reads.
 
+mod condition;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,8 @@ use crate::error::EngineError;
 use crate::kept::{ItemBody, parse};
 use crate::payloads::Payloads;
 use crate::redact::{PathRule, Pattern, Rules};
+
+pub use condition::ArgsCondition;
 
 /// Roles that callers hold because of what they are, not because anybody trusts them to decide.
 const NO_JUDGES: [&str; 2] = ["client", "worker"];
@@ -38,6 +42,9 @@ pub enum Approval {
 pub struct ToolPolicy {
     /// Whether calls need an approval.
     pub approval: Option<Approval>,
+    /// Calls whose arguments fit need an approval, whatever else is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval_if: Option<ArgsCondition>,
     /// Whether a person who rejects must say why.
     pub comment_required: Option<bool>,
     /// Who decides.
@@ -91,6 +98,7 @@ impl Policies {
             .unwrap_or_default();
         let policy = ToolPolicy {
             approval: own.approval.or(all.approval),
+            approval_if: own.approval_if.or_else(|| all.approval_if.clone()),
             comment_required: own.comment_required.or(all.comment_required),
             decide_by: own.decide_by.or_else(|| all.decide_by.clone()),
             effect: own.effect.or(all.effect),
@@ -121,14 +129,18 @@ impl Policies {
         for item in items.iter().filter(|item| item.kind == ItemKind::ToolCall) {
             let body: ItemBody = parse(payloads.get(&item.body));
             let (tool, call) = (body.name.unwrap_or_default(), item.call);
-            let policy = self.of(agent, &tool).policy;
+            let effective = self.of(agent, &tool);
             let Some(NewCallMark::Call { gated, idempotent }) = call else {
                 continue;
             };
-            if !gated && policy.approval == Some(Approval::Always) {
-                return Err(EngineError::ApprovalNeeded { tool });
+            if !gated {
+                let args = body.arguments.as_ref();
+                let args = args.and_then(|args| serde_json::from_str(args.get()).ok());
+                if effective.needs_approval(&args.unwrap_or_default()) {
+                    return Err(EngineError::ApprovalNeeded { tool });
+                }
             }
-            if idempotent && policy.idempotent == Some(false) {
+            if idempotent && effective.policy.idempotent == Some(false) {
                 return Err(stricter("idempotent", "false"));
             }
         }
@@ -158,6 +170,17 @@ pub(crate) struct Wish {
 }
 
 impl Effective {
+    /// Whether a call with these arguments may run only after somebody approved it.
+    pub fn needs_approval(&self, args: &serde_json::Value) -> bool {
+        match self.policy.approval {
+            Some(Approval::Always) => true,
+            Some(Approval::Never | Approval::Worker) | None => {
+                let condition = self.policy.approval_if.as_ref();
+                condition.is_some_and(|condition| condition.is_met(args))
+            }
+        }
+    }
+
     /// What nobody but the worker sees.
     pub(crate) fn rules(&self) -> Rules<'_> {
         Rules {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::name::Name;
-use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 
 use crate::rest::{act, claim, new_session, start};
 use crate::rig::{Answer, Rig, Setup, Who, text, until};
@@ -302,6 +302,37 @@ async fn a_worker_tightens_a_policy_and_never_loosens_it() {
         work.ask(other(bad)).await.refused(422, "policy_stricter");
     }
     work.ask(other("role:boss")).await.ok(201);
+}
+
+#[tokio::test]
+async fn a_call_whose_arguments_need_approval_cannot_just_be_made() {
+    let large = json!({"properties": {"amount": {"minimum": 100}}, "required": ["amount"]});
+    let policy = ToolPolicy {
+        approval: Some(Approval::Never),
+        approval_if: Some(ArgsCondition::new(large).expect("a schema")),
+        ..ToolPolicy::default()
+    };
+    let rig = Rig::with(for_tool("pay", policy)).await;
+    let work = Work::begin(&rig).await;
+    let call = |id: &str, args: Value, gated: bool| {
+        let call = json!({"kind": "tool_call", "name": "pay", "call_id": id, "arguments": args, "gated": gated});
+        act(
+            &work.helper,
+            &work.request,
+            "items",
+            json!({ "items": [call] }),
+        )
+    };
+    call("a", json!({"amount": 99}), false).await.ok(200);
+    for args in [
+        json!({"amount": 100}),
+        json!("{\"amount\": 100}"),
+        json!("pay all"),
+    ] {
+        let problem = call("b", args, false).await;
+        assert_eq!(problem.refused(422, "approval_needed")["tool"], "pay");
+    }
+    call("b", json!({"amount": 100}), true).await.ok(200);
 }
 
 #[tokio::test]
