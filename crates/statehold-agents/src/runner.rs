@@ -19,7 +19,7 @@ use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_engine::{Caller, Claim, ClaimedRequest, Engine, EngineError, StoredRecord};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -29,7 +29,7 @@ use crate::turn::{Agent, TurnError, TurnFailure};
 
 pub(crate) use child::ChildAnswer;
 pub use journal::StepKind;
-pub use run::{Moment, OnStep};
+pub use run::{Lost, Moment, OnStep};
 pub(crate) use run::{Run, StepDone};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
@@ -71,12 +71,23 @@ impl std::fmt::Debug for Runner {
     }
 }
 
-struct Shared {
+/// What all turns share.
+pub(crate) struct Shared {
     engine: Engine,
     caller: Caller,
     on_step: OnStep,
+    ours: BTreeMap<Name, Ours>,
     tasks: TaskTracker,
     stop: CancellationToken,
+}
+
+/// An agent that this server works for.
+#[derive(Clone)]
+struct Ours {
+    spec: Arc<AgentSpec>,
+    agent: Arc<dyn Agent>,
+    /// How many more turns may be under way.
+    turns: Arc<Semaphore>,
 }
 
 impl Runner {
@@ -105,28 +116,30 @@ impl Runner {
         on_step: OnStep,
     ) -> Result<Self, RunnerError> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let mut ours = BTreeMap::new();
+        for (name, spec) in &book.agents {
+            if let Some(agent) = agent_of(spec, &book)? {
+                let (spec, turns) = (Arc::clone(spec), Arc::new(Semaphore::new(TURNS_MAX)));
+                ours.insert(name.clone(), Ours { spec, agent, turns });
+            }
+        }
         let shared = Arc::new(Shared {
             engine,
             caller: Caller::worker_of_server(tenant.clone()),
             on_step,
+            ours,
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
-        let mut agents: BTreeMap<Name, (Arc<AgentSpec>, Arc<dyn Agent>)> = BTreeMap::new();
-        for (name, spec) in &book.agents {
-            if let Some(agent) = agent_of(spec, &book)? {
-                agents.insert(name.clone(), (Arc::clone(spec), agent));
-            }
-        }
         // All of them, before anything is claimed: a request of one may wait for that of another.
-        for name in agents.keys() {
+        for name in shared.ours.keys() {
             let given_back = shared.engine.give_back_lost_work(&tenant, name).await?;
             if given_back > 0 {
                 tracing::info!(agent = %name, given_back, "going on with what an earlier process began");
             }
         }
-        for (spec, agent) in agents.into_values() {
-            tasks.spawn(Arc::clone(&shared).work_for(spec, agent));
+        for ours in shared.ours.values() {
+            tasks.spawn(Arc::clone(&shared).work_for(ours.clone()));
         }
         Ok(Self { tasks, stop })
     }
@@ -155,19 +168,19 @@ fn agent_of(
 
 impl Shared {
     /// Claims the requests of one agent, and takes their turns.
-    async fn work_for(self: Arc<Self>, spec: Arc<AgentSpec>, agent: Arc<dyn Agent>) {
-        let turns = Arc::new(Semaphore::new(TURNS_MAX));
+    async fn work_for(self: Arc<Self>, ours: Ours) {
+        let agent = &ours.spec.name;
         loop {
-            let Ok(free) = Arc::clone(&turns).acquire_owned().await else {
+            let Ok(free) = ours.turns.acquire().await else {
                 return;
             };
-            let room = (turns.available_permits() + 1).min(CLAIM_MAX);
+            let room = (ours.turns.available_permits() + 1).min(CLAIM_MAX);
             drop(free);
             let claim = Claim {
-                agent: spec.name.clone(),
+                agent: agent.clone(),
                 max: room,
                 wait: CLAIM_WAIT,
-                lease_ms: u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX),
+                lease_ms: lease_ms(),
                 request: None,
             };
             let claimed = tokio::select! {
@@ -177,7 +190,7 @@ impl Shared {
             let claimed = match claimed {
                 Ok(claimed) => claimed,
                 Err(error) => {
-                    tracing::warn!(agent = %spec.name, %error, "cannot claim work; trying again");
+                    tracing::warn!(%agent, %error, "cannot claim work; trying again");
                     tokio::select! {
                         () = tokio::time::sleep(REST) => continue,
                         () = self.stop.cancelled() => return,
@@ -185,32 +198,42 @@ impl Shared {
                 }
             };
             for request in claimed {
-                let permit = Arc::clone(&turns).acquire_owned().await;
-                let (shared, spec) = (Arc::clone(&self), Arc::clone(&spec));
-                let agent = Arc::clone(&agent);
-                self.tasks.spawn(async move {
-                    shared.take_turn(spec, agent, request).await;
-                    drop(permit);
-                });
+                let Ok(permit) = Arc::clone(&ours.turns).acquire_owned().await else {
+                    return;
+                };
+                self.spawn_turn(&ours, request, permit);
             }
         }
     }
 
+    fn spawn_turn(
+        self: &Arc<Self>,
+        ours: &Ours,
+        request: ClaimedRequest,
+        permit: OwnedSemaphorePermit,
+    ) {
+        let (shared, ours) = (Arc::clone(self), ours.clone());
+        self.tasks.spawn(async move {
+            shared.take_turn(ours.spec, ours.agent, request).await;
+            drop(permit);
+        });
+    }
+
+    /// Room for one more turn of an agent that is ours.
+    fn room_for(&self, agent: &Name) -> Option<(&Ours, OwnedSemaphorePermit)> {
+        let ours = self.ours.get(agent)?;
+        let permit = Arc::clone(&ours.turns).try_acquire_owned().ok()?;
+        Some((ours, permit))
+    }
+
     /// Takes one turn, to its end or to where it waits.
     async fn take_turn(
-        &self,
+        self: Arc<Self>,
         spec: Arc<AgentSpec>,
         agent: Arc<dyn Agent>,
         claimed: ClaimedRequest,
     ) {
-        let opened = Run::open(
-            self.engine.clone(),
-            self.caller.clone(),
-            Arc::clone(&spec),
-            claimed,
-            Arc::clone(&self.on_step),
-        )
-        .await;
+        let opened = Run::open(Arc::clone(&self), Arc::clone(&spec), claimed).await;
         let mut run = match opened {
             Ok(run) => run,
             Err(error) => {
@@ -226,7 +249,10 @@ impl Shared {
             () = self.stay_alive(place.session, place.request, place.fence) => Ok(Err(TurnError::Gone)),
             () = self.stop.cancelled() => return,
         };
-        let outcome = outcome.unwrap_or_else(|_| {
+        let outcome = outcome.unwrap_or_else(|panic| {
+            if panic.is::<Lost>() {
+                return Err(TurnError::Gone);
+            }
             tracing::error!(agent = %spec.name, request = %place.request, "a turn panicked");
             let message = "the server has a bug here; nothing that was not recorded has happened";
             Err(TurnError::failed("internal", message))
@@ -268,6 +294,10 @@ impl Shared {
             }
         }
     }
+}
+
+fn lease_ms() -> u64 {
+    u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What a record says went wrong with a request.

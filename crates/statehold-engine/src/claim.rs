@@ -111,25 +111,37 @@ impl Engine {
                 .claimable(tenant, agent, user, 2 * claim.max + 8)
                 .await?
         };
+        let mut candidates = candidates.into_iter();
         let mut claimed = Vec::new();
-        for (session, request) in candidates {
-            if claimed.len() == claim.max {
+        let mut refused = None;
+        while claimed.len() < claim.max {
+            let wanted = claim.max - claimed.len();
+            let batch: Vec<_> = candidates.by_ref().take(wanted).collect();
+            if batch.is_empty() {
                 break;
             }
-            match self
-                .claim_one(caller, session, request, claim.lease_ms)
-                .await
-            {
-                Ok(one) => claimed.extend(one),
-                // Somebody was faster, or it is not this caller's.
-                Err(EngineError::Rejected(_) | EngineError::NotFound)
-                    if claim.request.is_none() => {}
-                Err(error) if claimed.is_empty() => return Err(error),
-                // What was claimed before is the worker's: it must learn of it.
-                Err(_) => break,
+            // Each is a commit of another session: together they take as long as one.
+            let claims = batch
+                .into_iter()
+                .map(|(session, request)| self.claim_one(caller, session, request, claim.lease_ms));
+            for one in futures_util::future::join_all(claims).await {
+                match one {
+                    Ok(one) => claimed.extend(one),
+                    // Somebody was faster, or it is not this caller's.
+                    Err(EngineError::Rejected(_) | EngineError::NotFound)
+                        if claim.request.is_none() => {}
+                    Err(error) => refused = Some(error),
+                }
+            }
+            if refused.is_some() {
+                break;
             }
         }
-        Ok(claimed)
+        match refused {
+            // What was claimed is the worker's: it must learn of it.
+            Some(error) if claimed.is_empty() => Err(error),
+            _ => Ok(claimed),
+        }
     }
 
     /// A request that is named must be the agent's.
@@ -168,11 +180,29 @@ impl Engine {
         if done.body != [1] {
             return Ok(None);
         }
+        Ok(Some(self.handed_over(caller, session, request).await?))
+    }
+
+    /// A request that was started with a lease, as whoever has the lease would get it by claim.
+    ///
+    /// # Errors
+    ///
+    /// If the caller does not hold it.
+    pub async fn handed_over(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<ClaimedRequest, EngineError> {
         let mut claimed = self.work_view(caller, session, request).await?;
+        let lease = claimed.detail.live.as_ref().and_then(|live| live.lease);
+        if lease.map(|lease| lease.worker) != Some(caller.principal) {
+            return Err(Rejection::NotLeaseHolder.into());
+        }
         let credentials = &self.inner().credentials;
         claimed.credential = credentials.take(request);
         claimed.service_credential = credentials.of_service(&claimed.detail.task.agent);
-        Ok(Some(claimed))
+        Ok(claimed)
     }
 
     /// A request as its worker sees it, without credentials.

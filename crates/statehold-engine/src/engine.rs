@@ -99,6 +99,8 @@ pub(crate) struct Inner {
     /// A plain mutex: held while a map is read or written, never over an await.
     mailboxes: Mutex<HashMap<SessionId, Arc<Mailbox>>>,
     pub(crate) calls: AtomicU64,
+    /// How many items of histories were read.
+    pub(crate) items_read: AtomicU64,
     heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
     pub(crate) in_flight: InFlight,
     /// How many answers are kept, as far as this process knows.
@@ -158,6 +160,7 @@ impl Engine {
             started_at,
             mailboxes: Mutex::default(),
             calls: AtomicU64::new(0),
+            items_read: AtomicU64::new(0),
             heartbeats: Mutex::default(),
             in_flight: InFlight::default(),
             answers_kept,
@@ -227,6 +230,11 @@ impl Engine {
     /// What is laid down about agents and their tools.
     pub fn policies(&self) -> &Policies {
         &self.inner.options.policies
+    }
+
+    /// How many items of histories were read since the start.
+    pub fn items_read(&self) -> u64 {
+        self.inner.items_read.load(Ordering::Relaxed)
     }
 
     /// How many sessions are in memory.

@@ -1,5 +1,7 @@
 //! Questions. They see durable revisions only, and only what the caller may see.
 
+use std::sync::atomic::Ordering;
+
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::EndedRequest;
@@ -202,6 +204,8 @@ impl Engine {
             let rows = self.inner().store.items(session, query).await?;
             let is_last = rows.len() < step;
             seen += rows.len();
+            let read = &self.inner().items_read;
+            read.fetch_add(rows.len() as u64, Ordering::Relaxed);
             for row in rows {
                 before = Some(row.placed.item.seq);
                 if view.shows(&row.placed) {

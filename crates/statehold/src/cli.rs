@@ -5,6 +5,7 @@ mod approvals;
 mod ask;
 mod audit;
 mod backup;
+mod chat;
 mod check;
 mod completions;
 mod config;
@@ -54,6 +55,8 @@ enum Command {
     Dev(serve::Dev),
     /// Start a server for real use.
     Serve(serve::Serve),
+    /// Talk to an agent in the terminal.
+    Chat(chat::Chat),
     /// Say whether a server runs, and where.
     Status(status::Status),
     /// Look at sessions, follow them, delete them.
@@ -92,6 +95,7 @@ impl Cli {
         match self.command {
             Command::Dev(dev) => serve::run(&dev.plan(&Surroundings::of_process())?, &output),
             Command::Serve(serve) => serve::run(&serve.plan(&Surroundings::of_process())?, &output),
+            Command::Chat(chat) => chat.run(globals, &output),
             Command::Status(status) => status.run(globals, &output),
             Command::Sessions(sessions) => sessions.run(globals, &output),
             Command::Tasks(tasks) => tasks.run(globals, &output),

@@ -8,6 +8,7 @@ mod address;
 mod feed;
 mod problem;
 mod sse;
+mod stream;
 
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use crate::exit::{Exit, Failure};
 
 pub(crate) use address::Address;
 pub(crate) use feed::{Feed, FeedStep};
+pub(crate) use stream::EventStream;
 
 /// The most bytes of one answer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;

@@ -50,6 +50,9 @@ impl Run {
     async fn start_child(&mut self, agent: &Name, words: &Words) -> Result<RequestId, TurnError> {
         let mut payloads = self.payloads().await?;
         let input = words.put(&mut payloads);
+        // One of ours is begun in the same breath, without a detour over the line of those who wait.
+        let runner = Arc::clone(&self.runner);
+        let room = runner.room_for(agent);
         let command = Command::StartRequest(StartRequest {
             agent: agent.clone(),
             task: None,
@@ -57,7 +60,7 @@ impl Run {
             input: input.body,
             attachments: input.attachments,
             close_on: CloseOn::Never,
-            lease_ttl_ms: None,
+            lease_ttl_ms: room.as_ref().map(|_| super::lease_ms()),
             items: Vec::new(),
             state: StatePatch::default(),
             output: None,
@@ -84,7 +87,16 @@ impl Run {
             )
             .await?;
         let id = String::from_utf8_lossy(&done.body).parse();
-        id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))
+        let id =
+            id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))?;
+        if let Some((ours, permit)) = room {
+            let child = self
+                .engine
+                .handed_over(&self.caller, self.place.session, id)
+                .await?;
+            runner.spawn_turn(ours, child, permit);
+        }
+        Ok(id)
     }
 
     /// Waits until a request has ended. If it waits for a person, nobody stays to wait with it.

@@ -16,6 +16,7 @@ use statehold_engine::{
     StoredItem,
 };
 
+use super::Shared;
 use super::child::step_mismatch;
 use super::journal::{Journal, StepBody, StepKind};
 use crate::spec::AgentSpec;
@@ -34,7 +35,11 @@ pub enum Moment {
     After,
 }
 
-/// Told of every step that is reached: tests stop the process there.
+/// What whoever is told of a step unwinds with to end the turn there, as if its process were lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Lost;
+
+/// Told of every step that is reached: tests stop the process there, or the turn.
 pub type OnStep = Arc<dyn Fn(StepKind, Moment) + Send + Sync>;
 
 /// Where a run is.
@@ -66,19 +71,18 @@ pub(crate) struct Run {
     pub(super) children: VecDeque<(RequestId, Name)>,
     /// Holds that it has opened, in order.
     pub(crate) holds: VecDeque<HoldDetail>,
+    pub(super) runner: Arc<Shared>,
     next_step: usize,
-    on_step: OnStep,
 }
 
 impl Run {
     /// Takes what was claimed in hand.
     pub(super) async fn open(
-        engine: Engine,
-        caller: Caller,
+        runner: Arc<Shared>,
         spec: Arc<AgentSpec>,
         claimed: ClaimedRequest,
-        on_step: OnStep,
     ) -> Result<Self, TurnError> {
+        let (engine, caller) = (runner.engine.clone(), runner.caller.clone());
         let detail = claimed.detail;
         let live = detail.live.as_ref().ok_or(TurnError::Gone)?;
         let place = Place {
@@ -123,8 +127,8 @@ impl Run {
                 .map(|(_, id, agent)| (id, agent))
                 .collect(),
             holds: detail.holds.into(),
+            runner,
             next_step: 0,
-            on_step,
         })
     }
 
@@ -145,7 +149,7 @@ impl Run {
     }
 
     pub(crate) fn reach(&self, kind: StepKind, moment: Moment) {
-        (self.on_step)(kind, moment);
+        (self.runner.on_step)(kind, moment);
     }
 
     /// Adds to the answer while it is being written.

@@ -9,6 +9,13 @@ use crate::exit::{Exit, Failure};
 /// The failure for an answer that is not a success.
 pub(super) fn failure(address: &Address, status: StatusCode, body: &[u8]) -> Failure {
     let mut problem: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+    // The chat surface says the same in the words of its clients.
+    if let Some(Value::Object(error)) = problem.remove("error") {
+        problem.extend(error);
+        if let Some(message) = problem.remove("message") {
+            problem.insert("detail".to_owned(), message);
+        }
+    }
     let mut take = |field: &str| match problem.remove(field) {
         Some(Value::String(text)) if !text.is_empty() => Some(text),
         _ => None,

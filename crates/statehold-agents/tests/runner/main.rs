@@ -1,0 +1,284 @@
+//! Turns that the server takes itself: routed, waited for, paused, gone on with after the process is lost.
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rig::{Outcome, PATIENCE, Rig, agent, error, fenced, name, router};
+use statehold_agents::runner::{Lost, Moment, StepKind};
+use statehold_agents::spec::AgentKind;
+use statehold_core::hold::{DecisionKind, HoldKind};
+use statehold_core::request::{RequestOutcome, RequestStatus};
+use statehold_engine::{NewAnswer, NewAsk};
+
+async fn math_and_weather() -> Rig {
+    let rules = [
+        ("[0-9]", "math"),
+        ("(?i)weather", "weather"),
+        ("(?i)lost", "nobody"),
+    ];
+    Rig::new(vec![
+        router("coordinator", &rules, &["math", "weather"]),
+        agent("math", AgentKind::Worker),
+        agent("weather", AgentKind::Worker),
+    ])
+    .await
+}
+
+#[tokio::test]
+async fn a_turn_goes_to_the_agent_that_the_rules_name_and_its_answer_is_passed_on() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    let request = rig.ask(session, "coordinator", "What's 2+2").await;
+    let claimed = rig.claim("math").await;
+    rig.answer(&claimed, "2+2 is 4").await;
+    let ended = rig.ended(request).await;
+    assert_eq!(
+        ended.ended.map(|ended| ended.outcome),
+        Some(RequestOutcome::Completed)
+    );
+    assert_eq!(rig.transcript(session).await, ["What's 2+2", "2+2 is 4"]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    for (said, agent, answer) in [
+        ("What's 2+2", "math", "2+2 is 4"),
+        ("Weather in Rahway", "weather", "Sunny, 72"),
+        ("What's the square root of 121?", "math", "11"),
+    ] {
+        let request = rig.ask(session, "coordinator", said).await;
+        let claimed = rig.claim(agent).await;
+        rig.answer(&claimed, answer).await;
+        rig.ended(request).await;
+    }
+    let tree = rig.engine.tree(&rig.local, session, None, 100).await?;
+    let counts: Vec<(String, usize)> = tree
+        .tasks
+        .iter()
+        .map(|task| (task.agent.to_string(), task.requests.len()))
+        .collect();
+    assert_eq!(counts, [("coordinator".to_owned(), 3)]);
+    let math = rig.engine.open_tasks_of(session, &name("math")).await?;
+    let weather = rig.engine.open_tasks_of(session, &name("weather")).await?;
+    assert_eq!((math.len(), weather.len()), (1, 1));
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_turn_that_needs_no_history_reads_no_items() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    for _ in 0..20 {
+        let request = rig.ask(session, "coordinator", "What's 2+2").await;
+        let claimed = rig.claim("math").await;
+        rig.answer(&claimed, "2+2 is 4").await;
+        rig.ended(request).await;
+    }
+    assert_eq!(rig.engine.items_read(), 0);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_is_not_there_is_a_clear_error_and_the_session_goes_on() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    let lost = rig.ask(session, "coordinator", "lost").await;
+    let ended = rig.ended(lost).await;
+    assert_eq!(error(&ended)["code"], "agent_unknown");
+    let none = rig.ask(session, "coordinator", "hm").await;
+    let ended = rig.ended(none).await;
+    assert_eq!(error(&ended)["code"], "no_route");
+    let request = rig.ask(session, "coordinator", "1+1").await;
+    let claimed = rig.claim("math").await;
+    rig.answer(&claimed, "2").await;
+    rig.ended(request).await;
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// A question of weather's is opened, seen at the top, answered, and the answer comes back up.
+async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
+    let session = rig.session(top).await;
+    let request = rig.ask(session, top, "weather?").await;
+    let claimed = rig.claim("weather").await;
+    let ask = NewAsk {
+        kind: HoldKind::Question,
+        title: "Which Springfield?".to_owned(),
+        message: None,
+        action: None,
+        response_schema: None,
+        url: None,
+        reasons: None,
+        group_id: None,
+        allowed: [DecisionKind::Respond].into(),
+        quorum: None,
+        expires_in_seconds: None,
+        on_expiry: None,
+        decide_by: None,
+    };
+    let owner = rig.engine.owner(session).await?;
+    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await?;
+    let by = fenced(&claimed);
+    let reply: statehold_engine::AskReply = Arc::new(|_, _, _| Vec::new());
+    rig.engine
+        .open_hold(session, &rig.call(), by, ask, (Vec::new(), payloads), reply)
+        .await?;
+    // Nobody stays to wait: the lease of the coordinator is given back.
+    let paused = rig
+        .until(request, |detail| {
+            detail
+                .live
+                .as_ref()
+                .is_some_and(|live| live.lease.is_none())
+        })
+        .await;
+    assert_eq!(
+        paused.live.map(|live| live.status),
+        Some(RequestStatus::Waiting)
+    );
+    let hold = paused.pending.holds[0].hold.id;
+    let detail = rig.engine.hold(&rig.local, hold).await?;
+    let answer = NewAnswer {
+        kind: DecisionKind::Respond,
+        digest: None,
+        args: None,
+        content: Some(serde_json::value::to_raw_value("Illinois").expect("text")),
+        comment: None,
+        reason: None,
+    };
+    let reply: statehold_engine::Reply = Arc::new(|_| Vec::new());
+    rig.engine
+        .decide_hold(&rig.call(), None, &detail, answer, &reply)
+        .await?;
+    rig.answer(&claimed, "Rain, 50").await;
+    let ended = rig.ended(request).await;
+    assert_eq!(
+        ended.ended.map(|ended| ended.outcome),
+        Some(RequestOutcome::Completed)
+    );
+    assert_eq!(rig.transcript(session).await, ["weather?", "Rain, 50"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pause_below_gives_the_lease_back_and_the_decision_wakes_the_turn() -> Outcome {
+    let rig = math_and_weather().await;
+    let runner = rig.runner().await;
+    pause_and_resume(&rig, "coordinator").await?;
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+async fn three_coordinators() -> Rig {
+    Rig::new(vec![
+        router("top", &[(".", "middle")], &["middle"]),
+        router("middle", &[(".", "bottom")], &["bottom"]),
+        router("bottom", &[(".", "weather")], &["weather"]),
+        agent("weather", AgentKind::Worker),
+    ])
+    .await
+}
+
+#[tokio::test]
+async fn coordinators_of_coordinators_wait_and_go_on_together() -> Outcome {
+    let rig = three_coordinators().await;
+    let runner = rig.runner().await;
+    pause_and_resume(&rig, "top").await?;
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_last_agent_writes_is_seen_at_the_top_while_it_writes() -> Outcome {
+    let rig = three_coordinators().await;
+    let runner = rig.runner().await;
+    let session = rig.session("top").await;
+    let request = rig.ask(session, "top", "weather?").await;
+    let mut draft = rig.engine.follow_draft(request);
+    let claimed = rig.claim("weather").await;
+    rig.engine.write_draft(fenced(&claimed).request, "Sunny");
+    let first = tokio::time::timeout(PATIENCE, draft.next()).await;
+    assert_eq!(first.expect("it takes too long").as_deref(), Some("Sunny"));
+    rig.engine.write_draft(fenced(&claimed).request, ", 72");
+    rig.answer(&claimed, "Sunny, 72").await;
+    rig.ended(request).await;
+    let mut rest = String::new();
+    while let Some(piece) = draft.next().await {
+        rest.push_str(&piece);
+    }
+    assert_eq!(rest, ", 72");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// Stops the runner at every step in turn, before and after it is committed, and starts another: the turn
+/// goes on, and its agent is asked once.
+#[tokio::test]
+async fn a_runner_that_is_lost_at_any_step_is_followed_by_one_that_goes_on() -> Outcome {
+    for kind in [StepKind::Route, StepKind::Child, StepKind::Answer] {
+        for moment in [Moment::Before, Moment::After] {
+            let rig = math_and_weather().await;
+            let reached = Arc::new(tokio::sync::Notify::new());
+            let told = Arc::clone(&reached);
+            let first = rig
+                .watched(Arc::new(move |at, when| {
+                    if (at, when) == (kind, moment) {
+                        told.notify_one();
+                        std::panic::resume_unwind(Box::new(Lost));
+                    }
+                }))
+                .await;
+            let session = rig.session("coordinator").await;
+            let request = rig.ask(session, "coordinator", "What's 2+2").await;
+            let asked = Arc::new(AtomicUsize::new(0));
+            let math = async {
+                loop {
+                    let claimed = rig.claim("math").await;
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    rig.answer(&claimed, "2+2 is 4").await;
+                }
+            };
+            let story = async {
+                reached.notified().await;
+                first.stop().await;
+                let second = rig.runner().await;
+                let ended = rig.ended(request).await;
+                second.stop().await;
+                ended
+            };
+            let ended = tokio::select! {
+                ended = tokio::time::timeout(PATIENCE, story) => ended.expect("it takes too long"),
+                () = math => unreachable!("the agent works for ever"),
+            };
+            let outcome = ended.ended.map(|ended| ended.outcome);
+            assert_eq!(
+                outcome,
+                Some(RequestOutcome::Completed),
+                "{kind:?} {moment:?}"
+            );
+            assert_eq!(asked.load(Ordering::Relaxed), 1, "{kind:?} {moment:?}");
+            assert_eq!(rig.transcript(session).await, ["What's 2+2", "2+2 is 4"]);
+            rig.engine.shut_down().await;
+        }
+    }
+    Ok(())
+}

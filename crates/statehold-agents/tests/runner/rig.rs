@@ -1,0 +1,296 @@
+//! An engine in memory, a book of agents, and the hands of clients, workers and people.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use statehold_agents::runner::{OnStep, Runner};
+use statehold_agents::spec::{
+    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, Rule,
+};
+use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
+use statehold_core::digest::Digest;
+use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::session::Owner;
+use statehold_core::task::CloseOn;
+use statehold_engine::kept::{ItemBody, to_bytes};
+use statehold_engine::{
+    Call, Caller, Claim, ClaimedRequest, Committed, Engine, EngineError, EngineOptions, MemoryKeys,
+    Reply, RequestDetail, SystemClock,
+};
+use statehold_store::memory::MemoryStore;
+
+/// How long anything may take before a test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
+    Arc::new(AgentSpec {
+        name: name(text),
+        description: None,
+        kind,
+        import: Vec::new(),
+        export: Vec::new(),
+        state_schema: None,
+        keep_pairs: None,
+        timeout: Duration::from_secs(10),
+        retries: 0,
+        openai_default: ChatDefault::Stateless,
+        digest: Digest::sha256(text.as_bytes()),
+    })
+}
+
+/// A router that passes answers on, with rules of pattern and agent.
+pub(crate) fn router(text: &str, rules: &[(&str, &str)], agents: &[&str]) -> Arc<AgentSpec> {
+    let rules = rules.iter().map(|(pattern, agent)| Rule {
+        pattern: regex::Regex::new(pattern).expect("a pattern"),
+        agent: name(agent),
+        instructions: None,
+    });
+    let spec = RouterSpec {
+        agents: agents.iter().map(|agent| name(agent)).collect(),
+        routing: Routing::Rules {
+            rules: rules.collect(),
+            otherwise: None,
+        },
+        answer: FinalAnswer::Pass,
+    };
+    agent(text, AgentKind::Router(Arc::new(spec)))
+}
+
+pub(crate) struct Rig {
+    pub(crate) engine: Engine,
+    pub(crate) book: Arc<AgentBook>,
+    pub(crate) local: Caller,
+}
+
+impl Rig {
+    pub(crate) async fn new(agents: Vec<Arc<AgentSpec>>) -> Self {
+        let agents = agents.into_iter().map(|spec| (spec.name.clone(), spec));
+        let book = AgentBook {
+            agents: agents.collect(),
+            ..AgentBook::default()
+        };
+        let engine = Engine::start(
+            Arc::new(MemoryStore::new()),
+            Arc::new(MemoryKeys::default()),
+            Arc::new(SystemClock),
+            EngineOptions::default(),
+        )
+        .await
+        .expect("an engine in memory");
+        Self {
+            engine,
+            book: Arc::new(book),
+            local: Caller::local(name("default")),
+        }
+    }
+
+    pub(crate) async fn runner(&self) -> Runner {
+        self.watched(Arc::new(|_, _| ())).await
+    }
+
+    pub(crate) async fn watched(&self, on_step: OnStep) -> Runner {
+        let (engine, book) = (self.engine.clone(), Arc::clone(&self.book));
+        Runner::start_watched(engine, name("default"), book, on_step)
+            .await
+            .expect("the runner starts")
+    }
+
+    pub(crate) fn call(&self) -> Call {
+        Call::by(self.local.clone())
+    }
+
+    /// A session of bob's with an agent.
+    pub(crate) async fn session(&self, agent: &str) -> SessionId {
+        let tenant = name("default");
+        let user = self.engine.user_id(&tenant, "bob").await.expect("a user");
+        let owner = Owner {
+            agent: name(agent),
+            app: name("app"),
+            tenant: tenant.clone(),
+            user,
+        };
+        let shard = Shard::of_owner("default", "app", &user.to_string());
+        let mut entropy = [0; 8];
+        getrandom::fill(&mut entropy).expect("random numbers");
+        let mut mint = IdMint::new(self.engine.now(), shard, u64::from_le_bytes(entropy));
+        let session = SessionId::from_uuid(mint.next_uuid());
+        let payloads = self.engine.payloads_for(&tenant, user).await.expect("keys");
+        let command = Command::CreateSession {
+            owner,
+            name: None,
+            labels: None,
+            state: StatePatch::default(),
+            ttl: None,
+        };
+        let reply: Reply = Arc::new(|_| Vec::new());
+        self.engine
+            .submit(session, &self.call(), &command, &payloads, &reply)
+            .await
+            .expect("a session");
+        session
+    }
+
+    /// Says something to an agent.
+    pub(crate) async fn ask(&self, session: SessionId, agent: &str, text: &str) -> RequestId {
+        let owner = self.engine.owner(session).await.expect("an owner");
+        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
+        let mut payloads = payloads.expect("keys");
+        let input = said(text, &mut payloads);
+        let command = Command::StartRequest(StartRequest {
+            agent: name(agent),
+            task: None,
+            parent: None,
+            input: input.body,
+            attachments: Vec::new(),
+            close_on: CloseOn::Never,
+            lease_ttl_ms: None,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        });
+        let reply: Reply = Arc::new(|made: &Committed<'_>| {
+            let mut events = made.record.content.events.iter();
+            let id = events.find_map(|event| match event {
+                Event::RequestStarted { request, .. } => Some(request.to_string()),
+                _ => None,
+            });
+            id.unwrap_or_default().into_bytes()
+        });
+        let done = self
+            .engine
+            .submit(session, &self.call(), &command, &payloads, &reply)
+            .await
+            .expect("a request");
+        let id = String::from_utf8(done.body).expect("text");
+        id.parse().expect("an id")
+    }
+
+    /// Waits until a request has ended.
+    pub(crate) async fn ended(&self, request: RequestId) -> RequestDetail {
+        self.until(request, |detail| detail.ended.is_some()).await
+    }
+
+    /// Waits until something is true of a request.
+    pub(crate) async fn until(
+        &self,
+        request: RequestId,
+        is_there: impl Fn(&RequestDetail) -> bool,
+    ) -> RequestDetail {
+        let wait = async {
+            loop {
+                let detail = self.engine.request(&self.local, request).await;
+                let detail = detail.expect("the request");
+                if is_there(&detail) {
+                    return detail;
+                }
+                let changed = self
+                    .engine
+                    .changed_after(detail.session.id, detail.revision);
+                changed.await.expect("a change");
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait)
+            .await
+            .expect("it takes too long")
+    }
+
+    /// The next request of a worker agent.
+    pub(crate) async fn claim(&self, agent: &str) -> ClaimedRequest {
+        let claim = Claim {
+            agent: name(agent),
+            max: 1,
+            wait: PATIENCE,
+            lease_ms: 60_000,
+            request: None,
+        };
+        let claimed = self.engine.claim(&self.local, &claim).await;
+        let mut claimed = claimed.expect("a claim");
+        claimed.pop().expect("a request to work on")
+    }
+
+    /// Answers a claimed request.
+    pub(crate) async fn answer(&self, claimed: &ClaimedRequest, text: &str) {
+        let session = claimed.detail.session.id;
+        let owner = self.engine.owner(session).await.expect("an owner");
+        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
+        let mut payloads = payloads.expect("keys");
+        let command = Command::CompleteRequest {
+            by: fenced(claimed),
+            output: said(text, &mut payloads),
+            items: Vec::new(),
+            state: StatePatch::default(),
+            task_state: None,
+            close_task: false,
+            cancel_children: false,
+        };
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let done = self
+            .engine
+            .submit(session, &self.call(), &command, &payloads, &reply)
+            .await;
+        done.expect("an answer");
+    }
+
+    /// What a session's user reads, oldest first.
+    pub(crate) async fn transcript(&self, session: SessionId) -> Vec<String> {
+        let page = self
+            .engine
+            .transcript(&self.local, session, None, 100)
+            .await;
+        let items = page.expect("a transcript").items;
+        items
+            .iter()
+            .rev()
+            .map(|item| words(item.body.as_deref()))
+            .collect()
+    }
+}
+
+pub(crate) fn fenced(claimed: &ClaimedRequest) -> Fenced {
+    let live = claimed.detail.live.as_ref().expect("a live request");
+    Fenced {
+        request: live.id,
+        fence: live.fence,
+    }
+}
+
+pub(crate) fn said(text: &str, payloads: &mut statehold_engine::Payloads) -> Output {
+    let content = serde_json::value::to_raw_value(text).expect("text");
+    let body = ItemBody {
+        content: Some(content),
+        ..ItemBody::default()
+    };
+    Output {
+        body: payloads.put(to_bytes(&body)),
+        attachments: Vec::new(),
+    }
+}
+
+fn words(body: Option<&[u8]>) -> String {
+    let body: ItemBody = statehold_engine::kept::parse(body);
+    let content = body.content.expect("content");
+    serde_json::from_str(content.get()).expect("text")
+}
+
+/// What went wrong with a request, as it is kept.
+pub(crate) fn error(detail: &RequestDetail) -> serde_json::Value {
+    let stored = detail.finished.as_ref().expect("an end");
+    let named = stored.record.bodies();
+    let events = &stored.record.content.events;
+    let error = events.iter().find_map(|event| match event {
+        Event::RequestEnded { error, .. } => *error,
+        _ => None,
+    });
+    let index = named.iter().position(|body| Some(*body) == error);
+    let bytes = stored.bodies[index.expect("an error")].as_deref();
+    serde_json::from_slice(bytes.expect("kept")).expect("JSON")
+}
+
+/// For whatever a test does beside the engine's own errors.
+pub(crate) type Outcome = Result<(), EngineError>;
