@@ -1,0 +1,216 @@
+use super::*;
+use crate::fault_server::{FaultServer, Play, Step, text};
+
+fn client(server: &FaultServer, retries: u32) -> ConversationsClient {
+    let endpoint = ConversationsEndpoint {
+        base_url: server.url("/ums"),
+        credential: Credential::new("sk-1".to_owned()),
+        headers: vec![(
+            HeaderName::from_static("traceparent"),
+            HeaderValue::from_static("00-1-2-01"),
+        )],
+        timeout: Duration::from_secs(30),
+        retries,
+    };
+    ConversationsClient::new(HttpClient::new().expect("a client"), endpoint)
+}
+
+#[tokio::test]
+async fn a_conversation_is_begun() {
+    let play = Play::json(r#"{"id":"c/1","title":"t","messages":[],"created_at":"x"}"#);
+    let server = FaultServer::start(vec![play]).await;
+    let id = client(&server, 0).create("a \"title\"").await;
+    assert_eq!(id.expect("a conversation"), "c/1");
+    let seen = &server.seen()[0];
+    assert_eq!(
+        (seen.method.as_str(), seen.path.as_str()),
+        ("POST", "/ums/conversations")
+    );
+    assert_eq!(seen.body, r#"{"title":"a \"title\""}"#);
+    assert_eq!(seen.headers["authorization"], "Bearer sk-1");
+    assert_eq!(seen.headers["traceparent"], "00-1-2-01");
+}
+
+#[tokio::test]
+async fn a_conversation_without_a_usable_id_is_none() {
+    for body in [
+        r#"{"title":"t"}"#,
+        r#"{"id":""}"#,
+        r#"{"id":".."}"#,
+        r#"{"id":null}"#,
+        r#"{"id":{"a":1}}"#,
+        "[]",
+        "",
+    ] {
+        let server = FaultServer::start(vec![Play::json(body)]).await;
+        let error = client(&server, 3).create("t").await.expect_err("no id");
+        assert_eq!(error.code(), "agent_malformed", "{body}");
+        assert_eq!(server.seen().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn the_newest_conversation_with_a_title_is_found() {
+    let at = |id: &str, title: &str, times: &str| {
+        format!(r#"{{"id":{id},"title":"{title}"{times},"message_count":2}}"#)
+    };
+    let cases = [
+        // The order of the list, where times say nothing.
+        (
+            vec![at("1", "other", ""), at("2", "t", ""), at("3", "t", "")],
+            Some("2"),
+        ),
+        (
+            vec![
+                at(
+                    "\"a\"",
+                    "t",
+                    r#","created_at":"2026-01-03","updated_at":"2026-01-04""#,
+                ),
+                at(
+                    "\"b\"",
+                    "t",
+                    r#","created_at":"2026-01-01","updated_at":"2026-01-05""#,
+                ),
+                at(
+                    "\"c\"",
+                    "t",
+                    r#","created_at":"2026-01-02","updated_at":"2026-01-05""#,
+                ),
+            ],
+            Some("b"),
+        ),
+        (
+            vec![
+                at("1", "t", r#","updated_at":5"#),
+                at("2", "t", r#","updated_at":9"#),
+            ],
+            Some("1"),
+        ),
+        (
+            vec![at("1", "T", ""), r#"{"id":2,"title":null}"#.to_owned()],
+            None,
+        ),
+        (vec![], None),
+    ];
+    for (list, expected) in cases {
+        let body = format!("[{}]", list.join(","));
+        let server = FaultServer::start(vec![Play::json(&body)]).await;
+        let found = client(&server, 0).find("t").await.expect("a list");
+        assert_eq!(found.as_deref(), expected, "{body}");
+        let seen = &server.seen()[0];
+        assert_eq!(
+            (seen.method.as_str(), seen.path.as_str()),
+            ("GET", "/ums/conversations")
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_list_is_malformed() {
+    for body in [r#"{"conversations":[]}"#, "[{]", "[1]"] {
+        let server = FaultServer::start(vec![Play::json(body)]).await;
+        let error = client(&server, 0).find("t").await.expect_err("no list");
+        assert_eq!(error.code(), "agent_malformed");
+    }
+}
+
+#[tokio::test]
+async fn a_message_is_answered_at_once_or_as_it_is_written() {
+    let whole = Play::json(
+        r#"{"content":"Hello","conversation_id":"c2","shared_context":{"city": "Bern"}}"#,
+    );
+    let stream = Play::events(vec![
+        text("data: {\"conversation_id\":\"c2\"}\n\n"),
+        text(
+            "data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"},\"index\":0,\"finish_reason\":null}]}\n\n",
+        ),
+        text(
+            "data: {\"choices\":[{\"delta\":{\"content\":\"lo\",\"custom_content\":{\"shared_context\":{\"city\": \"Bern\"}}},\"index\":0}]}\n\n",
+        ),
+        text(
+            "data: {\"choices\":[{\"delta\":{},\"index\":0,\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
+        ),
+    ]);
+    for (play, stream) in [(whole, false), (stream, true)] {
+        let server = FaultServer::start(vec![play]).await;
+        let mut heard = String::new();
+        let reply = client(&server, 0)
+            .chat("c/1", "hi \"you\"", stream, &mut |text| {
+                heard.push_str(text);
+            })
+            .await
+            .expect("an answer");
+        assert_eq!(reply.content, "Hello");
+        assert_eq!(heard, "Hello");
+        assert_eq!(reply.conversation_id, "c2");
+        let shared = reply.shared_context.expect("something shared");
+        assert_eq!(shared.get(), r#"{"city": "Bern"}"#);
+        let seen = &server.seen()[0];
+        assert_eq!(seen.path, "/ums/conversations/c%2F1/chat");
+        assert_eq!(
+            seen.body,
+            format!(r#"{{"message":{{"role":"user","content":"hi \"you\""}},"stream":{stream}}}"#)
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_answer_in_the_form_of_openai_is_read_and_the_conversation_stays() {
+    let body = r#"{"choices":[{"message":{"role":"assistant","content":"Hello"}}]}"#;
+    let server = FaultServer::start(vec![Play::json(body)]).await;
+    let reply = client(&server, 0).chat("7", "hi", false, &mut |_| {}).await;
+    let reply = reply.expect("an answer");
+    assert_eq!(
+        (reply.content.as_str(), reply.conversation_id.as_str()),
+        ("Hello", "7")
+    );
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_gone_is_said_to_be() {
+    for status in [404, 410] {
+        let gone = Play::text(
+            status,
+            "application/json",
+            r#"{"detail":"Conversation not found"}"#,
+        );
+        let server = FaultServer::start(vec![gone]).await;
+        let client = client(&server, 3);
+        let error = client.chat("c1", "hi", true, &mut |_| {}).await;
+        let error = error.expect_err("it is gone");
+        assert_eq!(error, CallError::NotFound);
+        assert_eq!(error.code(), "conversation_lost");
+        // Where none is meant, it is an error like others.
+        let error = client.create("t").await.expect_err("no such route");
+        assert_eq!(error.code(), "agent_error");
+        assert_eq!(server.seen().len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn an_id_leads_nowhere_else() {
+    let server = FaultServer::start(vec![Play::json(r#"{"content":"x"}"#)]).await;
+    for id in ["", ".", "..", &"x".repeat(513)] {
+        let error = client(&server, 0).chat(id, "hi", true, &mut |_| {}).await;
+        assert_eq!(error.expect_err("no such id"), CallError::NotFound);
+    }
+    assert_eq!(server.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn one_rule_says_what_is_asked_again() {
+    let failing = Play::text(503, "text/plain", "busy");
+    let cut = Play::events(vec![Step::Cut]);
+    let good = Play::json(r#"{"id":"c1","content":"good"}"#);
+    let server = FaultServer::start(vec![failing.clone(), cut, good.clone()]).await;
+    let reply = client(&server, 2).chat("c1", "hi", true, &mut |_| {}).await;
+    assert_eq!(reply.expect("an answer").content, "good");
+    let server = FaultServer::start(vec![failing, good]).await;
+    assert_eq!(client(&server, 1).create("t").await.expect("an id"), "c1");
+    let heard = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
+    let server = FaultServer::start(vec![Play::events(vec![text(heard), Step::Cut])]).await;
+    let reply = client(&server, 2).chat("c1", "hi", true, &mut |_| {}).await;
+    assert_eq!(reply.expect_err("it was cut"), CallError::CutOff);
+    assert_eq!(server.seen().len(), 1);
+}

@@ -1,0 +1,22 @@
+//! How other hosts are known: rustls with ring, and the roots of the operating system.
+
+use std::sync::Arc;
+
+use rustls::{ClientConfig, RootCertStore};
+
+/// What every client of this crate connects with. The provider is named here, so that no client
+/// depends on what some other part of the process has installed.
+pub(crate) fn config() -> Result<ClientConfig, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        tracing::warn!("this machine has no root certificates: https addresses cannot be called");
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(config)
+}
