@@ -9,6 +9,11 @@ mod conversations;
 mod fault_server;
 #[allow(dead_code, reason = "the runner that calls agents is not here yet")]
 mod http;
+#[allow(
+    dead_code,
+    reason = "agents that are a model with tools are not run yet"
+)]
+mod mcp;
 pub mod push;
 mod router;
 pub mod runner;

@@ -1,0 +1,254 @@
+//! Tools on servers that speak MCP. Nothing outside of this module knows the library for it.
+//!
+//! A server is connected to on its first use. The connection is shared by everybody who uses it, and
+//! is made anew once it is broken. What a server says about its tools, and what its tools answer, is
+//! text from elsewhere: it is measured and cut here, and believed by nobody.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use rmcp::model::{ErrorCode, RequestMetaObject};
+use serde_json::{Map, Value};
+use statehold_core::name::Name;
+use tokio::time::Instant;
+
+use crate::spec::{AgentBook, ToolServerSpec};
+
+mod child;
+mod connection;
+mod error;
+mod http;
+mod listing;
+mod reply;
+#[cfg(test)]
+mod tests;
+
+use connection::{Connection, Failure};
+pub(crate) use error::ToolError;
+use http::HttpClient;
+pub(crate) use reply::ToolReply;
+
+/// How long the servers are waited for when all of them are left.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+/// One tool, as a model is shown it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tool {
+    /// Where it is.
+    pub(crate) server: Name,
+    /// What models call it: 1 to 64 of `A-Z a-z 0-9 _ -`, and nothing else of this listing has it.
+    pub(crate) name: String,
+    /// What its server calls it.
+    pub(crate) original: String,
+    /// What its server says about it.
+    pub(crate) description: Option<String>,
+    /// What its arguments look like.
+    pub(crate) input_schema: Arc<Value>,
+    /// Whether its server says that a second call does no more than the first.
+    pub(crate) idempotent: bool,
+    /// Whether its server says that it destroys something, if it says anything.
+    pub(crate) destructive: Option<bool>,
+}
+
+/// What a tool is told about the call, beside its arguments.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CallMeta {
+    pub(crate) session: String,
+    pub(crate) task: String,
+    pub(crate) request: String,
+    pub(crate) traceparent: Option<String>,
+}
+
+impl CallMeta {
+    fn of_call(&self, execution_key: &str) -> RequestMetaObject {
+        let mut meta = RequestMetaObject::new();
+        let mut put = |key: &str, value: &str| {
+            meta.insert(key.to_owned(), Value::from(value));
+        };
+        put("statehold/execution_key", execution_key);
+        put("statehold/session", &self.session);
+        put("statehold/task", &self.task);
+        put("statehold/request", &self.request);
+        if let Some(traceparent) = &self.traceparent {
+            put("traceparent", traceparent);
+        }
+        meta
+    }
+}
+
+/// The tool servers that are declared, and the connections to those that were used. Without it, the
+/// programs that it started end.
+pub(crate) struct ToolServers {
+    servers: BTreeMap<Name, Server>,
+    http: OnceLock<Option<HttpClient>>,
+}
+
+struct Server {
+    spec: Arc<ToolServerSpec>,
+    /// Locked while it is made, so that nobody makes a second one.
+    current: tokio::sync::Mutex<Option<Arc<Connection>>>,
+}
+
+/// A connection for one call, and whether this call has made it.
+struct Reached {
+    connection: Arc<Connection>,
+    is_new: bool,
+}
+
+impl ToolServers {
+    pub(crate) fn new(book: &AgentBook) -> Self {
+        let servers = book.tool_servers.iter().map(|(name, spec)| {
+            let server = Server {
+                spec: spec.clone(),
+                current: tokio::sync::Mutex::default(),
+            };
+            (name.clone(), server)
+        });
+        Self {
+            servers: servers.collect(),
+            http: OnceLock::new(),
+        }
+    }
+
+    /// The tools of some servers, as they are now. Names that two of them use are made different.
+    pub(crate) async fn tools(&self, servers: &[Name]) -> Result<Vec<Tool>, ToolError> {
+        let listings = servers.iter().map(|name| self.listed(name));
+        let listings = try_join_all(listings).await?;
+        Ok(listing::shown(&listings))
+    }
+
+    /// Calls a tool. What the tool says is a reply, also if it says that something is wrong.
+    pub(crate) async fn call(
+        &self,
+        tool: &Tool,
+        arguments: &Map<String, Value>,
+        execution_key: &str,
+        meta: &CallMeta,
+    ) -> Result<ToolReply, ToolError> {
+        let server = self.server(&tool.server)?;
+        let deadline = Instant::now() + server.spec.timeout;
+        let mut may_reconnect = true;
+        loop {
+            let reached = server.reach(&self.http, deadline).await?;
+            let meta = meta.of_call(execution_key);
+            let answer = reached
+                .connection
+                .call(&tool.original, arguments, meta, deadline)
+                .await;
+            match answer {
+                Ok(result) => return Ok(ToolReply::of(result)),
+                // It was broken already: nothing has left yet, and the next one may be whole.
+                Err(Failure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
+                    server.forget(&reached.connection).await;
+                    may_reconnect = false;
+                }
+                Err(failure) => {
+                    if let Failure::Gone { .. } = failure {
+                        server.forget(&reached.connection).await;
+                    }
+                    if is_about_the_tool(&failure)
+                        && !reached.connection.still_has(&tool.original, deadline).await
+                    {
+                        return Err(ToolError::NoSuchTool {
+                            server: tool.server.clone(),
+                            tool: tool.original.clone(),
+                        });
+                    }
+                    return Err(ToolError::of(&tool.server, failure));
+                }
+            }
+        }
+    }
+
+    /// Leaves all servers, and waits until the programs among them have ended.
+    pub(crate) async fn close(self) {
+        let connections = self
+            .servers
+            .into_values()
+            .filter_map(|server| server.current.into_inner())
+            .filter_map(Arc::into_inner)
+            .map(|connection| connection.close(CLOSE_MAX));
+        join_all(connections).await;
+    }
+
+    fn server(&self, name: &Name) -> Result<&Server, ToolError> {
+        self.servers.get(name).ok_or_else(|| ToolError::Refused {
+            server: name.clone(),
+            message: "no tool server of this name is declared".to_owned(),
+            may_have_run: false,
+        })
+    }
+
+    async fn listed(&self, name: &Name) -> Result<Arc<Vec<Tool>>, ToolError> {
+        let server = self.server(name)?;
+        let deadline = Instant::now() + server.spec.timeout;
+        let mut may_reconnect = true;
+        loop {
+            let reached = server.reach(&self.http, deadline).await?;
+            let failure = match reached.connection.tools(deadline).await {
+                Ok(tools) => return Ok(tools),
+                Err(failure) => failure,
+            };
+            // One that does not even say what it can do is not worth keeping.
+            server.forget(&reached.connection).await;
+            let is_gone = matches!(failure, Failure::Gone { .. });
+            if !is_gone || !may_reconnect || reached.is_new {
+                return Err(ToolError::of(name, failure));
+            }
+            may_reconnect = false;
+        }
+    }
+}
+
+/// Whether a tool that is gone would be answered like this.
+fn is_about_the_tool(failure: &Failure) -> bool {
+    let Failure::Said(error) = failure else {
+        return false;
+    };
+    matches!(
+        error.code,
+        ErrorCode::INVALID_PARAMS | ErrorCode::METHOD_NOT_FOUND
+    )
+}
+
+impl Server {
+    /// The connection, made now if there is none that works.
+    async fn reach(
+        &self,
+        http: &OnceLock<Option<HttpClient>>,
+        deadline: Instant,
+    ) -> Result<Reached, ToolError> {
+        let reach = async {
+            let mut current = self.current.lock().await;
+            if let Some(connection) = current.as_ref().filter(|found| !found.is_broken()) {
+                return Ok(Reached {
+                    connection: connection.clone(),
+                    is_new: false,
+                });
+            }
+            *current = None;
+            let made = Arc::new(Connection::make(&self.spec, http).await?);
+            *current = Some(made.clone());
+            Ok(Reached {
+                connection: made,
+                is_new: true,
+            })
+        };
+        let reached = tokio::time::timeout_at(deadline, reach).await;
+        let reached = reached.unwrap_or(Err(Failure::Slow { sent: false }));
+        reached.map_err(|failure| ToolError::of(&self.spec.name, failure))
+    }
+
+    /// Takes a connection out of use. Calls that are under way on it may end.
+    async fn forget(&self, connection: &Arc<Connection>) {
+        let mut current = self.current.lock().await;
+        if current
+            .as_ref()
+            .is_some_and(|found| Arc::ptr_eq(found, connection))
+        {
+            *current = None;
+        }
+    }
+}

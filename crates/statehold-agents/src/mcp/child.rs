@@ -1,0 +1,76 @@
+//! A tool server that is a program of this machine, and lives as long as the connection to it.
+
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use process_wrap::tokio::CommandWrap;
+use rmcp::transport::TokioChildProcess;
+use statehold_core::name::Name;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::Command;
+
+use super::error::clip;
+
+/// How much is kept of what a program last said to people.
+const SAID_BYTES_MAX: usize = 4 * 1024;
+/// The settings of this server, the token of its command line among them, are not for others.
+const OUR_VARIABLES: &str = "STATEHOLD_";
+
+/// The end of what a program wrote to its standard error.
+#[derive(Clone, Default)]
+pub(super) struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Said {
+    /// The last line with something on it, which is the reason in most languages.
+    pub(super) fn last_line(&self) -> Option<String> {
+        let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty())?;
+        Some(clip(last))
+    }
+
+    fn push(&self, bytes: &[u8]) {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        said.extend_from_slice(bytes);
+        let surplus = said.len().saturating_sub(SAID_BYTES_MAX);
+        said.drain(..surplus);
+    }
+}
+
+/// Starts a program. It gets a process group of its own: the end of it is the end of whatever it
+/// started, and an interrupt at the terminal reaches this server first.
+pub(super) fn start(
+    server: &Name,
+    program: &str,
+    arguments: &[String],
+) -> std::io::Result<(TokioChildProcess, Said)> {
+    let mut command = Command::new(program);
+    command.args(arguments).kill_on_drop(true);
+    for (key, _) in std::env::vars_os() {
+        if key.to_string_lossy().starts_with(OUR_VARIABLES) {
+            command.env_remove(key);
+        }
+    }
+    #[cfg_attr(not(unix), expect(unused_mut, reason = "groups are of Unix"))]
+    let mut command = CommandWrap::from(command);
+    #[cfg(unix)]
+    command.wrap(process_wrap::tokio::ProcessGroup::leader());
+    let (child, errors) = TokioChildProcess::builder(command)
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let said = Said::default();
+    if let Some(errors) = errors {
+        tokio::spawn(listen(server.clone(), errors, said.clone()));
+    }
+    Ok((child, said))
+}
+
+/// Reads until the program ends: one that is not read from would stop at a full pipe.
+async fn listen(server: Name, mut errors: impl AsyncRead + Unpin, said: Said) {
+    let mut buffer = vec![0; SAID_BYTES_MAX];
+    while let Ok(length @ 1..) = errors.read(&mut buffer).await {
+        let bytes = &buffer[..length];
+        tracing::debug!(%server, said = %String::from_utf8_lossy(bytes), "a tool server");
+        said.push(bytes);
+    }
+}

@@ -1,0 +1,118 @@
+//! Why a tool gave no answer, in words for people and for models.
+
+use rmcp::model::{ErrorCode, ErrorData};
+use statehold_core::name::Name;
+
+use super::connection::Failure;
+
+/// The most of a server's own words that is passed on.
+const MESSAGE_CHARS_MAX: usize = 300;
+
+/// What our own side says in place of an answer that is too large to be read.
+pub(super) const TOO_LARGE: ErrorCode = ErrorCode(-31_001);
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ToolError {
+    /// It cannot be reached, or was lost.
+    #[error("the tool server {server} cannot be reached{}", unsure(*may_have_run))]
+    Unreachable { server: Name, may_have_run: bool },
+    /// It took longer than it may.
+    #[error(
+        "the tool server {server} did not answer within its timeout_seconds{}",
+        unsure(*may_have_run)
+    )]
+    Timeout { server: Name, may_have_run: bool },
+    /// The tool is gone.
+    #[error("the tool server {server} has no tool {tool} any more; look at its tools again")]
+    NoSuchTool { server: Name, tool: String },
+    /// The answer is larger than anything that is read.
+    #[error("the tool server {server} sent more than is read of one answer; ask it for less")]
+    TooLarge { server: Name },
+    /// It said no.
+    #[error("the tool server {server} refused: {message}")]
+    Refused {
+        server: Name,
+        message: String,
+        may_have_run: bool,
+    },
+}
+
+fn unsure(may_have_run: bool) -> &'static str {
+    if may_have_run {
+        "; the tool may have done its work"
+    } else {
+        "; the tool was not called"
+    }
+}
+
+impl ToolError {
+    pub(super) fn of(server: &Name, failure: Failure) -> Self {
+        let server = server.clone();
+        match failure {
+            Failure::Gone { sent } => Self::Unreachable {
+                server,
+                may_have_run: sent,
+            },
+            Failure::Slow { sent } => Self::Timeout {
+                server,
+                may_have_run: sent,
+            },
+            Failure::Refused { message, sent } => Self::Refused {
+                server,
+                message: clip(&message),
+                may_have_run: sent,
+            },
+            Failure::Said(error) if error.code == TOO_LARGE => Self::TooLarge { server },
+            Failure::Said(error) => Self::Refused {
+                server,
+                may_have_run: !means_not_run(&error),
+                message: clip(&error.message),
+            },
+        }
+    }
+
+    /// Whether the tool may have done its work, although there is no answer. Only what surely did not
+    /// reach it has not.
+    pub(crate) fn may_have_run(&self) -> bool {
+        match self {
+            Self::Unreachable { may_have_run, .. }
+            | Self::Timeout { may_have_run, .. }
+            | Self::Refused { may_have_run, .. } => *may_have_run,
+            Self::NoSuchTool { .. } => false,
+            Self::TooLarge { .. } => true,
+        }
+    }
+
+    /// The word for it in records.
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "tool_unreachable",
+            Self::Timeout { .. } => "tool_timeout",
+            Self::NoSuchTool { .. } => "tool_unknown",
+            Self::TooLarge { .. } => "tool_too_large",
+            Self::Refused { .. } => "tool_refused",
+        }
+    }
+}
+
+/// Whether an error says that the call was turned away as it came, before anything was done.
+fn means_not_run(error: &ErrorData) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::PARSE_ERROR
+            | ErrorCode::INVALID_REQUEST
+            | ErrorCode::METHOD_NOT_FOUND
+            | ErrorCode::INVALID_PARAMS
+    )
+}
+
+/// One short line of a text from elsewhere.
+pub(super) fn clip(text: &str) -> String {
+    let mut chars = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut clipped: String = chars.by_ref().take(MESSAGE_CHARS_MAX).collect();
+    if chars.next().is_some() {
+        clipped.push('…');
+    }
+    clipped
+}

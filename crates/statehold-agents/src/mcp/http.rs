@@ -1,0 +1,323 @@
+//! How messages go to tool servers over HTTP. The library's own client reads answers of any size and
+//! does not tell a call that never left from one that was lost; this one does.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt};
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, StatusCode};
+use reqwest::redirect;
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ErrorData, RequestId, ServerJsonRpcMessage,
+};
+use rmcp::transport::streamable_http_client::{
+    SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+};
+use sse_stream::{Sse, SseStream};
+
+use super::error::TOO_LARGE;
+
+/// The most that is read of one answer, with everything that comes before it on the same stream.
+pub(super) const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The most that is read of an answer that says that something is wrong.
+const PROBLEM_BYTES_MAX: usize = 64 * 1024;
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+const BOTH: &str = "application/json, text/event-stream";
+
+/// Why a message was not taken.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PostError {
+    /// It has not left.
+    #[error("no connection: {0}")]
+    NotSent(#[source] reqwest::Error),
+    /// It has left, and what became of it is unknown.
+    #[error("the connection was lost: {0}")]
+    Lost(#[source] reqwest::Error),
+    /// It was answered with a status alone.
+    #[error("the answer was {0}")]
+    Status(StatusCode),
+}
+
+impl PostError {
+    fn of(error: reqwest::Error) -> Self {
+        let error = error.without_url();
+        if error.is_connect() || error.is_builder() {
+            Self::NotSent(error)
+        } else {
+            Self::Lost(error)
+        }
+    }
+}
+
+type HttpError = StreamableHttpError<PostError>;
+
+/// A client for all tool servers.
+#[derive(Debug, Clone)]
+pub(super) struct HttpClient(reqwest::Client);
+
+impl HttpClient {
+    /// None if this machine cannot do it, which is logged.
+    pub(super) fn new() -> Option<Self> {
+        let client = crate::tls::config()
+            .map_err(|error| error.to_string())
+            .and_then(|tls| {
+                reqwest::Client::builder()
+                    .tls_backend_preconfigured(tls)
+                    .user_agent(concat!("statehold/", env!("CARGO_PKG_VERSION")))
+                    .connect_timeout(CONNECT_MAX)
+                    // A redirect could carry the credential to somebody else, and a proxy of the
+                    // environment could read it.
+                    .redirect(redirect::Policy::none())
+                    .no_proxy()
+                    .http1_only()
+                    .referer(false)
+                    .retry(reqwest::retry::never())
+                    // A kept connection that the other side closes in the same moment looks like a call
+                    // that was lost, and such a call may have run.
+                    .pool_max_idle_per_host(0)
+                    .build()
+                    .map_err(|error| error.to_string())
+            });
+        match client {
+            Ok(client) => Some(Self(client)),
+            Err(error) => {
+                tracing::error!(error, "tool servers cannot be called over HTTP");
+                None
+            }
+        }
+    }
+
+    async fn post(
+        &self,
+        uri: &str,
+        message: &ClientJsonRpcMessage,
+        session: Option<&str>,
+        credential: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<reqwest::Response, HttpError> {
+        let mut request = self
+            .0
+            .post(uri)
+            .header(ACCEPT, BOTH)
+            .header(CONTENT_TYPE, JSON)
+            .body(serde_json::to_vec(message)?);
+        if let Some(credential) = credential {
+            request = request.bearer_auth(credential);
+        }
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        if let Some(session) = session {
+            request = request.header("mcp-session-id", session);
+        }
+        let answer = request.send().await.map_err(PostError::of);
+        answer.map_err(StreamableHttpError::Client)
+    }
+}
+
+impl StreamableHttpClient for HttpClient {
+    type Error = PostError;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        credential: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, HttpError> {
+        let answer = self
+            .post(&uri, &message, session.as_deref(), credential, headers)
+            .await?;
+        let status = answer.status();
+        let asked = asked(&message);
+        if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        if !status.is_success() {
+            return refused(answer, &message, session.is_some()).await;
+        }
+        let header = |name: &str| {
+            let value = answer.headers().get(name)?;
+            Some(value.to_str().ok()?.to_owned())
+        };
+        let session = header("mcp-session-id");
+        let kind = header(CONTENT_TYPE.as_str());
+        match (kind.as_deref(), asked) {
+            (Some(kind), asked) if kind.starts_with(EVENTS) => Ok(StreamableHttpPostResponse::Sse(
+                events(answer, asked),
+                session,
+            )),
+            (Some(kind), Some(id)) if kind.starts_with(JSON) => {
+                let said = match read(answer, ANSWER_BYTES_MAX).await? {
+                    Some(body) => serde_json::from_slice(&body)?,
+                    None => too_large(id),
+                };
+                Ok(StreamableHttpPostResponse::Json(said, session))
+            }
+            // Nobody asked anything, so there is nothing to understand.
+            (_, None) => Ok(StreamableHttpPostResponse::Accepted),
+            (kind, Some(_)) => Err(StreamableHttpError::UnexpectedContentType(
+                kind.map(str::to_owned),
+            )),
+        }
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        credential: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
+        let stream = self.0.get_stream_with_max_sse_event_size(
+            uri,
+            session,
+            last_event,
+            credential,
+            headers,
+            ANSWER_BYTES_MAX,
+        );
+        stream.await.map_err(translated)
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session: Arc<str>,
+        credential: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), HttpError> {
+        let deleted = self.0.delete_session(uri, session, credential, headers);
+        deleted.await.map_err(translated)
+    }
+}
+
+/// The error of the library's client as one of ours, where the difference matters.
+fn translated(error: StreamableHttpError<reqwest::Error>) -> HttpError {
+    match error {
+        StreamableHttpError::Client(error) => StreamableHttpError::Client(PostError::of(error)),
+        StreamableHttpError::ServerDoesNotSupportSse => {
+            StreamableHttpError::ServerDoesNotSupportSse
+        }
+        StreamableHttpError::AuthRequired(challenge) => {
+            StreamableHttpError::AuthRequired(challenge)
+        }
+        StreamableHttpError::InsufficientScope(challenge) => {
+            StreamableHttpError::InsufficientScope(challenge)
+        }
+        other => StreamableHttpError::UnexpectedServerResponse(Cow::Owned(other.to_string())),
+    }
+}
+
+/// The id under which a message wants an answer.
+fn asked(message: &ClientJsonRpcMessage) -> Option<RequestId> {
+    match message {
+        ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+        _ => None,
+    }
+}
+
+fn too_large(id: RequestId) -> ServerJsonRpcMessage {
+    let error = ErrorData::new(TOO_LARGE, "the answer is too large", None);
+    ServerJsonRpcMessage::error(error, Some(id))
+}
+
+/// What a status other than success means.
+async fn refused(
+    answer: reqwest::Response,
+    message: &ClientJsonRpcMessage,
+    has_session: bool,
+) -> Result<StreamableHttpPostResponse, HttpError> {
+    let status = answer.status();
+    let alone = || Err(StreamableHttpError::Client(PostError::Status(status)));
+    if status == StatusCode::NOT_FOUND && has_session {
+        return Err(StreamableHttpError::SessionExpired);
+    }
+    if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        return alone();
+    }
+    let Some(id) = asked(message) else {
+        return alone();
+    };
+    let body = read(answer, PROBLEM_BYTES_MAX).await?.unwrap_or_default();
+    let error = match serde_json::from_slice(&body) {
+        Ok(ServerJsonRpcMessage::Error(error)) if error.id.as_ref() == Some(&id) => error.error,
+        // Servers that lost their sessions in a restart say so in different ways. In none of them did
+        // they look at what they were asked.
+        _ if status == StatusCode::BAD_REQUEST && has_session => {
+            return Err(StreamableHttpError::SessionExpired);
+        }
+        Ok(ServerJsonRpcMessage::Error(error)) => error.error,
+        _ if is_discovery(message) && status.is_client_error() => {
+            ErrorData::invalid_request(format!("the answer was {status}"), None)
+        }
+        _ => return alone(),
+    };
+    // The answer of a server that did not understand the question may lack its id.
+    let said = ServerJsonRpcMessage::error(error, Some(id));
+    Ok(StreamableHttpPostResponse::Json(said, None))
+}
+
+fn is_discovery(message: &ClientJsonRpcMessage) -> bool {
+    let ClientJsonRpcMessage::Request(request) = message else {
+        return false;
+    };
+    matches!(request.request, ClientRequest::DiscoverRequest(_))
+}
+
+/// A body up to a size. None if it is larger.
+async fn read(mut answer: reqwest::Response, max: usize) -> Result<Option<Vec<u8>>, HttpError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = answer
+        .chunk()
+        .await
+        .map_err(PostError::of)
+        .map_err(StreamableHttpError::Client)?
+    {
+        if body.len() + chunk.len() > max {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
+}
+
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("too large")]
+    TooLarge,
+    #[error(transparent)]
+    Lost(reqwest::Error),
+}
+
+/// The events of an answer. Once there are too many bytes of them, the last event says so.
+fn events(
+    answer: reqwest::Response,
+    asked: Option<RequestId>,
+) -> BoxStream<'static, Result<Sse, SseError>> {
+    let mut left = ANSWER_BYTES_MAX;
+    let bytes = answer.bytes_stream().map(move |chunk: Result<Bytes, _>| {
+        let chunk = chunk.map_err(|error| BodyError::Lost(error.without_url()))?;
+        left = left.checked_sub(chunk.len()).ok_or(BodyError::TooLarge)?;
+        Ok::<_, BodyError>(chunk)
+    });
+    let events = SseStream::from_bytes_stream(bytes).map(move |event| match (event, &asked) {
+        (Err(SseError::Body(error)), Some(id))
+            if matches!(error.downcast_ref(), Some(BodyError::TooLarge)) =>
+        {
+            let said = too_large(id.clone());
+            let said = serde_json::to_string(&said).expect("an error without data is JSON");
+            Ok(Sse::default().data(said))
+        }
+        (event, _) => event,
+    });
+    events.boxed()
+}

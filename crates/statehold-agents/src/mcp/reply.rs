@@ -1,0 +1,152 @@
+//! What a tool answered, in a size that can be kept and told to a model.
+
+use std::fmt::Write;
+
+use rmcp::model::{CallToolResult, ContentBlock};
+use serde_json::{Map, Value};
+
+use super::listing::clipped;
+
+/// The most that is kept of an answer, as JSON, with the words about what was left out.
+pub(super) const REPLY_BYTES_MAX: usize = 1024 * 1024;
+/// What those words and the frame around everything may take.
+const WORDS_BYTES_MAX: usize = 512;
+
+/// What a tool answered.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ToolReply {
+    /// A text, if text is all there was. Else an object with what there was: `text`, `structured` for
+    /// structured content, and `parts` for images, sounds and resources.
+    pub(crate) content: Value,
+    /// Whether the tool says that it went wrong.
+    pub(crate) is_error: bool,
+}
+
+impl ToolReply {
+    pub(super) fn of(result: CallToolResult) -> Self {
+        let mut left = REPLY_BYTES_MAX - WORDS_BYTES_MAX;
+        let mut lost = Lost::default();
+        let mut texts = Vec::new();
+        let mut parts = Vec::new();
+        for part in result.content {
+            match part {
+                ContentBlock::Text(text) => texts.push(text.text),
+                other => parts.push(serde_json::to_value(other).unwrap_or_default()),
+            }
+        }
+        let has_text = !texts.is_empty();
+        let mut text = texts.join("\n");
+        let fitting = fitting(&text, left);
+        if fitting < text.len() {
+            lost.text = Some((text.len(), fitting));
+            text.truncate(fitting);
+        }
+        left = left.saturating_sub(json_len(&text));
+        let mut keep = |value: &Value| {
+            let size = value.to_string().len();
+            let fits = size <= left;
+            if fits {
+                left -= size;
+            } else {
+                lost.values += 1;
+            }
+            fits
+        };
+        let structured = result.structured_content.filter(&mut keep);
+        parts.retain(&mut keep);
+        lost.write_to(&mut text);
+
+        let mut members = Map::new();
+        if let Some(structured) = structured {
+            members.insert("structured".to_owned(), structured);
+        }
+        if !parts.is_empty() {
+            members.insert("parts".to_owned(), Value::from(parts));
+        }
+        let content = if members.is_empty() {
+            Value::from(text)
+        } else {
+            if has_text || !text.is_empty() {
+                members.shift_insert(0, "text".to_owned(), Value::from(text));
+            }
+            Value::Object(members)
+        };
+        Self {
+            content,
+            is_error: result.is_error.unwrap_or(false),
+        }
+    }
+
+    /// What a model is told: the text, which says the same as the structured content if there are
+    /// both; whatever has no text as JSON.
+    pub(crate) fn for_model(&self) -> String {
+        let Value::Object(members) = &self.content else {
+            return match &self.content {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+        };
+        let text = members.get("text").and_then(Value::as_str);
+        let structured = members.get("structured").filter(|_| text.is_none());
+        let parts = members.get("parts").and_then(Value::as_array);
+        let lines = text
+            .map(str::to_owned)
+            .into_iter()
+            .chain(structured.map(Value::to_string))
+            .chain(parts.into_iter().flatten().map(Value::to_string));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What did not fit.
+#[derive(Default)]
+struct Lost {
+    /// How long the text was, and how much of it is there.
+    text: Option<(usize, usize)>,
+    values: usize,
+}
+
+impl Lost {
+    fn write_to(&self, text: &mut String) {
+        let mut say = |words: std::fmt::Arguments<'_>| {
+            let gap = if text.is_empty() { "" } else { "\n" };
+            write!(text, "{gap}[{words}]").expect("writing to a string works");
+        };
+        if let Some((whole, kept)) = self.text {
+            say(format_args!(
+                "cut: the first {kept} of {whole} bytes; a result may have 1 MiB"
+            ));
+        }
+        if self.values > 0 {
+            say(format_args!(
+                "cut: {} parts that are not text were left out; a result may have 1 MiB",
+                self.values
+            ));
+        }
+    }
+}
+
+/// How many bytes a character takes in JSON.
+fn json_char_len(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        _ => c.len_utf8(),
+    }
+}
+
+fn json_len(text: &str) -> usize {
+    text.chars().map(json_char_len).sum()
+}
+
+/// How many bytes of a text fit into some bytes of JSON, up to a whole character.
+fn fitting(text: &str, json_bytes_max: usize) -> usize {
+    let mut left = json_bytes_max;
+    let end = text.char_indices().find(|(_, c)| {
+        let fits = json_char_len(*c) <= left;
+        left = left.saturating_sub(json_char_len(*c));
+        !fits
+    });
+    let end = end.map_or(text.len(), |(at, _)| at);
+    clipped(text, end).len()
+}

@@ -1,0 +1,93 @@
+//! Real connections to a server with odd tools.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use statehold_core::name::Name;
+
+use super::{CallMeta, Tool, ToolError, ToolReply, ToolServers};
+use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
+
+mod bench;
+mod calls;
+mod connections;
+mod lists;
+#[cfg(target_os = "linux")]
+mod program;
+mod python;
+mod texts;
+
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Shorter than lists are believed, so that a change is heard of and not just found.
+const UNTIL_MAX: Duration = Duration::from_secs(20);
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn servers_within(
+    timeout: Duration,
+    declared: impl IntoIterator<Item = (&'static str, ToolTransport)>,
+) -> ToolServers {
+    let specs = declared.into_iter().map(|(server, transport)| {
+        let spec = ToolServerSpec {
+            name: name(server),
+            transport,
+            timeout,
+        };
+        (name(server), Arc::new(spec))
+    });
+    ToolServers::new(&AgentBook {
+        tool_servers: specs.collect::<BTreeMap<_, _>>(),
+        ..AgentBook::default()
+    })
+}
+
+fn servers(declared: impl IntoIterator<Item = (&'static str, ToolTransport)>) -> ToolServers {
+    servers_within(PATIENCE, declared)
+}
+
+async fn tool(servers: &ToolServers, server: &str, tool: &str) -> Tool {
+    let tools = servers.tools(&[name(server)]).await.expect("tools");
+    let found = tools.into_iter().find(|found| found.original == tool);
+    found.expect("the tool is listed")
+}
+
+async fn call(
+    servers: &ToolServers,
+    tool: &Tool,
+    arguments: Value,
+) -> Result<ToolReply, ToolError> {
+    let Value::Object(arguments) = arguments else {
+        panic!("arguments are an object");
+    };
+    let meta = CallMeta {
+        session: "ses_1".to_owned(),
+        task: "tsk_1".to_owned(),
+        request: "req_1".to_owned(),
+        traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
+    };
+    servers.call(tool, &arguments, "key_1", &meta).await
+}
+
+/// Looks again and again until something is so.
+async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+    let looking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let found = tokio::time::timeout(UNTIL_MAX, looking).await;
+    found.unwrap_or_else(|_| panic!("{what}: not within {UNTIL_MAX:?}"));
+}
+
+fn text(reply: &ToolReply) -> &str {
+    reply.content.as_str().expect("a text")
+}
+
+fn nothing() -> Value {
+    json!({})
+}

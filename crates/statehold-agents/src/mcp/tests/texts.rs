@@ -1,0 +1,54 @@
+//! What fits into a reply, without a server.
+
+use rmcp::model::{CallToolResult, ContentBlock};
+use serde_json::json;
+
+use super::*;
+use crate::mcp::reply::REPLY_BYTES_MAX;
+
+#[test]
+fn a_reply_is_measured_as_the_json_it_becomes() {
+    // Each of these is six bytes in JSON.
+    let text = "\u{1}".repeat(REPLY_BYTES_MAX / 2);
+    let reply = ToolReply::of(CallToolResult::success(vec![ContentBlock::text(text)]));
+    let size = reply.content.to_string().len();
+    assert!(size <= REPLY_BYTES_MAX, "{size}");
+    assert!(size > REPLY_BYTES_MAX - 1024, "{size}");
+}
+
+#[test]
+fn structured_content_that_does_not_fit_is_left_out_and_that_is_said() {
+    let mut result = CallToolResult::success(vec![ContentBlock::text("summary")]);
+    result.structured_content = Some(json!({"rows": "x".repeat(2 * REPLY_BYTES_MAX)}));
+    let reply = ToolReply::of(result);
+    let words = text(&reply);
+    assert!(words.starts_with("summary\n[cut: 1 part"), "{words}");
+}
+
+#[test]
+fn structured_content_without_text_is_told_as_json() {
+    let mut result = CallToolResult::success(Vec::new());
+    result.structured_content = Some(json!({"sum": 3}));
+    let reply = ToolReply::of(result);
+    assert_eq!(reply.content, json!({"structured": {"sum": 3}}));
+    assert_eq!(reply.for_model(), "{\"sum\":3}");
+}
+
+#[test]
+fn an_empty_answer_is_an_empty_text() {
+    let reply = ToolReply::of(CallToolResult::success(Vec::new()));
+    assert_eq!(reply.content, json!(""));
+    assert!(!reply.is_error);
+}
+
+#[test]
+fn the_words_of_a_server_are_one_short_line() {
+    let said = rmcp::model::ErrorData::internal_error("bad\n\u{1b}[2J".repeat(100), None);
+    let error = ToolError::of(&name("bench"), crate::mcp::connection::Failure::Said(said));
+    let words = error.to_string();
+    assert!(
+        !words.contains('\n') && !words.contains('\u{1b}'),
+        "{words:?}"
+    );
+    assert!(words.chars().count() < 400);
+}
