@@ -127,7 +127,9 @@ impl Chat {
             body
         };
         let path = "/v1/sessions";
-        let first = client.call(Method::POST, path, Some(&body(self.user.as_deref()))).await;
+        let first = client
+            .call(Method::POST, path, Some(&body(self.user.as_deref())))
+            .await;
         match first {
             Ok(answer) => Ok(answer.body),
             // A key that is bound to nobody must name somebody.
@@ -192,7 +194,8 @@ impl Talk<'_> {
                 "/tree" => self.print_tree().await?,
                 "/hidden" => self.print_hidden().await?,
                 word if word.starts_with('/') && !word.contains(' ') => {
-                    self.output.note(&format!("{} is no command; /help", cell(word)));
+                    self.output
+                        .note(&format!("{} is no command; /help", cell(word)));
                 }
                 message => {
                     last = self.say(message).await?;
@@ -241,7 +244,10 @@ impl Talk<'_> {
             ("view", Some("trace".to_owned())),
             ("limit", Some("100".to_owned())),
         ];
-        let path = with_query(&format!("/v1/sessions/{}/messages", self.session), &parameters);
+        let path = with_query(
+            &format!("/v1/sessions/{}/messages", self.session),
+            &parameters,
+        );
         let answer = self.client.get(&path).await?.body;
         for item in elements(&answer, "messages") {
             let seq = item["seq"].as_u64().unwrap_or(0);

@@ -321,7 +321,8 @@ fn is_passing(failure: &Failure) -> bool {
 
 fn failed(error: &Value) -> Failure {
     let message = text(error, "message").to_owned();
-    let mut failure = Failure::new(Exit::Failed, message).hint("the conversation goes on; say it again");
+    let mut failure =
+        Failure::new(Exit::Failed, message).hint("the conversation goes on; say it again");
     failure.code = error["code"].as_str().map(str::to_owned);
     failure
 }

@@ -1,0 +1,26 @@
+//! What agents are called with. Made once, shared by all.
+
+use std::sync::Arc;
+
+use crate::chat::ChatClient;
+use crate::http::{ClientError, HttpClient};
+use crate::mcp::ToolServers;
+use crate::spec::AgentBook;
+
+/// What agents are called with.
+#[derive(Clone)]
+pub(crate) struct Clients {
+    /// Chat completions.
+    pub(crate) chat: ChatClient,
+    /// Tools.
+    pub(crate) tools: Arc<ToolServers>,
+}
+
+impl Clients {
+    pub(super) fn new(book: &AgentBook) -> Result<Self, ClientError> {
+        let http = HttpClient::new()?;
+        let chat = ChatClient::sharing(http);
+        let tools = Arc::new(ToolServers::new(book));
+        Ok(Self { chat, tools })
+    }
+}
