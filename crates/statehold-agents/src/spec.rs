@@ -6,10 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regex::Regex;
-use statehold_core::digest::Digest;
+use serde::Serialize;
+use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
 use statehold_engine::{Credential, Schema};
+
+/// How long one call may take, unless something else is declared.
+pub const TIMEOUT: Duration = Duration::from_mins(1);
+/// How often a call that failed before its first word is made again, unless something else is declared.
+pub const RETRIES: u32 = 2;
 
 /// Everything that is declared: agents, the models they use, the tool servers they use.
 #[derive(Debug, Default)]
@@ -54,6 +60,32 @@ pub struct AgentSpec {
     pub openai_default: ChatDefault,
     /// Names this declaration in the trace.
     pub digest: Digest,
+}
+
+impl AgentSpec {
+    /// A process that claims its work, about which nothing else is said.
+    pub fn worker(name: Name) -> Self {
+        let digest =
+            Self::digest_of(&serde_json::json!({ "kind": AgentKind::Worker.word(), "name": name }));
+        Self {
+            name,
+            description: None,
+            kind: AgentKind::Worker,
+            import: Vec::new(),
+            export: Vec::new(),
+            state_schema: None,
+            keep_pairs: None,
+            timeout: TIMEOUT,
+            retries: RETRIES,
+            openai_default: ChatDefault::Stateless,
+            digest,
+        }
+    }
+
+    /// What names a declaration: the digest of its canonical form, which has no secrets in it.
+    pub fn digest_of(declaration: &impl Serialize) -> Digest {
+        Digest::sha256(&canonical_bytes(declaration))
+    }
 }
 
 /// What an agent is.

@@ -14,6 +14,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_agents::push::Guard;
+use statehold_agents::spec::AgentBook;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_engine::{Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock};
@@ -39,6 +40,8 @@ pub struct ServerOptions {
     pub clock: Option<Arc<OffsetClock>>,
     /// Which addresses decisions may be pushed to.
     pub push_guard: Guard,
+    /// The agents that are declared.
+    pub agents: Arc<AgentBook>,
 }
 
 impl Default for ServerOptions {
@@ -50,6 +53,7 @@ impl Default for ServerOptions {
             feeds_max: 4_096,
             clock: None,
             push_guard: Guard::default(),
+            agents: Arc::default(),
         }
     }
 }

@@ -62,7 +62,9 @@ pub fn openapi_json() -> &'static str {
 }
 
 fn routes() -> OpenApiRouter<App> {
-    use rest::{agents, audit, events, holds, keys, operations, requests, sessions, state, tasks};
+    use rest::{
+        agents, audit, declared, events, holds, keys, operations, requests, sessions, state, tasks,
+    };
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::read, sessions::patch, sessions::delete))
@@ -94,6 +96,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(state::read, state::patch))
         .routes(routes!(state::read_app, state::patch_app))
         .routes(routes!(state::read_user, state::patch_user))
+        .routes(routes!(declared::list))
+        .routes(routes!(declared::show))
         .routes(routes!(agents::set, agents::read, agents::remove))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))

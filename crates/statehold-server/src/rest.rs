@@ -2,6 +2,7 @@
 
 pub(crate) mod agents;
 pub(crate) mod audit;
+pub(crate) mod declared;
 pub(crate) mod dev;
 pub(crate) mod events;
 pub(crate) mod holds;

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod agents;
 mod answers;
 mod approvals;
 mod ask;
@@ -21,6 +22,7 @@ mod resolve;
 mod restore;
 mod serve;
 mod sessions;
+mod state;
 mod status;
 mod tasks;
 mod times;
@@ -57,6 +59,8 @@ enum Command {
     Serve(serve::Serve),
     /// Talk to an agent in the terminal.
     Chat(chat::Chat),
+    /// Play the guided tour in the terminal, and check every claim of it.
+    Demo(demo::Demo),
     /// Say whether a server runs, and where.
     Status(status::Status),
     /// Look at sessions, follow them, delete them.
@@ -68,6 +72,12 @@ enum Command {
     /// See what waits for a person, and decide it.
     #[command(subcommand, visible_alias = "holds")]
     Approvals(approvals::Approvals),
+    /// Read and write the values that apps, users and sessions keep.
+    #[command(subcommand)]
+    State(state::State),
+    /// See which agents there are, and what they are.
+    #[command(subcommand)]
+    Agents(agents::Agents),
     /// Make, list and revoke keys.
     Token(token::Token),
     /// See who did what, and verify that all of it is as it was written.
@@ -75,7 +85,7 @@ enum Command {
     Audit(audit::Audit),
     /// Find problems and say what helps.
     Doctor(doctor::Doctor),
-    /// Show the configuration and where each value comes from.
+    /// Show the configuration and where each value comes from, or find its mistakes.
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// Compare everything a data directory says with what its log says.
@@ -96,10 +106,13 @@ impl Cli {
             Command::Dev(dev) => serve::run(&dev.plan(&Surroundings::of_process())?, &output),
             Command::Serve(serve) => serve::run(&serve.plan(&Surroundings::of_process())?, &output),
             Command::Chat(chat) => chat.run(globals, &output),
+            Command::Demo(demo) => demo.run(&output),
             Command::Status(status) => status.run(globals, &output),
             Command::Sessions(sessions) => sessions.run(globals, &output),
             Command::Tasks(tasks) => tasks.run(globals, &output),
             Command::Approvals(approvals) => approvals.run(globals, &output),
+            Command::State(state) => state.run(globals, &output),
+            Command::Agents(agents) => agents.run(globals, &output),
             Command::Token(token) => token.run(globals, &output),
             Command::Audit(audit) => audit.run(globals, &output),
             Command::Doctor(doctor) => doctor.run(globals, &output),

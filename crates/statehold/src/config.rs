@@ -5,8 +5,16 @@
 //! be found. Relative paths count from the directory that the program was started in.
 
 mod agents;
+mod book;
+mod keys;
+mod kinds;
 mod layers;
+mod mistakes;
+mod models;
+mod routers;
 mod secret;
+mod tool_servers;
+mod values;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,9 +25,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
 
-pub(crate) use agents::{Agent, policies};
+pub(crate) use agents::policies;
+pub(crate) use book::declared;
 pub(crate) use layers::{Explained, Layers, Source};
+pub(crate) use mistakes::Mistakes;
 pub(crate) use secret::secret;
+
+use agents::Agent;
+use models::Model;
+use tool_servers::ToolServer;
 
 /// The file that is read when none is named.
 const FILE_NAME: &str = "statehold.toml";
@@ -36,7 +50,13 @@ pub(crate) struct Config {
     pub(crate) log: Log,
     pub(crate) limits: Limits,
     pub(crate) push: Push,
-    /// What is laid down about agents and their tools.
+    /// The models that agents use.
+    #[serde(default)]
+    pub(crate) models: BTreeMap<Name, Model>,
+    /// The servers that agents have their tools from.
+    #[serde(default)]
+    pub(crate) tool_servers: BTreeMap<Name, ToolServer>,
+    /// What is declared about agents, and what is laid down about their tools.
     #[serde(default)]
     pub(crate) agents: BTreeMap<Name, Agent>,
 }
@@ -196,5 +216,7 @@ pub(crate) fn layers(around: &Surroundings, file: Option<&Path>) -> anyhow::Resu
     Ok(layers)
 }
 
+#[cfg(test)]
+mod docs_tests;
 #[cfg(test)]
 mod tests;

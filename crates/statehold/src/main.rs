@@ -7,6 +7,7 @@ mod cli;
 mod client;
 mod config;
 mod data_directory;
+mod demo;
 mod exit;
 mod run_file;
 mod wire;

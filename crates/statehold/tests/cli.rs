@@ -1,5 +1,7 @@
 //! What the command line says, and with which code it ends.
 
+#[path = "cli/agents.rs"]
+mod agents;
 #[path = "cli/approvals.rs"]
 mod approvals;
 #[path = "cli/audit.rs"]

@@ -66,6 +66,22 @@ schemas! {
             "record", "payload", "projection", "missing_tail", "missing_session", "entry", "root",
         ],
     );
+    /// What an agent is.
+    AgentKindWord as "AgentKind" = word(
+        "`worker`: a process claims its work. All others are called by the server itself.",
+        &["worker", "openai", "conversations", "llm", "router"],
+    );
+    /// What a chat call without a session means.
+    ChatDefaultWord as "ChatDefault" = word(
+        "What a chat call without a session means: nothing is kept, or a new session.",
+        &["stateless", "stateful"],
+    );
+    /// Which calls of a tool need an approval.
+    ToolApprovalWord as "ToolApproval" = word(
+        "Which calls need an approval: every one, none, those that the worker chooses, or those \
+         whose arguments fit a condition.",
+        &["always", "never", "worker", "conditional"],
+    );
     /// The id of a session.
     SessionIdText as "SessionId" = id("A session.", "ses");
     /// The id of a task.

@@ -2,6 +2,7 @@
 
 mod agents;
 mod audit;
+mod declared;
 mod dev;
 mod feeds;
 mod hold_feed;

@@ -18,6 +18,7 @@ use super::items;
 use super::output::{Output, Tone};
 use super::printable::cell;
 use super::resolve::{self, short};
+use super::state::APP_DEFAULT;
 use super::tree::{Extent, Tree};
 use crate::client::{Client, with_query};
 use crate::exit::{Exit, Failure, explain};
@@ -28,8 +29,6 @@ use turn::{End, Turn};
 const AGENT_DEFAULT: &str = "coordinator";
 /// For whom, when neither a flag nor the key says: the user of the tutorial.
 const USER_DEFAULT: &str = "bob";
-/// The app of conversations that begin here.
-const APP: &str = "chat";
 
 const HELP: &str = "\
 With -m it says one thing and ends: 0 if it was answered, 1 if it failed, 8 with --no-wait if it
@@ -120,7 +119,7 @@ impl Chat {
     async fn begin(&self, client: &Client) -> Result<Value, Failure> {
         let agent = self.agent.as_deref().unwrap_or(AGENT_DEFAULT);
         let body = |user: Option<&str>| {
-            let mut body = json!({ "app": APP, "agent": agent });
+            let mut body = json!({ "app": APP_DEFAULT, "agent": agent });
             if let Some(user) = user {
                 body["user"] = json!(user);
             }

@@ -1,5 +1,7 @@
 //! `statehold check`: is everything there, and is it what the log says?
 
+mod story;
+
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +11,7 @@ use statehold_core::ids::SessionId;
 use statehold_store::Store;
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 
-use super::{block_on, demo, printable};
+use super::{block_on, printable};
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
@@ -30,7 +32,7 @@ impl Check {
     pub(super) fn run(self, json: bool) -> anyhow::Result<Exit> {
         let Some(data) = self.data else {
             let directory = tempfile::tempdir()?;
-            demo::play(directory.path())?;
+            story::play(directory.path())?;
             return report(directory.path(), json);
         };
         match self.print_chain {

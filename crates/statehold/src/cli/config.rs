@@ -7,13 +7,17 @@ use serde_json::json;
 
 use super::CONFIG_HELP;
 use super::output::{Cell, Output, Table, Tone};
-use crate::config::{Explained, Source, Surroundings, layers};
+use super::printable;
+use super::serve::{log_filter, push_guard};
+use crate::config::{Explained, Source, Surroundings, declared, layers};
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Print every value and the layer that set it.
     Show(Show),
+    /// Find every mistake without starting a server. Ends with 2 if there are any.
+    Validate(Validate),
 }
 
 #[derive(Debug, Args)]
@@ -22,10 +26,17 @@ pub(super) struct Show {
     config: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Validate {
+    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
+    config: Option<PathBuf>,
+}
+
 impl ConfigCommand {
     pub(super) fn run(&self, output: &Output) -> anyhow::Result<Exit> {
         match self {
             Self::Show(show) => show.run(output),
+            Self::Validate(validate) => validate.run(output),
         }
     }
 }
@@ -41,6 +52,42 @@ impl Show {
             output.table(&table(&values))?;
         }
         Ok(Exit::Done)
+    }
+}
+
+impl Validate {
+    fn run(&self, output: &Output) -> anyhow::Result<Exit> {
+        let around = Surroundings::of_process();
+        let (config, values) = layers(&around, self.config.as_deref())?.finish()?;
+        push_guard(&config)?;
+        log_filter(&config.log)?;
+        let mistakes = match declared(&config, &values, &around) {
+            Ok(declared) => {
+                let book = declared.book;
+                if output.json {
+                    output.json(&json!({ "valid": true, "mistakes": [] }))?;
+                } else {
+                    let [agents, models, servers] = [
+                        (book.agents.len(), "agents"),
+                        (book.models.len(), "models"),
+                        (book.tool_servers.len(), "tool servers"),
+                    ]
+                    .map(|(count, what)| format!("{count} {what}"));
+                    output.line(&format!("✓ no mistakes; {agents}, {models}, {servers}"))?;
+                }
+                return Ok(Exit::Done);
+            }
+            Err(mistakes) => mistakes.0,
+        };
+        if output.json {
+            output.json(&json!({ "valid": false, "mistakes": mistakes }))?;
+        } else {
+            for mistake in &mistakes {
+                let (message, hint) = (printable(&mistake.message), printable(&mistake.hint));
+                output.line(&format!("✗ {message}\n  {hint}"))?;
+            }
+        }
+        Ok(Exit::Usage)
     }
 }
 

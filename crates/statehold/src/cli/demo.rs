@@ -1,361 +1,322 @@
-//! A short story on the embedded store: a coordinator asks an agent, the agent needs a person, both
-//! wait, the person decides twice, the action is released once.
+//! `statehold demo`: the guided tour, played by this program on itself.
+//!
+//! Everything is done by the commands that a person would type, each a process of its own, on a server of
+//! its own in a temporary directory. Every claim is checked; one that does not hold ends the tour.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+mod stage;
 
-use anyhow::{Context as _, bail, ensure};
-use statehold_core::command::{
-    Cold, Command, Context, Fenced, Outcome, Output, StartRequest, StatePatch,
-};
-use statehold_core::decide::decide;
-use statehold_core::digest::{BodyRef, Digest, PayloadKey, action_digest};
-use statehold_core::hold::{CallTarget, DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry};
-use statehold_core::ids::{HoldId, IdMint, KeyId, RequestId, SessionId, Shard, TaskId, UserId};
-use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Visibility};
-use statehold_core::name::Name;
-use statehold_core::principal::{Actor, Principal};
-use statehold_core::session::{Owner, SessionState};
-use statehold_core::task::CloseOn;
-use statehold_core::time::Timestamp;
-use statehold_store::keys::{KeyFile, KeyOwner};
-use statehold_store::sqlite::{SqliteOptions, SqliteStore};
-use statehold_store::{Commit, Store};
+use std::time::{Duration, Instant};
 
-use super::block_on;
+use anyhow::ensure;
+use clap::Args;
+use serde_json::Value;
 
-/// Plays the story into a data directory and prints what happens.
-pub(super) fn play(directory: &Path) -> anyhow::Result<()> {
-    let mut story = Story::begin(directory)?;
-    let root = story.start("coordinator", None)?;
-    let leaf = story.start("ums-agent", Some(root))?;
-    println!(
-        "bob asks the coordinator to delete user 7; it asks ums-agent, which needs a person:\n"
-    );
-    let hold = story.ask(leaf)?;
-    story.draw();
-    println!("\na person approves, and, impatient, approves again:\n");
-    story.approve(hold, "first click")?;
-    story.draw();
-    match story.approve(hold, "second click") {
-        Err(refusal) => println!("\nsecond click: {refusal}"),
-        Ok(()) => bail!("a hold was decided twice"),
-    }
-    story.finish(leaf, "User 7 is deleted.")?;
-    story.finish(root, "Done: user 7 is deleted.")?;
-    println!("\nthe agent ran the released action and answered; so did the coordinator:\n");
-    story.draw();
-    println!(
-        "\n{} records in {}",
-        story.state.revision, story.state.session
-    );
-    Ok(())
+use super::answers::{elements, text};
+use super::output::{Output, Tone};
+use super::printable::{cell, printable};
+use crate::exit::Exit;
+use stage::{Ended, Server, Stage};
+
+/// What bob says, and what he is told.
+const TALK: [(&str, &str); 3] = [
+    ("What's 2+2", "2+2 is 4"),
+    ("What's the temperature in Rahway, NJ", "Sunny, 72"),
+    (
+        "What's the square root of 121?",
+        "The square root of 121 is 11",
+    ),
+];
+const DANGEROUS: &str = "Delete user 7";
+const DELETED: &str = "User 7 was deleted.";
+/// What a person types to confirm.
+const CONFIRM: &str = "user 7";
+
+const HELP: &str = "\
+Starts a server with the demo agents in a temporary directory, talks to it, lets a dangerous action
+wait for a person, kills the server if --crash is given, approves twice, and checks that the action
+ran once. Needs no key, no internet and no other service. Ends with 0 if every claim held.";
+
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(super) struct Demo {
+    /// Kill the server (SIGKILL) while an approval waits, and go on with another.
+    #[arg(long)]
+    crash: bool,
+    /// Do not pause for reading.
+    #[arg(long)]
+    fast: bool,
 }
 
-struct Story {
-    store: SqliteStore,
-    state: SessionState,
-    key: PayloadKey,
-    payloads: BTreeMap<Digest, Vec<u8>>,
-    decided: BTreeMap<HoldId, statehold_core::command::DecidedHold>,
-    mint: IdMint,
+/// Who tells the story, and how many claims held so far.
+struct Tour<'a> {
+    output: &'a Output,
+    is_fast: bool,
+    claims: usize,
 }
 
-impl Story {
-    fn begin(directory: &Path) -> anyhow::Result<Self> {
-        let store = SqliteStore::open(directory, SqliteOptions::default())?;
-        let shard = Shard::of_owner("default", "demo", "bob");
-        let mut mint = IdMint::new(now()?, shard, entropy()?);
-        let user = UserId::from_uuid(mint.next_uuid());
-        let key = KeyFile::open(directory)?.get_or_create(&KeyOwner::User(user))?;
-        let session = SessionId::from_uuid(mint.next_uuid());
-        let mut begun = Self {
-            store,
-            state: SessionState::new(session),
-            key,
-            payloads: BTreeMap::new(),
-            decided: BTreeMap::new(),
-            mint,
+impl Demo {
+    pub(super) fn run(&self, output: &Output) -> anyhow::Result<Exit> {
+        let begun = Instant::now();
+        let mut tour = Tour {
+            output,
+            is_fast: self.fast,
+            claims: 0,
         };
-        let owner = Owner {
-            tenant: name("default")?,
-            app: name("demo")?,
-            user,
-            agent: name("coordinator")?,
+        let stage = Stage::new()?;
+        let server = tour.start(&stage)?;
+        let session = tour.talk(&stage)?;
+        let waiting = stage.begin(&["chat", "-s", &session, "-m", DANGEROUS])?;
+        let hold = tour.pause(&stage, &session)?;
+        let server = if self.crash {
+            tour.crash(&stage, server, &session, &hold)?
+        } else {
+            server
         };
-        let labels = Some(begun.body("{\"story\":\"demo\"}"));
-        let state = StatePatch::default();
-        begun.send(
-            &Command::CreateSession {
-                owner,
-                name: None,
-                labels,
-                state,
-                ttl: None,
-            },
-            "bob",
-        )?;
-        Ok(begun)
+        tour.decide_twice(&stage, &session, &hold)?;
+        tour.hear(waiting, self.crash)?;
+        tour.look_inside(&stage, &session)?;
+        server.stop()?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let claims = tour.claims;
+        tour.say(&format!("\n{claims} claims, all true, in {seconds:.1} s."))?;
+        Ok(Exit::Done)
+    }
+}
+
+impl Tour<'_> {
+    fn say(&self, text: &str) -> anyhow::Result<()> {
+        self.output.line(text)
     }
 
-    fn start(&mut self, agent: &str, parent: Option<RequestId>) -> anyhow::Result<RequestId> {
-        let start = StartRequest {
-            agent: name(agent)?,
-            task: None,
-            parent: parent.map(|request| self.fenced(request)),
-            input: self.body("Delete user 7"),
-            attachments: Vec::new(),
-            close_on: CloseOn::Never,
-            lease_ttl_ms: Some(60_000),
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
-        };
-        self.send(&Command::StartRequest(start), "worker")?;
-        let newest = self.state.requests.values().max_by_key(|live| live.number);
-        newest
-            .map(|live| live.id)
-            .context("the request was started")
+    fn title(&self, text: &str) -> anyhow::Result<()> {
+        self.pause_to_read();
+        self.say(&format!("\n{}", Tone::Strong.paint(text)))
     }
 
-    fn ask(&mut self, request: RequestId) -> anyhow::Result<HoldId> {
-        let args = serde_json::json!({ "user_id": 7, "cascade": false });
-        let id = HoldId::from_uuid(self.mint.next_uuid());
-        let gated = NewCallMark::Call {
-            idempotent: false,
-            gated: true,
-        };
-        let call = self.tool_item(ItemKind::ToolCall, &args.to_string(), gated);
-        let hold = NewHold {
-            id,
-            kind: HoldKind::Approval,
-            body: self.body("{\"title\":\"Delete user 7\"}"),
-            call: Some(CallTarget::SameCommand(0)),
-            digest: Some(action_digest(id, "delete_user", &args)?),
-            allowed: [].into(),
-            need: 1,
-            expires_in_ms: Some(3_600_000),
-            on_expiry: OnExpiry::Reject,
-            decide_by: None,
-            effect: None,
-            risk: None,
-            policy: None,
-        };
-        let by = self.fenced(request);
-        self.send(
-            &Command::OpenHold {
-                by,
-                hold,
-                items: vec![call],
-            },
-            "worker",
-        )?;
-        Ok(id)
+    /// Shows a command as it would be typed.
+    fn command(&self, words: &str) -> anyhow::Result<()> {
+        self.pause_to_read();
+        self.say(&format!("$ {words}"))
     }
 
-    fn approve(&mut self, hold: HoldId, click: &str) -> anyhow::Result<()> {
-        let open = self.state.holds.get(&hold);
-        let digest = open
-            .or(self.decided.get(&hold).map(|decided| &decided.hold))
-            .and_then(|hold| hold.digest);
-        let decision = NewDecision {
-            key: Digest::sha256(click.as_bytes()),
-            fingerprint: Digest::sha256(b"approve"),
-            kind: DecisionKind::Approve,
-            digest,
-            edited: None,
-            body: None,
-        };
-        self.send(&Command::DecideHold { hold, decision }, "approver")
-    }
-
-    fn finish(&mut self, request: RequestId, answer: &str) -> anyhow::Result<()> {
-        let calls: Vec<_> = self.state.requests[&request]
-            .calls
-            .keys()
-            .copied()
-            .collect();
-        let items = calls.into_iter().map(|call| {
-            let call = CallTarget::Recorded(call);
-            let ran = NewCallMark::Result {
-                call,
-                outcome: CallOutcome::Ran,
-            };
-            self.tool_item(ItemKind::ToolResult, "{\"deleted\":true}", ran)
-        });
-        let items = items.collect();
-        let complete = Command::CompleteRequest {
-            by: self.fenced(request),
-            output: Output {
-                body: self.body(answer),
-                attachments: Vec::new(),
-            },
-            items,
-            state: StatePatch::default(),
-            task_state: None,
-            close_task: false,
-            cancel_children: false,
-        };
-        self.send(&complete, "worker")
-    }
-
-    /// Decides, commits, folds; says why not if it is refused.
-    fn send(&mut self, command: &Command, role: &str) -> anyhow::Result<()> {
-        let mut ctx = Context {
-            now: now()?,
-            actor: Self::actor(role)?,
-            entropy: entropy()?,
-            leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
-            cold: Cold::default(),
-        };
-        if let Command::DecideHold { hold, .. } = command {
-            ctx.cold.hold = self.decided.get(hold).cloned();
+    fn pause_to_read(&self) {
+        if !self.is_fast {
+            stage::rest(Duration::from_millis(900));
         }
-        let Outcome::Commit(record) = decide(&self.state, command, &ctx)? else {
-            bail!("the story repeats nothing under one key")
-        };
-        let bodies = record
-            .bodies()
-            .iter()
-            .map(|body| self.payloads[&body.digest].clone())
-            .collect();
-        let commit = Commit::new(&self.state, record, bodies)?;
-        let after = commit.after.clone();
-        let closed = commit.changes.closed_holds.clone();
-        let revision = block_on(self.store.commit(commit))??;
-        ensure!(revision == after.revision, "the store has another revision");
-        self.decided.extend(
-            closed
-                .into_iter()
-                .map(|closed| (closed.hold.id, closed.into())),
+    }
+
+    /// One claim. The tour ends if it does not hold.
+    fn claim(&mut self, holds: bool, what: &str, found: &str) -> anyhow::Result<()> {
+        ensure!(
+            holds,
+            "the tour claims: {what}\nbut found: {}",
+            printable(found)
         );
-        self.state = after;
+        self.claims += 1;
+        self.say(&format!("  {} {what}", Tone::Good.paint("✓")))
+    }
+
+    fn start(&self, stage: &Stage) -> anyhow::Result<Server> {
+        self.title("1. Start: one program, no key, no internet")?;
+        self.command("statehold dev")?;
+        let server = stage.serve()?;
+        for line in server.greeting() {
+            self.say(&printable(&line))?;
+        }
+        Ok(server)
+    }
+
+    /// Talks to three agents over one coordinator. Gives the session.
+    fn talk(&mut self, stage: &Stage) -> anyhow::Result<String> {
+        self.title("2. Talk: a coordinator routes each turn to the right agent")?;
+        self.command("statehold chat")?;
+        let (first, rest) = TALK.split_first().expect("somebody says something");
+        let told = stage.run(&["--json", "chat", "-m", first.0])?;
+        let report = told.json()?;
+        let session = text(&report, "session").to_owned();
+        self.exchange(first.0, text(&report, "content"))?;
+        self.claim(
+            text(&report, "content") == first.1,
+            "the answer is word for word the expected one",
+            &told.out,
+        )?;
+        for (said, expected) in rest {
+            let told = stage.run(&["chat", "-s", &session, "-m", said])?;
+            self.exchange(said, told.out.trim())?;
+            let what = "the answer is word for word the expected one";
+            self.claim(told.out.trim() == *expected, what, &told.out)?;
+        }
+        let tree = stage.tree(&session)?;
+        let counts = requests_by_agent(&tree);
+        let expected = [("coordinator", 3), ("math-agent", 2), ("weather-agent", 1)];
+        let is_kept = expected.iter().all(|(agent, count)| {
+            let found = counts.iter().find(|(name, _)| name == agent);
+            found.is_some_and(|(_, found)| found == count)
+        });
+        let what = "one task of the coordinator with three requests; math-agent remembers two turns, weather-agent one";
+        self.claim(is_kept, what, &format!("{counts:?}"))?;
+        Ok(session)
+    }
+
+    fn exchange(&self, said: &str, told: &str) -> anyhow::Result<()> {
+        self.pause_to_read();
+        self.say(&format!("bob> {said}"))?;
+        let told = printable(told);
+        self.say(&format!("coordinator> {told}"))
+    }
+
+    /// Waits until the dangerous action waits for a person. Gives the hold.
+    fn pause(&mut self, stage: &Stage, session: &str) -> anyhow::Result<Value> {
+        self.title("3. Hit the pause: a dangerous action waits for a person")?;
+        self.say(&format!("bob> {DANGEROUS}"))?;
+        let hold = stage.open_hold(session)?;
+        let alias = text(&hold, "alias").to_owned();
+        let title = cell(text(&hold, "title"));
+        self.say(&format!("coordinator> ⏸ This needs a person: {title}"))?;
+        self.draw(stage, session)?;
+        let chain = text(&hold, "chain").to_owned();
+        let levels = chain.matches('←').count();
+        let what = format!(
+            "{alias} is open, and everything above it waits: {}",
+            cell(&chain)
+        );
+        self.claim(levels >= 2, &what, &chain)?;
+        let runs = stage.delete_runs(session)?;
+        self.claim(runs == 0, "nothing was deleted", &runs.to_string())?;
+        Ok(hold)
+    }
+
+    fn draw(&self, stage: &Stage, session: &str) -> anyhow::Result<()> {
+        let drawn = stage.run(&["tasks", "tree", session])?;
+        for line in drawn.out.lines() {
+            self.say(&format!("    {line}"))?;
+        }
         Ok(())
     }
 
-    fn actor(role: &str) -> anyhow::Result<Actor> {
-        let key = |n: u128| Principal::Key(KeyId::from_uuid(uuid::Uuid::from_u128(n)));
-        let principal = match role {
-            "worker" => key(1),
-            "approver" => key(2),
-            _ => key(3),
-        };
-        Ok(Actor {
-            tenant: name("default")?,
-            principal,
-            roles: [name(role)?].into(),
-        })
-    }
-
-    fn fenced(&self, request: RequestId) -> Fenced {
-        Fenced {
-            request,
-            fence: self
-                .state
-                .requests
-                .get(&request)
-                .map_or(0, |live| live.fence),
+    /// Kills the server, and starts another on the same data.
+    fn crash(
+        &mut self,
+        stage: &Stage,
+        server: Server,
+        session: &str,
+        hold: &Value,
+    ) -> anyhow::Result<Server> {
+        self.title("4. Pull the plug: kill -9, then start again")?;
+        let before = stage.revision(session)?;
+        self.command(&format!("kill -9 {}", server.pid()))?;
+        server.kill()?;
+        self.command("statehold dev")?;
+        let server = stage.serve()?;
+        for line in server.greeting() {
+            if line.contains("Recovered") || line.contains("Ready") {
+                self.say(&printable(&line))?;
+            }
         }
-    }
-
-    fn body(&mut self, text: &str) -> BodyRef {
-        let body = BodyRef::of(&self.key, text.as_bytes());
-        self.payloads.insert(body.digest, text.as_bytes().to_vec());
-        body
-    }
-
-    fn tool_item(&mut self, kind: ItemKind, text: &str, call: NewCallMark) -> NewItem {
-        NewItem {
-            kind,
-            visibility: Visibility::Hidden,
-            role: None,
-            body: self.body(text),
-            attachments: Vec::new(),
-            call: Some(call),
-        }
-    }
-
-    /// Draws tasks, their live requests and open holds, as a tree.
-    fn draw(&self) {
-        let mut roots: Vec<_> = self
-            .state
-            .tasks
-            .values()
-            .filter(|task| task.parent.is_none())
-            .collect();
-        roots.sort_by_key(|task| task.number);
-        for root in roots {
-            self.draw_task(root.id, "");
-        }
-    }
-
-    fn draw_task(&self, id: TaskId, indent: &str) {
-        let task = &self.state.tasks[&id];
-        let status = format!("{:?}", task.status).to_lowercase();
-        let waits: Vec<String> = self
-            .state
-            .pending_holds(id)
-            .iter()
-            .map(|hold| self.alias(*hold))
-            .collect();
-        let waits = if waits.is_empty() {
-            String::new()
-        } else {
-            format!("waits for {}", waits.join(", "))
-        };
-        println!(
-            "  {:<28} {status:<9} {waits}",
-            format!("{indent}T{} {}", task.number, task.agent)
+        let now = stage.open_hold(session)?;
+        let is_same = now["id"] == hold["id"];
+        let what = format!(
+            "{} is still open, and nothing was lost",
+            cell(text(hold, "alias"))
         );
-        let indent = if indent.is_empty() {
-            "└─ ".to_owned()
-        } else {
-            format!("   {indent}")
-        };
-        if let Some(live) = task.live.and_then(|live| self.state.requests.get(&live)) {
-            let status = format!("{:?}", live.status).to_lowercase();
-            println!("  {:<28} {status}", format!("{indent}R{}", live.number));
-        }
-        let indent = format!("   {indent}");
-        let below = self
-            .state
-            .tasks
-            .values()
-            .filter(|task| task.parent.is_some_and(|link| link.task == id));
-        for task in below {
-            self.draw_task(task.id, &indent);
-        }
+        self.claim(is_same, &what, &now.to_string())?;
+        let after = stage.revision(session)?;
+        let what = format!("the session is at revision {before}, as before");
+        self.claim(before == after, &what, &after.to_string())?;
+        self.draw(stage, session)?;
+        Ok(server)
     }
 
-    fn alias(&self, hold: HoldId) -> String {
-        let hold = &self.state.holds[&hold];
-        let number = self
-            .state
-            .requests
-            .get(&hold.request)
-            .map_or(0, |live| live.number);
-        format!("R{number}.h{}", hold.number)
+    fn decide_twice(&mut self, stage: &Stage, session: &str, hold: &Value) -> anyhow::Result<()> {
+        self.title("5. Decide twice, run once")?;
+        let alias = text(hold, "alias");
+        let name = format!("{session}/{alias}");
+        self.command(&format!(
+            "for i in 1 2; do statehold approvals approve {alias} --confirm \"{CONFIRM}\" & done; wait"
+        ))?;
+        let approve = ["approvals", "approve", &name, "--confirm", CONFIRM];
+        let both = [stage.begin(&approve)?, stage.begin(&approve)?];
+        let mut codes = Vec::new();
+        for one in both {
+            let ended = one.end()?;
+            let said = if ended.code == 0 {
+                &ended.out
+            } else {
+                &ended.err
+            };
+            for line in said.lines() {
+                self.say(&printable(line))?;
+            }
+            codes.push(ended.code);
+        }
+        codes.sort_unstable();
+        let what = "one approval counts, the other is told so (exit 5)";
+        self.claim(codes == [0, 5], what, &format!("exit codes {codes:?}"))
+    }
+
+    /// What bob was told in the end, in the chat that waited all the time.
+    fn hear(&mut self, waiting: stage::Running, crashed: bool) -> anyhow::Result<()> {
+        let Ended { code, out, err } = waiting.end()?;
+        self.say(&format!("coordinator> {}", printable(out.trim())))?;
+        let what = "bob, who waited all the time, is told";
+        self.claim(
+            code == 0 && out.trim() == DELETED,
+            what,
+            &format!("{code}: {out}{err}"),
+        )?;
+        if crashed {
+            let is_told = err.contains("connection lost") && err.contains("still waiting");
+            let what = "his chat came back by itself after the crash and went on waiting";
+            self.claim(is_told, what, &err)?;
+        }
+        Ok(())
+    }
+
+    fn look_inside(&mut self, stage: &Stage, session: &str) -> anyhow::Result<()> {
+        self.title("6. Look at what the user never saw")?;
+        let runs = stage.delete_runs(session)?;
+        self.claim(
+            runs == 1,
+            "the delete ran once: app:demo.delete_runs is 1",
+            &runs.to_string(),
+        )?;
+        let shown = stage.run(&["sessions", "show", session])?.out;
+        let hidden = stage
+            .run(&["sessions", "show", session, "--show-hidden"])?
+            .out;
+        let is_hidden = !shown.contains("delete_user") && hidden.contains("delete_user");
+        self.claim(
+            is_hidden,
+            "the tool call is in the trace, and in nothing that bob can read",
+            &shown,
+        )?;
+        self.command("statehold audit verify")?;
+        let verified = stage.run(&["audit", "verify"])?;
+        for line in verified.out.lines() {
+            self.say(&printable(line))?;
+        }
+        let what = "every record is chained to the one before it";
+        self.claim(verified.code == 0, what, &verified.err)?;
+        self.draw(stage, session)
     }
 }
 
-fn name(text: &str) -> anyhow::Result<Name> {
-    Ok(text.parse()?)
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the binary is where the clock is read"
-)]
-fn now() -> anyhow::Result<Timestamp> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    Ok(Timestamp::from_micros(i64::try_from(since.as_micros())?))
-}
-
-fn entropy() -> anyhow::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no randomness: {error}"))?;
-    Ok(u64::from_le_bytes(bytes))
+/// How many requests each agent has had, over all of its tasks.
+fn requests_by_agent(tree: &Value) -> Vec<(String, usize)> {
+    fn count(tasks: &[Value], counts: &mut Vec<(String, usize)>) {
+        for task in tasks {
+            let requests = elements(task, "requests");
+            let agent = text(task, "agent");
+            match counts.iter_mut().find(|(name, _)| name == agent) {
+                Some((_, known)) => *known += requests.len(),
+                None => counts.push((agent.to_owned(), requests.len())),
+            }
+            for request in requests {
+                count(elements(request, "tasks"), counts);
+            }
+        }
+    }
+    let mut counts = Vec::new();
+    count(elements(tree, "tasks"), &mut counts);
+    counts
 }

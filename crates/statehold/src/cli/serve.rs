@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 pub(crate) use run::run;
+pub(super) use run::{log_filter, push_guard};
 
 use super::CONFIG_HELP;
 use crate::config::{Config, Explained, Layers, Surroundings, layers};

@@ -1,4 +1,5 @@
 //! What the file says about agents and their tools: `[agents.NAME]` and `[agents.NAME.tools.TOOL]`.
+//! Here are the policies; what an agent is declared to be is in [`super::kinds`].
 
 use std::collections::BTreeMap;
 
@@ -7,25 +8,25 @@ use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::limits::QUORUM_MAX;
 use statehold_core::name::Name;
 use statehold_engine::policy::{
-    AgentPolicy, Approval, Policies, ToolPolicy, decide_by_text, parse_decide_by,
+    AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy, decide_by_text, parse_decide_by,
 };
 use statehold_engine::{PathRule, Pattern};
-use toml::Value;
 
-/// The section.
-const SECTION: &str = "agents";
-const TOOLS: &str = "tools";
+use super::kinds::Declaration;
+use super::values::{SchemaTable, Variable};
 
 /// What is said about an agent. Settings of tools stand here for all of its tools.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Agent {
     /// The variable of the environment that holds the agent's own credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) credential_env: Option<String>,
+    pub(super) credential_env: Option<Variable>,
     #[serde(default)]
-    pub(crate) tools: BTreeMap<Name, Tool>,
+    pub(super) tools: BTreeMap<Name, Tool>,
     #[serde(flatten)]
-    pub(crate) every_tool: Tool,
+    pub(super) every_tool: Tool,
+    #[serde(flatten)]
+    pub(super) declared: Declaration,
 }
 
 /// What is said about a tool.
@@ -34,6 +35,8 @@ pub(crate) struct Agent {
 pub(crate) struct Tool {
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<Approval>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approval_if: Option<SchemaTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     comment_required: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,8 +60,9 @@ pub(crate) struct Tool {
 }
 
 /// The settings of a tool, by name.
-const TOOL_SETTINGS: [&str; 11] = [
+pub(super) const TOOL_SETTINGS: [&str; 12] = [
     "approval",
+    "approval_if",
     "comment_required",
     "decide_by",
     "effect",
@@ -70,9 +74,6 @@ const TOOL_SETTINGS: [&str; 11] = [
     "redact_rules",
     "risk",
 ];
-
-/// The settings that only an agent has, by name.
-const AGENT_SETTINGS: [&str; 1] = ["credential_env"];
 
 /// `other`, `user` or `role:NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +121,10 @@ impl Tool {
     fn policy(&self) -> ToolPolicy {
         ToolPolicy {
             approval: self.approval,
+            approval_if: self.approval_if.as_ref().map(|schema| {
+                let condition = ArgsCondition::new(schema.json().clone());
+                condition.expect("it was a schema when it was read")
+            }),
             comment_required: self.comment_required,
             decide_by: self.decide_by.clone().map(|judge| judge.0),
             effect: self.effect,
@@ -149,110 +154,5 @@ pub(crate) fn policies(agents: &BTreeMap<Name, Agent>) -> Policies {
         agents: agents
             .map(|(name, agent)| (name.clone(), policy(agent)))
             .collect(),
-    }
-}
-
-/// A key of the section, looked at closely.
-pub(super) enum AgentKey {
-    /// It is in another section.
-    Elsewhere,
-    /// It is one that there is.
-    Known,
-    /// It is not, but these would be in its place.
-    Unknown(Vec<String>),
-    /// A name in it is no name.
-    BadName(String),
-}
-
-impl AgentKey {
-    /// Judges the steps of a key.
-    pub(super) fn of(steps: &[String]) -> Self {
-        let (agent, tool, setting) = match steps {
-            [section, agent, setting] if section == SECTION => (agent, None, setting),
-            [section, agent, tools, tool, setting] if section == SECTION && tools == TOOLS => {
-                (agent, Some(tool), setting)
-            }
-            [section, agent, ..] if section == SECTION => {
-                return Self::Unknown(settings(agent, None));
-            }
-            _ => return Self::Elsewhere,
-        };
-        for name in [Some(agent), tool].into_iter().flatten() {
-            if name.parse::<Name>().is_err() {
-                return Self::BadName(name.clone());
-            }
-        }
-        let own: &[&str] = if tool.is_none() { &AGENT_SETTINGS } else { &[] };
-        if TOOL_SETTINGS
-            .iter()
-            .chain(own)
-            .any(|known| known == setting)
-        {
-            Self::Known
-        } else {
-            Self::Unknown(settings(agent, tool.map(String::as_str)))
-        }
-    }
-}
-
-/// Every key that there could be for an agent, or for one of its tools.
-fn settings(agent: &str, tool: Option<&str>) -> Vec<String> {
-    let agent = super::layers::step(agent);
-    match tool {
-        None => TOOL_SETTINGS
-            .iter()
-            .chain(&AGENT_SETTINGS)
-            .map(|setting| format!("{SECTION}.{agent}.{setting}"))
-            .collect(),
-        Some(tool) => {
-            let tool = super::layers::step(tool);
-            let key = |setting| format!("{SECTION}.{agent}.{TOOLS}.{tool}.{setting}");
-            TOOL_SETTINGS.iter().map(key).collect()
-        }
-    }
-}
-
-/// Says why a value cannot be what its setting needs. Each is looked at alone, so that the whole key can
-/// be named.
-pub(super) fn require_fit(setting: &str, value: &Value) -> Result<(), String> {
-    let mut table = toml::Table::new();
-    table.insert(setting.to_owned(), value.clone());
-    let fits = Value::Table(table).try_into::<Agent>();
-    fits.map(drop)
-        .map_err(|error| error.message().trim().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lists_of_settings_are_whole() {
-        let tool = Tool {
-            approval: Some(Approval::Always),
-            comment_required: Some(true),
-            decide_by: Some(Judge(DecideBy::Other)),
-            effect: Some(Effect::Read),
-            expires_in_seconds: std::num::NonZeroU64::new(1),
-            idempotent: Some(true),
-            on_expiry: Some(OnExpiry::Fail),
-            quorum: Some(Quorum(2)),
-            redact: Some(Vec::new()),
-            redact_rules: Some(vec![Pattern::Card]),
-            risk: Some(Risk::High),
-        };
-        let names = |value: &Value| -> Vec<String> {
-            value.as_table().expect("a table").keys().cloned().collect()
-        };
-        let written = Value::try_from(&tool).expect("plain values");
-        assert_eq!(names(&written), TOOL_SETTINGS);
-        let agent = Agent {
-            credential_env: Some("X".to_owned()),
-            ..Agent::default()
-        };
-        let written = Value::try_from(&agent).expect("plain values");
-        let mut own = names(&written);
-        own.retain(|name| name != TOOLS);
-        assert_eq!(own, AGENT_SETTINGS);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use toml::{Table, Value};
 
 use super::Config;
-use super::agents::{AgentKey, require_fit};
+use super::keys::{NamedKey, is_value, require_fit, said, shown};
 use crate::exit::Failure;
 
 /// What a variable that sets a value begins with.
@@ -38,7 +38,7 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// One value and who set it.
+/// One value, as it may be shown, and who set it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Explained {
     pub(crate) key: String,
@@ -86,14 +86,14 @@ impl Layers {
     ///
     /// If there is no such key.
     pub(crate) fn set(&mut self, key: &str, value: Value, source: Source) -> anyhow::Result<()> {
-        match AgentKey::of(&steps(key)) {
-            AgentKey::Elsewhere => {}
-            AgentKey::Known => {
+        match NamedKey::of(&steps(key), &value) {
+            NamedKey::Elsewhere => {}
+            NamedKey::Known | NamedKey::Empty => {
                 self.values.insert(key.to_owned(), (value, source));
                 return Ok(());
             }
-            AgentKey::Unknown(others) => return Err(unknown(key, &source, others.iter())),
-            AgentKey::BadName(name) => {
+            NamedKey::Unknown(others) => return Err(unknown(key, &source, others.iter())),
+            NamedKey::BadName(name) => {
                 let message = format!("`{name}` in `{key}` is not a name ({source})");
                 let hint = "names begin with a letter or digit and have letters, digits, . _ and -";
                 return Err(Failure::usage(message).hint(hint).into());
@@ -157,21 +157,34 @@ impl Layers {
             let text = text.to_str();
             let text = text.ok_or_else(|| Failure::usage(format!("{name} is not UTF-8")))?;
             let key = name[PREFIX.len()..].to_ascii_lowercase().replace("__", ".");
-            let value = self.parse(&key, text);
-            self.set(&key, value, Source::Environment(name.to_owned()))?;
+            let mut leaves = Vec::new();
+            match self.parse(&key, text) {
+                Value::Table(table) if !is_value(&steps(&key), &table) => {
+                    flatten(&key, table, &mut leaves);
+                }
+                value => leaves.push((key, value)),
+            }
+            for (key, value) in leaves {
+                self.set(&key, value, Source::Environment(name.to_owned()))?;
+            }
         }
         Ok(())
     }
 
     /// A value of the environment: TOML where it is, text where it is not or where text is wanted.
     fn parse(&self, key: &str, text: &str) -> Value {
-        let wants_text = self
-            .values
-            .get(key)
-            .is_some_and(|(value, _)| value.is_str());
+        let plain = Value::String(text.to_owned());
+        let steps = steps(key);
+        let wants_text = match self.values.get(key) {
+            Some((value, _)) => value.is_str(),
+            None => {
+                matches!(NamedKey::of(&steps, &plain), NamedKey::Known)
+                    && require_fit(&steps, &plain).is_ok()
+            }
+        };
         match text.parse::<Value>() {
             Ok(value) if value.is_str() || !wants_text => value,
-            Ok(_) | Err(_) => Value::String(text.to_owned()),
+            Ok(_) | Err(_) => plain,
         }
     }
 
@@ -184,9 +197,10 @@ impl Layers {
         let mut table = Table::new();
         for (key, (value, source)) in &self.values {
             let steps = steps(key);
-            if let (AgentKey::Known, Some(setting)) = (AgentKey::of(&steps), steps.last())
-                && let Err(why) = require_fit(setting, value)
+            if let NamedKey::Known = NamedKey::of(&steps, value)
+                && let Err(why) = require_fit(&steps, value)
             {
+                let value = said(&steps, value);
                 let message = format!("`{key}` cannot be {value} ({source}): {why}");
                 return Err(Failure::usage(message).into());
             }
@@ -194,7 +208,11 @@ impl Layers {
         }
         let config = serde_path_to_error::deserialize(Value::Table(table));
         let config = config.map_err(|error| self.unfit(&error))?;
-        let explain = |(key, (value, source))| Explained { key, value, source };
+        let explain = |(key, (value, source)): (String, _)| Explained {
+            value: shown(&steps(&key), value),
+            key,
+            source,
+        };
         Ok((config, self.values.into_iter().map(explain).collect()))
     }
 
@@ -256,7 +274,7 @@ fn steps(key: &str) -> Vec<String> {
     steps
 }
 
-/// Every value of a table that is not a table, under its path.
+/// Every value of a table that is no section, under its path.
 fn flatten(path: &str, table: Table, leaves: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         let path = if path.is_empty() {
@@ -265,7 +283,9 @@ fn flatten(path: &str, table: Table, leaves: &mut Vec<(String, Value)>) {
             format!("{path}.{}", step(&key))
         };
         match value {
-            Value::Table(table) => flatten(&path, table, leaves),
+            Value::Table(table) if !is_value(&steps(&path), &table) => {
+                flatten(&path, table, leaves);
+            }
             value => leaves.push((path, value)),
         }
     }

@@ -26,7 +26,7 @@ fn load(file: Option<&str>, variables: &[(&str, &str)]) -> anyhow::Result<Config
 }
 
 #[track_caller]
-fn refused(file: Option<&str>, variables: &[(&str, &str)], says: &[&str]) {
+pub(in crate::config) fn refused(file: Option<&str>, variables: &[(&str, &str)], says: &[&str]) {
     let error = load(file, variables).expect_err("it is refused");
     let (said, exit) = explain(&error, false);
     let said = said.expect("errors are said");

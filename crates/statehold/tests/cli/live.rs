@@ -37,9 +37,15 @@ pub(super) struct Story {
 
 impl Live {
     pub(super) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With variables of the environment.
+    pub(super) fn start_with(variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
             .args(["dev", "--port", "0", "--no-open", "--no-demo", "--memory"])
             .env_clear()
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -1,6 +1,5 @@
 //! Carrying out a plan: open the data, listen, say what is served, stop cleanly.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -8,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
+use statehold_agents::runner::Runner;
 use statehold_core::name::Name;
-use statehold_engine::{Credential, OffsetClock};
+use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, ServerOptions};
 use tokio::net::TcpListener;
@@ -20,7 +20,8 @@ use tracing_subscriber::EnvFilter;
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
-use crate::config::{Agent, Config, Log, LogFormat};
+use crate::config::{Config, Log, LogFormat, Mistakes, Surroundings, declared};
+use crate::demo::{self, Demo, DemoOptions};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
@@ -57,6 +58,9 @@ pub(crate) fn run(plan: &ServePlan, output: &Output) -> anyhow::Result<Exit> {
 async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow::Result<Exit> {
     let config = &plan.config;
     let data = &config.store.data;
+    let around = Surroundings::of_process();
+    let declared = declared(config, &plan.explained, &around);
+    let declared = declared.map_err(Mistakes::into_failure)?;
     let on_disk = matches!(plan.storage, PlannedStorage::Disk { .. });
     if plan.storage == (PlannedStorage::Disk { reset: true }) {
         reset(data)?;
@@ -65,14 +69,15 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let offset = plan.clock_offset_seconds;
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
-    let policies = crate::config::policies(&config.agents);
+    let demo = Demo::beside(&config.agents, plan.has_demo);
+    let policies = demo.policies(crate::config::policies(&config.agents));
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
         wire::in_memory(clock, policies).await?
     };
     let engine = parts.engine;
-    engine.set_service_credentials(service_credentials(&config.agents)?);
+    engine.set_service_credentials(declared.credentials);
     let has_keys = engine.has_keys().await?;
     require_keys(plan, has_keys)?;
     let listener = TcpListener::bind(config.server.listen)
@@ -91,6 +96,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
             },
         )?;
     }
+    let book = Arc::new(demo.joined(declared.book));
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
     let options = ServerOptions {
@@ -98,6 +104,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
+        agents: Arc::clone(&book),
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -109,7 +116,17 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    greet(plan, output, &url, was_unclean, has_keys, begun);
+    let tenant: Name = "default".parse().context("the tenant has a name")?;
+    let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
+    let playing = play(&demo, config, &engine, &tenant, &url).await?;
+    let greeting = Greeting {
+        url: &url,
+        demo: &demo,
+        was_unclean,
+        has_keys,
+        begun,
+    };
+    greet(plan, output, &greeting);
     let stop = CancellationToken::new();
     engine.load_addresses().await?;
     let write_body = Arc::new(statehold_server::pushed_body);
@@ -136,6 +153,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         }
     }
     stop.cancel();
+    playing.stop().await;
+    runner.stop().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;
@@ -160,7 +179,7 @@ fn require_keys(plan: &ServePlan, has_keys: bool) -> Result<(), Failure> {
 }
 
 /// Which addresses decisions may be pushed to.
-fn push_guard(config: &Config) -> Result<Guard, Failure> {
+pub(in crate::cli) fn push_guard(config: &Config) -> Result<Guard, Failure> {
     if config.auth.required {
         Guard::new(&config.push.allow).map_err(|text| {
             Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
@@ -171,16 +190,35 @@ fn push_guard(config: &Config) -> Result<Guard, Failure> {
     }
 }
 
-/// Says what is served, and only that.
-fn greet(
-    plan: &ServePlan,
-    output: &Output,
+/// Starts the demo agents on their own server.
+async fn play(
+    demo: &Demo,
+    config: &Config,
+    engine: &Engine,
+    tenant: &Name,
     url: &str,
+) -> anyhow::Result<demo::Playing> {
+    let options = DemoOptions {
+        url: url.to_owned(),
+        has_coordinator: true,
+        seeds: !config.auth.required,
+    };
+    demo::spawn(demo, engine, tenant, &options).await
+}
+
+/// What a server says about itself when it starts, beside its plan.
+struct Greeting<'a> {
+    url: &'a str,
+    demo: &'a Demo,
     was_unclean: bool,
     has_keys: bool,
     begun: Instant,
-) {
+}
+
+/// Says what is served, and only that.
+fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
     let config = &plan.config;
+    let url = greeting.url;
     let mode = if config.auth.required {
         "every call needs a key"
     } else {
@@ -213,39 +251,26 @@ fn greet(
             "  Clock      can be moved: POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}"
         ));
     }
-    if was_unclean {
+    let agents = greeting.demo.agents().iter();
+    let names: Vec<&str> = agents.map(|agent| agent.name.as_str()).collect();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        output.note(&format!(
+            "  Agents     {names}   (embedded demo, rules not a model)"
+        ));
+    }
+    if greeting.was_unclean {
         output.note("  Recovered  from an unclean stop; everything acknowledged is there");
     }
-    if config.auth.required && !has_keys {
+    if config.auth.required && !greeting.has_keys {
         output.note(&format!(
             "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
         ));
     }
-    let ms = begun.elapsed().as_millis();
+    let ms = greeting.begun.elapsed().as_millis();
     output.note(&format!(
         "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
     ));
-}
-
-/// The credentials that agents have of their own, from the variables that the configuration names.
-fn service_credentials(
-    agents: &BTreeMap<Name, Agent>,
-) -> anyhow::Result<BTreeMap<Name, Credential>> {
-    let mut found = BTreeMap::new();
-    for (agent, settings) in agents {
-        let Some(variable) = &settings.credential_env else {
-            continue;
-        };
-        let value = std::env::var(variable).ok().and_then(Credential::new);
-        let Some(credential) = value else {
-            let message = format!("{variable} holds no credential of 1 to 8192 bytes");
-            let hint =
-                format!("`agents.{agent}.credential_env` names it; set it, or leave that out");
-            return Err(Failure::usage(message).hint(hint).into());
-        };
-        found.insert(agent.clone(), credential);
-    }
-    Ok(found)
 }
 
 /// Resolves when somebody asks this process to stop.
@@ -284,8 +309,7 @@ fn reset(data: &Path) -> anyhow::Result<()> {
 }
 
 fn start_log(log: &Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.level)
-        .with_context(|| format!("log.level {:?} is not a level or a filter", log.level))?;
+    let filter = log_filter(log)?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -294,6 +318,17 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
         LogFormat::Json => lines.json().try_init(),
     };
     started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
+/// Which lines are written.
+pub(in crate::cli) fn log_filter(log: &Log) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(&log.level).with_context(|| {
+        let message = format!(
+            "`log.level` is {:?}, which is no level or filter",
+            log.level
+        );
+        Failure::usage(message).hint("use error, warn, info, debug or trace")
+    })
 }
 
 /// As many connections as are asked for, but not so many that there is no file left for the data: a

@@ -1,0 +1,177 @@
+//! `statehold state`: the values that apps, users and sessions keep.
+
+use clap::{Args, Subcommand};
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::globals::Globals;
+use super::output::{Cell, Output, Table};
+use super::printable::cell;
+use super::{block_on, resolve};
+use crate::client::{Client, encode};
+use crate::exit::{Exit, Failure};
+
+/// The app that is meant when none is named, as on the chat surface.
+pub(super) const APP_DEFAULT: &str = "default";
+
+const HELP: &str = "\
+A key says where it lives: `app:x` with the app, `user:x` with a user of the app (--user), and `x`
+with a session (--session).";
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = HELP)]
+pub(super) enum State {
+    /// Print one value as JSON.
+    Get(Get),
+    /// Print all values of an app, a user or a session.
+    List(List),
+    /// Write one value.
+    Set(Set),
+    /// Remove one value.
+    Delete(Delete),
+}
+
+/// Whose values.
+#[derive(Debug, Args)]
+struct Owner {
+    /// The app.
+    #[arg(long, value_name = "APP", default_value = APP_DEFAULT)]
+    app: String,
+    /// The user of the app, for `user:` keys.
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// The session: its id, a part of it, or its name. It sees its app's and its user's values too.
+    #[arg(short, long, value_name = "SESSION", conflicts_with_all = ["user"])]
+    session: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Get {
+    key: String,
+    #[command(flatten)]
+    owner: Owner,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct List {
+    #[command(flatten)]
+    owner: Owner,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Set {
+    key: String,
+    /// JSON; what is none is taken as text.
+    value: String,
+    #[command(flatten)]
+    owner: Owner,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Delete {
+    key: String,
+    #[command(flatten)]
+    owner: Owner,
+}
+
+impl State {
+    pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+        let client = globals.client(output)?;
+        block_on(async {
+            match self {
+                Self::Get(get) => get.run(&client, output).await,
+                Self::List(list) => list.run(&client, output).await,
+                Self::Set(set) => {
+                    let value = serde_json::from_str(&set.value);
+                    let value: Value = value.unwrap_or_else(|_| json!(set.value));
+                    let body = json!({ "set": { &set.key: value } });
+                    patch(&client, &set.owner, &set.key, &body, output).await
+                }
+                Self::Delete(delete) => {
+                    let body = json!({ "delete": [&delete.key] });
+                    patch(&client, &delete.owner, &delete.key, &body, output).await
+                }
+            }
+        })?
+    }
+}
+
+impl Get {
+    async fn run(&self, client: &Client, output: &Output) -> anyhow::Result<Exit> {
+        let path = self.owner.path(client, Some(&self.key)).await?;
+        let answer = client.get(&path).await?.body;
+        let Some(value) = answer["state"].get(&self.key) else {
+            let message = format!("there is no {:?} here", self.key);
+            let hint = "see what there is with: statehold state list";
+            return Err(Failure::new(Exit::NotFound, message).hint(hint).into());
+        };
+        let version = &answer["versions"][&self.key];
+        if output.json {
+            output.json(&json!({ "key": self.key, "value": value, "version": version }))?;
+        } else {
+            output.line(&cell(&value.to_string()))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+impl List {
+    async fn run(&self, client: &Client, output: &Output) -> anyhow::Result<Exit> {
+        let path = self.owner.path(client, None).await?;
+        let answer = client.get(&path).await?.body;
+        if output.json {
+            output.json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let mut table = Table::new(&["KEY", "VERSION", "VALUE"]);
+        for (key, value) in answer["state"].as_object().into_iter().flatten() {
+            table.row(vec![
+                Cell::new(key),
+                Cell::new(answer["versions"][key].to_string()),
+                Cell::new(value.to_string()),
+            ]);
+        }
+        output.table(&table)?;
+        Ok(Exit::Done)
+    }
+}
+
+async fn patch(
+    client: &Client,
+    owner: &Owner,
+    key: &str,
+    body: &Value,
+    output: &Output,
+) -> anyhow::Result<Exit> {
+    let path = owner.path(client, Some(key)).await?;
+    let answer = client.call(Method::PATCH, &path, Some(body)).await?.body;
+    if output.json {
+        output.json(&answer)?;
+    }
+    Ok(Exit::Done)
+}
+
+impl Owner {
+    /// Where the values are.
+    async fn path(&self, client: &Client, key: Option<&str>) -> Result<String, Failure> {
+        if let Some(session) = &self.session {
+            let id = resolve::session(client, session).await?;
+            return Ok(format!("/v1/sessions/{id}/state"));
+        }
+        let app = encode(&self.app);
+        match (&self.user, key) {
+            (None, Some(key)) if key.starts_with("user:") => {
+                Err(Failure::usage("a `user:` key needs --user"))
+            }
+            (_, Some(key)) if !key.starts_with("user:") && !key.starts_with("app:") => {
+                let message = format!("{key:?} is the key of a session");
+                Err(Failure::usage(message)
+                    .hint("name the session with --session, or begin with app: or user:"))
+            }
+            (Some(user), key) if key.is_none_or(|key| key.starts_with("user:")) => {
+                Ok(format!("/v1/state/user/{app}/{}", encode(user)))
+            }
+            _ => Ok(format!("/v1/state/app/{app}")),
+        }
+    }
+}

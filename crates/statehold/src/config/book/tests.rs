@@ -1,0 +1,364 @@
+//! What comes of a configuration that fits.
+
+mod refused;
+
+use std::collections::BTreeSet;
+
+use statehold_agents::spec::{FinalAnswer, Routing};
+
+use super::*;
+use crate::config::kinds::SETTINGS;
+use crate::config::mistakes::Mistake;
+use crate::config::models::MODEL_SETTINGS;
+use crate::config::tool_servers::TOOL_SERVER_SETTINGS;
+use crate::config::{Layers, layers};
+
+/// Everything that can be declared, once.
+const WHOLE: &str = r#"
+    [models.main]
+    base_url = "http://127.0.0.1:9000/v1/"
+    model = "gpt-4o"
+    credential_env = "OPENAI_API_KEY"
+    [tool_servers.files]
+    url = "http://127.0.0.1:9001/mcp"
+    credential_env = "FILES_TOKEN"
+    timeout_seconds = 5
+    [tool_servers.local]
+    command = ["python3", "server.py"]
+    [agents.coordinator]
+    kind = "router"
+    description = "Chooses."
+    agents = ["gpa", "ums", "math"]
+    route_by = "model"
+    model = "main"
+    rules = [{ pattern = "(?i)user", agent = "ums", instructions = "Say whom." }]
+    otherwise = "gpa"
+    answer_by = "agent"
+    routing_prompt = "Choose well."
+    answer_prompt = "Answer well."
+    openai_default = "stateful"
+    [agents.gpa]
+    kind = "openai"
+    base_url = "http://127.0.0.1:5000/v1"
+    model = "general-purpose-agent"
+    memory = "track"
+    import = ["last_mentioned_location"]
+    export = ["last_mentioned_location"]
+    state_schema = { type = "object" }
+    keep_pairs = 5
+    timeout_seconds = 7
+    retries = 0
+    credential_env = "GPA_TOKEN"
+    [agents.ums]
+    kind = "conversations"
+    base_url = "http://127.0.0.1:8042"
+    [agents.assistant]
+    kind = "llm"
+    model = "main"
+    prompt = "You are terse."
+    tool_servers = ["files", "local"]
+    tokens_max = 100000
+    [agents.assistant.tools.file_extraction]
+    approval_if = { properties = { path = { pattern = "^/etc" } }, required = ["path"] }
+    [agents.math]
+"#;
+
+const VARIABLES: [(&str, &str); 3] = [
+    ("OPENAI_API_KEY", "sk-main"),
+    ("FILES_TOKEN", "files-secret"),
+    ("GPA_TOKEN", "gpa-secret"),
+];
+
+/// A directory with a configuration in it.
+struct Place {
+    directory: tempfile::TempDir,
+    around: Surroundings,
+}
+
+impl Place {
+    fn new(file: &str, variables: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("statehold.toml"), file).expect("a file");
+        let variables = variables.iter();
+        let around = Surroundings {
+            directory: directory.path().to_owned(),
+            environment: variables
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect(),
+        };
+        Self { directory, around }
+    }
+
+    fn with(self, name: &str, text: &str) -> Self {
+        std::fs::write(self.directory.path().join(name), text).expect("a file");
+        self
+    }
+
+    fn finished(&self) -> (Config, Vec<Explained>) {
+        let layers = layers(&self.around, None).expect("known keys");
+        Layers::finish(layers).expect("fit values")
+    }
+
+    fn declared(&self) -> Result<Declared, Vec<Mistake>> {
+        let (config, explained) = self.finished();
+        declared(&config, &explained, &self.around).map_err(|mistakes| mistakes.0)
+    }
+}
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn book(file: &str) -> AgentBook {
+    let place = Place::new(file, &VARIABLES);
+    place.declared().expect("no mistakes").book
+}
+
+#[test]
+fn everything_that_is_declared_is_in_the_book() {
+    let declared = Place::new(WHOLE, &VARIABLES).declared().expect("it fits");
+    let book = &declared.book;
+    let agent = |text: &str| Arc::clone(book.agent(&name(text)).expect("declared"));
+    let main = &book.models[&name("main")];
+    assert_eq!(main.base_url, "http://127.0.0.1:9000/v1");
+    assert_eq!((main.model.as_str(), main.retries), ("gpt-4o", 2));
+    assert_eq!(main.timeout, Duration::from_mins(1));
+    assert_eq!(
+        main.credential.as_ref().map(Credential::expose),
+        Some("sk-main")
+    );
+    let files = &book.tool_servers[&name("files")];
+    assert_eq!(files.timeout, Duration::from_secs(5));
+    assert!(
+        matches!(&files.transport, ToolTransport::Http { url, credential: Some(_) } if url.ends_with("/mcp"))
+    );
+    let local = &book.tool_servers[&name("local")];
+    assert!(
+        matches!(&local.transport, ToolTransport::Command { program, arguments } if program == "python3" && arguments == &["server.py"])
+    );
+
+    let coordinator = agent("coordinator");
+    assert_eq!(coordinator.openai_default, ChatDefault::Stateful);
+    assert_eq!(coordinator.description.as_deref(), Some("Chooses."));
+    let AgentKind::Router(router) = &coordinator.kind else {
+        panic!("{:?}", coordinator.kind);
+    };
+    assert_eq!(router.agents, ["gpa", "ums", "math"].map(name));
+    assert!(
+        matches!(&router.routing, Routing::Model { model, prompt: Some(_) } if *model == name("main"))
+    );
+    assert!(matches!(router.answer, FinalAnswer::Pass));
+
+    let gpa = agent("gpa");
+    assert_eq!((gpa.timeout, gpa.retries), (Duration::from_secs(7), 0));
+    assert_eq!(gpa.keep_pairs, Some(5));
+    assert_eq!((gpa.import.len(), gpa.export.len()), (1, 1));
+    let schema = gpa.state_schema.as_ref().expect("a schema");
+    assert!(!schema.errors(&serde_json::json!([])).is_empty());
+    let AgentKind::Openai(openai) = &gpa.kind else {
+        panic!("{:?}", gpa.kind);
+    };
+    assert_eq!(openai.memory, Memory::Track);
+    assert!(openai.credential.is_some());
+    let own: Vec<&Name> = declared.credentials.keys().collect();
+    assert_eq!(own, [&name("gpa")]);
+
+    let ums = agent("ums");
+    assert_eq!((ums.timeout, ums.retries), (Duration::from_mins(1), 2));
+    assert_eq!((ums.kind.word(), ums.keep_pairs), ("conversations", None));
+    let assistant = agent("assistant");
+    let AgentKind::Llm(llm) = &assistant.kind else {
+        panic!("{:?}", assistant.kind);
+    };
+    assert_eq!((llm.steps_max, llm.tokens_max), (16, Some(100_000)));
+    assert_eq!(llm.prompt, "You are terse.");
+    assert!(matches!(agent("math").kind, AgentKind::Worker));
+}
+
+#[test]
+fn rules_choose_unless_something_else_is_said() {
+    let book = book(
+        "[agents.c]\nkind = \"router\"\nagents = [\"a\"]\n\
+         rules = [{ pattern = \"(?i)weather\", agent = \"a\", instructions = \"x\" }]\n[agents.a]\n",
+    );
+    let AgentKind::Router(router) = &book.agents[&name("c")].kind else {
+        panic!("a router");
+    };
+    let Routing::Rules { rules, otherwise } = &router.routing else {
+        panic!("rules");
+    };
+    assert!(rules[0].pattern.is_match("The WEATHER?"));
+    assert_eq!(rules[0].instructions.as_deref(), Some("x"));
+    assert_eq!(*otherwise, None);
+}
+
+#[test]
+fn an_agent_without_a_kind_is_a_worker_with_the_digest_of_one() {
+    for file in [
+        "[agents.a]\n",
+        "[agents.a]\nkind = \"worker\"\n",
+        "[agents.a]\nrisk = \"low\"\nopenai_default = \"stateless\"\n",
+        "[agents.a.tools.t]\napproval = \"always\"\n",
+    ] {
+        let book = book(file);
+        let agent = &book.agents[&name("a")];
+        assert!(matches!(agent.kind, AgentKind::Worker), "{file}");
+        assert_eq!(agent.digest, AgentSpec::worker(name("a")).digest, "{file}");
+    }
+}
+
+#[test]
+fn the_digest_changes_with_what_is_declared_and_with_nothing_else() {
+    let digest = |file: &str, secret: &str| {
+        let place = Place::new(file, &[("KEY", secret)]).with("p.txt", "Be terse.");
+        let declared = place.declared().expect("no mistakes");
+        declared.book.agents[&name("a")].digest
+    };
+    let file = |model: &str, agent: &str| {
+        format!(
+            "[models.m]\nbase_url = \"http://h/v1\"\ncredential_env = \"KEY\"\nmodel = \"{model}\"\n\
+             [models.other]\nbase_url = \"http://h/v1\"\nmodel = \"{model}\"\n\
+             [agents.a]\nkind = \"llm\"\n{agent}\n"
+        )
+    };
+    let base = digest(&file("x", "model = \"m\"\nprompt = \"Be terse.\""), "s1");
+    for same in [
+        "model = \"m\"\nprompt_file = \"p.txt\"",
+        "model = \"m\"\nprompt = \"Be terse.\"\nsteps_max = 16",
+        "model = \"m\"\nprompt = \"Be terse.\"\n[agents.a.tools.t]\nrisk = \"low\"",
+    ] {
+        assert_eq!(digest(&file("x", same), "s2"), base, "{same}");
+    }
+    for other in [
+        "model = \"m\"\nprompt = \"Be brief.\"",
+        "model = \"other\"\nprompt = \"Be terse.\"",
+        "model = \"m\"\nprompt = \"Be terse.\"\nsteps_max = 17",
+        "model = \"m\"\nprompt = \"Be terse.\"\ndescription = \"x\"",
+    ] {
+        assert_ne!(digest(&file("x", other), "s1"), base, "{other}");
+    }
+    let other_model = file("y", "model = \"m\"\nprompt = \"Be terse.\"");
+    assert_ne!(digest(&other_model, "s1"), base);
+}
+
+#[test]
+fn the_environment_declares_agents_too() {
+    let variables = [
+        (
+            "STATEHOLD__MODELS__M",
+            "{ base_url = \"http://h\", model = \"x\" }",
+        ),
+        ("STATEHOLD__AGENTS__A__KIND", "llm"),
+        ("STATEHOLD__AGENTS__A__MODEL", "m"),
+        ("STATEHOLD__AGENTS__A__PROMPT", "42"),
+        ("STATEHOLD__AGENTS__A__STEPS_MAX", "3"),
+        (
+            "STATEHOLD__AGENTS__A__APPROVAL_IF",
+            "{ required = [\"path\"] }",
+        ),
+        ("STATEHOLD__AGENTS__B", "{}"),
+    ];
+    let place = Place::new("", &variables);
+    let book = place.declared().expect("it fits").book;
+    assert!(
+        matches!(&book.agents[&name("a")].kind, AgentKind::Llm(llm) if llm.prompt == "42" && llm.steps_max == 3)
+    );
+    assert!(book.agents.contains_key(&name("b")));
+    let policies = super::super::policies(&place.finished().0.agents);
+    let policy = policies.of(&name("a"), "any");
+    assert!(policy.needs_approval(&serde_json::json!({ "path": 1 })));
+    assert!(!policy.needs_approval(&serde_json::json!({})));
+}
+
+#[test]
+fn a_date_in_a_schema_is_the_text_it_was_written_as() {
+    let file = "[agents.a]\napproval_if = { properties = { on = { const = 2026-01-01 } } }\n\
+                [agents.a.tools.t]\napproval_if = { properties = { on = { const = 2026-01-02 } } }\n";
+    let policies = super::super::policies(&Place::new(file, &[]).finished().0.agents);
+    for (tool, day) in [("other", "2026-01-01"), ("t", "2026-01-02")] {
+        let policy = policies.of(&name("a"), tool);
+        assert!(
+            policy.needs_approval(&serde_json::json!({ "on": day })),
+            "{tool}"
+        );
+        assert!(!policy.needs_approval(&serde_json::json!({ "on": "2026-01-03" })));
+    }
+}
+
+#[test]
+fn a_condition_in_the_file_is_one_of_the_policy() {
+    let place = Place::new(WHOLE, &VARIABLES);
+    let policies = super::super::policies(&place.finished().0.agents);
+    let policy = policies.of(&name("assistant"), "file_extraction");
+    assert!(policy.needs_approval(&serde_json::json!({ "path": "/etc/passwd" })));
+    assert!(!policy.needs_approval(&serde_json::json!({ "path": "notes" })));
+}
+
+#[test]
+fn the_lists_of_settings_are_whole() {
+    let every = r#"
+        [agents.a]
+        agents = []
+        answer_by = "model"
+        answer_prompt = "x"
+        approval = "always"
+        approval_if = {}
+        base_url = "http://h"
+        comment_required = true
+        credential_env = "X"
+        decide_by = "other"
+        description = "x"
+        effect = "read"
+        expires_in_seconds = 1
+        export = []
+        idempotent = true
+        import = []
+        keep_pairs = 0
+        kind = "llm"
+        memory = "track"
+        model = "x"
+        on_expiry = "fail"
+        openai_default = "stateful"
+        otherwise = "b"
+        prompt = "x"
+        prompt_file = "x"
+        quorum = 2
+        redact = []
+        redact_rules = []
+        retries = 0
+        risk = "low"
+        route_by = "model"
+        routing_prompt = "x"
+        rules = []
+        state_schema = {}
+        state_schema_file = "x"
+        steps_max = 1
+        timeout_seconds = 1
+        tokens_max = 1
+        tool_servers = []
+        [models.m]
+        base_url = "http://h"
+        credential_env = "X"
+        model = "x"
+        retries = 0
+        timeout_seconds = 1
+        [tool_servers.t]
+        command = ["x"]
+        credential_env = "X"
+        timeout_seconds = 1
+        url = "http://h"
+    "#;
+    let (config, _) = Place::new(every, &[]).finished();
+    let written = toml::Value::try_from(&config).expect("plain values");
+    let settings = |section: &str, name: &str| {
+        let table = written[section][name].as_table().expect("a table");
+        let settings = table.keys().filter(|setting| *setting != "tools");
+        settings.cloned().collect::<BTreeSet<String>>()
+    };
+    let listed = |settings: &[&str]| settings.iter().map(|text| (*text).to_owned()).collect();
+    let mut of_agents: BTreeSet<String> = listed(&super::super::agents::TOOL_SETTINGS);
+    of_agents.extend(SETTINGS.iter().map(|(setting, _)| (*setting).to_owned()));
+    assert_eq!(settings("agents", "a"), of_agents);
+    assert_eq!(settings("models", "m"), listed(&MODEL_SETTINGS));
+    assert_eq!(settings("tool_servers", "t"), listed(&TOOL_SERVER_SETTINGS));
+}

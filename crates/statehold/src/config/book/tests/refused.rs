@@ -1,0 +1,407 @@
+//! What is wrong with a configuration, and how it is said.
+
+use super::*;
+use crate::config::tests::refused;
+use crate::exit::explain;
+
+/// One mistake, about this key, that says these words.
+#[track_caller]
+fn mistaken(place: &Place, key: &str, says: &[&str]) {
+    let mistakes = place.declared().expect_err("a mistake");
+    let [mistake] = &mistakes[..] else {
+        panic!("one mistake, not {mistakes:?}");
+    };
+    assert_eq!(mistake.key, key, "{mistake:?}");
+    assert!(mistake.message.contains(key) && !mistake.hint.is_empty());
+    let said = format!("{}\n{}", mistake.message, mistake.hint);
+    for words in says {
+        assert!(
+            said.contains(words),
+            "it does not say {words:?} but: {said}"
+        );
+    }
+}
+
+#[test]
+fn what_a_kind_needs_must_be_there() {
+    let agent = |lines: &str| Place::new(&format!("[agents.a]\n{lines}\n[agents.b]\n"), &[]);
+    let llm = |lines: &str| {
+        let model = "[models.main]\nbase_url = \"http://h\"\nmodel = \"x\"\n";
+        Place::new(
+            &format!("{model}[agents.a]\nkind = \"llm\"\n{lines}\n"),
+            &[],
+        )
+    };
+    let openai = "kind = \"openai\"\n";
+    mistaken(
+        &agent(&format!("{openai}model = \"x\"")),
+        "agents.a.base_url",
+        &["is missing", "without /chat/completions"],
+    );
+    mistaken(
+        &agent(&format!("{openai}base_url = \"http://h/v1\"")),
+        "agents.a.model",
+        &["is missing", "what the service calls it"],
+    );
+    mistaken(
+        &agent("kind = \"conversations\""),
+        "agents.a.base_url",
+        &["is missing", "without /conversations"],
+    );
+    mistaken(
+        &llm("model = \"main\""),
+        "agents.a.prompt",
+        &["is missing", "prompt_file"],
+    );
+    mistaken(
+        &llm("prompt = \"x\""),
+        "agents.a.model",
+        &["is missing", "one of: main"],
+    );
+    mistaken(
+        &agent("kind = \"router\"\nroute_by = \"rules\"\notherwise = \"b\""),
+        "agents.a.agents",
+        &["is missing"],
+    );
+    mistaken(
+        &agent("kind = \"router\"\nagents = [\"b\"]"),
+        "agents.a.rules",
+        &["is missing", "otherwise", "route_by = \"model\""],
+    );
+    mistaken(
+        &agent("kind = \"router\"\nagents = [\"b\"]\nroute_by = \"model\""),
+        "agents.a.model",
+        &["is missing", "[models.main]"],
+    );
+    mistaken(
+        &agent("kind = \"router\"\nagents = [\"b\"]\notherwise = \"b\"\nanswer_by = \"model\""),
+        "agents.a.model",
+        &["is missing"],
+    );
+    for (file, key) in [
+        ("[models.m]\nmodel = \"x\"\n", "models.m.base_url"),
+        ("[models.m]\nbase_url = \"http://h\"\n", "models.m.model"),
+        ("[tool_servers.t]\n", "tool_servers.t.url"),
+    ] {
+        mistaken(&Place::new(file, &[]), key, &["is missing"]);
+    }
+    let both = "[tool_servers.t]\nurl = \"http://h/\"\ncommand = [\"x\"]\n";
+    mistaken(
+        &Place::new(both, &[]),
+        "tool_servers.t.command",
+        &["together with `url`"],
+    );
+    let ends = "[models.m]\nmodel = \"x\"\nbase_url = \"http://h/v1/chat/completions\"\n";
+    mistaken(
+        &Place::new(ends, &[]),
+        "models.m.base_url",
+        &["leave /chat/completions out"],
+    );
+}
+
+#[test]
+fn whatever_is_named_is_declared() {
+    let router = |lines: &str| {
+        let file = format!("[agents.a]\nkind = \"router\"\n{lines}\n[agents.b]\n[agents.c]\n");
+        Place::new(&file, &[])
+    };
+    mistaken(
+        &router("agents = [\"b\", \"x\"]\notherwise = \"b\""),
+        "agents.a.agents",
+        &["`x`", "no such agent", "[agents.x]", "b, c"],
+    );
+    mistaken(
+        &router("agents = [\"b\", \"b\"]\notherwise = \"b\""),
+        "agents.a.agents",
+        &["`b` twice"],
+    );
+    mistaken(
+        &router("agents = [\"b\"]\nrules = [{ pattern = \"x\", agent = \"x\" }]"),
+        "agents.a.rules",
+        &["`x`", "no such agent", "statehold.toml"],
+    );
+    mistaken(
+        &router("agents = [\"b\"]\notherwise = \"c\""),
+        "agents.a.otherwise",
+        &["`c`", "not among `agents.a.agents`"],
+    );
+    mistaken(
+        &router("agents = [\"b\"]\notherwise = \"b\"\nmodel = \"x\""),
+        "agents.a.model",
+        &["`x`", "no such model", "[models.x]"],
+    );
+    let llm = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\n\
+               [agents.a]\nkind = \"llm\"\nmodel = \"m\"\nprompt = \"x\"\ntool_servers = [\"t\"]\n";
+    mistaken(
+        &Place::new(llm, &[]),
+        "agents.a.tool_servers",
+        &["`t`", "no such tool server", "[tool_servers.t]"],
+    );
+    let own = Place::new("[agents.\"statehold.x\"]\n", &[]);
+    mistaken(&own, "agents.\"statehold.x\"", &["only the server itself"]);
+}
+
+#[test]
+fn a_router_does_not_lead_back_to_itself() {
+    let router = |name: &str, agent: &str| {
+        format!(
+            "[agents.{name}]\nkind = \"router\"\nagents = [\"{agent}\", \"w\"]\notherwise = \"{agent}\"\n"
+        )
+    };
+    let alone = format!("{}[agents.w]\n", router("a", "a"));
+    mistaken(&Place::new(&alone, &[]), "agents.a.agents", &["a → a"]);
+    let [b, c, d] = [("b", "c"), ("c", "d"), ("d", "b")].map(|(from, to)| router(from, to));
+    let three = format!("{b}{c}{d}{}[agents.w]\n", router("outside", "b"));
+    mistaken(
+        &Place::new(&three, &[]),
+        "agents.b.agents",
+        &["b → c → d → b"],
+    );
+    let plain = format!(
+        "{}{}{}[agents.w]\n[agents.x]\n",
+        router("a", "b"),
+        router("b", "x"),
+        router("c", "b")
+    );
+    assert_eq!(book(&plain).agents.len(), 5);
+}
+
+#[test]
+fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
+    let agent = |lines: &str| Place::new(&format!("[agents.a]\n{lines}\n"), &[("KEY", "x")]);
+    mistaken(
+        &agent("prompt = \"x\""),
+        "agents.a.prompt",
+        &[
+            "not for agents of kind worker",
+            "only for: llm",
+            "say which kind",
+        ],
+    );
+    mistaken(
+        &agent("kind = \"conversations\"\nbase_url = \"http://h\"\nmemory = \"track\""),
+        "agents.a.memory",
+        &[
+            "not for agents of kind conversations",
+            "only for: openai",
+            "statehold.toml",
+        ],
+    );
+    mistaken(
+        &agent("timeout_seconds = 5"),
+        "agents.a.timeout_seconds",
+        &["only for: openai, conversations"],
+    );
+    let command = "[tool_servers.t]\ncommand = [\"x\"]\ncredential_env = \"KEY\"\n";
+    mistaken(
+        &Place::new(command, &[("KEY", "x")]),
+        "tool_servers.t.credential_env",
+        &["servers with a url"],
+    );
+}
+
+#[test]
+fn secrets_come_from_variables_that_hold_something() {
+    let file = "[agents.a]\ncredential_env = \"A_TOKEN\"\n";
+    let long = "x".repeat(8_193);
+    for (variables, says) in [
+        (&[][..], "not set"),
+        (&[("A_TOKEN", "")], "empty"),
+        (&[("A_TOKEN", "a\nb")], "no header"),
+        (&[("A_TOKEN", long.as_str())], "8192"),
+    ] {
+        let place = Place::new(file, variables);
+        mistaken(&place, "agents.a.credential_env", &["A_TOKEN", says]);
+    }
+    let model = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\ncredential_env = \"K\"\n";
+    mistaken(
+        &Place::new(model, &[]),
+        "models.m.credential_env",
+        &["K", "not set"],
+    );
+    let server = "[tool_servers.m]\nurl = \"http://h\"\ncredential_env = \"K\"\n";
+    mistaken(
+        &Place::new(server, &[]),
+        "tool_servers.m.credential_env",
+        &["K"],
+    );
+}
+
+#[test]
+fn files_are_found_beside_the_configuration() {
+    let llm = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\n\
+               [agents.a]\nkind = \"llm\"\nmodel = \"m\"\nprompt_file = \"a.txt\"\n";
+    let place = Place::new(llm, &[]);
+    mistaken(
+        &place,
+        "agents.a.prompt_file",
+        &["a.txt", "cannot be read", "relative"],
+    );
+    let place = place.with("a.txt", " \n");
+    mistaken(&place, "agents.a.prompt_file", &["which is empty"]);
+    let place = place.with("a.txt", "Be terse.\n");
+    let declared = place.declared().expect("it is there");
+    assert!(
+        matches!(&declared.book.agents[&name("a")].kind, AgentKind::Llm(llm) if llm.prompt == "Be terse.\n")
+    );
+    let both = Place::new(&format!("{llm}prompt = \"x\"\n"), &[]);
+    mistaken(&both, "agents.a.prompt_file", &["together with `prompt`"]);
+
+    let openai = "[agents.a]\nkind = \"openai\"\nbase_url = \"http://h\"\nmodel = \"x\"\n\
+                  state_schema_file = \"s.json\"\n";
+    let place = Place::new(openai, &[]);
+    mistaken(
+        &place,
+        "agents.a.state_schema_file",
+        &["s.json", "cannot be read"],
+    );
+    for (text, says) in [
+        ("{", "not JSON"),
+        ("{\"type\": \"text\"}", "no JSON Schema"),
+        ("{\"$ref\": \"other.json\"}", "no JSON Schema"),
+    ] {
+        let place = Place::new(openai, &[]).with("s.json", text);
+        mistaken(&place, "agents.a.state_schema_file", &[says]);
+    }
+    let place = place.with("s.json", "{\"type\": \"object\"}");
+    let declared = place.declared().expect("a schema");
+    assert!(declared.book.agents[&name("a")].state_schema.is_some());
+    let both = Place::new(&format!("{openai}state_schema = {{}}\n"), &[]);
+    mistaken(
+        &both,
+        "agents.a.state_schema_file",
+        &["together with `state_schema`"],
+    );
+}
+
+#[test]
+fn all_mistakes_are_found_at_once_and_the_first_is_said_at_the_start() {
+    let place = Place::new(
+        "[models.m]\n[agents.a]\nkind = \"openai\"\nprompt = \"x\"\n",
+        &[],
+    );
+    let mistakes = place.declared().expect_err("mistakes");
+    let keys: Vec<&str> = mistakes.iter().map(|mistake| &*mistake.key).collect();
+    let expected = [
+        "models.m.base_url",
+        "models.m.model",
+        "agents.a.prompt",
+        "agents.a.base_url",
+        "agents.a.model",
+    ];
+    assert_eq!(keys, expected);
+    let failure = Mistakes(mistakes).into_failure();
+    let (said, _) = explain(&failure.into(), false);
+    let said = said.expect("said");
+    assert!(said.contains("`models.m.base_url` is missing"), "{said}");
+    assert!(said.contains("and 4 more") && said.contains("statehold config validate"));
+}
+
+#[test]
+fn a_value_that_cannot_be_is_refused_before_anything_else() {
+    for (file, says) in [
+        (
+            "[agents.a]\nkind = \"robot\"\n",
+            ["`agents.a.kind`", "robot"],
+        ),
+        (
+            "[agents.a]\nimport = [\"user:x\"]\n",
+            ["`agents.a.import`", "`user:x` is not a key of the session"],
+        ),
+        (
+            "[agents.a]\nexport = [\"what:x\"]\n",
+            ["`agents.a.export`", "not a scope"],
+        ),
+        (
+            "[agents.a]\nrules = [{ pattern = \"(\", agent = \"b\" }]\n",
+            ["`agents.a.rules`", "no regular expression"],
+        ),
+        (
+            "[agents.a]\nrules = [{ patern = \"x\", agent = \"b\" }]\n",
+            ["`agents.a.rules`", "patern"],
+        ),
+        (
+            "[agents.a]\nstate_schema = { type = \"text\" }\n",
+            ["`agents.a.state_schema`", "no JSON Schema"],
+        ),
+        (
+            "[agents.a.tools.t]\napproval_if = { \"$ref\" = \"http://x/y\" }\n",
+            ["`agents.a.tools.t.approval_if`", "no JSON Schema"],
+        ),
+        (
+            "[agents.a]\ntimeout_seconds = 0\n",
+            ["`agents.a.timeout_seconds`", "1 to 3600"],
+        ),
+        (
+            "[agents.a]\nretries = 11\n",
+            ["`agents.a.retries`", "0 to 10"],
+        ),
+        (
+            "[agents.a]\nsteps_max = 257\n",
+            ["`agents.a.steps_max`", "1 to 256"],
+        ),
+        (
+            "[agents.a]\nprompt = \" \"\n",
+            ["`agents.a.prompt`", "must not be empty"],
+        ),
+        (
+            "[models.m]\nbase_url = \"h:1\"\n",
+            ["`models.m.base_url`", "no address"],
+        ),
+        (
+            "[models.m]\ntimeout_seconds = 3601\n",
+            ["`models.m.timeout_seconds`", "1 to 3600"],
+        ),
+        (
+            "[models.m]\nbase = \"x\"\n",
+            ["`models.m.base`", "did you mean `models.m.base_url`"],
+        ),
+        ("[models.\"a b\"]\n", ["`a b`", "not a name"]),
+        (
+            "[tool_servers.t]\ncommand = []\n",
+            ["`tool_servers.t.command`", "begins with a program"],
+        ),
+        (
+            "[tool_servers.t]\nurl = \"http://h/?key=1\"\n",
+            ["`tool_servers.t.url`", "query"],
+        ),
+    ] {
+        refused(Some(file), &[], &says);
+    }
+}
+
+#[test]
+fn neither_secrets_nor_prompts_are_said_or_shown() {
+    for file in [
+        "[models.m]\ncredential_env = \"sk-SECRET\"\n",
+        "[agents.a]\nbase_url = \"http://me:SECRET@h/\"\n",
+        "[models.m]\nbase_url = \"http://h/?key=SECRET\"\n",
+        "[tool_servers.t]\nurl = \"http://h/#SECRET\"\n",
+        "[agents.a]\nprompt = [\"SECRET\"]\n",
+        "[agents.a]\ncredential = \"SECRET\"\n",
+    ] {
+        let place = Place::new(file, &[]);
+        let finished = layers(&place.around, None).and_then(Layers::finish);
+        let (said, _) = explain(&finished.expect_err(file), false);
+        let said = said.expect("said");
+        assert!(!said.contains("SECRET"), "{said}");
+    }
+    let place = Place::new(WHOLE, &VARIABLES);
+    let (_, explained) = place.finished();
+    let shown = |key: &str| {
+        let found = explained.iter().find(|value| value.key == key);
+        found.expect("it is explained").text()
+    };
+    let prompt = shown("agents.assistant.prompt");
+    assert!(prompt.starts_with("(14 bytes, sha256 "), "{prompt}");
+    assert!(shown("agents.coordinator.rules").contains("(9 bytes, sha256 "));
+    assert_eq!(shown("agents.gpa.credential_env"), "GPA_TOKEN");
+    assert_eq!(shown("agents.math"), "{}");
+    let all: Vec<String> = explained
+        .iter()
+        .map(|value| value.to_json().to_string())
+        .collect();
+    for hidden in ["terse", "well", "Say whom", "secret\"", "sk-main"] {
+        assert!(all.iter().all(|value| !value.contains(hidden)), "{hidden}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Routers: whom they choose from, how, and that none of them can end up at itself.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+
+use statehold_agents::spec::{FinalAnswer, RouterSpec, Routing, Rule};
+use statehold_core::name::Name;
+
+use super::Config;
+use super::book::declare;
+use super::keys::AGENTS;
+use super::kinds::{AnswerBy, Declaration, Kind, RouteBy};
+use super::layers::step;
+use super::mistakes::Reading;
+
+impl Reading<'_> {
+    /// A coordinator. Rules and models are looked at also where they are not used: whoever tries both
+    /// ways changes one word.
+    pub(super) fn router(
+        &mut self,
+        place: &str,
+        name: &Name,
+        declaration: &mut Declaration,
+    ) -> Option<RouterSpec> {
+        let route_by = *declaration.route_by.get_or_insert_default();
+        let answer_by = *declaration.answer_by.get_or_insert_default();
+        let agents = declaration.agents.clone().unwrap_or_default();
+        if self.require_agents(place, name, &agents) {
+            self.require_chosen(place, &agents, declaration);
+        }
+        let needs_model = route_by == RouteBy::Model || answer_by == AnswerBy::Model;
+        let model = if needs_model || declaration.model.is_some() {
+            self.declared_model(place, declaration.model.as_ref())
+        } else {
+            None
+        };
+        let routing = match route_by {
+            RouteBy::Rules => {
+                let rules = declaration.rules.iter().flatten().map(|rule| Rule {
+                    pattern: rule.pattern.regex(),
+                    agent: rule.agent.clone(),
+                    instructions: rule.instructions.clone().map(Into::into),
+                });
+                let rules: Vec<Rule> = rules.collect();
+                let otherwise = declaration.otherwise.clone();
+                if rules.is_empty() && otherwise.is_none() {
+                    let hint = "add rules = [{ pattern = \"(?i)user\", agent = \"…\" }], or \
+                                otherwise, or choose by a model: route_by = \"model\"";
+                    self.missing(format!("{place}.rules"), hint);
+                }
+                Routing::Rules { rules, otherwise }
+            }
+            RouteBy::Model => Routing::Model {
+                model: model.clone()?,
+                prompt: declaration.routing_prompt.clone().map(Into::into),
+            },
+        };
+        let answer = match answer_by {
+            AnswerBy::Agent => FinalAnswer::Pass,
+            AnswerBy::Model => FinalAnswer::Model {
+                model: model?,
+                prompt: declaration.answer_prompt.clone().map(Into::into),
+            },
+        };
+        Some(RouterSpec {
+            agents,
+            routing,
+            answer,
+        })
+    }
+
+    /// Those it chooses from are declared. False if there are none.
+    fn require_agents(&mut self, place: &str, name: &Name, agents: &[Name]) -> bool {
+        let key = format!("{place}.agents");
+        let known = self.config.agents.keys().filter(|known| *known != name);
+        if agents.is_empty() {
+            let mut others = known.map(Name::as_str).collect::<Vec<_>>().join(", ");
+            if others.is_empty() {
+                "none is declared yet".clone_into(&mut others);
+            }
+            self.missing(
+                key,
+                format!("name those that it may choose: agents = [\"…\"] ({others})"),
+            );
+            return false;
+        }
+        // Itself is found where circles are looked for.
+        let all = self.config.agents.keys();
+        self.require_known(&key, agents, &all, "agent", AGENTS);
+        true
+    }
+
+    /// Those that rules name are among those it chooses from.
+    fn require_chosen(&mut self, place: &str, agents: &[Name], declaration: &Declaration) {
+        let of_rules = declaration.rules.iter().flatten();
+        let of_rules = of_rules.map(|rule| (format!("{place}.rules"), &rule.agent));
+        let otherwise = declaration.otherwise.iter();
+        let otherwise = otherwise.map(|agent| (format!("{place}.otherwise"), agent));
+        for (key, agent) in of_rules.chain(otherwise) {
+            if agents.contains(agent) {
+                continue;
+            }
+            let known = self.config.agents.keys();
+            if known.clone().any(|known| known == agent) {
+                let what = format!("has `{agent}`, which is not among `{place}.agents`");
+                self.wrong(key, &what, "add it there, or name another");
+            } else {
+                let what = format!("has `{agent}`, and there is no such agent");
+                let hint = declare("agent", AGENTS, agent.as_str(), known);
+                self.wrong(key, &what, hint);
+            }
+        }
+    }
+
+    /// No router comes back to itself, whatever is between.
+    pub(super) fn require_no_circles(&mut self) {
+        for name in self.config.agents.keys() {
+            let Some(circle) = circle(self.config, name) else {
+                continue;
+            };
+            // A circle is told once, by the first of its names.
+            if circle.iter().all(|other| name <= *other) {
+                let path: Vec<&str> = circle.into_iter().map(Name::as_str).collect();
+                let what = format!("leads back to itself: {}", path.join(" → "));
+                let key = format!("{AGENTS}.{}.agents", step(name.as_str()));
+                self.wrong(key, &what, "take one of them out of the list of another");
+            }
+        }
+    }
+}
+
+/// The shortest way from a router over others back to it.
+fn circle<'a>(config: &'a Config, start: &'a Name) -> Option<Vec<&'a Name>> {
+    let mut came_from: BTreeMap<&Name, &Name> = BTreeMap::new();
+    let mut next = VecDeque::from([start]);
+    while let Some(name) = next.pop_front() {
+        for other in chosen_by(config, name) {
+            if other == start {
+                let mut circle = vec![start];
+                let mut at = name;
+                while at != start {
+                    circle.push(at);
+                    at = came_from[at];
+                }
+                circle.push(start);
+                circle.reverse();
+                return Some(circle);
+            }
+            if let Entry::Vacant(entry) = came_from.entry(other) {
+                entry.insert(name);
+                next.push_back(other);
+            }
+        }
+    }
+    None
+}
+
+/// Whom a router chooses from. Nobody, if it is none.
+fn chosen_by<'a>(config: &'a Config, name: &Name) -> &'a [Name] {
+    let agent = config.agents.get(name);
+    let router = agent.filter(|agent| agent.declared.kind == Some(Kind::Router));
+    let agents = router.and_then(|agent| agent.declared.agents.as_deref());
+    agents.unwrap_or_default()
+}

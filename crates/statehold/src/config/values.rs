@@ -1,0 +1,340 @@
+//! Values that are more than text or numbers. Each says what is wrong with it when it is read, so that
+//! the whole key can be named. Invariant: whatever is in one of these types was looked at.
+
+use hyper::Uri;
+use regex::{Regex, RegexBuilder};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use statehold_core::scope::{Scope, StateKey};
+use statehold_engine::Schema;
+
+/// The most that one pattern may take when it is compiled.
+const PATTERN_BYTES_MAX: usize = 1 << 20;
+/// How TOML hands a date to readers that know none.
+const TOML_DATE: &str = "$__toml_private_datetime";
+
+/// A whole number of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub(crate) struct Within<const LEAST: u64, const MOST: u64>(u64);
+
+impl<const LEAST: u64, const MOST: u64> Within<LEAST, MOST> {
+    /// A number that is known to be one of them.
+    pub(crate) const fn fixed(number: u64) -> Self {
+        assert!(LEAST <= number && number <= MOST);
+        Self(number)
+    }
+
+    pub(crate) fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl<const LEAST: u64, const MOST: u64> TryFrom<u64> for Within<LEAST, MOST> {
+    type Error = String;
+
+    fn try_from(number: u64) -> Result<Self, String> {
+        if (LEAST..=MOST).contains(&number) {
+            Ok(Self(number))
+        } else {
+            Err(format!("it is {LEAST} to {MOST}"))
+        }
+    }
+}
+
+impl<const LEAST: u64, const MOST: u64> From<Within<LEAST, MOST>> for u64 {
+    fn from(number: Within<LEAST, MOST>) -> Self {
+        number.0
+    }
+}
+
+/// A text that says something.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Words(String);
+
+impl Words {
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Words {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.trim().is_empty() {
+            Err("it must not be empty; leave it out if there is nothing to say")
+        } else {
+            Ok(Self(text))
+        }
+    }
+}
+
+impl From<Words> for String {
+    fn from(words: Words) -> Self {
+        words.0
+    }
+}
+
+/// The name of a variable of the environment. What is none may be a secret in the wrong place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Variable(String);
+
+impl Variable {
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Variable {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+        let goes_on = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if begins && goes_on {
+            Ok(Self(text))
+        } else {
+            Err(
+                "it is the name of a variable of the environment, such as GPA_TOKEN, not the secret itself",
+            )
+        }
+    }
+}
+
+impl From<Variable> for String {
+    fn from(variable: Variable) -> Self {
+        variable.0
+    }
+}
+
+/// An `http://` or `https://` address without credentials, query and fragment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Address(String);
+
+impl Address {
+    /// As it was written.
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// What paths are put behind.
+    pub(crate) fn base(&self) -> &str {
+        self.0.trim_end_matches('/')
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        const NONE: &str = "it is no address; write http://HOST:PORT/PATH or https://HOST/PATH";
+        if text.contains('#') {
+            return Err("it has a fragment; leave out # and what follows");
+        }
+        let uri: Uri = text.parse().map_err(|_| NONE)?;
+        let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(NONE);
+        };
+        if authority.as_str().contains('@') {
+            return Err("it carries credentials; name a variable with them in credential_env");
+        }
+        if uri.query().is_some() {
+            return Err("it has a query; leave out ? and what follows");
+        }
+        let port = authority.as_str().strip_prefix(authority.host());
+        let is_port_well = match port.and_then(|port| port.strip_prefix(':')) {
+            Some(port) => port.parse::<u16>().is_ok_and(|port| port > 0),
+            None => port == Some(""),
+        };
+        if authority.host().is_empty() || !is_port_well {
+            return Err(NONE);
+        }
+        Ok(Self(text))
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.0
+    }
+}
+
+/// A key of the session scope.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct SessionKey(StateKey);
+
+impl SessionKey {
+    pub(crate) fn key(&self) -> &StateKey {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for SessionKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let key: StateKey = text.parse().map_err(|error| format!("`{text}`: {error}"))?;
+        match key.scope() {
+            Scope::Session => Ok(Self(key)),
+            Scope::App | Scope::User | Scope::Temp => Err(format!(
+                "`{text}` is not a key of the session; only keys without a prefix go to agents and back"
+            )),
+        }
+    }
+}
+
+impl From<SessionKey> for String {
+    fn from(key: SessionKey) -> Self {
+        key.0.to_string()
+    }
+}
+
+/// A regular expression.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct MessagePattern(String);
+
+impl MessagePattern {
+    /// Ready to be used.
+    pub(crate) fn regex(&self) -> Regex {
+        compile(&self.0).expect("it was compiled when it was read")
+    }
+}
+
+impl TryFrom<String> for MessagePattern {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match compile(&text) {
+            Ok(_) => Ok(Self(text)),
+            Err(regex::Error::CompiledTooBig(_)) => Err(format!(
+                "`{text}` is too large a pattern; use smaller counts or several rules"
+            )),
+            Err(error) => Err(format!("`{text}` is no regular expression: {error}")),
+        }
+    }
+}
+
+impl From<MessagePattern> for String {
+    fn from(pattern: MessagePattern) -> Self {
+        pattern.0
+    }
+}
+
+fn compile(text: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(text)
+        .size_limit(PATTERN_BYTES_MAX)
+        .dfa_size_limit(PATTERN_BYTES_MAX)
+        .build()
+}
+
+/// A JSON Schema, written as a table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Json", into = "Json")]
+pub(crate) struct SchemaTable(Json);
+
+impl SchemaTable {
+    pub(crate) fn json(&self) -> &Json {
+        &self.0
+    }
+
+    /// Ready to be used.
+    pub(crate) fn schema(&self) -> Schema {
+        Schema::new(&self.0.to_string()).expect("it was a schema when it was read")
+    }
+}
+
+impl TryFrom<Json> for SchemaTable {
+    type Error = String;
+
+    fn try_from(schema: Json) -> Result<Self, String> {
+        let schema = with_text_for_dates(schema);
+        match Schema::new(&schema.to_string()) {
+            Ok(_) => Ok(Self(schema)),
+            Err(error) if error.path.is_empty() => {
+                Err(format!("it is no JSON Schema: {}", error.message))
+            }
+            Err(error) => Err(format!(
+                "it is no JSON Schema at {}: {}",
+                error.path, error.message
+            )),
+        }
+    }
+}
+
+impl From<SchemaTable> for Json {
+    fn from(schema: SchemaTable) -> Self {
+        schema.0
+    }
+}
+
+/// JSON has no dates: one becomes the text that it was written as.
+fn with_text_for_dates(value: Json) -> Json {
+    match value {
+        plain @ (Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_)) => plain,
+        Json::Array(values) => values.into_iter().map(with_text_for_dates).collect(),
+        Json::Object(mut members) => {
+            if let Some(date) = members.remove(TOML_DATE) {
+                return date;
+            }
+            let members = members.into_iter();
+            let members = members.map(|(name, value)| (name, with_text_for_dates(value)));
+            Json::Object(members.collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_plain_and_carries_nothing_else() {
+        for (text, expected) in [
+            ("http://127.0.0.1:5000/v1", "http://127.0.0.1:5000/v1"),
+            ("https://a.example/v1/", "https://a.example/v1"),
+            ("http://[::1]:80", "http://[::1]:80"),
+        ] {
+            let address = Address::try_from(text.to_owned()).expect(text);
+            assert_eq!((address.text(), address.base()), (text, expected));
+        }
+        for (text, says) in [
+            ("", "no address"),
+            ("127.0.0.1:5000", "no address"),
+            ("/v1", "no address"),
+            ("ftp://a.example", "no address"),
+            ("http://a.example:99999/v1", "no address"),
+            ("http://a.example:/v1", "no address"),
+            ("http://a b", "no address"),
+            ("http://me:secret@a.example", "credentials"),
+            ("http://a.example/v1?key=1", "query"),
+            ("http://a.example/v1#x", "fragment"),
+        ] {
+            let why = Address::try_from(text.to_owned()).expect_err(text);
+            assert!(why.contains(says), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn only_names_of_variables_are_variables() {
+        for good in ["GPA_TOKEN", "_x1"] {
+            Variable::try_from(good.to_owned()).expect(good);
+        }
+        for bad in ["", "sk-12345", "1X", "A B", "Ä"] {
+            Variable::try_from(bad.to_owned()).expect_err(bad);
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_costs_too_much_is_none() {
+        MessagePattern::try_from("(?i)user".to_owned()).expect("a pattern");
+        MessagePattern::try_from("(".to_owned()).expect_err("not closed");
+        let large = MessagePattern::try_from("(\\w{1000}){1000}".to_owned());
+        assert!(large.expect_err("too large").contains("too large"));
+    }
+}

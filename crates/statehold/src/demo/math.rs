@@ -1,0 +1,280 @@
+//! What `math-agent` says: sums, square roots, fibonacci numbers.
+
+mod expression;
+mod number;
+
+use serde_json::{Value, json};
+
+use self::expression::{Wrong, evaluate};
+use self::number::{Number, Trouble, approximately};
+use super::help;
+use super::turn::{Answer, CallDone, Step, Turn};
+use super::words::{bare, strip_prefixes};
+
+/// The tool.
+const FIBONACCI: &str = "fibonacci";
+/// The largest fibonacci number that fits is that of this.
+const FIBONACCI_MAX: u32 = 186;
+/// The largest integer that JSON carries everywhere; beyond it a number is a text.
+const JSON_INTEGER_MAX: u128 = (1 << 53) - 1;
+/// The longest sum that is read, in bytes.
+const SUM_BYTES_MAX: usize = 500;
+/// How many earlier results are told.
+const EARLIER_MAX: usize = 3;
+
+/// What people put before what they want to know.
+const PREFIXES: [&str; 15] = [
+    "what's",
+    "what’s",
+    "whats",
+    "what is",
+    "how much is",
+    "now",
+    "and",
+    "then",
+    "please",
+    "can you",
+    "could you",
+    "calculate",
+    "compute",
+    "tell me",
+    "the result of",
+];
+
+/// What comes of a message.
+pub(super) fn step(turn: &Turn) -> Step {
+    answer(&turn.text, &turn.memory).into()
+}
+
+fn answer(text: &str, memory: &[CallDone]) -> Answer {
+    if let Some(said) = help::on_typed_decision(text) {
+        return Answer::text(said);
+    }
+    let asked = strip_prefixes(bare(text), &PREFIXES);
+    if asked.len() > SUM_BYTES_MAX {
+        return Answer::text("That is longer than I can calculate: I read up to 500 characters.");
+    }
+    if let Some(of) = argument(asked, &["fibonacci", "fib"]) {
+        return fibonacci_answer(of, memory);
+    }
+    if let Some(of) = argument(asked, &["square root", "sqrt", "root"]) {
+        return Answer::text(root_answer(of));
+    }
+    match evaluate(asked) {
+        Ok(value) if value.is_shown_whole() => Answer::text(format!("{asked} is {value}")),
+        Ok(value) => Answer::text(format!("{asked} is about {value}")),
+        Err(Wrong::Trouble(trouble)) => Answer::text(trouble_words(trouble)),
+        Err(Wrong::NoSum) => Answer::text(help::TEXT),
+    }
+}
+
+/// What a function is asked of: the rest after its name, `of` and brackets.
+fn argument<'t>(asked: &'t str, names: &[&str]) -> Option<&'t str> {
+    let asked = strip_prefixes(asked, &["the"]);
+    let rest = names.iter().find_map(|name| {
+        let (head, rest) = asked.split_at_checked(name.len())?;
+        let is_whole = !rest.starts_with(char::is_alphanumeric);
+        (head.eq_ignore_ascii_case(name) && is_whole).then_some(rest)
+    })?;
+    let rest = strip_prefixes(rest.trim(), &["number", "of"]);
+    let inner = rest
+        .strip_prefix('(')
+        .and_then(|rest| rest.strip_suffix(')'));
+    // Brackets that do not belong together stay: `(1+2)*(3+4)`.
+    Some(match inner {
+        Some(inner) if !inner.contains(['(', ')']) => inner.trim(),
+        _ => rest,
+    })
+}
+
+fn trouble_words(trouble: Trouble) -> &'static str {
+    match trouble {
+        Trouble::TooLarge => "That gets too large for me: I calculate with up to 38 digits.",
+        Trouble::DivisionByZero => "Nothing can be divided by zero.",
+    }
+}
+
+fn root_answer(of: &str) -> String {
+    let value = match evaluate(of) {
+        Ok(value) => value,
+        Err(Wrong::Trouble(trouble)) => return trouble_words(trouble).to_owned(),
+        Err(Wrong::NoSum) => {
+            return "I can take the square root of a number: try \"What's the square root of 121?\""
+                .to_owned();
+        }
+    };
+    if value.is_negative() {
+        return format!("The square root of {of} is not a real number.");
+    }
+    match value.exact_root() {
+        Some(root) if root.is_shown_whole() => format!("The square root of {of} is {root}"),
+        _ => {
+            let root = approximately(value.about().sqrt());
+            format!("The square root of {of} is about {root}")
+        }
+    }
+}
+
+fn fibonacci_answer(of: &str, memory: &[CallDone]) -> Answer {
+    let Some(n) = whole(of) else {
+        return Answer::text(format!(
+            "I can calculate fibonacci(0) to fibonacci({FIBONACCI_MAX}): try \"Calculate fibonacci(10)\""
+        ));
+    };
+    let Some(value) = fibonacci(n) else {
+        return Answer::text(format!(
+            "fibonacci({n}) is too large for me: the largest I can calculate is fibonacci({FIBONACCI_MAX})."
+        ));
+    };
+    let said = format!("fibonacci({n}) is {value}");
+    let earlier = earlier(n, memory);
+    let text = if earlier.is_empty() {
+        said
+    } else {
+        format!("{said} (earlier: {})", earlier.join(", "))
+    };
+    Answer {
+        calls: vec![CallDone {
+            name: FIBONACCI.to_owned(),
+            arguments: json!({ "n": n }),
+            result: as_json(value),
+        }],
+        ..Answer::text(text)
+    }
+}
+
+fn whole(text: &str) -> Option<u32> {
+    match evaluate(text) {
+        Ok(value) if value == Number::whole(0) => Some(0),
+        Ok(value) => value.to_string().parse().ok(),
+        Err(_) => None,
+    }
+}
+
+fn fibonacci(n: u32) -> Option<u128> {
+    if n > FIBONACCI_MAX {
+        return None;
+    }
+    let (mut value, mut next) = (0_u128, 1_u128);
+    for _ in 0..n {
+        // The last `next` is beyond what is asked for and may not fit; it is never shown.
+        (value, next) = (next, value.wrapping_add(next));
+    }
+    Some(value)
+}
+
+fn as_json(value: u128) -> Value {
+    match u64::try_from(value) {
+        Ok(small) if value <= JSON_INTEGER_MAX => small.into(),
+        _ => value.to_string().into(),
+    }
+}
+
+/// What was calculated before in this conversation, from the calls that were restored, the newest
+/// first and each once.
+fn earlier(n: u32, memory: &[CallDone]) -> Vec<String> {
+    let mut told: Vec<String> = Vec::new();
+    let calls = memory.iter().rev().filter(|call| call.name == FIBONACCI);
+    for call in calls {
+        let Some(of) = call.arguments["n"]
+            .as_u64()
+            .filter(|of| *of != u64::from(n))
+        else {
+            continue;
+        };
+        let value = match &call.result {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let said = format!("fibonacci({of}) is {value}");
+        if !told.contains(&said) {
+            told.push(said);
+        }
+    }
+    told.truncate(EARLIER_MAX);
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, said: &str) {
+        assert_eq!(answer(text, &[]).text, said, "{text}");
+    }
+
+    #[test]
+    fn the_dialogue_of_the_concept_is_word_for_word() {
+        check("What's 2+2", "2+2 is 4");
+        check(
+            "What's the square root of 121?",
+            "The square root of 121 is 11",
+        );
+    }
+
+    #[test]
+    fn sums_are_answered_as_they_were_asked() {
+        check("What is 6 times 7?", "6 times 7 is 42");
+        check("please calculate (1+2)*(3+4).", "(1+2)*(3+4) is 21");
+        check("what’s 10 / 4 =", "10 / 4 is 2.5");
+        check("1/3", "1/3 is about 0.3333333333");
+        check("And now 5-8", "5-8 is -3");
+    }
+
+    #[test]
+    fn roots_in_words_and_signs() {
+        check("sqrt(2)", "The square root of 2 is about 1.4142135624");
+        check("square root of 2.25", "The square root of 2.25 is 1.5");
+        check("sqrt(-4)", "The square root of -4 is not a real number.");
+        check("root of (100+21)", "The square root of 100+21 is 11");
+    }
+
+    #[test]
+    fn what_cannot_be_calculated_gets_a_plain_sentence() {
+        check("What's 1/0?", "Nothing can be divided by zero.");
+        let large = "9".repeat(39);
+        check(
+            &format!("{large} * {large}"),
+            "That gets too large for me: I calculate with up to 38 digits.",
+        );
+        check(
+            &"1+".repeat(300),
+            "That is longer than I can calculate: I read up to 500 characters.",
+        );
+        check("Who are you?", help::TEXT);
+        check(
+            "fibonacci(187)",
+            "fibonacci(187) is too large for me: the largest I can calculate is fibonacci(186).",
+        );
+        check(
+            "fibonacci of a house",
+            "I can calculate fibonacci(0) to fibonacci(186): try \"Calculate fibonacci(10)\"",
+        );
+    }
+
+    #[test]
+    fn fibonacci_is_a_tool_call_and_remembers_the_calls_it_made() {
+        let first = answer("Calculate fibonacci(10)", &[]);
+        assert_eq!(first.text, "fibonacci(10) is 55");
+        assert_eq!(first.calls.len(), 1);
+        assert_eq!(first.calls[0].arguments, json!({ "n": 10 }));
+        assert_eq!(first.calls[0].result, json!(55));
+        let second = answer("Now calculate fibonacci(20)", &first.calls);
+        assert_eq!(
+            second.text,
+            "fibonacci(20) is 6765 (earlier: fibonacci(10) is 55)"
+        );
+        let again = answer("the fibonacci number of 10", &first.calls);
+        assert_eq!(again.text, "fibonacci(10) is 55");
+    }
+
+    #[test]
+    fn the_largest_fibonacci_number_is_right_and_kept_whole() {
+        let last = answer("fib(186)", &[]);
+        let value = "332825110087067562321196029789634457848";
+        assert_eq!(last.text, format!("fibonacci(186) is {value}"));
+        assert_eq!(last.calls[0].result, json!(value));
+        assert_eq!(answer("fib 0", &[]).text, "fibonacci(0) is 0");
+    }
+}

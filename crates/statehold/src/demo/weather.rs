@@ -1,0 +1,394 @@
+//! What `weather-agent` says: the weather of a few places, the same every day.
+
+use serde_json::json;
+
+use super::help;
+use super::turn::{Answer, CallDone, Step, Turn};
+use super::words::{bare, has_phrase, strip, words};
+
+/// The session key with the place that was asked for last.
+pub(super) const LAST_LOCATION: &str = "last_mentioned_location";
+/// How often an answer that names no place is asked back.
+const QUESTIONS_MAX: usize = 3;
+
+/// A place and its weather.
+#[derive(Debug)]
+struct Place {
+    name: &'static str,
+    /// What else people call it.
+    other_names: &'static [&'static str],
+    sky: &'static str,
+    /// In degrees Fahrenheit.
+    temperature: i32,
+}
+
+const fn place(
+    name: &'static str,
+    other_names: &'static [&'static str],
+    sky: &'static str,
+    temperature: i32,
+) -> Place {
+    Place {
+        name,
+        other_names,
+        sky,
+        temperature,
+    }
+}
+
+/// The places that are known. The first word or words of a name, up to the comma, are its short name.
+const PLACES: [Place; 10] = [
+    place("Berlin", &["Berlin Germany"], "Cloudy", 61),
+    place("London", &["London England"], "Rain", 57),
+    place("New York, NY", &["New York City", "NYC"], "Sunny", 70),
+    place("Paris", &["Paris France"], "Cloudy", 64),
+    place("Rahway, NJ", &["Rahway New Jersey"], "Sunny", 72),
+    place(
+        "San Francisco, CA",
+        &["San Francisco California"],
+        "Fog",
+        59,
+    ),
+    place("Springfield, IL", &["Springfield Illinois"], "Sunny", 75),
+    place(
+        "Springfield, MA",
+        &["Springfield Massachusetts"],
+        "Rain",
+        63,
+    ),
+    place("Springfield, MO", &["Springfield Missouri"], "Cloudy", 71),
+    place("Tokyo", &["Tokyo Japan"], "Clear", 77),
+];
+
+/// Short names of places, as a pattern for the rules of the coordinator.
+pub(super) fn names_pattern() -> String {
+    let mut names: Vec<&str> = PLACES.iter().map(Place::short_name).collect();
+    names.dedup();
+    names.join("|")
+}
+
+impl Place {
+    fn short_name(&self) -> &'static str {
+        self.name.split(',').next().unwrap_or(self.name)
+    }
+
+    /// What distinguishes it from others with the same short name.
+    fn distinctions(&self) -> Vec<Vec<String>> {
+        let short = words(self.short_name());
+        let whole = [self.name]
+            .into_iter()
+            .chain(self.other_names.iter().copied());
+        whole
+            .filter_map(|name| {
+                words(name)
+                    .strip_prefix(short.as_slice())
+                    .map(<[_]>::to_vec)
+            })
+            .filter(|rest| !rest.is_empty())
+            .collect()
+    }
+
+    fn is_named_fully_in(&self, text: &[String]) -> bool {
+        let names = [self.name]
+            .into_iter()
+            .chain(self.other_names.iter().copied());
+        let is_long = |name: &&str| words(name) != words(self.short_name());
+        names
+            .filter(is_long)
+            .any(|name| has_phrase(text, &words(name)))
+    }
+}
+
+/// What comes of a message.
+pub(super) fn step(turn: &Turn) -> Step {
+    if let Some(said) = help::on_typed_decision(&turn.text) {
+        return Answer::text(said).into();
+    }
+    let text = words(bare(&turn.text));
+    let found = named_in(&text);
+    match found.as_slice() {
+        [one] => tell(one, false).into(),
+        [] => nowhere(turn).into(),
+        several => choose(turn, several),
+    }
+}
+
+/// The places that a text may mean: those that it names fully, else those with a short name in it.
+fn named_in(text: &[String]) -> Vec<&'static Place> {
+    let fully: Vec<_> = PLACES
+        .iter()
+        .filter(|place| place.is_named_fully_in(text))
+        .collect();
+    if !fully.is_empty() {
+        return fully.into_iter().take(1).collect();
+    }
+    let mut short = PLACES
+        .iter()
+        .filter(|place| has_phrase(text, &words(place.short_name())));
+    let Some(first) = short.next() else {
+        return Vec::new();
+    };
+    let same = short.filter(|place| place.short_name() == first.short_name());
+    [first].into_iter().chain(same).collect()
+}
+
+fn tell(place: &Place, says_where: bool) -> Answer {
+    let weather = format!("{}, {}", place.sky, place.temperature);
+    let text = if says_where {
+        format!("{}: {weather}", place.name)
+    } else {
+        weather
+    };
+    let mut answer = Answer::text(text);
+    answer.calls.push(CallDone {
+        name: "get_weather".to_owned(),
+        arguments: json!({ "place": place.name }),
+        result: json!({ "sky": place.sky, "temperature": place.temperature, "unit": "F" }),
+    });
+    answer
+        .set
+        .insert(LAST_LOCATION.to_owned(), place.name.into());
+    answer
+}
+
+/// No place that is known is in the message: the one that was named before is meant, or an unknown one.
+fn nowhere(turn: &Turn) -> Answer {
+    let asked = unknown_place(&turn.text);
+    let last = turn.state.get(LAST_LOCATION).and_then(|last| last.as_str());
+    let last = last.and_then(|last| PLACES.iter().find(|place| place.name == last));
+    match (asked, last) {
+        (Some(asked), _) => Answer::text(format!(
+            "I do not know the weather in {asked}. {}",
+            known_places()
+        )),
+        (None, Some(last)) => tell(last, true),
+        (None, None) => Answer::text(format!("Which place? {}", known_places())),
+    }
+}
+
+/// The place that is asked for, in the words of the message. `there` is none.
+fn unknown_place(text: &str) -> Option<&str> {
+    let text = bare(text);
+    let after = |word: &str| {
+        let at = text.to_ascii_lowercase().rfind(&format!(" {word} "))?;
+        Some(text[at + word.len() + 2..].trim())
+    };
+    let asked = after("in")
+        .or_else(|| after("at"))
+        .or_else(|| after("for"))?;
+    let asked = strip(asked, "the").unwrap_or(asked);
+    let is_time = [
+        "morning",
+        "evening",
+        "afternoon",
+        "moment",
+        "today",
+        "tomorrow",
+        "now",
+    ];
+    let is_place = !asked.is_empty() && !is_time.contains(&asked.to_lowercase().as_str());
+    let clipped = asked
+        .char_indices()
+        .nth(80)
+        .map_or(asked, |(at, _)| &asked[..at]);
+    is_place.then_some(clipped)
+}
+
+fn known_places() -> String {
+    let names: Vec<&str> = PLACES.iter().map(|place| place.name).collect();
+    format!("I know the weather in: {}.", names.join("; "))
+}
+
+/// Several places have the name: the user says which, and nobody else needs to.
+fn choose(turn: &Turn, several: &[&'static Place]) -> Step {
+    let short = several[0].short_name();
+    let choices: Vec<&str> = several.iter().map(|place| place.name).collect();
+    let choices = choices.join("; ");
+    let Some(decided) = turn.decisions.last() else {
+        return ask(short, &format!("I know {}: {choices}.", several.len()));
+    };
+    if decided.status != "answered" {
+        let why = match decided.status.as_str() {
+            "expired" => "Nobody told me in time",
+            _ => "Nobody wants to tell me",
+        };
+        return Answer::text(format!(
+            "{why} which {short} is meant. Ask again with one of: {choices}."
+        ))
+        .into();
+    }
+    let said = decided
+        .content
+        .as_ref()
+        .and_then(|content| content.as_str());
+    let said = said.or(decided.comment.as_deref()).unwrap_or_default();
+    match chosen(several, said) {
+        Some(place) => tell(place, true).into(),
+        None if turn.decisions.len() >= QUESTIONS_MAX => Answer::text(format!(
+            "I still do not know which {short} is meant. Ask again with one of: {choices}."
+        ))
+        .into(),
+        None => ask(
+            short,
+            &format!("That is none that I know. I know {choices}."),
+        ),
+    }
+}
+
+fn ask(short: &str, message: &str) -> Step {
+    Step::Ask(json!({
+        "kind": "question", "title": format!("Which {short}?"), "message": message,
+        "expires_in_seconds": 3600,
+    }))
+}
+
+/// The place that an answer names: by all of its name, by what distinguishes it, or by its number.
+fn chosen(several: &[&'static Place], said: &str) -> Option<&'static Place> {
+    let said = words(said);
+    let numbers = ["first", "second", "third"];
+    let by_number = |index: usize| {
+        let number = (index + 1).to_string();
+        said.contains(&number)
+            || numbers
+                .get(index)
+                .is_some_and(|word| has_phrase(&said, &words(word)))
+    };
+    let is_named = |place: &&&Place| {
+        let mut ways = place.distinctions().into_iter();
+        ways.any(|way| has_phrase(&said, &way))
+    };
+    let named = several.iter().find(is_named);
+    let numbered = (0..several.len()).find(|index| by_number(*index));
+    named.or(numbered.map(|index| &several[index])).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::turn::Decided;
+
+    fn turn(text: &str) -> Turn {
+        Turn {
+            text: text.to_owned(),
+            ..Turn::default()
+        }
+    }
+
+    fn answered(turn: &Turn) -> Answer {
+        match step(turn) {
+            Step::Answer(answer) => *answer,
+            other => panic!("no answer but {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn check(text: &str, said: &str, place: &str) {
+        let answer = answered(&turn(text));
+        assert_eq!(answer.text, said, "{text}");
+        assert_eq!(answer.set[LAST_LOCATION], place, "{text}");
+    }
+
+    #[test]
+    fn the_dialogue_of_the_concept_is_word_for_word() {
+        check(
+            "What's the temperature in Rahway, NJ",
+            "Sunny, 72",
+            "Rahway, NJ",
+        );
+    }
+
+    #[test]
+    fn places_are_known_by_all_their_names() {
+        check("What's the weather in Paris?", "Cloudy, 64", "Paris");
+        check("paris, france!", "Cloudy, 64", "Paris");
+        check("How warm is it in rahway?", "Sunny, 72", "Rahway, NJ");
+        check("weather in NYC", "Sunny, 70", "New York, NY");
+        check(
+            "Weather for springfield, massachusetts",
+            "Rain, 63",
+            "Springfield, MA",
+        );
+    }
+
+    #[test]
+    fn a_name_of_several_places_is_asked_back_and_the_answer_counts() {
+        let asked = turn("What's the weather in Springfield?");
+        let Step::Ask(hold) = step(&asked) else {
+            panic!("it knows");
+        };
+        assert_eq!(hold["kind"], "question");
+        assert_eq!(hold["title"], "Which Springfield?");
+        let message = hold["message"].as_str().expect("a text");
+        assert!(message.contains("Springfield, MO"), "{message}");
+        for (said, weather) in [
+            ("Springfield, IL", "Springfield, IL: Sunny, 75"),
+            ("the one in Massachusetts", "Springfield, MA: Rain, 63"),
+            ("mo", "Springfield, MO: Cloudy, 71"),
+            ("the second", "Springfield, MA: Rain, 63"),
+            ("3", "Springfield, MO: Cloudy, 71"),
+        ] {
+            let decided = Decided {
+                status: "answered".to_owned(),
+                content: Some(said.into()),
+                ..Decided::default()
+            };
+            let decisions = vec![decided];
+            let turn = Turn {
+                decisions,
+                ..asked.clone()
+            };
+            assert_eq!(answered(&turn).text, weather, "{said}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_names_none_is_asked_again_and_not_for_ever() {
+        let decided = Decided {
+            status: "answered".to_owned(),
+            content: Some("the nice one".into()),
+            ..Decided::default()
+        };
+        let mut turn = turn("weather in Springfield");
+        for _ in 1..QUESTIONS_MAX {
+            turn.decisions.push(decided.clone());
+            assert!(matches!(step(&turn), Step::Ask(_)));
+        }
+        turn.decisions.push(decided);
+        let said = answered(&turn).text;
+        assert!(said.starts_with("I still do not know which Springfield"));
+    }
+
+    #[test]
+    fn a_question_that_nobody_answers_is_said() {
+        let mut turn = turn("weather in Springfield");
+        turn.decisions.push(Decided {
+            status: "expired".to_owned(),
+            ..Decided::default()
+        });
+        assert!(answered(&turn).text.starts_with("Nobody told me in time"));
+    }
+
+    #[test]
+    fn unknown_places_are_told_which_ones_are_known() {
+        let answer = answered(&turn("What's the weather in Atlantis?"));
+        assert!(
+            answer
+                .text
+                .starts_with("I do not know the weather in Atlantis. I know"),
+            "{}",
+            answer.text
+        );
+        assert!(answer.text.contains("Rahway, NJ") && answer.set.is_empty());
+        let long = answered(&turn(&format!("weather in {}", "ä".repeat(1_000))));
+        assert!(long.text.len() < 500);
+    }
+
+    #[test]
+    fn without_a_place_the_last_one_is_meant() {
+        let asked = turn("And how is the weather there now?");
+        assert!(answered(&asked).text.starts_with("Which place?"));
+        let mut later = asked;
+        later.state.insert(LAST_LOCATION.to_owned(), "Paris".into());
+        assert_eq!(answered(&later).text, "Paris: Cloudy, 64");
+    }
+}

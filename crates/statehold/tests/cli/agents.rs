@@ -1,0 +1,77 @@
+//! Which agents there are, as the configuration declares them, and what is wrong with it.
+
+use super::live::Live;
+use super::remote::run;
+
+const DECLARED: [(&str, &str); 4] = [
+    (
+        "STATEHOLD__AGENTS__BOSS",
+        "{ kind = \"router\", agents = [\"gpa\"], otherwise = \"gpa\", openai_default = \"stateful\" }",
+    ),
+    (
+        "STATEHOLD__AGENTS__GPA",
+        "{ kind = \"openai\", base_url = \"http://127.0.0.1:1/v1\", model = \"x\", \
+         description = \"Knows much.\", credential_env = \"GPA_TOKEN\" }",
+    ),
+    (
+        "STATEHOLD__AGENTS__GPA__TOOLS__PAY",
+        "{ approval_if = { required = [\"amount\"] } }",
+    ),
+    ("GPA_TOKEN", "a-secret"),
+];
+
+#[test]
+fn agents_are_listed_and_shown_as_they_are_declared() {
+    let live = Live::start_with(&DECLARED);
+    let listed = live.run(&["agents", "list"]);
+    assert_eq!(
+        listed.out,
+        "AGENT\tKIND\tCHAT\tCHOOSES FROM\tDESCRIPTION\n\
+         boss\trouter\tstateful\tgpa\t-\n\
+         gpa\topenai\tstateless\t-\tKnows much.\n"
+    );
+    let shown = live.check(
+        &["agents", "show", "gpa"],
+        0,
+        &["kind\topenai\n", "pay: some calls need an approval"],
+    );
+    assert!(!shown.out.contains("127.0.0.1") && !shown.out.contains("a-secret"));
+    let json = live.run(&["agents", "show", "boss", "--json"]);
+    let boss: serde_json::Value = serde_json::from_str(&json.out).expect("one document");
+    assert_eq!(boss["agents"], serde_json::json!(["gpa"]));
+    let json = live.run(&["agents", "list", "--json"]);
+    let all: serde_json::Value = serde_json::from_str(&json.out).expect("one document");
+    assert_eq!(all["agents"].as_array().map(Vec::len), Some(2));
+    live.check(&["agents", "show", "nobody"], 3, &[]);
+    live.check(&["agents", "show", "a b"], 2, &["a name is"]);
+}
+
+#[test]
+fn mistakes_are_found_before_a_server_starts() {
+    let fine = run(&["config", "validate"], &DECLARED);
+    assert_eq!(fine.code, 0, "{fine:?}");
+    assert_eq!(
+        fine.out,
+        "✓ no mistakes; 2 agents, 0 models, 0 tool servers\n"
+    );
+    let wrong = &DECLARED[..3];
+    let ended = run(&["config", "validate"], wrong);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    let says = "✗ `agents.gpa.credential_env` names GPA_TOKEN, which is not set";
+    assert!(ended.out.starts_with(says), "{}", ended.out);
+    let ended = run(&["config", "validate", "--json"], wrong);
+    let answer: serde_json::Value = serde_json::from_str(&ended.out).expect("one document");
+    assert_eq!(answer["valid"], false);
+    assert_eq!(answer["mistakes"][0]["key"], "agents.gpa.credential_env");
+    for start in [
+        &["serve", "--data", "x"][..],
+        &["dev", "--memory", "--no-open", "--port", "0"],
+    ] {
+        let ended = run(start, wrong);
+        assert_eq!(ended.code, 2, "{ended:?}");
+        assert!(
+            ended.err.contains("GPA_TOKEN, which is not set"),
+            "{ended:?}"
+        );
+    }
+}
