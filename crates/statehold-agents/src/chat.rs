@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use statehold_engine::Credential;
 
-use crate::http::{Attempts, CallError, ClientError, Deadline, HttpClient, Request};
+use crate::http::{Attempts, CallError, Deadline, HttpClient, Request};
 
 pub(crate) use read::read_answer;
 pub(crate) use reply::{ToolCallWish, Usage, is_usable_id, opaque_id};
@@ -94,7 +94,8 @@ pub(crate) struct ChatClient {
 
 impl ChatClient {
     /// A client with a pool of its own.
-    pub(crate) fn new() -> Result<Self, ClientError> {
+    #[cfg(test)]
+    pub(crate) fn new() -> Result<Self, crate::http::ClientError> {
         HttpClient::new().map(Self::sharing)
     }
 

@@ -1,13 +1,11 @@
 //! Who is called: the agents that Statehold works for itself, and whatever it sends to agents in other
 //! processes. It keeps HTTP clients out of the engine.
 
-#[allow(dead_code, reason = "agents behind gateways are not run yet")]
 mod chat;
-#[allow(dead_code, reason = "agents behind gateways are not run yet")]
 mod conversations;
 #[cfg(test)]
 mod fault_server;
-#[allow(dead_code, reason = "agents behind gateways are not run yet")]
+mod gateway;
 mod http;
 mod llm;
 mod mcp;
@@ -16,7 +14,6 @@ pub mod push;
 mod router;
 pub mod runner;
 pub mod spec;
-#[allow(dead_code, reason = "agents behind gateways are not run yet")]
 mod sse;
 mod tls;
 mod turn;

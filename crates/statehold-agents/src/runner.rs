@@ -7,6 +7,7 @@
 
 mod child;
 mod clients;
+mod hold;
 mod journal;
 mod run;
 mod tools;
@@ -25,6 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::gateway::{Conversations, Openai};
 use crate::llm::Llm;
 use crate::mcp::ToolServers;
 use crate::model::Model;
@@ -34,10 +36,11 @@ use crate::turn::{Agent, TurnError, TurnFailure};
 
 pub(crate) use child::ChildAnswer;
 pub(crate) use clients::Clients;
+pub(crate) use hold::Decided;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
+pub(crate) use run::{Beside, Place, Run, StepDone};
 pub use run::{Lost, Moment, OnStep};
-pub(crate) use run::{Run, StepDone};
 pub(crate) use tools::{Told, Toolbox, told_of};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
@@ -207,7 +210,15 @@ fn agent_of(
             let llm = Llm::new(Arc::clone(llm), model(&llm.model)?, tools);
             Ok(Some(Arc::new(llm)))
         }
-        AgentKind::Worker | AgentKind::Openai(_) | AgentKind::Conversations(_) => Ok(None),
+        AgentKind::Openai(openai) => {
+            let agent = Openai::new(Arc::clone(openai), clients.chat.clone());
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Conversations(service) => {
+            let agent = Conversations::new(Arc::clone(service), clients.http.clone());
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Worker => Ok(None),
     }
 }
 

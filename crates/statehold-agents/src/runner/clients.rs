@@ -10,6 +10,8 @@ use crate::spec::AgentBook;
 /// What agents are called with.
 #[derive(Clone)]
 pub(crate) struct Clients {
+    /// The pool of connections.
+    pub(crate) http: HttpClient,
     /// Chat completions.
     pub(crate) chat: ChatClient,
     /// Tools.
@@ -19,8 +21,8 @@ pub(crate) struct Clients {
 impl Clients {
     pub(super) fn new(book: &AgentBook) -> Result<Self, ClientError> {
         let http = HttpClient::new()?;
-        let chat = ChatClient::sharing(http);
+        let chat = ChatClient::sharing(http.clone());
         let tools = Arc::new(ToolServers::new(book));
-        Ok(Self { chat, tools })
+        Ok(Self { http, chat, tools })
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use statehold_core::command::{Command, Fenced, Output, StatePatch, StateSet};
 use statehold_core::digest::Digest;
-use statehold_core::ids::{RequestId, SessionId, TaskId};
-use statehold_core::item::{ItemKind, NewItem, Role, Visibility};
+use statehold_core::hold::CallTarget;
+use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
+use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
 use statehold_core::name::Name;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_engine::kept::{ItemBody, Raw, to_bytes};
@@ -55,6 +56,15 @@ pub(crate) struct Place {
 pub(crate) struct StepDone {
     pub(crate) result: Raw,
     pub(crate) usage: Option<Raw>,
+}
+
+/// What is committed together with a step.
+#[derive(Default)]
+pub(crate) struct Beside {
+    /// What the agent remembers in its task from then on.
+    pub(crate) private: Option<Raw>,
+    /// What became of recorded tool calls.
+    pub(crate) results: Vec<(ItemId, CallOutcome, Raw)>,
 }
 
 /// One request in the hands of this server.
@@ -171,10 +181,21 @@ impl Run {
         made_from: &[u8],
         work: impl Future<Output = Result<StepDone, TurnError>>,
     ) -> Result<Raw, TurnError> {
+        let work = async { Ok((work.await?, Beside::default())) };
+        self.step_beside(kind, made_from, work).await
+    }
+
+    /// The same, with things that are committed together with the step.
+    pub(crate) async fn step_beside(
+        &mut self,
+        kind: StepKind,
+        made_from: &[u8],
+        work: impl Future<Output = Result<(StepDone, Beside), TurnError>>,
+    ) -> Result<Raw, TurnError> {
         let (index, input) = (self.next_step, Digest::sha256(made_from));
-        self.next_step += 1;
         if let Some(known) = self.journal.steps.pop_front() {
             if (known.index, known.step, known.input) == (index, kind, input) {
+                self.next_step += 1;
                 return Ok(known.result);
             }
             let what = format!(
@@ -184,7 +205,7 @@ impl Run {
             );
             return Err(step_mismatch(&what));
         }
-        let done = work.await?;
+        let (done, beside) = work.await?;
         let step = StepBody {
             index,
             step: kind,
@@ -201,10 +222,55 @@ impl Run {
             ..ItemBody::default()
         };
         let mut payloads = self.payloads().await?;
-        let item = hidden(ItemKind::Step, payloads.put(to_bytes(&body)));
-        self.append(vec![item], &payloads).await?;
+        let mut items = vec![hidden(ItemKind::Step, payloads.put(to_bytes(&body)))];
+        for (call, outcome, result) in beside.results {
+            let body = ItemBody {
+                result: Some(result),
+                ..ItemBody::default()
+            };
+            let mark = NewCallMark::Result {
+                call: CallTarget::Recorded(call),
+                outcome,
+            };
+            items.push(NewItem {
+                call: Some(mark),
+                ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
+            });
+        }
+        let private = beside.private;
+        let command = Command::AppendItems {
+            by: self.fenced(),
+            items,
+            state: StatePatch::default(),
+            task_state: private.map(|value| payloads.put(value.get().as_bytes().to_vec())),
+        };
+        self.submit(&command, &payloads).await?;
+        // A step that failed was none: whatever is done in its place has its number.
+        self.next_step += 1;
         self.reach(kind, Moment::After);
         Ok(step.result)
+    }
+
+    /// What was recorded next. None if the run is where nobody was before.
+    pub(crate) fn next_recorded(&self) -> Option<StepKind> {
+        self.journal.steps.front().map(|step| step.step)
+    }
+
+    /// How many steps are behind this run.
+    pub(crate) fn steps_taken(&self) -> usize {
+        self.next_step
+    }
+
+    /// Remembers something in the task at once, without a step.
+    pub(crate) async fn remember(&self, private: &Raw) -> Result<(), TurnError> {
+        let mut payloads = self.payloads().await?;
+        let command = Command::AppendItems {
+            by: self.fenced(),
+            items: Vec::new(),
+            state: StatePatch::default(),
+            task_state: Some(payloads.put(private.get().as_bytes().to_vec())),
+        };
+        self.submit(&command, &payloads).await
     }
 
     /// Adds to the history.
@@ -251,11 +317,6 @@ impl Run {
         newest_first.retain(|item| item.placed.request != self.place.request);
         newest_first.reverse();
         Ok(newest_first)
-    }
-
-    /// What the agent remembers in this task.
-    pub(crate) async fn private(&self) -> Result<Option<Vec<u8>>, TurnError> {
-        Ok(self.engine.private_state(self.place.task).await?)
     }
 
     /// The values of session keys that are there.

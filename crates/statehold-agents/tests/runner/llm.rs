@@ -296,7 +296,7 @@ async fn nothing_that_a_client_sends_stands_where_the_prompt_stands() -> Outcome
         ..ItemBody::default()
     };
     let session = work.rig.session("assistant").await;
-    let request = work.rig.ask_with(session, "assistant", &body, &[]).await;
+    let request = work.rig.ask_body(session, "assistant", &body, &[]).await;
     completed(&work.rig.ended(request).await);
     prompt_leads(&model);
     let told = model.messages(2);
@@ -317,7 +317,7 @@ async fn nothing_that_a_client_sends_stands_where_the_prompt_stands() -> Outcome
     model.then([text("No.")]);
     let request = work
         .rig
-        .ask_with(work.session, "assistant", &body, &[])
+        .ask_body(work.session, "assistant", &body, &[])
         .await;
     completed(&work.rig.ended(request).await);
     assert_eq!(model.messages(3).len(), 6);
@@ -357,7 +357,7 @@ async fn a_file_is_extracted_and_only_the_answer_is_shown() -> Outcome {
     };
     let request = work
         .rig
-        .ask_with(work.session, "assistant", &body, &[file])
+        .ask_body(work.session, "assistant", &body, &[file])
         .await;
     completed(&work.rig.ended(request).await);
     let asked = "Extract this file\n\nAttachment: https://files.test/a.pdf";
@@ -375,12 +375,13 @@ async fn a_file_is_extracted_and_only_the_answer_is_shown() -> Outcome {
         .transcript(&work.rig.local, work.session, None, 100)
         .await?;
     assert_eq!(client.items.len(), 2);
-    let seen: String = client
-        .items
-        .iter()
-        .map(|item| format!("{item:?}"))
-        .collect();
-    assert!(!seen.contains("file_extraction"));
+    for item in &client.items {
+        let seen = String::from_utf8_lossy(item.body.as_deref().unwrap_or_default());
+        assert!(
+            !seen.contains("file_extraction") && !seen.contains("SECRET-LINE"),
+            "{seen}"
+        );
+    }
     let shown: Vec<String> = work.rig.transcript(work.session).await;
     assert_eq!(shown, ["Extract this file", "The file is about lines."]);
     // The model still has the whole of it in the next turn.
@@ -469,8 +470,6 @@ async fn budgets_end_a_turn_with_what_to_raise() -> Outcome {
             "{error}"
         );
         assert_eq!(model.asked().len(), made);
-        // The session goes on, and the model can still read what was done.
-        model.then([]);
         work.end().await;
     }
     Ok(())

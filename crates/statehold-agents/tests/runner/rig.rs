@@ -156,11 +156,11 @@ impl Rig {
             content: Some(content),
             ..ItemBody::default()
         };
-        self.ask_with(session, agent, &body, &[]).await
+        self.ask_body(session, agent, &body, &[]).await
     }
 
     /// Says something to an agent, with what clients do not see, and with files.
-    pub(crate) async fn ask_with(
+    pub(crate) async fn ask_body(
         &self,
         session: SessionId,
         agent: &str,

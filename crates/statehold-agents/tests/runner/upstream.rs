@@ -148,7 +148,7 @@ const USAGE: &str = r#"{"prompt_tokens":7,"completion_tokens":3,"total_tokens":1
 fn streamed(says: &Says) -> Answer {
     let (text, calls, end) = parts(says);
     let mut body = String::new();
-    let mut send = |chunk: Value| body.push_str(&format!("data: {chunk}\n\n"));
+    let mut send = |chunk: Value| body.extend(["data: ", &chunk.to_string(), "\n\n"]);
     let delta = |delta: Value| json!({"choices": [{"index": 0, "delta": delta}]});
     send(delta(json!({"role": "assistant", "content": ""})));
     let middle = text

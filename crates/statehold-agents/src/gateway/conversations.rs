@@ -1,0 +1,317 @@
+//! Services that keep conversations. Only the id of one is kept here; it is begun once, also when turns
+//! race, an answer is lost or this process dies in between.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use statehold_core::ids::SessionId;
+use statehold_core::name::Name;
+use statehold_engine::kept::Raw;
+
+use super::remembered::{self, Locks, Remembered};
+use super::shared::{self, Told};
+use super::{RecordedNote, failed, is_lost, of_record, recorded, trail, unprepared};
+use crate::conversations::{ConversationsClient, ConversationsEndpoint};
+use crate::http::{CallError, HttpClient};
+use crate::runner::{Beside, Run, StepDone, StepKind};
+use crate::spec::ConversationsSpec;
+use crate::turn::{Agent, Answer, TurnError};
+use crate::words::{Words, raw};
+
+/// The word for this gateway in what is remembered.
+const GATEWAY: &str = "conversations";
+/// How long to rest before a conversation is begun that may have been begun. It doubles.
+const REST: Duration = Duration::from_millis(200);
+
+/// An agent that keeps conversations.
+pub(crate) struct Conversations {
+    spec: Arc<ConversationsSpec>,
+    http: HttpClient,
+    locks: Locks,
+}
+
+/// A conversation, as it is recorded when it was begun.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Begun {
+    conversation: String,
+    generation: u32,
+    /// It was there already: an answer had been lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    found: bool,
+    /// The service had lost the one before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    recreated: bool,
+}
+
+/// What the agent said, as it is recorded.
+#[derive(Debug, Serialize, Deserialize)]
+struct Said {
+    content: String,
+    conversation: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared_context: Option<Raw>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<RecordedNote>,
+}
+
+/// What is known before anything is asked.
+#[derive(Debug, Default)]
+struct Known {
+    conversation: Option<String>,
+    generation: u32,
+    /// One was to be begun, and nobody knows whether it was.
+    is_being_begun: bool,
+    /// The service lost it, or it is that of the session which this one was copied from.
+    was_lost: bool,
+}
+
+#[async_trait]
+impl Agent for Conversations {
+    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
+        // Two turns in one conversation would be mixed up there.
+        let _turn = self.locks.hold(run.place.session).await;
+        let mut known = Known::default();
+        while run.next_recorded() == Some(StepKind::Conversation) {
+            known = self.begin(run, known).await?;
+        }
+        if run.next_recorded().is_none() && known.conversation.is_none() {
+            known = look_up(run).await?;
+            if known.conversation.is_none() {
+                known = self.begin(run, known).await?;
+            }
+        }
+        let said = match self.say(run, &known).await {
+            Err(error) if is_lost(&error) && !known.was_lost => {
+                let lost = Known {
+                    conversation: None,
+                    generation: known.generation,
+                    is_being_begun: false,
+                    was_lost: true,
+                };
+                known = self.begin(run, lost).await?;
+                self.say(run, &known).await?
+            }
+            said => said?,
+        };
+        let shared = said.shared_context.as_deref();
+        let state = shared::exported(&run.spec.export, shared, None);
+        let mut notes = of_record(said.notes);
+        let mut words = Words::plain(&said.content);
+        if known.was_lost {
+            words.annotations = Some(raw(&BTreeMap::from([("conversation_recreated", true)])));
+            let note = raw(&BTreeMap::from([(
+                "reason",
+                "the service lost the conversation",
+            )]));
+            notes.push(("conversation_recreated", note));
+        }
+        Ok(Answer {
+            words,
+            state,
+            private: None,
+            notes,
+        })
+    }
+}
+
+impl Conversations {
+    pub(crate) fn new(spec: Arc<ConversationsSpec>, http: HttpClient) -> Self {
+        Self {
+            spec,
+            http,
+            locks: Locks::default(),
+        }
+    }
+
+    fn client(&self, run: &Run, retries: u32) -> ConversationsClient {
+        let endpoint = ConversationsEndpoint {
+            base_url: self.spec.base_url.clone(),
+            credential: run.credential.clone().or(self.spec.credential.clone()),
+            headers: trail::origin(run.place),
+            timeout: run.spec.timeout,
+            retries,
+        };
+        ConversationsClient::new(self.http.clone(), endpoint)
+    }
+
+    /// Begins a conversation. That one is to be begun is remembered first, so that whoever comes after a
+    /// crash or a lost answer looks for it.
+    async fn begin(&self, run: &mut Run, known: Known) -> Result<Known, TurnError> {
+        let was_lost = known.was_lost;
+        let generation = known.generation + u32::from(!known.is_being_begun);
+        let mut remembered = Remembered {
+            gateway: GATEWAY.to_owned(),
+            session: run.place.session,
+            generation,
+            conversation: None,
+            is_another: was_lost,
+        };
+        if run.next_recorded().is_none() && !known.is_being_begun {
+            run.remember(&remembered.raw()).await?;
+        }
+        let title = title(run.place.session, &run.spec.name, generation);
+        let (client, retries) = (self.client(run, 0), run.spec.retries);
+        let work = async move {
+            let (conversation, found) =
+                begin_once(&client, &title, known.is_being_begun, retries).await?;
+            remembered.conversation = Some(conversation.clone());
+            let begun = Begun {
+                conversation,
+                generation,
+                found,
+                recreated: was_lost,
+            };
+            let done = StepDone {
+                result: raw(&begun),
+                usage: None,
+            };
+            let beside = Beside {
+                private: Some(remembered.raw()),
+                ..Beside::default()
+            };
+            Ok((done, beside))
+        };
+        let begun = run
+            .step_beside(StepKind::Conversation, GATEWAY.as_bytes(), work)
+            .await?;
+        let begun: Begun = read(&begun)?;
+        Ok(Known {
+            conversation: Some(begun.conversation),
+            generation: begun.generation,
+            is_being_begun: false,
+            was_lost: begun.recreated,
+        })
+    }
+
+    /// Says what is new in the conversation.
+    async fn say(&self, run: &mut Run, known: &Known) -> Result<Said, TurnError> {
+        let made_from = raw(&(&run.input.content, &run.input.attachments));
+        let mut prepared = None;
+        if run.next_recorded().is_none() {
+            let told = Told::of(&run.shared(&run.spec.import).await?);
+            let text = message(&run.input, told.as_ref());
+            prepared = Some((text, told.as_ref().and_then(Told::note)));
+        }
+        let client = self.client(run, run.spec.retries);
+        let (say, session) = (run.sayer(), run.place.session);
+        let work = async move {
+            let (text, note) = prepared.ok_or_else(unprepared)?;
+            let conversation = known.conversation.as_deref().ok_or_else(unprepared)?;
+            let mut hear = |piece: &str| say(piece);
+            let reply = client.chat(conversation, &text, true, &mut hear).await;
+            let reply = reply.map_err(|error| failed(&error))?;
+            // A service that goes on elsewhere is followed there.
+            let is_elsewhere = reply.conversation_id != conversation;
+            let private = is_elsewhere.then(|| {
+                let remembered = Remembered {
+                    gateway: GATEWAY.to_owned(),
+                    session,
+                    generation: known.generation + 1,
+                    conversation: Some(reply.conversation_id.clone()),
+                    is_another: false,
+                };
+                remembered.raw()
+            });
+            let said = Said {
+                content: reply.content,
+                conversation: reply.conversation_id,
+                shared_context: reply.shared_context,
+                notes: recorded(note.into_iter().collect()),
+            };
+            let done = StepDone {
+                result: raw(&said),
+                usage: None,
+            };
+            let beside = Beside {
+                private,
+                ..Beside::default()
+            };
+            Ok((done, beside))
+        };
+        let made_from = made_from.get().as_bytes();
+        let said = run
+            .step_beside(StepKind::AgentCall, made_from, work)
+            .await?;
+        read(&said)
+    }
+}
+
+async fn look_up(run: &Run) -> Result<Known, TurnError> {
+    let Some(known) = remembered::look_up(run, GATEWAY).await? else {
+        return Ok(Known::default());
+    };
+    // A copy of a session begins its own: in the other one, more may have been said since.
+    let is_here = known.session == run.place.session;
+    let is_being_begun = is_here && known.conversation.is_none();
+    let is_elsewhere = !is_here && known.conversation.is_some();
+    Ok(Known {
+        generation: known.generation,
+        is_being_begun,
+        was_lost: is_elsewhere || is_being_begun && known.is_another,
+        conversation: known.conversation.filter(|_| is_here),
+    })
+}
+
+/// Begins a conversation, or finds the one that was begun when its answer was lost. Also says which.
+async fn begin_once(
+    client: &ConversationsClient,
+    title: &str,
+    may_be_there: bool,
+    retries: u32,
+) -> Result<(String, bool), TurnError> {
+    let (mut may_be_there, mut rest) = (may_be_there, REST);
+    for left in (0..=retries).rev() {
+        if may_be_there {
+            let found = client.find(title).await.map_err(|error| failed(&error))?;
+            if let Some(found) = found {
+                return Ok((found, true));
+            }
+        }
+        match client.create(title).await {
+            Ok(created) => return Ok((created, false)),
+            Err(error) if left > 0 && is_transient(&error) => {
+                tokio::time::sleep(rest).await;
+                (may_be_there, rest) = (true, rest.saturating_mul(2));
+            }
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    Err(unprepared())
+}
+
+fn is_transient(error: &CallError) -> bool {
+    match error {
+        CallError::Timeout { .. } | CallError::Unreachable(_) | CallError::CutOff => true,
+        CallError::Status { status, .. } => status.is_server_error() || status.as_u16() == 429,
+        CallError::Malformed(_) | CallError::TooLarge(_) | CallError::NotFound => false,
+    }
+}
+
+/// A title that no other conversation has.
+fn title(session: SessionId, agent: &Name, generation: u32) -> String {
+    format!("Statehold {session} {agent} {generation}")
+}
+
+/// What is said: what the agent is told first, the text, and where the files are.
+fn message(input: &Words, told: Option<&Told>) -> String {
+    let text = input.text();
+    let mut said = shared::block(told, &text).unwrap_or_default();
+    said.push_str(&text);
+    for file in &input.attachments {
+        if let Some(url) = file.url.as_ref().or(file.reference_url.as_ref()) {
+            said.push_str("\n\nAttachment: ");
+            said.push_str(url);
+        }
+    }
+    said
+}
+
+fn read<T: for<'de> Deserialize<'de>>(recorded: &Raw) -> Result<T, TurnError> {
+    serde_json::from_str(recorded.get()).map_err(|error| {
+        let message = format!("what was recorded is in a form that is not known: {error}");
+        TurnError::failed("step_mismatch", message)
+    })
+}

@@ -1,0 +1,447 @@
+//! Agents that speak chat completions. One that remembers nothing gets its own exchanges back with each
+//! call; one that keeps a session, as another Statehold does, gets the new message only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use statehold_core::ids::{ItemId, SessionId};
+use statehold_core::item::CallOutcome;
+use statehold_engine::kept::Raw;
+
+use super::exchange::{self, Restored};
+use super::pause::{self, Delivery, Paused};
+use super::remembered::{self, Locks, Remembered};
+use super::said::Said;
+use super::shared::Told;
+use super::state::StateRules;
+use super::trail::{self, SessionTold};
+use super::{Note, failed, is_lost, unprepared};
+use crate::chat::{ChatCall, ChatClient, ChatEndpoint};
+use crate::http::CallError;
+use crate::runner::{Beside, Run, StepDone, StepKind};
+use crate::spec::{Memory, OpenaiSpec};
+use crate::turn::{Agent, Answer, TurnError};
+use crate::words::{Words, raw};
+
+/// The word for this gateway in what is remembered.
+const GATEWAY: &str = "openai";
+/// How often an agent may wait for people in one turn.
+const PAUSES_MAX: usize = 64;
+/// How much of an answer is held back until it is clear that the agent does not wait: what it says about
+/// waiting is for its own users, not for ours.
+const HELD_BACK_BYTES: usize = 2 * 1024;
+
+/// An agent that speaks chat completions.
+pub(crate) struct Openai {
+    spec: Arc<OpenaiSpec>,
+    chat: ChatClient,
+    locks: Locks,
+}
+
+/// A call that is ready to be made.
+struct Prepared {
+    messages: Vec<Raw>,
+    extra: Map<String, Value>,
+    told: Option<Told>,
+    notes: Vec<Note>,
+}
+
+/// What a caller without a session brings along: the history is theirs.
+#[derive(Debug, Default, Deserialize)]
+struct Brought {
+    #[serde(default)]
+    history: Vec<Raw>,
+    #[serde(default)]
+    passthrough: Map<String, Value>,
+    /// The new message as it was sent, where it is none of a user.
+    #[serde(default)]
+    message: Option<Raw>,
+}
+
+/// The agent's session, as far as this run knows it.
+#[derive(Debug, Clone, Default)]
+struct Its {
+    session: Option<String>,
+    generation: u32,
+}
+
+/// Decisions to be told with a call, and the calls here that stand for what was decided.
+#[derive(Default)]
+struct Decisions {
+    deliveries: Vec<Delivery>,
+    results: Vec<(ItemId, CallOutcome, Raw)>,
+}
+
+/// In whose memory a call happens.
+enum Place<'a> {
+    Ours,
+    Nowhere,
+    Its(&'a Its),
+}
+
+#[async_trait]
+impl Agent for Openai {
+    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
+        match self.spec.memory {
+            Memory::Restore => self.restored(run).await,
+            Memory::Track => self.tracked(run).await,
+        }
+    }
+}
+
+impl Openai {
+    pub(crate) fn new(spec: Arc<OpenaiSpec>, chat: ChatClient) -> Self {
+        Self {
+            spec,
+            chat,
+            locks: Locks::default(),
+        }
+    }
+
+    /// A turn of an agent that remembers nothing.
+    async fn restored(&self, run: &mut Run) -> Result<Answer, TurnError> {
+        let prepared = match run.next_recorded() {
+            Some(_) => None,
+            None => Some(prepare_restored(run).await?),
+        };
+        let said = self
+            .call(run, prepared, &Place::Ours, Decisions::default())
+            .await?;
+        if said.pause()?.is_some() {
+            return Err(untracked());
+        }
+        Ok(said.into_answer(&run.spec, true))
+    }
+
+    /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
+    /// talk into each other.
+    async fn tracked(&self, run: &mut Run) -> Result<Answer, TurnError> {
+        let _turn = self.locks.hold(run.place.session).await;
+        if Brought::of(&run.input).is_some() {
+            return self.stateless(run).await;
+        }
+        let (mut its, mut decisions) = (Its::default(), Decisions::default());
+        let mut is_made_anew = false;
+        if run.next_recorded().is_none() {
+            its = Its::look_up(run).await?;
+        }
+        for pause in 0..PAUSES_MAX {
+            let prepared = match run.next_recorded() {
+                Some(_) => None,
+                None => Some(prepare_new(run, is_made_anew).await?),
+            };
+            let deliveries = std::mem::take(&mut decisions);
+            let said = self
+                .call(run, prepared, &Place::Its(&its), deliveries)
+                .await;
+            let said = match said {
+                // What it waited for cannot be told to anybody else.
+                Err(error) if is_lost(&error) && pause == 0 && !is_made_anew => {
+                    is_made_anew = true;
+                    its.session = None;
+                    let prepared = Some(prepare_new(run, true).await?);
+                    let place = Place::Its(&its);
+                    self.call(run, prepared, &place, Decisions::default())
+                        .await?
+                }
+                said => said?,
+            };
+            let paused = said.pause()?;
+            let session = said.session(paused.as_ref()).map(str::to_owned);
+            its.session = session.or(its.session);
+            let Some(paused) = paused else {
+                return Ok(said.into_answer(&run.spec, false));
+            };
+            decisions = ask_people(run, &paused).await?;
+        }
+        let message = format!("the agent waited for people {PAUSES_MAX} times in one turn");
+        Err(TurnError::failed("agent_pauses_too_often", message))
+    }
+
+    /// A turn for a caller who keeps the history: no session is made for it.
+    async fn stateless(&self, run: &mut Run) -> Result<Answer, TurnError> {
+        let prepared = match run.next_recorded() {
+            Some(_) => None,
+            None => Some(prepare_restored(run).await?),
+        };
+        let nowhere = Place::Nowhere;
+        let said = self
+            .call(run, prepared, &nowhere, Decisions::default())
+            .await?;
+        if said.pause()?.is_some() {
+            return Err(untracked());
+        }
+        Ok(said.into_answer(&run.spec, false))
+    }
+
+    /// Calls the agent, once: what it said is recorded before anything follows.
+    async fn call(
+        &self,
+        run: &mut Run,
+        prepared: Option<Prepared>,
+        place: &Place<'_>,
+        decisions: Decisions,
+    ) -> Result<Said, TurnError> {
+        let made_from = made_from(&run.input, &decisions.deliveries);
+        let endpoint = ChatEndpoint {
+            base_url: self.spec.base_url.clone(),
+            model: self.spec.model.clone(),
+            credential: run.credential.clone().or(self.spec.credential.clone()),
+            timeout: run.spec.timeout,
+            retries: run.spec.retries,
+        };
+        let (here, number) = (run.place, run.steps_taken());
+        let say = run.sayer();
+        let work = async move {
+            let prepared = prepared.ok_or_else(unprepared)?;
+            let told = match place {
+                Place::Ours => SessionTold::Ours,
+                Place::Nowhere => SessionTold::Nothing,
+                Place::Its(its) => SessionTold::Its(its.session.as_deref()),
+            };
+            let mut extra = prepared.extra;
+            if !decisions.deliveries.is_empty() {
+                let deliveries = serde_json::json!({ "decisions": decisions.deliveries });
+                extra.insert("statehold".to_owned(), deliveries);
+            }
+            let call = ChatCall {
+                messages: prepared.messages,
+                extra,
+                headers: trail::of_chat(here, told, number),
+                stream: true,
+            };
+            let held_back = match place {
+                Place::Its(_) => HELD_BACK_BYTES,
+                Place::Ours | Place::Nowhere => 0,
+            };
+            let mut teller = Teller::new(say, held_back);
+            let mut hear = |piece: &str| teller.hear(piece);
+            let reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            let reply = reply.map_err(|error| match place {
+                Place::Its(its) => lost_or_failed(&error, its),
+                Place::Ours | Place::Nowhere => failed(&error),
+            })?;
+            let usage = reply.usage.map(|usage| {
+                raw(&serde_json::json!({
+                    "prompt_tokens": usage.prompt_tokens,
+                    "completion_tokens": usage.completion_tokens,
+                    "total_tokens": usage.total_tokens,
+                }))
+            });
+            let said = Said::of(reply, prepared.told, prepared.notes);
+            let paused = said.pause()?;
+            if paused.is_none() {
+                teller.end();
+            }
+            let private = match place {
+                Place::Its(its) => its.remembered(here.session, said.session(paused.as_ref()))?,
+                Place::Ours | Place::Nowhere => None,
+            };
+            let result = raw(&said);
+            let beside = Beside {
+                private,
+                results: decisions.results,
+            };
+            Ok((StepDone { result, usage }, beside))
+        };
+        let said = run
+            .step_beside(StepKind::AgentCall, &made_from, work)
+            .await?;
+        serde_json::from_str(said.get()).map_err(|error| {
+            let message =
+                format!("what the agent said is recorded in a form that is not known: {error}");
+            TurnError::failed("step_mismatch", message)
+        })
+    }
+}
+
+/// What a call is made from: what was asked, and what was decided since. Not what stands around it, which
+/// may change while a turn waits.
+fn made_from(input: &Words, deliveries: &[Delivery]) -> Vec<u8> {
+    let parts = (&input.content, &input.attachments, deliveries);
+    raw(&parts).get().as_bytes().to_vec()
+}
+
+async fn told(run: &Run) -> Result<Option<Told>, TurnError> {
+    Ok(Told::of(&run.shared(&run.spec.import).await?))
+}
+
+/// Everything that the agent said and was asked in this task, and the new message.
+async fn prepare_restored(run: &Run) -> Result<Prepared, TurnError> {
+    let items = run.history().await?;
+    let rules = StateRules::of(&run.spec);
+    let restored = match rules {
+        None => exchange::restore(&items, None),
+        // Schemas and long states take their time.
+        Some(rules) => {
+            let work = move || exchange::restore(&items, Some(&rules));
+            let restored = tokio::task::spawn_blocking(work).await;
+            restored.map_err(|_| unprepared())?
+        }
+    };
+    let Restored {
+        mut messages,
+        mut notes,
+    } = restored;
+    let told = told(run).await?;
+    // In a task that has a history of its own, nobody brings another.
+    let brought = Brought::of(&run.input).filter(|_| messages.is_empty());
+    let brought = brought.unwrap_or_default();
+    messages.extend(brought.history);
+    let new = brought.message;
+    messages.push(new.unwrap_or_else(|| exchange::user_message(&run.input, told.as_ref())));
+    notes.extend(told.as_ref().and_then(Told::note));
+    Ok(Prepared {
+        messages,
+        extra: brought.passthrough,
+        told,
+        notes,
+    })
+}
+
+/// The new message alone.
+async fn prepare_new(run: &Run, is_made_anew: bool) -> Result<Prepared, TurnError> {
+    let told = told(run).await?;
+    let mut notes: Vec<Note> = told.as_ref().and_then(Told::note).into_iter().collect();
+    if is_made_anew {
+        let note = raw(&BTreeMap::from([("reason", "the agent lost its session")]));
+        notes.push(("conversation_recreated", note));
+    }
+    Ok(Prepared {
+        messages: vec![exchange::user_message(&run.input, told.as_ref())],
+        extra: Map::new(),
+        told,
+        notes,
+    })
+}
+
+/// Asks people what the agent asks them. If they have not all decided, nobody stays to wait.
+async fn ask_people(run: &mut Run, paused: &Paused) -> Result<Decisions, TurnError> {
+    let mut decisions = Decisions::default();
+    let mut is_open = false;
+    for (hold, ask) in paused.asks()? {
+        match run.ask_person(ask).await? {
+            Some(decided) => {
+                decisions.deliveries.push(hold.delivery(&decided));
+                decisions.results.extend(pause::outcome(&decided));
+            }
+            None => is_open = true,
+        }
+    }
+    if is_open {
+        return Err(run.leave().await);
+    }
+    Ok(decisions)
+}
+
+fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
+    let is_gone = matches!(
+        error,
+        CallError::Status {
+            status: StatusCode::NOT_FOUND | StatusCode::GONE,
+            ..
+        }
+    );
+    if is_gone && its.session.is_some() {
+        failed(&CallError::NotFound)
+    } else {
+        failed(error)
+    }
+}
+
+fn untracked() -> TurnError {
+    let message = "the agent waits for a person, and nothing can be told to it later because it keeps no \
+                   session for us; declare it with memory = \"track\", and call it with a session";
+    TurnError::failed("agent_pause_untracked", message)
+}
+
+impl Brought {
+    fn of(input: &Words) -> Option<Self> {
+        let brought: Value = serde_json::from_str(input.data.as_ref()?.get()).ok()?;
+        let is_brought = brought.get("history").is_some() || brought.get("passthrough").is_some();
+        if !is_brought {
+            return None;
+        }
+        serde_json::from_str(input.data.as_ref()?.get()).ok()
+    }
+}
+
+impl Its {
+    async fn look_up(run: &Run) -> Result<Self, TurnError> {
+        let known = remembered::look_up(run, GATEWAY).await?;
+        let Some(known) = known else {
+            return Ok(Self::default());
+        };
+        let is_here = known.session == run.place.session;
+        Ok(Self {
+            generation: known.generation,
+            session: known.conversation.filter(|_| is_here),
+        })
+    }
+
+    /// What the task remembers from now on, if that is something new.
+    fn remembered(
+        &self,
+        here: SessionId,
+        answered_in: Option<&str>,
+    ) -> Result<Option<Raw>, TurnError> {
+        match (answered_in, &self.session) {
+            (Some(answered), Some(known)) if answered == known => Ok(None),
+            (None, Some(_)) => Ok(None),
+            (None, None) => {
+                let message = "the agent names no session (header x-statehold-session), so nobody \
+                               remembers what is said; declare it with memory = \"restore\"";
+                Err(TurnError::failed("agent_names_no_session", message))
+            }
+            (Some(answered), _) => {
+                let remembered = Remembered {
+                    gateway: GATEWAY.to_owned(),
+                    session: here,
+                    generation: self.generation + 1,
+                    conversation: Some(answered.to_owned()),
+                    is_another: self.generation > 0,
+                };
+                Ok(Some(remembered.raw()))
+            }
+        }
+    }
+}
+
+/// Passes an answer on while it is written, or a little later.
+struct Teller<S> {
+    say: S,
+    held_back: Option<String>,
+    bytes_max: usize,
+}
+
+impl<S: Fn(&str)> Teller<S> {
+    fn new(say: S, bytes_max: usize) -> Self {
+        Self {
+            say,
+            held_back: Some(String::new()),
+            bytes_max,
+        }
+    }
+
+    fn hear(&mut self, piece: &str) {
+        let Some(held_back) = &mut self.held_back else {
+            (self.say)(piece);
+            return;
+        };
+        held_back.push_str(piece);
+        if held_back.len() > self.bytes_max {
+            self.end();
+        }
+    }
+
+    /// It is an answer.
+    fn end(&mut self) {
+        if let Some(held_back) = self.held_back.take() {
+            (self.say)(&held_back);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A JSON object whose members stay as they were written: order, numbers, everything.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::value::RawValue;
+use statehold_engine::kept::Raw;
+
+/// A JSON object, each member as it was written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RawObject(pub(super) Vec<(String, Raw)>);
+
+impl RawObject {
+    /// The object in a text. None if it is something else.
+    pub(super) fn parse(text: &RawValue) -> Option<Self> {
+        serde_json::from_str(text.get()).ok()
+    }
+
+    /// A member. The last one, if a name is there more than once: so do most who read JSON.
+    pub(super) fn get(&self, name: &str) -> Option<&RawValue> {
+        let mut members = self.0.iter().rev();
+        let found = members.find(|(known, _)| known == name);
+        found.map(|(_, value)| &**value)
+    }
+
+    /// Replaces a member that is there.
+    pub(super) fn replace(&mut self, name: &str, value: Raw) {
+        let mut members = self.0.iter_mut().rev();
+        if let Some((_, place)) = members.find(|(known, _)| known == name) {
+            *place = value;
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RawObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = RawObject;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(RawObject(members))
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
+impl Serialize for RawObject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}

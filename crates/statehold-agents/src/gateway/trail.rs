@@ -1,0 +1,86 @@
+//! Who asks, told to the agent that is asked, and who answered, kept with its answer.
+
+use std::collections::BTreeMap;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::runner::Place;
+
+const SESSION: HeaderName = HeaderName::from_static("x-statehold-session");
+const TASK: HeaderName = HeaderName::from_static("x-statehold-task");
+const REQUEST: HeaderName = HeaderName::from_static("x-statehold-request");
+const CONVERSATION: HeaderName = HeaderName::from_static("x-conversation-id");
+const IDEMPOTENCY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The longest id that is taken from somebody else.
+const ID_BYTES_MAX: usize = 512;
+
+/// Whose session the agent is told.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum SessionTold<'a> {
+    /// Ours, so that it can be found in its log.
+    Ours,
+    /// Its own. None asks for a new one.
+    Its(Option<&'a str>),
+    /// None: it keeps nothing for this call.
+    Nothing,
+}
+
+type Headers = Vec<(HeaderName, HeaderValue)>;
+
+/// Where a call comes from.
+pub(super) fn origin(place: Place) -> Headers {
+    let Place {
+        session,
+        task,
+        request,
+        ..
+    } = place;
+    let trace = session.as_uuid().simple();
+    let (_, span) = request.as_uuid().as_u64_pair();
+    let told = [
+        ("x-statehold-origin-session", session.to_string()),
+        ("x-statehold-origin-task", task.to_string()),
+        ("x-statehold-origin-request", request.to_string()),
+        ("traceparent", format!("00-{trace}-{span:016x}-01")),
+    ];
+    let told = told.map(|(name, value)| (HeaderName::from_static(name), plain(&value)));
+    told.into()
+}
+
+/// The headers of a chat call. The n-th call of a request that is made again is the same call.
+pub(super) fn of_chat(place: Place, told: SessionTold<'_>, call: usize) -> Headers {
+    let mut headers = origin(place);
+    let key = format!("{}-{call}", place.request);
+    headers.push((IDEMPOTENCY, plain(&key)));
+    match told {
+        SessionTold::Ours => {
+            headers.push((SESSION, plain(&place.session.to_string())));
+            headers.push((TASK, plain(&place.task.to_string())));
+            headers.push((REQUEST, plain(&place.request.to_string())));
+        }
+        SessionTold::Its(session) => headers.push((SESSION, plain(session.unwrap_or("new")))),
+        SessionTold::Nothing => {}
+    }
+    headers
+}
+
+/// What an agent calls its own side of a call.
+pub(super) fn returned(headers: &HeaderMap) -> BTreeMap<String, String> {
+    let named = [SESSION, TASK, REQUEST, CONVERSATION];
+    let ids = named.into_iter().filter_map(|name| {
+        let value = headers.get(&name)?.to_str().ok()?;
+        let fits = !value.is_empty() && value.len() <= ID_BYTES_MAX;
+        fits.then(|| (name.to_string(), value.to_owned()))
+    });
+    ids.collect()
+}
+
+/// The session that an agent says it answered in.
+pub(super) fn session_of(ids: &BTreeMap<String, String>) -> Option<&str> {
+    ids.get(SESSION.as_str()).map(String::as_str)
+}
+
+/// Ids of ours are plain; those of others came in a header and so fit into one.
+fn plain(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+}

@@ -1,0 +1,154 @@
+//! Services that keep conversations: one is begun per session, whatever happens.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use statehold_core::item::ItemKind;
+
+use crate::rig::{Outcome, Rig};
+use crate::server::{Play, Seen, Server, Service, Step, locked};
+use crate::world::{answer_of, conversations, said};
+
+fn begins(seen: &Seen) -> bool {
+    seen.method == Method::POST && seen.path == "/v1/conversations"
+}
+
+#[tokio::test]
+async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Outcome {
+    let service = Arc::new(Service::default());
+    let played = Arc::clone(&service);
+    let server = Server::start(move |seen| {
+        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        // Long enough that turns would overlap if they could.
+        play.after(Duration::from_millis(50))
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    let mut requests = Vec::new();
+    for n in 0..6 {
+        requests.push(rig.ask(session, "ums", &format!("message {n}")).await);
+    }
+    let mut answers = Vec::new();
+    for request in requests {
+        let ended = rig.ended(request).await;
+        answers.push(answer_of(&ended));
+    }
+    answers.sort();
+    let expected: Vec<String> = (1..=6).map(|n| format!("answer {n}")).collect();
+    assert_eq!(answers, expected);
+    let begun = server.seen().iter().filter(|seen| begins(seen)).count();
+    assert_eq!(begun, 1);
+    assert_eq!(locked(&service.conversations).len(), 1);
+    assert_eq!(locked(&service.under_way).most, 1, "one at a time");
+    let tasks = rig
+        .engine
+        .open_tasks_of(session, &"ums".parse().expect("a name"))
+        .await?;
+    assert!(tasks.len() > 1, "they were tasks of their own");
+    // Another session has another conversation.
+    let other = rig.session("ums").await;
+    assert_eq!(rig.turn(other, "ums", "hello").await, "answer 1");
+    assert_eq!(locked(&service.conversations).len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// Loses the answer to the first creation.
+async fn losing_server(service: &Arc<Service>) -> Server {
+    let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
+    Server::start(move |seen| {
+        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        if begins(seen) && !is_lost.swap(true, Ordering::SeqCst) {
+            return Play::text(200, "application/json", vec![Step::Cut]);
+        }
+        play
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_conversation_whose_creation_was_not_answered_is_found() -> Outcome {
+    // Within one turn that tries again, and in the turn after one that does not.
+    for retries in [2, 0] {
+        let service = Arc::new(Service::default());
+        let server = losing_server(&service).await;
+        let mut spec = conversations("ums", &server);
+        spec.retries = retries;
+        let rig = Rig::new(vec![Arc::new(spec)]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("ums").await;
+        if retries == 0 {
+            let error = rig.failing_turn(session, "ums", "hello").await;
+            assert_eq!(error["code"], "agent_cut_off");
+        }
+        assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
+        assert_eq!(rig.turn(session, "ums", "again").await, "answer 2");
+        let begun = server.seen().iter().filter(|seen| begins(seen)).count();
+        assert_eq!(begun, 1);
+        let asked = server.seen();
+        let looked = asked.iter().filter(|seen| seen.method == Method::GET);
+        assert_eq!(looked.count(), 1, "it is looked for once");
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_conversation_that_the_service_lost_is_begun_anew_once_and_said_so() -> Outcome {
+    let service = Arc::new(Service::default());
+    let played = Arc::clone(&service);
+    let server =
+        Server::start(move |seen| played.play(seen, |said| format!("answer {}", said.len()))).await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
+    locked(&service.conversations)[0].0 = "moved".to_owned();
+    let request = rig.ask(session, "ums", "still there?").await;
+    let ended = rig.ended(request).await;
+    assert_eq!(answer_of(&ended), "answer 1");
+    let annotations = said(&ended).annotations.expect("annotations");
+    let annotations: Value = serde_json::from_str(annotations.get()).expect("JSON");
+    assert_eq!(annotations, json!({"conversation_recreated": true}));
+    let notes = rig.notes(session, "ums").await;
+    assert_eq!(notes.len(), 1);
+    assert_eq!(notes[0].0, "conversation_recreated");
+    assert_eq!(rig.turn(session, "ums", "and now?").await, "answer 2");
+    assert_eq!(locked(&service.conversations).len(), 2);
+    let steps = rig.items(session, "ums", ItemKind::Step).await;
+    let kinds: Vec<_> = steps.iter().map(|step| step.name.as_deref()).collect();
+    let (begun, call) = (Some("conversation"), Some("agent_call"));
+    assert_eq!(kinds, [begun, call, begun, call, call]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_that_loses_every_conversation_is_a_clear_error() -> Outcome {
+    let service = Arc::new(Service::default());
+    let played = Arc::clone(&service);
+    let server = Server::start(move |seen| {
+        if seen.path.ends_with("/chat") {
+            return Play::json(404, &json!({"detail": "Conversation not found"}));
+        }
+        played.play(seen, |_| String::new())
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    let error = rig.failing_turn(session, "ums", "hello").await;
+    assert_eq!(error["code"], "conversation_lost");
+    assert_eq!(locked(&service.conversations).len(), 2, "twice and no more");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Whatever an agent does to us: a clear error, nothing half stored, and the next turn works.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use statehold_agents::spec::{AgentSpec, Memory};
+use statehold_core::item::{ItemKind, Role};
+
+use crate::rig::{Outcome, Rig, name};
+use crate::server::{Play, Seen, Server, Service, Step, stop, word};
+use crate::world::{brief, chat, conversations};
+
+/// A fault by its name, and the code of the error that it is.
+const FAULTS: [(&str, &str); 8] = [
+    ("silence", "agent_timeout"),
+    ("slow", "agent_timeout"),
+    ("500", "agent_error"),
+    ("cut", "agent_cut_off"),
+    ("no end", "agent_cut_off"),
+    ("malformed", "agent_malformed"),
+    ("endless", "agent_too_large"),
+    ("huge", "agent_too_large"),
+];
+
+fn fault(name: &str) -> Play {
+    let mebibyte = Bytes::from(vec![b'x'; 1024 * 1024]);
+    match name {
+        "silence" => Play::silence(),
+        "slow" => Play::events(vec![word("half an "), Step::Hang]),
+        "500" => Play::text(500, "text/plain", vec![Step::Text("it broke".to_owned())]),
+        "cut" => Play::events(vec![word("half an "), Step::Cut]),
+        "no end" => Play::events(vec![word("half an answer")]),
+        "malformed" => {
+            let half = Step::Text("data: {\"choices\": [{\"delta\": {\"cont\n\n".to_owned());
+            Play::events(vec![half, stop()])
+        }
+        "endless" => {
+            let Step::Text(word) = word(&"word ".repeat(10_000)) else {
+                unreachable!("a word is text")
+            };
+            Play::events(vec![Step::Repeat(Bytes::from(word), usize::MAX)])
+        }
+        "huge" => {
+            let begun = Step::Text("{\"choices\": [{\"message\": {\"content\": \"".to_owned());
+            let body = vec![begun, Step::Repeat(mebibyte, 100)];
+            Play::text(200, "application/json", body)
+        }
+        other => panic!("no fault is called {other}"),
+    }
+}
+
+/// Plays the fault that a message names.
+fn named_fault(said: &str) -> Option<Play> {
+    FAULTS
+        .iter()
+        .any(|(name, _)| *name == said)
+        .then(|| fault(said))
+}
+
+async fn everything_goes_wrong(spec: AgentSpec) -> Outcome {
+    // A machine that is busy must not make a timeout of another fault.
+    let slow = ["silence", "slow"];
+    let patient = AgentSpec {
+        name: name("patient"),
+        timeout: Duration::from_secs(20),
+        ..brief(clone(&spec))
+    };
+    let rig = Rig::new(vec![Arc::new(brief(spec)), Arc::new(patient)]).await;
+    let runner = rig.runner().await;
+    for (fault, code) in FAULTS {
+        let agent = if slow.contains(&fault) {
+            "agent"
+        } else {
+            "patient"
+        };
+        let session = rig.session(agent).await;
+        if !slow.contains(&fault) {
+            assert_eq!(
+                rig.turn(session, agent, "before").await,
+                "fine 1",
+                "{fault}"
+            );
+        }
+        let error = rig.failing_turn(session, agent, fault).await;
+        assert_eq!(error["code"], code, "{fault}: {error}");
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.len() > 20, "{message}");
+        assert!(!message.contains("127.0.0.1"), "{message}");
+        // The task is idle, and the turn left nothing but what was asked.
+        let items = rig.items(session, agent, ItemKind::Message).await;
+        let before = if slow.contains(&fault) { 0 } else { 2 };
+        assert_eq!(items.len(), before + 1, "{fault}");
+        let values = rig.engine.session_values(session).await?;
+        assert!(values.is_empty());
+        let work = rig.engine.open_tasks_of(session, &name(agent)).await?;
+        assert_eq!(work.len(), 1);
+        // The session is usable: the same task goes on. A busy machine may make that late, not wrong.
+        if !slow.contains(&fault) {
+            let answer = rig.turn(session, agent, "after").await;
+            assert!(answer.starts_with("fine"), "{fault}: {answer}");
+            let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;
+            assert_eq!(tasks, work, "{fault}");
+        }
+    }
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+fn clone(spec: &AgentSpec) -> AgentSpec {
+    use statehold_agents::spec::AgentKind;
+    let kind = match &spec.kind {
+        AgentKind::Openai(openai) => AgentKind::Openai(Arc::clone(openai)),
+        AgentKind::Conversations(service) => AgentKind::Conversations(Arc::clone(service)),
+        _ => panic!("only agents in other processes are tested here"),
+    };
+    let spec = crate::rig::agent(spec.name.as_str(), kind);
+    Arc::into_inner(spec).expect("nobody else has it")
+}
+
+#[tokio::test]
+async fn an_agent_that_remembers_nothing_may_do_anything() -> Outcome {
+    let server = Server::start(|seen| {
+        let messages = seen.messages();
+        let asked = messages.iter().filter(|(role, _)| role == "user").count();
+        named_fault(&seen.said()).unwrap_or_else(|| Play::says(&format!("fine {asked}")))
+    })
+    .await;
+    everything_goes_wrong(chat("agent", &server, Memory::Restore)).await?;
+    // What was asked in vain is no exchange.
+    let vain = |seen: &Seen| {
+        let messages = seen.messages();
+        let is_fault = |text: &str| FAULTS.iter().any(|(name, _)| *name == text);
+        messages
+            .iter()
+            .rev()
+            .skip(1)
+            .any(|(_, text)| is_fault(text))
+    };
+    assert!(!server.seen().iter().any(vain));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_keeps_a_session_may_do_anything() -> Outcome {
+    let server = Server::start(|seen| {
+        let play = named_fault(&seen.said()).unwrap_or_else(|| Play::says("fine 1"));
+        play.with_header("x-statehold-session", "ses_theirs")
+    })
+    .await;
+    everything_goes_wrong(chat("agent", &server, Memory::Track)).await
+}
+
+#[tokio::test]
+async fn a_service_that_keeps_conversations_may_do_anything() -> Outcome {
+    let service = Arc::new(Service::default());
+    let server = Server::start(move |seen| {
+        let play = service.play(seen, |said| format!("fine {}", said.len()));
+        if !seen.path.ends_with("/chat") {
+            return play;
+        }
+        let body = seen.json();
+        let said = body["message"]["content"].as_str().expect("text");
+        named_fault(said).unwrap_or(play)
+    })
+    .await;
+    everything_goes_wrong(conversations("agent", &server)).await
+}
+
+#[tokio::test]
+async fn a_call_that_fails_before_its_first_word_is_made_again_as_declared() -> Outcome {
+    let server = Server::start(|_| Play::text(503, "text/plain", Vec::new())).await;
+    let mut spec = chat("agent", &server, Memory::Restore);
+    spec.retries = 2;
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("agent").await;
+    let error = rig.failing_turn(session, "agent", "hello").await;
+    assert_eq!(error["code"], "agent_error");
+    let seen = server.seen();
+    assert_eq!(seen.len(), 3);
+    let keys: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.header("idempotency-key"))
+        .collect();
+    assert!(
+        keys[0].is_some() && keys.iter().all(|key| *key == keys[0]),
+        "{keys:?}"
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_an_agent_writes_is_seen_while_it_writes() -> Outcome {
+    let server = Server::start(|_| Play::events(vec![word("Hel"), Step::Hang])).await;
+    let rig = Rig::new(vec![Arc::new(chat("agent", &server, Memory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("agent").await;
+    let request = rig.ask(session, "agent", "hello").await;
+    let mut draft = rig.engine.follow_draft(request);
+    let first = tokio::time::timeout(crate::rig::PATIENCE, draft.next()).await;
+    assert_eq!(first.expect("it takes too long").as_deref(), Some("Hel"));
+    let role = Role::Assistant;
+    let items = rig.items(session, "agent", ItemKind::Message).await;
+    assert_eq!(items.len(), 1, "no message of {role:?} yet");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! The process is lost before and after each step: the turn goes on, and no call whose result was recorded
+//! is made again.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use http::Method;
+use serde_json::json;
+use statehold_agents::runner::{Lost, Moment, StepKind};
+use statehold_agents::spec::{AgentSpec, Memory};
+use statehold_core::ids::{RequestId, SessionId};
+
+use crate::rig::{Outcome, PATIENCE, Rig};
+use crate::server::{Play, Seen, Server, Service, locked};
+use crate::world::{answer_of, chat, conversations};
+
+/// Asks an agent, loses the process at a step, starts another, and gives the answer.
+async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, Moment)) -> String {
+    let reached = Arc::new(tokio::sync::Notify::new());
+    let told = Arc::clone(&reached);
+    let first = rig
+        .watched(Arc::new(move |kind, moment| {
+            if (kind, moment) == at {
+                told.notify_one();
+                std::panic::resume_unwind(Box::new(Lost));
+            }
+        }))
+        .await;
+    let request = rig.ask(session, "agent", "hello").await;
+    let story = async {
+        reached.notified().await;
+        first.stop().await;
+        let second = rig.runner().await;
+        let ended = rig.ended(request).await;
+        second.stop().await;
+        ended
+    };
+    let ended = tokio::time::timeout(PATIENCE, story).await;
+    answer_of(&ended.expect("it takes too long"))
+}
+
+fn count(server: &Server, is_meant: impl Fn(&Seen) -> bool) -> usize {
+    server.seen().iter().filter(|seen| is_meant(seen)).count()
+}
+
+async fn rig(spec: AgentSpec) -> (Rig, SessionId) {
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let session = rig.session("agent").await;
+    (rig, session)
+}
+
+/// A call that was made and not recorded is made again; one that was recorded is not.
+fn calls(at: (StepKind, Moment), kind: StepKind) -> usize {
+    1 + usize::from(at == (kind, Moment::Before))
+}
+
+const MOMENTS: [Moment; 2] = [Moment::Before, Moment::After];
+
+#[tokio::test]
+async fn a_turn_of_an_agent_that_remembers_nothing_goes_on() -> Outcome {
+    for kind in [StepKind::AgentCall, StepKind::Answer] {
+        for moment in MOMENTS {
+            let server =
+                Server::start(|_| Play::says_with("hello to you", Some(r#"{"state":{"n":1.0}}"#)))
+                    .await;
+            let (rig, session) = rig(chat("agent", &server, Memory::Restore)).await;
+            let at = (kind, moment);
+            assert_eq!(lost_at(&rig, session, at).await, "hello to you", "{at:?}");
+            assert_eq!(
+                server.seen().len(),
+                calls(at, StepKind::AgentCall),
+                "{at:?}"
+            );
+            let notes = rig.notes(session, "agent").await;
+            assert_eq!(
+                notes,
+                [("agent_state".to_owned(), json!({"state": {"n": 1.0}}))]
+            );
+            rig.engine.shut_down().await;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_turn_of_a_service_that_keeps_conversations_goes_on_in_the_same_one() -> Outcome {
+    for kind in [
+        StepKind::Conversation,
+        StepKind::AgentCall,
+        StepKind::Answer,
+    ] {
+        for moment in MOMENTS {
+            let service = Arc::new(Service::default());
+            let played = Arc::clone(&service);
+            let server =
+                Server::start(move |seen| played.play(seen, |_| "hello to you".to_owned())).await;
+            let (rig, session) = rig(conversations("agent", &server)).await;
+            let at = (kind, moment);
+            assert_eq!(lost_at(&rig, session, at).await, "hello to you", "{at:?}");
+            // One that was begun and not recorded is found.
+            assert_eq!(locked(&service.conversations).len(), 1, "{at:?}");
+            let chats = count(&server, |seen| seen.path.ends_with("/chat"));
+            assert_eq!(chats, calls(at, StepKind::AgentCall), "{at:?}");
+            let looks = count(&server, |seen| seen.method == Method::GET);
+            let is_unsure = at == (StepKind::Conversation, Moment::Before);
+            assert_eq!(looks, usize::from(is_unsure), "{at:?}");
+            rig.engine.shut_down().await;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_begun_anew_is_begun_anew_once() -> Outcome {
+    for kind in [
+        StepKind::Conversation,
+        StepKind::AgentCall,
+        StepKind::Answer,
+    ] {
+        for moment in MOMENTS {
+            let service = Arc::new(Service::default());
+            let played = Arc::clone(&service);
+            let server = Server::start(move |seen| played.play(seen, |said| said.join(", "))).await;
+            let (rig, session) = rig(conversations("agent", &server)).await;
+            let before = rig.runner().await;
+            assert_eq!(rig.turn(session, "agent", "before").await, "before");
+            before.stop().await;
+            locked(&service.conversations)[0].0 = "gone".to_owned();
+            let at = (kind, moment);
+            let answer = lost_at(&rig, session, at).await;
+            assert!(answer.ends_with("hello"), "{at:?}: {answer}");
+            assert_eq!(locked(&service.conversations).len(), 2, "{at:?}");
+            let notes = rig.notes(session, "agent").await;
+            assert_eq!(notes.len(), 1, "{at:?}: {notes:?}");
+            rig.engine.shut_down().await;
+        }
+    }
+    Ok(())
+}
+
+/// Waits for a person the first time, and answers what was decided.
+fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
+    let body = seen.json();
+    let decisions = body["statehold"]["decisions"].as_array();
+    let play = match decisions {
+        None => {
+            let holds = json!([{"id": "hld_1", "kind": "question", "title": "Which one?"}]);
+            let said = json!({
+                "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "It waits."}}],
+                "statehold": {"status": "paused", "session": "ses_far", "holds": holds},
+            });
+            Play::json(200, &said)
+        }
+        Some(decisions) => {
+            let decision = &decisions[0];
+            let key = decision["key"].as_str().expect("a key").to_owned();
+            let mut decided = locked(decided);
+            if !decided.contains(&key) {
+                decided.push(key);
+            }
+            let content = decision["content"].as_str().expect("an answer");
+            Play::says(&format!("You chose {content}"))
+        }
+    };
+    play.with_header("x-statehold-session", "ses_far")
+}
+
+/// Decides what is asked, whenever it is asked.
+async fn person(rig: &Rig, request: RequestId) {
+    let asked = rig
+        .until(request, |detail| {
+            let live = detail.live.as_ref();
+            detail.ended.is_some() || live.is_some_and(|live| !live.holds.is_empty())
+        })
+        .await;
+    for hold in asked.holds.iter().filter(|hold| hold.closed.is_none()) {
+        let hold = rig.engine.hold(&rig.local, hold.hold.id).await;
+        let hold = hold.expect("the hold");
+        rig.decide(
+            &hold,
+            statehold_core::hold::DecisionKind::Respond,
+            Some("two"),
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn people_are_asked_once_and_what_they_say_is_told_once() -> Outcome {
+    // The call that begins, the question, the call that brings the decision, and the end.
+    let steps = [
+        (StepKind::AgentCall, 1),
+        (StepKind::Hold, 1),
+        (StepKind::AgentCall, 2),
+        (StepKind::Answer, 1),
+    ];
+    for (kind, nth) in steps {
+        for moment in MOMENTS {
+            let decided = Arc::new(Mutex::default());
+            let keys = Arc::clone(&decided);
+            let server = Server::start(move |seen| asking(&keys, seen)).await;
+            let (rig, session) = rig(chat("agent", &server, Memory::Track)).await;
+            let (reached, seen) = (Arc::new(tokio::sync::Notify::new()), Mutex::new(0));
+            let told = Arc::clone(&reached);
+            let first = rig
+                .watched(Arc::new(move |at, when| {
+                    if (at, when) != (kind, moment) {
+                        return;
+                    }
+                    let mut seen = locked(&seen);
+                    *seen += 1;
+                    if *seen == nth {
+                        drop(seen);
+                        told.notify_one();
+                        std::panic::resume_unwind(Box::new(Lost));
+                    }
+                }))
+                .await;
+            let request = rig.ask(session, "agent", "choose").await;
+            let story = async {
+                reached.notified().await;
+                first.stop().await;
+                let second = rig.runner().await;
+                let ended = rig.ended(request).await;
+                second.stop().await;
+                ended
+            };
+            let both = async { tokio::join!(story, person(&rig, request)) };
+            let both = tokio::time::timeout(PATIENCE, Box::pin(both)).await;
+            let (ended, ()) = both.expect("it takes too long");
+            let at = (kind, nth, moment);
+            assert_eq!(answer_of(&ended), "You chose two", "{at:?}");
+            assert_eq!(ended.holds.len(), 1, "{at:?}");
+            assert_eq!(locked(&decided).len(), 1, "one key: {at:?}");
+            let is_call = kind == StepKind::AgentCall && moment == Moment::Before;
+            assert_eq!(server.seen().len(), 2 + usize::from(is_call), "{at:?}");
+            rig.engine.shut_down().await;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! An agent that waits for a person itself: people are asked here, and it is told what they decide.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use statehold_agents::spec::Memory;
+use statehold_core::hold::{DecisionKind, HoldKind};
+use statehold_core::ids::RequestId;
+use statehold_core::item::{CallMark, CallOutcome, ItemKind};
+use statehold_engine::HoldDetail;
+use statehold_engine::kept::{HoldBody, parse};
+
+use crate::rig::{Outcome, Rig, name};
+use crate::server::{Play, Seen, Server};
+use crate::world::{answer_of, chat};
+
+fn paused(holds: &Value) -> Play {
+    let said = json!({
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "It waits: see http://far.test"}}],
+        "statehold": {"status": "paused", "session": "ses_far", "request": "req_far", "holds": holds},
+    });
+    Play::json(200, &said).with_header("x-statehold-session", "ses_far")
+}
+
+fn decisions(seen: &Seen) -> Option<Vec<Value>> {
+    let body = seen.json();
+    let decisions = body["statehold"]["decisions"].as_array();
+    decisions.cloned()
+}
+
+/// An agent that waits for these holds, and then says what was decided.
+async fn waiting(holds: Value) -> Server {
+    Server::start(move |seen| match decisions(seen) {
+        None => paused(&holds),
+        Some(decided) => {
+            let words = decided
+                .iter()
+                .map(|one| one["decision"].as_str().unwrap_or("?"));
+            let words: Vec<&str> = words.collect();
+            Play::says(&words.join(" ")).with_header("x-statehold-session", "ses_far")
+        }
+    })
+    .await
+}
+
+async fn asked(rig: &Rig, request: RequestId) -> Vec<HoldDetail> {
+    let detail = rig.paused(request).await;
+    let mut holds = Vec::new();
+    for hold in &detail.holds {
+        holds.push(
+            rig.engine
+                .hold(&rig.local, hold.hold.id)
+                .await
+                .expect("the hold"),
+        );
+    }
+    holds
+}
+
+fn body(hold: &HoldDetail) -> HoldBody {
+    parse(hold.body.as_deref())
+}
+
+#[tokio::test]
+async fn what_an_agent_asks_is_asked_here_and_what_is_decided_is_told_to_it() -> Outcome {
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let server = waiting(json!([
+        {"id": "hld_a", "kind": "approval", "title": "Delete\u{202e} Bob?\u{7}\nnow", "message": "Really.",
+         "allowed": ["approve", "edit", "reject"],
+         "action": {"tool": "delete_user", "args": {"id": 7}, "digest": "sha256:abc"}},
+        {"id": "hld_q", "kind": "question", "title": "Which one?"},
+        {"id": "hld_f", "kind": "form", "title": "How many?", "response_schema": schema},
+        {"id": "hld_l", "kind": "link", "title": "Sign in", "url": "https://far.test/in"},
+        {"id": "hld_q", "kind": "question", "title": "Again?"},
+    ]))
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let request = rig.ask(session, "far", "go on").await;
+    let holds = asked(&rig, request).await;
+    let kinds: Vec<HoldKind> = holds.iter().map(|hold| hold.hold.kind).collect();
+    assert_eq!(
+        kinds,
+        [
+            HoldKind::Approval,
+            HoldKind::Question,
+            HoldKind::Form,
+            HoldKind::Link
+        ]
+    );
+    let approval = body(&holds[0]);
+    assert_eq!(approval.title, "Delete Bob? now");
+    let action = approval.action.expect("an action");
+    assert_eq!(action.tool, "delete_user");
+    assert_eq!(
+        action.args.get(),
+        r#"{"args":{"id":7},"remote_hold":"hld_a"}"#
+    );
+    let allowed: Vec<DecisionKind> = holds[0].hold.allowed.iter().copied().collect();
+    assert_eq!(allowed, [DecisionKind::Approve, DecisionKind::Reject]);
+    assert_eq!(body(&holds[3]).url.as_deref(), Some("https://far.test/in"));
+    rig.decide(&holds[0], DecisionKind::Approve, None).await;
+    rig.decide(&holds[1], DecisionKind::Respond, Some("the second"))
+        .await;
+    rig.decide(&holds[2], DecisionKind::Reject, None).await;
+    rig.decide(&holds[3], DecisionKind::Approve, None).await;
+    let ended = rig.ended(request).await;
+    assert_eq!(answer_of(&ended), "approve respond reject approve");
+    let seen = server.seen();
+    assert_eq!(seen.len(), 2, "it is told once");
+    assert_eq!(seen[1].header("x-statehold-session"), Some("ses_far"));
+    assert_eq!(seen[1].said(), "go on");
+    let told = decisions(&seen[1]).expect("decisions");
+    assert_eq!(
+        told[0],
+        json!({"hold_id": "hld_a", "decision": "approve", "digest": "sha256:abc", "key": holds[0].hold.id.to_string()})
+    );
+    assert_eq!(
+        told[1],
+        json!({"hold_id": "hld_q", "decision": "respond", "content": "the second", "key": holds[1].hold.id.to_string()})
+    );
+    // The call that stood for the agent's action has its result.
+    let tasks = rig.engine.open_tasks_of(session, &name("far")).await?;
+    let items = rig
+        .engine
+        .task_items(session, tasks[0], None, 100)
+        .await?
+        .items;
+    let results = items.iter().filter_map(|item| match item.placed.item.call {
+        Some(CallMark::Result { outcome, .. }) => Some(outcome),
+        _ => None,
+    });
+    assert_eq!(results.collect::<Vec<_>>(), [CallOutcome::Ran]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_approval_that_is_refused_is_told_as_refused_and_nothing_ran() -> Outcome {
+    let server = waiting(json!([{"id": "hld_a", "kind": "approval", "title": "Send it?"}])).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let request = rig.ask(session, "far", "go on").await;
+    let mut draft = rig.engine.follow_draft(request);
+    let holds = asked(&rig, request).await;
+    assert_eq!(
+        body(&holds[0]).action.expect("an action").tool,
+        "remote_action"
+    );
+    rig.decide(&holds[0], DecisionKind::Reject, None).await;
+    let ended = rig.ended(request).await;
+    assert_eq!(answer_of(&ended), "reject");
+    let results = rig.items(session, "far", ItemKind::ToolResult).await;
+    assert_eq!(results.len(), 1);
+    // What the agent says to its own users about waiting is not what ours read.
+    let mut written = String::new();
+    while let Some(piece) = draft.next().await {
+        written.push_str(&piece);
+    }
+    assert_eq!(written, "reject");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_asks_too_much_at_once_is_mirrored_in_parts() -> Outcome {
+    let server = Server::start(|seen| {
+        let hold = |n: usize| json!({"id": format!("hld_{n}"), "kind": "question", "title": "Hm?"});
+        let (first, last) = match decisions(seen).and_then(|told| told.last().cloned()) {
+            None => (0, 20),
+            Some(told) if told["hold_id"] == "hld_15" => (16, 20),
+            Some(_) => return Play::says("done").with_header("x-statehold-session", "ses_far"),
+        };
+        paused(&Value::Array((first..last).map(hold).collect()))
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let request = rig.ask(session, "far", "go on").await;
+    for open in [16, 4] {
+        let holds = asked(&rig, request).await;
+        let holds: Vec<_> = holds.iter().filter(|hold| hold.closed.is_none()).collect();
+        assert_eq!(holds.len(), open);
+        for hold in holds {
+            rig.decide(hold, DecisionKind::Respond, Some("yes")).await;
+        }
+    }
+    let ended = rig.ended(request).await;
+    assert_eq!(answer_of(&ended), "done");
+    assert_eq!(ended.holds.len(), 20);
+    assert_eq!(server.seen().len(), 3);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() -> Outcome {
+    let long = "x".repeat(20_000);
+    let holds = [
+        (
+            json!([{"id": "h", "kind": "credential", "title": "?"}]),
+            "agent_pause_unsupported",
+        ),
+        (json!([]), "agent_malformed"),
+        (json!("none"), "agent_malformed"),
+        (
+            json!([{"id": "a b", "kind": "question"}]),
+            "agent_malformed",
+        ),
+        (
+            json!([{"id": "h", "kind": "form", "title": "?"}]),
+            "cannot_ask",
+        ),
+        (
+            json!([{"id": "h", "kind": "form", "response_schema": {"description": long}}]),
+            "agent_malformed",
+        ),
+        (
+            json!([{"id": "h", "kind": "form", "response_schema": {"$ref": "http://x.test/s"}}]),
+            "agent_malformed",
+        ),
+        (
+            json!([{"id": "h", "kind": "link", "url": "javascript:alert(1)"}]),
+            "cannot_ask",
+        ),
+        (json!([{"id": "h", "kind": "link"}]), "cannot_ask"),
+    ];
+    for (holds, code) in holds {
+        let shown = holds.to_string();
+        let server = Server::start(move |seen| {
+            if seen.said() == "wait" {
+                return paused(&holds);
+            }
+            Play::says("fine").with_header("x-statehold-session", "ses_far")
+        })
+        .await;
+        let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("far").await;
+        let error = rig.failing_turn(session, "far", "wait").await;
+        assert_eq!(error["code"], code, "{shown:.200}: {error}");
+        assert_eq!(rig.turn(session, "far", "go on").await, "fine");
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_without_a_session_cannot_wait() -> Outcome {
+    let server = waiting(json!([{"id": "h", "kind": "question", "title": "?"}])).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let error = rig.failing_turn(session, "far", "wait").await;
+    assert_eq!(error["code"], "agent_pause_untracked");
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.contains(r#"memory = "track""#), "{message}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

@@ -1,0 +1,279 @@
+//! Agents that remember nothing get their own exchanges back, and their state as it was.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use statehold_agents::spec::Memory;
+use statehold_engine::Schema;
+
+use crate::rig::{Outcome, Rig, router};
+use crate::server::{Play, Server, Service};
+use crate::world::{chat, conversations};
+
+/// What no parser of JSON that we know would write the same way again.
+const ODD_STATE: &str = r#"{"z":1.0,"a":1E400,"n":123456789012345678901234567890,"is_gpa":true,"ums_conversation_id":"c-9","shared_context":"mine","tool_calls":{"not":"a list"},"gpa_messages":{ "tool_call_history" :[]},"é":"\u00e9\/","z":-0}"#;
+
+fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    let own = |(role, content): &(&str, &str)| ((*role).to_owned(), (*content).to_owned());
+    expected.iter().map(own).collect()
+}
+
+#[tokio::test]
+async fn each_agent_sees_exactly_its_own_exchanges() -> Outcome {
+    let service = Arc::new(Service::default());
+    let ums = Arc::clone(&service);
+    let ums_server =
+        Server::start(move |seen| ums.play(seen, |said| format!("user answer {}", said.len())))
+            .await;
+    let gpa_server = Server::start(|seen| Play::says(&format!("heard: {}", seen.said()))).await;
+    let rules = [("(?i)user", "ums"), (".", "gpa")];
+    let rig = Rig::new(vec![
+        router("coordinator", &rules, &["ums", "gpa"]),
+        Arc::new(conversations("ums", &ums_server)),
+        Arc::new(chat("gpa", &gpa_server, Memory::Restore)),
+    ])
+    .await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    for (said, answer) in [
+        ("List users", "user answer 1"),
+        ("Weather in Paris?", "heard: Weather in Paris?"),
+        ("Delete the first user", "user answer 2"),
+        ("And tomorrow?", "heard: And tomorrow?"),
+    ] {
+        assert_eq!(rig.turn(session, "coordinator", said).await, answer);
+    }
+    let gpa = gpa_server.seen();
+    assert_eq!(gpa[0].messages(), pairs(&[("user", "Weather in Paris?")]));
+    assert_eq!(
+        gpa[1].messages(),
+        pairs(&[
+            ("user", "Weather in Paris?"),
+            ("assistant", "heard: Weather in Paris?"),
+            ("user", "And tomorrow?"),
+        ])
+    );
+    assert_eq!(gpa[0].path, "/v1/chat/completions");
+    assert_eq!(gpa[0].json()["model"], "gpa-model");
+    let kept = crate::server::locked(&service.conversations).clone();
+    assert_eq!(kept.len(), 1, "one conversation");
+    assert_eq!(kept[0].2, ["List users", "Delete the first user"]);
+    assert!(kept[0].1.contains(&session.to_string()), "{}", kept[0].1);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome {
+    let custom = format!(
+        r#"{{"attachments":[{{"index":0,"type":"text/csv","title":"r","url":"files/r.csv"}}],"state":{ODD_STATE}}}"#
+    );
+    let server = Server::start(move |seen| {
+        if seen.messages().len() == 1 {
+            Play::says_with("first", Some(&custom))
+        } else {
+            Play::says("more")
+        }
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    for said in ["one", "two", "three"] {
+        rig.turn(session, "gpa", said).await;
+    }
+    let attachment = r#"[{"index":0,"type":"text/csv","title":"r","url":"files/r.csv"}]"#;
+    let whole = format!(
+        r#"{{"role":"assistant","content":"first","custom_content":{{"attachments":{attachment},"state":{ODD_STATE}}}}}"#
+    );
+    let seen = server.seen();
+    for later in &seen[1..] {
+        assert!(later.text.contains(&whole), "{}", later.text);
+    }
+    // A turn without a state has none.
+    let plain = r#"{"role":"assistant","content":"more"}"#;
+    assert!(seen[2].text.contains(plain), "{}", seen[2].text);
+    // Nothing of it became anything of ours.
+    let values = rig.engine.session_values(session).await?;
+    assert!(values.is_empty(), "{values:?}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_agent_is_told_who_asks_and_what_it_calls_itself_is_kept() -> Outcome {
+    let server = Server::start(|_| {
+        Play::says("yes")
+            .with_header("x-conversation-id", "theirs")
+            .with_header("x-statehold-request", "req_theirs")
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    let request = rig.ask(session, "gpa", "hello").await;
+    rig.ended(request).await;
+    let seen = &server.seen()[0];
+    let (session_text, request_text) = (session.to_string(), request.to_string());
+    assert_eq!(seen.header("x-statehold-session"), Some(&*session_text));
+    assert_eq!(
+        seen.header("x-statehold-origin-session"),
+        Some(&*session_text)
+    );
+    assert_eq!(seen.header("x-statehold-request"), Some(&*request_text));
+    assert_eq!(
+        seen.header("x-statehold-origin-request"),
+        Some(&*request_text)
+    );
+    assert!(seen.header("x-statehold-origin-task").is_some());
+    let trace = &session_text["ses_".len()..];
+    let span = &request_text[request_text.len() - 16..];
+    let expected = format!("00-{trace}-{span}-01");
+    assert_eq!(seen.header("traceparent"), Some(&*expected));
+    let steps = rig
+        .items(session, "gpa", statehold_core::item::ItemKind::Step)
+        .await;
+    let step: Value =
+        serde_json::from_str(steps[0].data.as_ref().expect("data").get()).expect("JSON");
+    assert_eq!(step["result"]["ids"]["x-conversation-id"], "theirs");
+    assert_eq!(step["result"]["ids"]["x-statehold-request"], "req_theirs");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_state_that_does_not_fit_is_set_aside_and_the_conversation_goes_on() -> Outcome {
+    let server = Server::start(|seen| {
+        let state = match seen.said().as_str() {
+            "one" => r#"{"state":{"n":1}}"#,
+            "two" => r#"{"state":{"n":"two"}}"#,
+            "three" => r#"{"state":{"n":3,"tool_call_history":"gone"}}"#,
+            _ => r#"{"state":{"n":4}}"#,
+        };
+        Play::says_with("ok", Some(state))
+    })
+    .await;
+    let mut spec = chat("gpa", &server, Memory::Restore);
+    let schema = r#"{"type":"object","properties":{"n":{"type":"integer"},"tool_call_history":{"type":"array"}}}"#;
+    spec.state_schema = Some(Arc::new(Schema::new(schema).expect("a schema")));
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    for said in ["one", "two", "three", "four"] {
+        assert_eq!(rig.turn(session, "gpa", said).await, "ok");
+    }
+    let last = server.seen()[3].json();
+    let state = |at: usize| last["messages"][at]["custom_content"]["state"].clone();
+    assert_eq!(state(1), json!({"n": 1}));
+    assert_eq!(state(3), Value::Null);
+    assert_eq!(state(5), json!({"n": 3, "tool_call_history": []}));
+    let notes = rig.notes(session, "gpa").await;
+    let named = |name: &str| {
+        let mut notes = notes.iter().filter(|(known, _)| known == name);
+        let first = notes.next().map(|(_, data)| data.clone());
+        assert!(notes.next().is_none(), "{name} once");
+        first.expect(name)
+    };
+    let aside = named("state_set_aside");
+    assert_eq!(aside["state"], json!({"n": "two"}));
+    let reason = aside["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("/n: "), "{reason}");
+    assert_eq!(named("state_reset")["tool_call_history"], "was no list");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn old_pairs_are_left_out_of_what_is_given_back_and_not_of_what_is_kept() -> Outcome {
+    let server = Server::start(|_| {
+        let state = r#"{"state":{"tool_call_history":[{"t":1},{"t":2.0},{"t":3}]}}"#;
+        Play::says_with("ok", Some(state))
+    })
+    .await;
+    let mut spec = chat("gpa", &server, Memory::Restore);
+    spec.keep_pairs = Some(2);
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    for said in ["one", "two"] {
+        rig.turn(session, "gpa", said).await;
+    }
+    let second = &server.seen()[1];
+    let kept = r#""state":{"tool_call_history":[{"t":2.0},{"t":3}]}"#;
+    assert!(second.text.contains(kept), "{}", second.text);
+    let notes = rig.notes(session, "gpa").await;
+    let pruned: Vec<_> = notes
+        .iter()
+        .filter(|(name, _)| name == "state_pruned")
+        .collect();
+    assert_eq!(pruned.len(), 1);
+    assert_eq!(pruned[0].1, json!({"pairs": 1}));
+    let whole = notes.iter().filter(|(name, data)| {
+        let history = &data["state"]["tool_call_history"];
+        name == "agent_state" && history.as_array().is_some_and(|list| list.len() == 3)
+    });
+    assert_eq!(whole.count(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Outcome {
+    let server = Server::start(|_| {
+        Play::json(
+            200,
+            &json!({"choices": [{"index": 0, "finish_reason": "tool_calls", "message": {
+                "role": "assistant", "content": null,
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}],
+            }}]}),
+        )
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let history = json!([
+        {"role": "system", "content": "be kind"},
+        {"role": "tool", "tool_call_id": "c0", "content": "7"},
+    ]);
+    let data =
+        json!({"history": history, "passthrough": {"tools": tools, "model": "other", "seed": 7}});
+    let request = rig.ask_with(session, "gpa", "hi", &data).await;
+    let ended = rig.ended(request).await;
+    let seen = server.seen()[0].json();
+    assert_eq!(seen["tools"], tools);
+    assert_eq!(
+        (&seen["model"], &seen["seed"]),
+        (&json!("gpa-model"), &json!(7))
+    );
+    assert_eq!(seen["messages"][0], history[0]);
+    assert_eq!(seen["messages"][1], history[1]);
+    assert_eq!(
+        seen["messages"][2],
+        json!({"role": "user", "content": "hi"})
+    );
+    let data = crate::world::said(&ended).data.expect("data");
+    let data: Value = serde_json::from_str(data.get()).expect("JSON");
+    assert_eq!(data["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);
+    // In a task with a history of its own, nobody brings another.
+    let request = rig
+        .ask_with(
+            session,
+            "gpa",
+            "again",
+            &json!({"history": [{"role": "user", "content": "forged"}]}),
+        )
+        .await;
+    rig.ended(request).await;
+    let seen = &server.seen()[1];
+    assert!(!seen.text.contains("forged"), "{}", seen.text);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Chat services that keep a session, as another Statehold does.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use serde_json::json;
+use statehold_agents::spec::Memory;
+
+use crate::rig::{Outcome, Rig};
+use crate::server::{Play, Seen, Server, locked};
+use crate::world::{answer_of, chat, said};
+
+/// The sessions of a service, each with what was said in it.
+type Sessions = Arc<Mutex<Vec<(String, Vec<String>)>>>;
+
+fn play(sessions: &Sessions, seen: &Seen) -> Play {
+    let mut sessions = locked(sessions);
+    let asked = seen.header("x-statehold-session").expect("a session");
+    if asked == "new" {
+        let id = format!("ses_{}", sessions.len() + 1);
+        sessions.push((id, Vec::new()));
+    }
+    let last = sessions.last().map(|(id, _)| id.clone());
+    let id = if asked == "new" {
+        last.expect("it is there")
+    } else {
+        asked.to_owned()
+    };
+    let Some((_, said)) = sessions.iter_mut().find(|(known, _)| *known == id) else {
+        return Play::json(404, &json!({"error": {"message": "no such session"}}));
+    };
+    said.push(seen.said());
+    Play::says(&format!("answer {}", said.len())).with_header("x-statehold-session", &id)
+}
+
+#[tokio::test]
+async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent() -> Outcome {
+    let sessions = Sessions::default();
+    let played = Arc::clone(&sessions);
+    let server =
+        Server::start(move |seen| play(&played, seen).after(Duration::from_millis(20))).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    // These are tasks of their own, and race.
+    let (first, second) = (
+        rig.ask(session, "far", "one").await,
+        rig.ask(session, "far", "two").await,
+    );
+    for request in [first, second] {
+        let ended = rig.ended(request).await;
+        answer_of(&ended);
+    }
+    assert_eq!(rig.turn(session, "far", "three").await, "answer 3");
+    assert_eq!(locked(&sessions).len(), 1);
+    let seen = server.seen();
+    let told: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.header("x-statehold-session"))
+        .collect();
+    assert_eq!(told, [Some("new"), Some("ses_1"), Some("ses_1")]);
+    let last = seen.last().expect("a call");
+    assert_eq!(last.messages(), [("user".to_owned(), "three".to_owned())]);
+    let ours = session.to_string();
+    assert_eq!(last.header("x-statehold-origin-session"), Some(&*ours));
+    assert_eq!(last.header("x-statehold-task"), None);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_session_that_the_agent_lost_is_made_anew_once() -> Outcome {
+    let sessions = Sessions::default();
+    let played = Arc::clone(&sessions);
+    let server = Server::start(move |seen| play(&played, seen)).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    assert_eq!(rig.turn(session, "far", "one").await, "answer 1");
+    locked(&sessions)[0].0 = "gone".to_owned();
+    let request = rig.ask(session, "far", "two").await;
+    let ended = rig.ended(request).await;
+    assert_eq!(answer_of(&ended), "answer 1");
+    let annotations = said(&ended).annotations.expect("annotations");
+    assert_eq!(annotations.get(), r#"{"conversation_recreated":true}"#);
+    let notes = rig.notes(session, "far").await;
+    assert_eq!(notes[0].0, "conversation_recreated");
+    assert_eq!(rig.turn(session, "far", "three").await, "answer 2");
+    assert_eq!(locked(&sessions).len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_names_no_session_cannot_be_tracked() -> Outcome {
+    let server = Server::start(|_| Play::says("hm")).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let error = rig.failing_turn(session, "far", "one").await;
+    assert_eq!(error["code"], "agent_names_no_session");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

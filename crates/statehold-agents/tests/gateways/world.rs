@@ -1,0 +1,202 @@
+//! Sessions with agents in other processes, and what is kept of their turns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use serde_json::value::to_raw_value;
+use statehold_agents::spec::{AgentKind, AgentSpec, ConversationsSpec, Memory, OpenaiSpec};
+use statehold_core::command::{Command, StartRequest, StatePatch};
+use statehold_core::hold::DecisionKind;
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::item::ItemKind;
+use statehold_core::record::Event;
+use statehold_core::request::RequestOutcome;
+use statehold_core::task::CloseOn;
+use statehold_engine::kept::{ItemBody, parse, to_bytes};
+use statehold_engine::{Committed, HoldDetail, NewAnswer, Reply, RequestDetail};
+
+use crate::rig::{Rig, agent, error, name};
+use crate::server::Server;
+
+pub(crate) fn chat(text: &str, server: &Server, memory: Memory) -> AgentSpec {
+    let kind = AgentKind::Openai(Arc::new(OpenaiSpec {
+        base_url: server.url(),
+        model: format!("{text}-model"),
+        credential: None,
+        memory,
+    }));
+    owned(agent(text, kind))
+}
+
+pub(crate) fn conversations(text: &str, server: &Server) -> AgentSpec {
+    let kind = AgentKind::Conversations(Arc::new(ConversationsSpec {
+        base_url: server.url(),
+        credential: None,
+    }));
+    owned(agent(text, kind))
+}
+
+fn owned(spec: Arc<AgentSpec>) -> AgentSpec {
+    Arc::into_inner(spec).expect("nobody else has it")
+}
+
+pub(crate) fn brief(mut spec: AgentSpec) -> AgentSpec {
+    spec.timeout = Duration::from_millis(400);
+    spec
+}
+
+impl Rig {
+    /// Says something, and gives the answer.
+    pub(crate) async fn turn(&self, session: SessionId, agent: &str, text: &str) -> String {
+        let request = self.ask(session, agent, text).await;
+        let ended = self.ended(request).await;
+        answer_of(&ended)
+    }
+
+    /// Says something that goes wrong, and gives the error.
+    pub(crate) async fn failing_turn(&self, session: SessionId, agent: &str, text: &str) -> Value {
+        let request = self.ask(session, agent, text).await;
+        let ended = self.ended(request).await;
+        let outcome = ended.ended.as_ref().map(|ended| ended.outcome);
+        assert_eq!(outcome, Some(RequestOutcome::Failed));
+        error(&ended)
+    }
+
+    /// Says something with data that clients do not see.
+    pub(crate) async fn ask_with(
+        &self,
+        session: SessionId,
+        agent: &str,
+        text: &str,
+        data: &Value,
+    ) -> RequestId {
+        let owner = self.engine.owner(session).await.expect("an owner");
+        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
+        let mut payloads = payloads.expect("keys");
+        let body = ItemBody {
+            content: Some(to_raw_value(text).expect("text")),
+            data: Some(to_raw_value(data).expect("JSON")),
+            ..ItemBody::default()
+        };
+        let command = Command::StartRequest(StartRequest {
+            agent: name(agent),
+            task: None,
+            parent: None,
+            input: payloads.put(to_bytes(&body)),
+            attachments: Vec::new(),
+            close_on: CloseOn::Never,
+            lease_ttl_ms: None,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        });
+        let reply: Reply = Arc::new(|made: &Committed<'_>| {
+            let mut events = made.record.content.events.iter();
+            let id = events.find_map(|event| match event {
+                Event::RequestStarted { request, .. } => Some(request.to_string()),
+                _ => None,
+            });
+            id.unwrap_or_default().into_bytes()
+        });
+        let done = self
+            .engine
+            .submit(session, &self.call(), &command, &payloads, &reply)
+            .await
+            .expect("a request");
+        let id = String::from_utf8(done.body).expect("text");
+        id.parse().expect("an id")
+    }
+
+    /// Decides a hold as the developer at the keyboard.
+    pub(crate) async fn decide(
+        &self,
+        hold: &HoldDetail,
+        kind: DecisionKind,
+        content: Option<&str>,
+    ) {
+        let answer = NewAnswer {
+            kind,
+            digest: hold.hold.digest,
+            args: None,
+            content: content.map(|text| to_raw_value(text).expect("text")),
+            comment: None,
+            reason: None,
+        };
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let decided = self
+            .engine
+            .decide_hold(&self.call(), None, hold, answer, &reply)
+            .await;
+        decided.expect("a decision");
+    }
+
+    /// The notes of the only task of an agent, oldest first.
+    pub(crate) async fn notes(&self, session: SessionId, agent: &str) -> Vec<(String, Value)> {
+        let items = self.items(session, agent, ItemKind::Note).await;
+        let notes = items.into_iter().map(|body| {
+            let data = body.data.expect("data");
+            let data = serde_json::from_str(data.get()).expect("JSON");
+            (body.name.unwrap_or_default(), data)
+        });
+        notes.collect()
+    }
+
+    /// The items of one kind of the only task of an agent, oldest first.
+    pub(crate) async fn items(
+        &self,
+        session: SessionId,
+        agent: &str,
+        kind: ItemKind,
+    ) -> Vec<ItemBody> {
+        let tasks = self.engine.open_tasks_of(session, &name(agent)).await;
+        let tasks = tasks.expect("tasks");
+        assert_eq!(tasks.len(), 1, "tasks of {agent}");
+        let page = self.engine.task_items(session, tasks[0], None, 500).await;
+        let mut items = page.expect("items").items;
+        items.reverse();
+        let items = items.iter().filter(|item| item.placed.item.kind == kind);
+        items.map(|item| parse(item.body.as_deref())).collect()
+    }
+
+    /// The session's state as JSON.
+    pub(crate) async fn value(&self, session: SessionId, key: &str) -> Option<Value> {
+        let values = self.engine.session_values(session).await.expect("state");
+        let value = values.get(key)?;
+        Some(serde_json::from_slice(&value.value).expect("JSON"))
+    }
+
+    /// Waits until people are asked, and nobody stays to wait with them.
+    pub(crate) async fn paused(&self, request: RequestId) -> RequestDetail {
+        self.until(request, |detail| {
+            let live = detail.live.as_ref().expect("it waits");
+            live.lease.is_none() && !live.holds.is_empty()
+        })
+        .await
+    }
+}
+
+/// What was said at the end of a request.
+pub(crate) fn said(ended: &RequestDetail) -> ItemBody {
+    let stored = ended.finished.as_ref().expect("an end");
+    let named = stored.record.bodies();
+    let mut events = stored.record.content.events.iter();
+    let item = events.find_map(|event| match event {
+        Event::ItemsAppended { items, .. } => items.last(),
+        _ => None,
+    });
+    let body = item.expect("an answer").body;
+    let index = named.iter().position(|name| *name == body);
+    let bytes = stored.bodies[index.expect("kept")].as_deref();
+    parse(bytes)
+}
+
+/// What a request was answered. Anything else than an answer fails the test.
+pub(crate) fn answer_of(ended: &RequestDetail) -> String {
+    let outcome = ended.ended.as_ref().map(|ended| ended.outcome);
+    let is_failed = outcome == Some(RequestOutcome::Failed);
+    assert!(!is_failed, "it failed: {}", error(ended));
+    assert_eq!(outcome, Some(RequestOutcome::Completed));
+    let content = said(ended).content.expect("content");
+    serde_json::from_str(content.get()).expect("text")
+}
