@@ -7,11 +7,9 @@ mod conversations;
 mod fault_server;
 mod gateway;
 mod http;
-#[allow(
-    dead_code,
-    reason = "agents that are a model with tools are not run yet"
-)]
+mod llm;
 mod mcp;
+mod model;
 pub mod push;
 mod router;
 pub mod runner;
@@ -20,4 +18,5 @@ pub mod spec;
 mod sse;
 mod tls;
 mod turn;
+mod voice;
 mod words;

@@ -1,20 +1,29 @@
 //! The coordinator that chooses one agent per turn: a decision, the agent's answer, and the last words.
 
+mod model;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::name::Name;
+use statehold_engine::kept::Raw;
 
+use crate::model::Model;
 use crate::runner::{ChildAnswer, Run, StepDone, StepKind};
-use crate::spec::{FinalAnswer, RouterSpec, Routing, Rule};
+use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, Rule};
 use crate::turn::{Agent, Answer, TurnError};
 use crate::words::{Words, raw};
+use model::{Chooser, Finisher};
 
 /// Chooses one agent per turn.
 pub(crate) struct Router {
     spec: Arc<RouterSpec>,
+    /// Who chooses, if rules do not.
+    chooser: Option<Chooser>,
+    /// Who writes the last words, if the agent's are not the last.
+    finisher: Option<Finisher>,
 }
 
 /// Who gets a turn, and what they are told in addition.
@@ -26,29 +35,54 @@ struct Route {
 }
 
 impl Router {
-    pub(crate) fn new(spec: Arc<RouterSpec>) -> Self {
-        Self { spec }
+    /// A router, with `model` for the models that its declaration names.
+    pub(crate) fn new<E>(
+        spec: Arc<RouterSpec>,
+        book: &AgentBook,
+        model: impl Fn(&Name) -> Result<Model, E>,
+    ) -> Result<Self, E> {
+        let chooser = match &spec.routing {
+            Routing::Rules { .. } => None,
+            Routing::Model {
+                model: name,
+                prompt,
+            } => {
+                let agents = spec.agents.as_slice();
+                Some(Chooser::new(model(name)?, prompt.as_deref(), agents, book))
+            }
+        };
+        let finisher = match &spec.answer {
+            FinalAnswer::Pass => None,
+            FinalAnswer::Model {
+                model: name,
+                prompt,
+            } => Some(Finisher::new(model(name)?, prompt.as_deref())),
+        };
+        Ok(Self {
+            spec,
+            chooser,
+            finisher,
+        })
     }
 
     async fn route(&self, run: &mut Run) -> Result<Route, TurnError> {
+        if let Some(chooser) = &self.chooser {
+            return chooser.choose(run).await;
+        }
         let text = run.input.text();
-        let route = match &self.spec.routing {
-            Routing::Rules { rules, otherwise } => {
-                let work = async {
-                    let route = by_rules(rules, otherwise.as_ref(), &text)?;
-                    Ok(StepDone {
-                        result: raw(&route),
-                        usage: None,
-                    })
-                };
-                run.step(StepKind::Route, text.as_bytes(), work).await?
-            }
-            Routing::Model { .. } => return Err(TurnError::failed("internal", "no models yet")),
+        let work = async {
+            let route = match &self.spec.routing {
+                Routing::Rules { rules, otherwise } => by_rules(rules, otherwise.as_ref(), &text)?,
+                // There is a chooser then.
+                Routing::Model { .. } => by_rules(&[], None, &text)?,
+            };
+            Ok(StepDone {
+                result: raw(&route),
+                usage: None,
+            })
         };
-        serde_json::from_str(route.get()).map_err(|error| {
-            let message = format!("the decision where to route this turn cannot be read: {error}");
-            TurnError::failed("route_malformed", message)
-        })
+        let route = run.step(StepKind::Route, text.as_bytes(), work).await?;
+        read_route(&route)
     }
 
     /// The agent of that name, if it is one that this router may choose.
@@ -73,7 +107,7 @@ impl Agent for Router {
         let route = self.route(run).await?;
         let agent = self.agent(&route.agent_name)?;
         let asked = with_instructions(&run.input, route.additional_instructions.as_deref());
-        let passes = matches!(self.spec.answer, FinalAnswer::Pass);
+        let passes = self.finisher.is_none();
         let said = match run.ask_agent(agent, &asked, passes).await? {
             ChildAnswer::Said(words) => words,
             ChildAnswer::Failed(failure) => {
@@ -81,11 +115,18 @@ impl Agent for Router {
                 return Err(TurnError::failed(&failure.code, message));
             }
         };
-        match &self.spec.answer {
-            FinalAnswer::Pass => Ok(Answer::plain(said)),
-            FinalAnswer::Model { .. } => Err(TurnError::failed("internal", "no models yet")),
+        match &self.finisher {
+            None => Ok(Answer::plain(said)),
+            Some(finisher) => Ok(Answer::plain(finisher.finish(run, agent, said).await?)),
         }
     }
+}
+
+fn read_route(route: &Raw) -> Result<Route, TurnError> {
+    serde_json::from_str(route.get()).map_err(|error| {
+        let message = format!("the decision where to route this turn cannot be read: {error}");
+        TurnError::failed("route_malformed", message)
+    })
 }
 
 /// The first rule that fits, or the agent for everything else.

@@ -10,6 +10,7 @@ mod clients;
 mod hold;
 mod journal;
 mod run;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -26,6 +27,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::gateway::{Conversations, Openai};
+use crate::llm::Llm;
+use crate::mcp::ToolServers;
+use crate::model::Model;
 use crate::router::Router;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
 use crate::turn::{Agent, TurnError, TurnFailure};
@@ -34,8 +38,10 @@ pub(crate) use child::ChildAnswer;
 pub(crate) use clients::Clients;
 pub(crate) use hold::Decided;
 pub use journal::StepKind;
+pub(crate) use journal::recorded_step;
 pub(crate) use run::{Beside, Place, Run, StepDone};
 pub use run::{Lost, Moment, OnStep};
+pub(crate) use tools::{Told, Toolbox, told_of};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
 const LEASE: Duration = Duration::from_secs(30);
@@ -71,6 +77,7 @@ pub enum RunnerError {
 pub struct Runner {
     tasks: TaskTracker,
     stop: CancellationToken,
+    tools: Arc<ToolServers>,
 }
 
 impl std::fmt::Debug for Runner {
@@ -124,7 +131,8 @@ impl Runner {
         on_step: OnStep,
     ) -> Result<Self, RunnerError> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let clients = Clients::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
+        let clients =
+            Clients::new(&book).map_err(|error| RunnerError::Clients(error.to_string()))?;
         let mut ours = BTreeMap::new();
         for (name, spec) in &book.agents {
             if let Some(agent) = agent_of(spec, &book, &clients)? {
@@ -150,7 +158,8 @@ impl Runner {
         for ours in shared.ours.values() {
             tasks.spawn(Arc::clone(&shared).work_for(ours.clone()));
         }
-        Ok(Self { tasks, stop })
+        let tools = clients.tools;
+        Ok(Self { tasks, stop, tools })
     }
 
     /// Begins to stop, without waiting for it.
@@ -163,17 +172,49 @@ impl Runner {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        // Programs that were started for their tools end before this process does.
+        if let Some(tools) = Arc::into_inner(self.tools) {
+            tools.close().await;
+        }
     }
 }
 
 /// What does the turns of an agent. None for those that work elsewhere.
 fn agent_of(
     spec: &Arc<AgentSpec>,
-    _book: &AgentBook,
+    book: &AgentBook,
     clients: &Clients,
 ) -> Result<Option<Arc<dyn Agent>>, RunnerError> {
+    let undeclared = |what: String| RunnerError::Declaration {
+        agent: spec.name.clone(),
+        what,
+    };
+    let model = |name: &Name| {
+        let found = book.models.get(name);
+        let found = found.ok_or_else(|| {
+            undeclared(format!(
+                "the model `{name}` is not declared; add [models.{name}]"
+            ))
+        })?;
+        Ok::<_, RunnerError>(Model::new(clients.chat.clone(), found))
+    };
     match &spec.kind {
-        AgentKind::Router(router) => Ok(Some(Arc::new(Router::new(Arc::clone(router))))),
+        AgentKind::Router(router) => {
+            let router = Router::new(Arc::clone(router), book, model)?;
+            Ok(Some(Arc::new(router)))
+        }
+        AgentKind::Llm(llm) => {
+            let mut servers = llm.tool_servers.iter();
+            if let Some(server) = servers.find(|name| !book.tool_servers.contains_key(*name)) {
+                let what = format!(
+                    "the tool server `{server}` is not declared; add [tool_servers.{server}]"
+                );
+                return Err(undeclared(what));
+            }
+            let tools = Arc::clone(&clients.tools);
+            let llm = Llm::new(Arc::clone(llm), model(&llm.model)?, tools);
+            Ok(Some(Arc::new(llm)))
+        }
         AgentKind::Openai(openai) => {
             let agent = Openai::new(Arc::clone(openai), clients.chat.clone());
             Ok(Some(Arc::new(agent)))
@@ -182,7 +223,7 @@ fn agent_of(
             let agent = Conversations::new(Arc::clone(service), clients.http.clone());
             Ok(Some(Arc::new(agent)))
         }
-        AgentKind::Worker | AgentKind::Llm(_) => Ok(None),
+        AgentKind::Worker => Ok(None),
     }
 }
 

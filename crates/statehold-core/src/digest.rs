@@ -162,7 +162,12 @@ pub fn action_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, I
     Ok(Digest::sha256(&canonical_bytes(&action)))
 }
 
-fn require_exact_numbers(value: &Value) -> Result<(), InexactNumber> {
+/// Refuses numbers that a double cannot hold.
+///
+/// # Errors
+///
+/// If there is one, however deep.
+pub fn require_exact_numbers(value: &Value) -> Result<(), InexactNumber> {
     match value {
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
         Value::Number(number) => {

@@ -213,16 +213,18 @@ impl Engine {
             let (Some(tool), Some(arguments)) = (&body.name, &body.arguments) else {
                 continue;
             };
-            let policy = self.policies().of(agent, tool);
-            let Ok(args) = serde_json::from_str(arguments.get()) else {
-                continue;
-            };
-            let shown = preview(&args, &policy.rules());
-            if !shown.redactions.is_empty() {
-                body.arguments = Some(raw(&shown.value));
+            if let Some(shown) = self.shown_arguments(agent, tool, arguments) {
+                body.arguments = Some(shown);
                 item.body = payloads.put(to_bytes(&body));
             }
         }
+    }
+
+    /// What people see of the arguments of a call. None if the policy of the tool hides nothing of them.
+    pub fn shown_arguments(&self, agent: &Name, tool: &str, arguments: &RawValue) -> Option<Raw> {
+        let args = serde_json::from_str(arguments.get()).ok()?;
+        let shown = preview(&args, &self.policies().of(agent, tool).rules());
+        (!shown.redactions.is_empty()).then(|| raw(&shown.value))
     }
 
     /// The agent that a live request belongs to.

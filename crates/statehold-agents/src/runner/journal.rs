@@ -10,6 +10,8 @@ use statehold_core::item::{CallMark, CallOutcome, ItemKind};
 use statehold_engine::kept::{ItemBody, Raw, parse};
 use statehold_engine::{Engine, EngineError, StoredItem};
 
+use super::tools::told_of;
+
 /// How many items are read at a time.
 const PAGE: usize = 200;
 
@@ -94,8 +96,12 @@ pub(crate) struct RecordedCall {
     pub(crate) tool: String,
     /// The arguments, or their preview where the policy hides something.
     pub(crate) arguments: Option<Raw>,
-    /// What it came to.
-    pub(crate) result: Option<(CallOutcome, Raw)>,
+    /// Whether it waits for an approval before it runs.
+    pub(crate) gated: bool,
+    /// Whether the tool honours the execution key.
+    pub(crate) idempotent: bool,
+    /// What it came to, as the model is told it.
+    pub(crate) told: Option<(CallOutcome, String)>,
 }
 
 /// What a request has recorded.
@@ -143,25 +149,35 @@ impl Journal {
         let item = &stored.placed.item;
         let body: ItemBody = parse(stored.body.as_deref());
         match (item.kind, item.call) {
-            (ItemKind::Step, _) => {
-                let step = body.data.map(|data| serde_json::from_str(data.get()));
-                // Steps of other makers have other shapes.
-                self.steps.extend(step.and_then(Result::ok));
+            (ItemKind::Step, _) => self.steps.extend(step_of(&body)),
+            (ItemKind::ToolCall, Some(CallMark::Call { gated, idempotent })) => {
+                self.calls.push_back(RecordedCall {
+                    id: item.id,
+                    call_id: body.call_id,
+                    tool: body.name.unwrap_or_default(),
+                    arguments: body.arguments,
+                    gated,
+                    idempotent,
+                    told: None,
+                });
             }
-            (ItemKind::ToolCall, _) => self.calls.push_back(RecordedCall {
-                id: item.id,
-                call_id: body.call_id,
-                tool: body.name.unwrap_or_default(),
-                arguments: body.arguments,
-                result: None,
-            }),
             (_, Some(CallMark::Result { call, outcome, .. })) => {
-                let result = body.result.unwrap_or_else(|| crate::words::raw(&()));
                 if let Some(known) = self.calls.iter_mut().find(|known| known.id == call) {
-                    known.result = Some((outcome, result));
+                    known.told = Some((outcome, told_of(&body)));
                 }
             }
             _ => {}
         }
     }
+}
+
+/// The step that an item keeps. Steps of other makers have other shapes.
+fn step_of(body: &ItemBody) -> Option<StepBody> {
+    serde_json::from_str(body.data.as_ref()?.get()).ok()
+}
+
+/// What a step in a history was, and what it came to.
+pub(crate) fn recorded_step(stored: &StoredItem) -> Option<(StepKind, Raw)> {
+    let step = step_of(&parse(stored.body.as_deref()))?;
+    Some((step.step, step.result))
 }

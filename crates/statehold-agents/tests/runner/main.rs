@@ -1,6 +1,11 @@
 //! Turns that the server takes itself: routed, waited for, paused, gone on with after the process is lost.
 
+mod approvals;
+mod crashes;
+mod llm;
 mod rig;
+mod routed;
+mod upstream;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -10,11 +10,13 @@ use statehold_agents::spec::{
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
+use statehold_core::item::{Attachment, AttachmentSource};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::session::Owner;
 use statehold_core::task::CloseOn;
-use statehold_engine::kept::{ItemBody, to_bytes};
+use statehold_engine::kept::{AttachmentBody, ItemBody, to_bytes};
+use statehold_engine::policy::Policies;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Committed, Engine, EngineError, EngineOptions, MemoryKeys,
     Reply, RequestDetail, SystemClock,
@@ -62,6 +64,14 @@ pub(crate) fn router(text: &str, rules: &[(&str, &str)], agents: &[&str]) -> Arc
     agent(text, AgentKind::Router(Arc::new(spec)))
 }
 
+pub(crate) fn book(agents: Vec<Arc<AgentSpec>>) -> AgentBook {
+    let agents = agents.into_iter().map(|spec| (spec.name.clone(), spec));
+    AgentBook {
+        agents: agents.collect(),
+        ..AgentBook::default()
+    }
+}
+
 pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) book: Arc<AgentBook>,
@@ -70,16 +80,19 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) async fn new(agents: Vec<Arc<AgentSpec>>) -> Self {
-        let agents = agents.into_iter().map(|spec| (spec.name.clone(), spec));
-        let book = AgentBook {
-            agents: agents.collect(),
-            ..AgentBook::default()
+        Self::with(book(agents), Policies::default()).await
+    }
+
+    pub(crate) async fn with(book: AgentBook, policies: Policies) -> Self {
+        let options = EngineOptions {
+            policies: Arc::new(policies),
+            ..EngineOptions::default()
         };
         let engine = Engine::start(
             Arc::new(MemoryStore::new()),
             Arc::new(MemoryKeys::default()),
             Arc::new(SystemClock),
-            EngineOptions::default(),
+            options,
         )
         .await
         .expect("an engine in memory");
@@ -138,16 +151,37 @@ impl Rig {
 
     /// Says something to an agent.
     pub(crate) async fn ask(&self, session: SessionId, agent: &str, text: &str) -> RequestId {
+        let content = serde_json::value::to_raw_value(text).expect("text");
+        let body = ItemBody {
+            content: Some(content),
+            ..ItemBody::default()
+        };
+        self.ask_body(session, agent, &body, &[]).await
+    }
+
+    /// Says something to an agent, with what clients do not see, and with files.
+    pub(crate) async fn ask_body(
+        &self,
+        session: SessionId,
+        agent: &str,
+        body: &ItemBody,
+        files: &[AttachmentBody],
+    ) -> RequestId {
         let owner = self.engine.owner(session).await.expect("an owner");
         let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
         let mut payloads = payloads.expect("keys");
-        let input = said(text, &mut payloads);
+        let input = payloads.put(to_bytes(body));
+        let attachments = files.iter().map(|file| Attachment {
+            body: payloads.put(to_bytes(file)),
+            source: AttachmentSource::Url,
+        });
+        let attachments = attachments.collect();
         let command = Command::StartRequest(StartRequest {
             agent: name(agent),
             task: None,
             parent: None,
-            input: input.body,
-            attachments: Vec::new(),
+            input,
+            attachments,
             close_on: CloseOn::Never,
             lease_ttl_ms: None,
             items: Vec::new(),

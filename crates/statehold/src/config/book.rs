@@ -170,7 +170,9 @@ impl<'a> Reading<'a> {
             Kind::Conversations => self
                 .conversations(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Conversations(Arc::new(spec))),
-            Kind::Llm => self.llm(place, &mut declaration).map(|spec| AgentKind::Llm(Arc::new(spec))),
+            Kind::Llm => self
+                .llm(place, &mut declaration)
+                .map(|spec| AgentKind::Llm(Arc::new(spec))),
             Kind::Router => self
                 .router(place, name, &mut declaration)
                 .map(|spec| AgentKind::Router(Arc::new(spec))),

@@ -304,10 +304,6 @@ impl Served {
         Self { address, tasks }
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     pub(super) fn transport(&self) -> ToolTransport {
         at(self.address, None)
     }

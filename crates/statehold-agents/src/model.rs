@@ -1,0 +1,180 @@
+//! A model behind a chat endpoint, as agents use it, and what is kept of what it said.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use statehold_core::name::Name;
+use statehold_engine::kept::Raw;
+
+use crate::chat::{ChatCall, ChatClient, ChatEndpoint, ChatReply, Usage};
+use crate::spec::ModelSpec;
+use crate::turn::TurnError;
+use crate::words::raw;
+
+/// Where nothing is said about tokens, so many bytes count as one.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// A model, and the way to it.
+#[derive(Clone)]
+pub(crate) struct Model {
+    name: Name,
+    chat: ChatClient,
+    endpoint: Arc<ChatEndpoint>,
+}
+
+/// What a model said, as its step keeps it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Said {
+    /// Its words.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) text: String,
+    /// The tools it wants called.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<Wish>,
+    /// Why it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) finish_reason: Option<String>,
+    /// What counts against the budget.
+    #[serde(default)]
+    pub(crate) tokens: u64,
+}
+
+/// A tool call that a model wants, as its step keeps it: whatever is judged about it is judged once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Wish {
+    /// What the model calls this call.
+    pub(crate) id: String,
+    /// The tool, as the model knows it.
+    pub(crate) name: String,
+    /// What the model wrote, or the preview where the policy hides something of it.
+    pub(crate) arguments: String,
+    /// The name under which the call is recorded, and whose policy holds.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) tool: String,
+    /// Whether a person must approve it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) gated: bool,
+    /// Whether calling it again under the same key is harmless.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) idempotent: bool,
+    /// Whether the arguments here are only a preview.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) hidden: bool,
+    /// Why it is not even tried. The model is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+}
+
+/// What a model is asked.
+pub(crate) struct Question {
+    pub(crate) messages: Vec<Raw>,
+    pub(crate) extra: Map<String, Value>,
+    pub(crate) stream: bool,
+}
+
+impl Model {
+    pub(crate) fn new(chat: ChatClient, spec: &ModelSpec) -> Self {
+        let endpoint = ChatEndpoint {
+            base_url: spec.base_url.clone(),
+            model: spec.model.clone(),
+            credential: spec.credential.clone(),
+            timeout: spec.timeout,
+            retries: spec.retries,
+        };
+        Self {
+            name: spec.name.clone(),
+            chat,
+            endpoint: Arc::new(endpoint),
+        }
+    }
+
+    pub(crate) async fn ask(
+        &self,
+        question: Question,
+        on_text: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(ChatReply, Took), TurnError> {
+        let mut extra = question.extra;
+        if question.stream {
+            extra.insert(
+                "stream_options".to_owned(),
+                serde_json::json!({"include_usage": true}),
+            );
+        }
+        let call = ChatCall {
+            messages: question.messages,
+            extra,
+            headers: Vec::new(),
+            stream: question.stream,
+        };
+        let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
+        let reply = self.chat.chat(&self.endpoint, &call, on_text).await;
+        let reply = reply.map_err(|error| {
+            let message = format!("the model `{}`: {error}", self.name);
+            TurnError::failed(error.code(), message)
+        })?;
+        let took = Took::of(&reply, asked);
+        Ok((reply, took))
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+}
+
+/// What an answer took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Took {
+    /// As the service says.
+    reported: Option<Usage>,
+    /// Every token, guessed if the service does not say: what nobody counts would be free.
+    pub(crate) tokens: u64,
+}
+
+impl Took {
+    fn of(reply: &ChatReply, asked_bytes: usize) -> Self {
+        let answered: usize = reply
+            .tool_calls
+            .iter()
+            .map(|call| call.name.len() + call.arguments.len())
+            .sum();
+        let bytes = asked_bytes + answered + reply.content.len();
+        let guessed = u64::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u64::MAX);
+        let counted = reply.usage.map(|usage| {
+            let parts = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+            usage.total_tokens.max(parts)
+        });
+        Self {
+            reported: reply.usage,
+            tokens: counted.unwrap_or(guessed),
+        }
+    }
+
+    /// Both together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let sum = |a: Usage, b: Usage| Usage {
+            prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
+            completion_tokens: a.completion_tokens.saturating_add(b.completion_tokens),
+            total_tokens: a.total_tokens.saturating_add(b.total_tokens),
+        };
+        let both = self.reported.zip(other.reported);
+        Self {
+            reported: both
+                .map(|(a, b)| sum(a, b))
+                .or(self.reported)
+                .or(other.reported),
+            tokens: self.tokens.saturating_add(other.tokens),
+        }
+    }
+
+    /// What the service said it took, in the words of chat completions.
+    pub(crate) fn recorded(&self) -> Option<Raw> {
+        self.reported.map(|usage| {
+            raw(&serde_json::json!({
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
+            }))
+        })
+    }
+}

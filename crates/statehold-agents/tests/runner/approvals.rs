@@ -1,0 +1,268 @@
+//! Tool calls that wait for a person: approved, changed, refused, answered, and never made otherwise.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use statehold_core::hold::DecisionKind;
+use statehold_core::ids::RequestId;
+use statehold_core::request::RequestStatus;
+use statehold_engine::kept::{HoldBody, parse};
+use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+use statehold_engine::{HoldDetail, NewAnswer, PathRule, Reply};
+
+use crate::llm::{AtWork, Declared, completed, prompt_leads};
+use crate::rig::{Outcome, Rig, name};
+use crate::upstream::{Called, ScriptedModel, ToolServer, calls, text, tool};
+
+/// `delete_user` needs an approval, and nobody sees the pin.
+pub(crate) fn policies() -> Policies {
+    let delete = ToolPolicy {
+        approval: Some(Approval::Always),
+        redact: Some(vec![PathRule::try_from("/pin".to_owned()).expect("a path")]),
+        ..ToolPolicy::default()
+    };
+    let agent = AgentPolicy {
+        tools: [(name("delete_user"), delete)].into(),
+        ..AgentPolicy::default()
+    };
+    Policies {
+        agents: [(name("assistant"), agent)].into(),
+    }
+}
+
+pub(crate) fn delete_user() -> Value {
+    json!({"name": "delete_user", "annotations": {"destructiveHint": true}, "inputSchema": {
+        "type": "object", "required": ["user_id"],
+        "properties": {"user_id": {"type": "integer"}, "pin": {"type": "string"}}}})
+}
+
+pub(crate) async fn tools() -> ToolServer {
+    ToolServer::start(vec![delete_user(), tool("list_users")], |call| {
+        format!("{} done", call.tool)
+    })
+    .await
+}
+
+/// Waits until a request waits for people and nobody holds it, and gives what it waits for.
+pub(crate) async fn paused(rig: &Rig, request: RequestId, holds: usize) -> Vec<HoldDetail> {
+    let detail = rig
+        .until(request, |detail| {
+            let live = detail.live.as_ref();
+            live.is_some_and(|live| {
+                live.status == RequestStatus::Held
+                    && live.lease.is_none()
+                    && live.holds.len() == holds
+            })
+        })
+        .await;
+    let mut open = detail.holds;
+    open.retain(|hold| hold.closed.is_none());
+    open.sort_by_key(|hold| hold.hold.number);
+    open
+}
+
+pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, with: Value) {
+    let field = |name: &str| with.get(name).filter(|value| !value.is_null());
+    let raw = |value: &Value| serde_json::value::to_raw_value(value).expect("JSON");
+    let answer = NewAnswer {
+        kind,
+        digest: hold.hold.digest,
+        args: field("args").map(raw),
+        content: field("content").map(raw),
+        comment: field("comment").and_then(Value::as_str).map(str::to_owned),
+        reason: None,
+    };
+    let detail = rig
+        .engine
+        .hold(&rig.local, hold.hold.id)
+        .await
+        .expect("the hold");
+    let reply: Reply = Arc::new(|_| Vec::new());
+    rig.engine
+        .decide_hold(&rig.call(), None, &detail, answer, &reply)
+        .await
+        .expect("a decision");
+}
+
+/// One call of `delete_user` that is decided. Gives what the tool got and what the model was told.
+async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
+    let tools = tools().await;
+    let model = ScriptedModel::start([
+        calls(&[("c1", "delete_user", json!({"user_id": 7, "pin": "4711"}))]),
+        text("That was it."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Delete user 7").await;
+    let holds = paused(&work.rig, request, 1).await;
+    let body: HoldBody = parse(holds[0].body.as_deref());
+    assert_eq!(body.title, r#"delete_user(user_id=7, pin="[redacted]")"#);
+    assert_eq!(tools.called(), []);
+    decide(&work.rig, &holds[0], kind, with).await;
+    completed(&work.rig.ended(request).await);
+    assert_eq!(model.asked().len(), 2);
+    prompt_leads(&model);
+    // What is hidden is hidden: not from the tool, but from everything that is kept.
+    assert!(!work.everything().await.contains("4711"));
+    let told = model.messages(1);
+    assert!(!told[2].to_string().contains("4711"), "{}", told[2]);
+    let told = told[3]["content"].as_str().expect("text").to_owned();
+    let transcript = work.rig.transcript(work.session).await;
+    assert_eq!(transcript, ["Delete user 7", "That was it."]);
+    work.end().await;
+    (tools.called(), told)
+}
+
+#[tokio::test]
+async fn an_approved_call_is_made_once_with_all_it_was_asked_for() {
+    let (called, told) = one_call(DecisionKind::Approve, json!({})).await;
+    assert_eq!(called.len(), 1);
+    assert_eq!(called[0].args, json!({"user_id": 7, "pin": "4711"}));
+    assert_eq!(told, "delete_user done");
+}
+
+#[tokio::test]
+async fn an_edited_call_is_made_as_it_was_changed_and_the_model_learns_of_it() {
+    let edit = json!({"args": {"user_id": 8, "pin": "[redacted]"}});
+    let (called, told) = one_call(DecisionKind::Edit, edit).await;
+    assert_eq!(called.len(), 1);
+    assert_eq!(called[0].args, json!({"user_id": 8, "pin": "4711"}));
+    assert!(told.contains("A person changed the arguments"), "{told}");
+    assert!(
+        told.contains(r#""user_id":8"#) && told.ends_with("delete_user done"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn a_refused_call_is_not_made_and_the_model_learns_why() {
+    let (called, told) =
+        one_call(DecisionKind::Reject, json!({"comment": "Not on Sundays."})).await;
+    assert_eq!(called, []);
+    assert!(
+        told.contains("refused") && told.contains("Not on Sundays."),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_takes_the_place_of_the_result() {
+    let (called, told) = one_call(
+        DecisionKind::Respond,
+        json!({"content": "It was deleted last week."}),
+    )
+    .await;
+    assert_eq!(called, []);
+    assert_eq!(told, "It was deleted last week.");
+}
+
+#[tokio::test]
+async fn what_needs_nobody_runs_while_people_think_and_each_decision_counts_for_its_call() -> Outcome
+{
+    let tools = tools().await;
+    let model = ScriptedModel::start([
+        calls(&[
+            ("c1", "delete_user", json!({"user_id": 1})),
+            ("c2", "list_users", json!({})),
+            ("c3", "delete_user", json!({"user_id": 3})),
+        ]),
+        text("One of them."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Delete 1 and 3").await;
+    let holds = paused(&work.rig, request, 2).await;
+    let groups: Vec<Option<String>> = holds
+        .iter()
+        .map(|hold| parse::<HoldBody>(hold.body.as_deref()).group_id)
+        .collect();
+    assert!(groups[0].is_some() && groups[0] == groups[1], "{groups:?}");
+    assert_eq!(tools.called().len(), 1, "what needs nobody has run");
+    decide(&work.rig, &holds[1], DecisionKind::Approve, json!({})).await;
+    decide(&work.rig, &holds[0], DecisionKind::Reject, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    let deleted: Vec<Value> = tools.called()[1..]
+        .iter()
+        .map(|call| call.args.clone())
+        .collect();
+    assert_eq!(deleted, [json!({"user_id": 3})]);
+    let told = model.messages(1);
+    assert!(
+        told[3]["content"]
+            .as_str()
+            .is_some_and(|told| told.contains("refused"))
+    );
+    assert_eq!(
+        (&told[4]["content"], &told[5]["content"]),
+        (&json!("list_users done"), &json!("delete_user done"))
+    );
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_that_wants_a_refused_call_again_does_not_get_it_and_nobody_is_asked_again()
+-> Outcome {
+    let tools = tools().await;
+    let again = || calls(&[("c", "delete_user", json!({"user_id": 1}))]);
+    let model = ScriptedModel::start([again(), again(), text("Then not.")]).await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Delete 1").await;
+    let holds = paused(&work.rig, request, 1).await;
+    decide(&work.rig, &holds[0], DecisionKind::Reject, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    assert_eq!(tools.called(), []);
+    let told = model.messages(2);
+    assert!(
+        told[5]["content"]
+            .as_str()
+            .is_some_and(|told| told.contains("nobody is asked again"))
+    );
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_decision_that_comes_while_another_tool_still_runs_is_carried_out_once() -> Outcome {
+    let slow = Arc::new(tokio::sync::Notify::new());
+    let go_on = Arc::clone(&slow);
+    let tools = ToolServer::with(
+        vec![delete_user(), tool("slow")],
+        Arc::new(move |call| {
+            let slow = Arc::clone(&slow);
+            Box::pin(async move {
+                if call.tool == "slow" {
+                    slow.notified().await;
+                }
+                json!(format!("{} done", call.tool))
+            })
+        }),
+    )
+    .await;
+    let model = ScriptedModel::start([
+        calls(&[
+            ("c1", "slow", json!({})),
+            ("c2", "delete_user", json!({"user_id": 1})),
+        ]),
+        text("Both."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Go").await;
+    let held = work
+        .rig
+        .until(request, |detail| detail.holds.len() == 1)
+        .await;
+    decide(&work.rig, &held.holds[0], DecisionKind::Approve, json!({})).await;
+    go_on.notify_one();
+    let ended = work.rig.ended(request).await;
+    completed(&ended);
+    assert_eq!(
+        ended.holds.len(),
+        1,
+        "nobody had to find out what a lost worker did"
+    );
+    assert_eq!(tools.called().len(), 2);
+    work.end().await;
+    Ok(())
+}

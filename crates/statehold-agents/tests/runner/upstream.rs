@@ -1,0 +1,268 @@
+//! A model behind chat completions that says what it is told to say, and a tool server, both over HTTP.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+type Answer = Response<Full<Bytes>>;
+
+/// Serves one kind of answer on a port of its own, until the test ends.
+async fn serve<F, W>(answer: F) -> String
+where
+    F: Fn(hyper::Method, Value) -> W + Clone + Send + 'static,
+    W: Future<Output = Answer> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let answer = answer.clone();
+                    async move {
+                        let method = request.method().clone();
+                        let body = request.into_body().collect().await.expect("a body");
+                        let body = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+                        Ok::<_, Infallible>(answer(method, body).await)
+                    }
+                });
+                let io = TokioIo::new(stream);
+                drop(
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(io, service)
+                        .await,
+                );
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+fn response(status: u16, kind: &str, body: impl Into<Bytes>) -> Answer {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = StatusCode::from_u16(status).expect("a status");
+    let kind = kind.parse().expect("a header");
+    response.headers_mut().insert("content-type", kind);
+    response
+}
+
+/// What the model says next.
+#[derive(Debug, Clone)]
+pub(crate) enum Says {
+    Text(String),
+    /// Something, and tools to call: id, name, arguments as text.
+    Calls(String, Vec<(String, String, String)>),
+    Status(u16),
+}
+
+pub(crate) fn text(said: &str) -> Says {
+    Says::Text(said.to_owned())
+}
+
+pub(crate) fn calls(calls: &[(&str, &str, Value)]) -> Says {
+    let calls = calls
+        .iter()
+        .map(|(id, name, args)| ((*id).to_owned(), (*name).to_owned(), args.to_string()));
+    Says::Calls(String::new(), calls.collect())
+}
+
+/// A model that says what it is told to, in order, and remembers what it was asked.
+#[derive(Clone)]
+pub(crate) struct ScriptedModel {
+    pub(crate) url: String,
+    script: Arc<Mutex<VecDeque<Says>>>,
+    asked: Arc<Mutex<Vec<Value>>>,
+}
+
+impl ScriptedModel {
+    pub(crate) async fn start(script: impl IntoIterator<Item = Says>) -> Self {
+        let script: Arc<Mutex<VecDeque<Says>>> = Arc::new(Mutex::new(script.into_iter().collect()));
+        let asked: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let (lines, heard) = (Arc::clone(&script), Arc::clone(&asked));
+        let url = serve(move |_, body| {
+            let next = lines.lock().expect("no panic").pop_front();
+            heard.lock().expect("no panic").push(body.clone());
+            async move {
+                match next {
+                    Some(Says::Status(status)) => {
+                        response(status, "application/json", r#"{"error":{"message":"no"}}"#)
+                    }
+                    Some(says) if body["stream"] == true => streamed(&says),
+                    Some(says) => whole(&says),
+                    None => response(418, "text/plain", "the script has ended"),
+                }
+            }
+        })
+        .await;
+        Self { url, script, asked }
+    }
+
+    pub(crate) fn then(&self, says: impl IntoIterator<Item = Says>) {
+        self.script.lock().expect("no panic").extend(says);
+    }
+
+    /// Everything it was asked, whole bodies.
+    pub(crate) fn asked(&self) -> Vec<Value> {
+        self.asked.lock().expect("no panic").clone()
+    }
+
+    /// The messages of the n-th call.
+    pub(crate) fn messages(&self, call: usize) -> Vec<Value> {
+        let asked = self.asked();
+        asked[call]["messages"]
+            .as_array()
+            .expect("messages")
+            .clone()
+    }
+}
+
+fn parts(says: &Says) -> (&str, Value, &str) {
+    match says {
+        Says::Text(text) => (text, json!(null), "stop"),
+        Says::Calls(text, calls) => {
+            let calls = calls
+                .iter()
+                .enumerate()
+                .map(|(index, (id, name, arguments))| {
+                    json!({"index": index, "id": id, "type": "function",
+                       "function": {"name": name, "arguments": arguments}})
+                });
+            (text, calls.collect(), "tool_calls")
+        }
+        Says::Status(_) => ("", json!(null), "stop"),
+    }
+}
+
+const USAGE: &str = r#"{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}"#;
+
+fn streamed(says: &Says) -> Answer {
+    let (text, calls, end) = parts(says);
+    let mut body = String::new();
+    let mut send = |chunk: Value| body.extend(["data: ", &chunk.to_string(), "\n\n"]);
+    let delta = |delta: Value| json!({"choices": [{"index": 0, "delta": delta}]});
+    send(delta(json!({"role": "assistant", "content": ""})));
+    let middle = text
+        .char_indices()
+        .nth(text.chars().count() / 2)
+        .map_or(0, |(at, _)| at);
+    for piece in [&text[..middle], &text[middle..]] {
+        send(delta(json!({"content": piece})));
+    }
+    if !calls.is_null() {
+        send(delta(json!({"tool_calls": calls})));
+    }
+    send(json!({"choices": [{"index": 0, "delta": {}, "finish_reason": end}]}));
+    let usage: Value = serde_json::from_str(USAGE).expect("JSON");
+    send(json!({"choices": [], "usage": usage}));
+    body.push_str("data: [DONE]\n\n");
+    response(200, "text/event-stream", body)
+}
+
+fn whole(says: &Says) -> Answer {
+    let (text, calls, end) = parts(says);
+    let usage: Value = serde_json::from_str(USAGE).expect("JSON");
+    let mut message = json!({"role": "assistant", "content": text});
+    if !calls.is_null() {
+        message["tool_calls"] = calls;
+    }
+    let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": end}],
+                      "usage": usage});
+    response(200, "application/json", body.to_string())
+}
+
+/// A call that a tool server got.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Called {
+    pub(crate) tool: String,
+    pub(crate) args: Value,
+    pub(crate) key: String,
+}
+
+/// What a tool does. It may wait.
+type Does = Arc<dyn Fn(Called) -> futures_util::future::BoxFuture<'static, Value> + Send + Sync>;
+
+/// A server of tools.
+#[derive(Clone)]
+pub(crate) struct ToolServer {
+    pub(crate) url: String,
+    tools: Arc<Mutex<Vec<Value>>>,
+    called: Arc<Mutex<Vec<Called>>>,
+}
+
+/// A tool that takes anything, and says the same every time.
+pub(crate) fn tool(name: &str) -> Value {
+    json!({"name": name, "description": format!("does {name}"), "inputSchema": {"type": "object"}})
+}
+
+impl ToolServer {
+    /// Tools that answer with a text.
+    pub(crate) async fn start(tools: Vec<Value>, answers: fn(&Called) -> String) -> Self {
+        let does: Does = Arc::new(move |call| {
+            let answer = answers(&call);
+            Box::pin(async move { json!(answer) })
+        });
+        Self::with(tools, does).await
+    }
+
+    pub(crate) async fn with(tools: Vec<Value>, does: Does) -> Self {
+        let tools = Arc::new(Mutex::new(tools));
+        let called: Arc<Mutex<Vec<Called>>> = Arc::default();
+        let (offered, heard) = (Arc::clone(&tools), Arc::clone(&called));
+        let url = serve(move |method, body| {
+            let (offered, heard, does) = (Arc::clone(&offered), Arc::clone(&heard), Arc::clone(&does));
+            async move {
+                if method != hyper::Method::POST {
+                    return response(405, "text/plain", "");
+                }
+                if body.get("id").is_none() {
+                    return response(202, "text/plain", "");
+                }
+                let params = &body["params"];
+                let result = match body["method"].as_str() {
+                    Some("initialize") => json!({"protocolVersion": params["protocolVersion"],
+                        "capabilities": {"tools": {}}, "serverInfo": {"name": "t", "version": "1"}}),
+                    Some("tools/list") => {
+                        let tools = offered.lock().expect("no panic").clone();
+                        json!({"tools": tools})
+                    }
+                    Some("tools/call") => {
+                        let call = Called {
+                            tool: params["name"].as_str().unwrap_or_default().to_owned(),
+                            args: params["arguments"].clone(),
+                            key: params["_meta"]["statehold/execution_key"]
+                                .as_str()
+                                .unwrap_or_default()
+                                .to_owned(),
+                        };
+                        heard.lock().expect("no panic").push(call.clone());
+                        let said = does(call).await;
+                        json!({"content": [{"type": "text", "text": said}]})
+                    }
+                    _ => json!({}),
+                };
+                let answer = json!({"jsonrpc": "2.0", "id": body["id"], "result": result});
+                response(200, "application/json", answer.to_string())
+            }
+        })
+        .await;
+        Self { url, tools, called }
+    }
+
+    pub(crate) fn offer(&self, tools: Vec<Value>) {
+        *self.tools.lock().expect("no panic") = tools;
+    }
+
+    pub(crate) fn called(&self) -> Vec<Called> {
+        self.called.lock().expect("no panic").clone()
+    }
+}
