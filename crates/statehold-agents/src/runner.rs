@@ -247,6 +247,7 @@ impl Shared {
             let claimed = tokio::select! {
                 claimed = self.engine.claim(&self.caller, &claim) => claimed,
                 () = self.stop.cancelled() => return,
+                () = self.engine.stopping() => return,
             };
             let claimed = match claimed {
                 Ok(claimed) => claimed,

@@ -95,7 +95,10 @@ impl Stateless<'_> {
         let data = Carried::of(self.chat, self.body, passes, is_plain);
         let room = scratch.enter().await.map_err(|error| {
             tracing::error!(%error, "no engine in memory can be started");
-            Problem::new(Code::Internal, "the server cannot take calls without a session now")
+            Problem::new(
+                Code::Internal,
+                "the server cannot take calls without a session now",
+            )
         })?;
         let engine = room.engine();
         let caller = self.caller(engine).await?;

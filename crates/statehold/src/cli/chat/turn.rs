@@ -143,9 +143,8 @@ impl<'a> Turn<'a> {
         let mut told_back = !is_back;
         let mut position = 0;
         loop {
-            let data = match stream.next().await {
-                Ok(Some(data)) => data,
-                Ok(None) | Err(_) => return Ok(Over::Lost),
+            let Ok(Some(data)) = stream.next().await else {
+                return Ok(Over::Lost);
             };
             if data == "[DONE]" {
                 let is_paused = text(&self.about, "status") == "paused";
@@ -165,7 +164,7 @@ impl<'a> Turn<'a> {
             if let Some(about) = chunk.get("statehold") {
                 self.about = about.clone();
                 if text(about, "status") == "paused" && self.waits {
-                    self.pause(elements(about, "holds"), !told_back)?;
+                    self.pause(elements(about, "holds"), !told_back);
                     told_back = true;
                     if self.is_conversation && self.asks_the_person() {
                         return Ok(Over::Paused);
@@ -199,7 +198,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Says what the turn waits for, once for each hold.
-    fn pause(&mut self, holds: &[Value], is_back: bool) -> anyhow::Result<()> {
+    fn pause(&mut self, holds: &[Value], is_back: bool) {
         let known = |hold: &Value| self.holds.iter().any(|known| known["id"] == hold["id"]);
         let new: Vec<Value> = holds.iter().filter(|hold| !known(hold)).cloned().collect();
         if is_back {
@@ -211,12 +210,12 @@ impl<'a> Turn<'a> {
         for hold in &new {
             self.output.note(&self.notice(hold));
         }
-        if !new.is_empty() && !(self.is_conversation && new.iter().all(is_question)) {
+        let is_theirs = self.is_conversation && new.iter().all(is_question);
+        if !new.is_empty() && !is_theirs {
             let note = "(waiting; Ctrl-C stops waiting, the task stays paused)";
             self.output.note(&format!("   {}", Tone::Dim.paint(note)));
         }
         self.holds.extend(new);
-        Ok(())
     }
 
     fn notice(&self, hold: &Value) -> String {

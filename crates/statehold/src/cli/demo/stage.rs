@@ -10,6 +10,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cli::answers::{elements, text};
+use crate::cli::block_on;
+use crate::cli::times::{TimeStyle, Times};
+use crate::cli::tree::{Extent, Tree};
+use crate::client::Client;
 use crate::exit::Exit;
 
 /// How long anything may take before the tour gives up.
@@ -21,7 +25,9 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) fn rest(time: Duration) {
     // Nobody sends anything: only the time passes.
     let (_keep, never) = channel::<()>();
-    drop(never.recv_timeout(time));
+    if never.recv_timeout(time).is_ok() {
+        unreachable!("nobody sends");
+    }
 }
 
 /// A directory, an address, and this program.
@@ -34,12 +40,54 @@ pub(super) struct Stage {
 pub(super) struct Server {
     child: Child,
     lines: Vec<String>,
-    /// What it says after it is ready is read, so that it never waits for a reader.
-    _rest: Receiver<String>,
+    /// What it says after it is ready is read too, so that it never waits for a reader.
+    told: Told,
 }
 
-/// A command that runs.
-pub(super) struct Running(Option<Child>);
+/// A command that runs. What it says is read while it says it.
+pub(super) struct Running {
+    child: Child,
+    out: Told,
+    err: Told,
+}
+
+/// What a process says on one of its outputs.
+struct Told {
+    lines: Receiver<String>,
+    heard: String,
+}
+
+impl Told {
+    fn of(said: impl Read + Send + 'static) -> Self {
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(said).lines().map_while(Result::ok) {
+                if tell.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            lines,
+            heard: String::new(),
+        }
+    }
+
+    /// The next line, unless nothing more comes or it takes too long.
+    fn next(&mut self, deadline: Instant) -> Result<String, RecvTimeoutError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let line = self.lines.recv_timeout(left)?;
+        self.heard.push_str(&line);
+        self.heard.push('\n');
+        Ok(line)
+    }
+
+    /// Everything, to the end.
+    fn all(mut self, deadline: Instant) -> String {
+        while self.next(deadline).is_ok() {}
+        self.heard
+    }
+}
 
 /// A command that has ended.
 pub(super) struct Ended {
@@ -91,28 +139,18 @@ impl Stage {
             .spawn()
             .context("this program cannot be started again")?;
         let said = child.stderr.take().context("its words are piped")?;
-        let (tell, told) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(said).lines().map_while(Result::ok) {
-                if tell.send(line).is_err() {
-                    return;
-                }
-            }
-        });
         let mut server = Server {
             child,
             lines: Vec::new(),
-            _rest: channel().1,
+            told: Told::of(said),
         };
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match told.recv_timeout(left) {
+            match server.told.next(deadline) {
                 Ok(line) => {
                     let is_ready = line.contains("Ready in");
                     server.lines.push(line);
                     if is_ready {
-                        server._rest = told;
                         return Ok(server);
                     }
                 }
@@ -126,13 +164,29 @@ impl Stage {
 
     /// Begins a command.
     pub(super) fn begin(&self, arguments: &[&str]) -> anyhow::Result<Running> {
-        let child = self.program()?.args(arguments).spawn()?;
-        Ok(Running(Some(child)))
+        let mut child = self.program()?.args(arguments).spawn()?;
+        let (out, err) = (child.stdout.take(), child.stderr.take());
+        Ok(Running {
+            out: Told::of(out.context("piped")?),
+            err: Told::of(err.context("piped")?),
+            child,
+        })
     }
 
     /// Runs a command to its end.
     pub(super) fn run(&self, arguments: &[&str]) -> anyhow::Result<Ended> {
         self.begin(arguments)?.end()
+    }
+
+    /// The tree of a session as it would be drawn on a terminal.
+    pub(super) fn drawn(&self, session: &str) -> anyhow::Result<Vec<String>> {
+        let client = Client::new(self.url().parse()?, None, PATIENCE)?;
+        let tree = block_on(Tree::load(&client, session))??;
+        let times = Times {
+            style: TimeStyle::Relative,
+            now: jiff::Timestamp::now(),
+        };
+        Ok(tree.lines(None, Extent::Everything, &times))
     }
 
     pub(super) fn tree(&self, session: &str) -> anyhow::Result<Value> {
@@ -212,32 +266,28 @@ impl Drop for Server {
 }
 
 impl Running {
+    /// Waits until it says something on standard error that contains a text.
+    pub(super) fn until_says(&mut self, text: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.err.next(deadline) {
+                Ok(line) if line.contains(text) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => bail!("it never said {text:?}:\n{}", self.err.heard),
+            }
+        }
+    }
+
     /// Waits until it has ended.
     pub(super) fn end(mut self) -> anyhow::Result<Ended> {
-        let mut child = self.0.take().context("it has not ended")?;
         let deadline = Instant::now() + PATIENCE;
-        // What it says fits into its pipes.
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if Instant::now() >= deadline {
-                child.kill()?;
-                break child.wait()?;
-            }
-            rest(Duration::from_millis(5));
-        };
-        let (mut out, mut err) = (String::new(), String::new());
-        child
-            .stdout
-            .take()
-            .context("piped")?
-            .read_to_string(&mut out)?;
-        child
-            .stderr
-            .take()
-            .context("piped")?
-            .read_to_string(&mut err)?;
+        let out = std::mem::replace(&mut self.out, Told::of(std::io::empty())).all(deadline);
+        let err = std::mem::replace(&mut self.err, Told::of(std::io::empty())).all(deadline);
+        // Both outputs are over, or it takes too long: then it ends here.
+        if Instant::now() >= deadline {
+            self.child.kill()?;
+        }
+        let status = self.child.wait()?;
         Ok(Ended {
             code: status.code().unwrap_or(-1),
             out,
@@ -248,10 +298,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            drop(child.kill());
-            drop(child.wait());
-        }
+        drop(self.child.kill());
+        drop(self.child.wait());
     }
 }
 

@@ -73,7 +73,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let scratch_clock = Arc::clone(&clock);
     let demo = Demo::beside(&config.agents, plan.has_demo);
     let policies = demo.policies(crate::config::policies(&config.agents));
-    let scratch_engine = wire::make_in_memory(scratch_clock, policies.clone());
+    let own = declared.credentials.clone();
+    let scratch_engine = wire::make_in_memory(scratch_clock, policies.clone(), own);
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
@@ -88,16 +89,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         .with_context(|| format!("cannot listen on {}", config.server.listen))?;
     let url = format!("http://{}", listener.local_addr()?);
     if on_disk {
-        let started_at = jiff::Timestamp::now().to_string();
-        let (pid, url) = (std::process::id(), url.clone());
-        run_file::write(
-            data,
-            &RunFile {
-                pid,
-                url,
-                started_at,
-            },
-        )?;
+        write_run_file(data, &url)?;
     }
     let book = Arc::new(demo.joined(declared.book));
     let tenant: Name = "default".parse().context("the tenant has a name")?;
@@ -144,19 +136,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         }
     });
     let serving = serve(listener, router, accept, stop.clone());
-    tokio::pin!(serving);
-    tokio::select! {
-        () = &mut serving => {}
-        () = asked_to_stop() => {
-            output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
-            // Feeds and long polls end by themselves, so that the rest can finish.
-            engine.begin_stop();
-            stop.cancel();
-            tokio::select! {
-                () = &mut serving => {}
-                () = asked_to_stop() => return Ok(Exit::Interrupted),
-            }
-        }
+    let is_clean = until_asked(serving, &engine, &stop, output).await;
+    if !is_clean {
+        return Ok(Exit::Interrupted);
     }
     stop.cancel();
     playing.stop().await;
@@ -169,6 +151,38 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+fn write_run_file(data: &Path, url: &str) -> anyhow::Result<()> {
+    let run = RunFile {
+        pid: std::process::id(),
+        url: url.to_owned(),
+        started_at: jiff::Timestamp::now().to_string(),
+    };
+    run_file::write(data, &run)
+}
+
+/// Serves until somebody asks this process to stop, and what was begun is finished. False if it is not,
+/// because they asked again.
+async fn until_asked(
+    serving: impl Future<Output = ()>,
+    engine: &Engine,
+    stop: &CancellationToken,
+    output: &Output,
+) -> bool {
+    tokio::pin!(serving);
+    tokio::select! {
+        () = &mut serving => return true,
+        () = asked_to_stop() => {}
+    }
+    output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
+    // Feeds and long polls end by themselves, so that the rest can finish.
+    engine.begin_stop();
+    stop.cancel();
+    tokio::select! {
+        () = &mut serving => true,
+        () = asked_to_stop() => false,
+    }
 }
 
 /// Whoever can be reached from elsewhere lets in only those with a key.
@@ -238,6 +252,7 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
     output.note(&format!(
         "  API        {url}/v1        schema {url}/openapi.json"
     ));
+    output.note(&format!("  OpenAI     {url}/openai/v1"));
     output.note(&format!(
         "  Health     {url}/healthz   metrics {url}/metrics"
     ));
@@ -274,9 +289,14 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
             "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
         ));
     }
+    let next = if names.is_empty() {
+        "statehold sessions list"
+    } else {
+        "statehold chat"
+    };
     let ms = greeting.begun.elapsed().as_millis();
     output.note(&format!(
-        "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
+        "  Ready in {ms} ms. Try:  {next}        Stop: Ctrl-C"
     ));
 }
 
