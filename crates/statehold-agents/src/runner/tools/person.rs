@@ -12,7 +12,7 @@ use statehold_core::request::CallState;
 use statehold_engine::kept::{DecisionBody, HoldBody, ItemBody, Raw, parse};
 use statehold_engine::{AskReply, EngineError, HoldDetail, NewAction, NewAsk, Schema};
 
-use super::{Open, Told, Toolbox};
+use super::{Open, Told, Toolbox, is_meant};
 use crate::mcp::{Tool, ToolReply};
 use crate::runner::journal::StepKind;
 use crate::runner::run::{Moment, Run};
@@ -39,7 +39,7 @@ impl Run {
         let group = (calls.len() > 1).then(|| first.call.id.to_string());
         let mut stuck = Vec::new();
         for one in calls {
-            let tool = tools.iter().find(|tool| tool.name == one.wish.name);
+            let tool = tools.iter().find(|tool| is_meant(tool, one.wish));
             if let Some(text) = self.ask_one(one, tool, group.clone()).await? {
                 let outcome = None;
                 stuck.push((one.call.id, Told { outcome, text }));
