@@ -1,9 +1,10 @@
-"""Opens each feed, and counts what a server has answered: every operation of its document must have
+"""Opens each feed, has a chat, and counts what a server has answered: every operation of its document must have
 answered well at least once, or the calls were not worth much."""
 
 import json
 import re
 import sys
+import threading
 import urllib.request
 
 CALL = re.compile(r'statehold_calls_total\{method="(\w+)",route="([^"]+)",status="(\d)\d\d"\} (\d+)')
@@ -20,11 +21,35 @@ def follow(url):
         assert feed.readline() == b"retry: 1000\n"
 
 
+def post(path, body, **headers):
+    headers |= {"Content-Type": "application/json"}
+    sent = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(sent, timeout=60))
+
+
+def chat(path):
+    """A chat waits for its agent, so it needs one that answers."""
+    session = post("/v1/sessions", {"app": "fuzz", "user": "ada", "agent": "chatty"})["id"]
+
+    def work():
+        claimed = post("/v1/work/claim", {"agent": "chatty", "wait_seconds": 30})["requests"][0]
+        answer = {"fence": claimed["fence"], "output": "hi"}
+        post(f"/v1/requests/{claimed['id']}/complete", answer)
+
+    threading.Thread(target=work).start()
+    said = {"model": "chatty", "messages": [{"role": "user", "content": "hello"}]}
+    answer = post(path, said, **{"x-statehold-session": session})
+    assert answer["choices"][0]["message"]["content"] == "hi", answer
+
+
 url = sys.argv[1]
 follow(f"{url}/v1/events")
 follow(f"{url}/v1/holds/events")
 session = json.load(get(f"{url}/v1/sessions?limit=1"))["sessions"][0]["id"]
 follow(f"{url}/v1/sessions/{session}/events?after=0")
+
+chat("/v1/chat/completions")
+chat("/openai/v1/chat/completions")
 
 document = json.load(get(f"{url}/openapi.json"))
 missing = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
@@ -34,6 +59,9 @@ for method, route, status, count in CALL.findall(get(f"{url}/metrics").read().de
     if status == "2":
         missing.discard((method, route))
     assert status != "5", f"{method} {route} failed"
+if not json.load(get(f"{url}/v1/models"))["data"]:
+    # Where no agent is declared there is none to read.
+    missing = {call for call in missing if not call[1].endswith("/models/{model}")}
 if missing:
     sys.exit(f"never answered well: {sorted(missing)}")
 print(f"{calls} calls to {operations} operations; each answered well at least once")

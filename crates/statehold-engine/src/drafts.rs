@@ -2,6 +2,7 @@
 //! committed; a draft that is lost with the process is written again.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehold_core::ids::RequestId;
@@ -22,6 +23,8 @@ struct Draft {
     text: Mutex<String>,
     /// How far it is written; closed when nothing more comes.
     length: watch::Sender<Written>,
+    /// Whether a piece found no room: what came after it would not follow what is there.
+    is_full: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -90,7 +93,9 @@ impl Engine {
         }
         let draft = self.inner().drafts.of(request);
         let mut text = draft.text();
-        if text.len() + piece.len() > DRAFT_BYTES_MAX {
+        let has_room = text.len() + piece.len() <= DRAFT_BYTES_MAX;
+        if !has_room || draft.is_full.load(Ordering::Relaxed) {
+            draft.is_full.store(true, Ordering::Relaxed);
             return;
         }
         text.push_str(piece);
@@ -151,6 +156,16 @@ mod tests {
         assert_eq!(reader.next().await, None);
         assert_eq!(late.next().await.as_deref(), Some("one two"));
         assert_eq!(late.next().await, None);
+
+        // A draft that is too long ends where it was cut, also if a later piece would fit.
+        let long = RequestId::from_uuid(uuid::Uuid::from_u128(8));
+        engine.write_draft(long, "begin ");
+        engine.write_draft(long, &"x".repeat(DRAFT_BYTES_MAX));
+        engine.write_draft(long, "end");
+        let mut reader = engine.follow_draft(long);
+        engine.forget_draft(long);
+        assert_eq!(reader.next().await.as_deref(), Some("begin "));
+        assert_eq!(reader.next().await, None);
         engine.shut_down().await;
     }
 }

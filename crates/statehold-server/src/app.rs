@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
 use crate::metrics::Metrics;
+use crate::openai::told::Told;
 use crate::problem::{Code, Problem};
 use crate::seal::Sealer;
 
@@ -42,6 +43,8 @@ pub struct ServerOptions {
     pub push_guard: Guard,
     /// The agents that are declared.
     pub agents: Arc<AgentBook>,
+    /// An engine in memory for chat calls that leave nothing behind. Without one there are none.
+    pub scratch: Option<Engine>,
 }
 
 impl Default for ServerOptions {
@@ -54,6 +57,7 @@ impl Default for ServerOptions {
             clock: None,
             push_guard: Guard::default(),
             agents: Arc::default(),
+            scratch: None,
         }
     }
 }
@@ -69,6 +73,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) feeds: Arc<Semaphore>,
     pub(crate) local: Caller,
+    /// What chat clients have been told, and what they are still to be told.
+    pub(crate) told: Told,
 }
 
 impl std::ops::Deref for App {
@@ -87,6 +93,7 @@ impl App {
         metrics: Metrics,
     ) -> Self {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
+        let told = Told::since(engine.now());
         Self(Arc::new(Shared {
             engine,
             sealer,
@@ -94,6 +101,7 @@ impl App {
             options,
             metrics,
             local: Caller::local(tenant),
+            told,
         }))
     }
 
@@ -114,7 +122,7 @@ impl App {
     }
 
     /// Waits until a key does not count any more.
-    async fn revoked(&self, secret: Digest) {
+    pub(crate) async fn revoked(&self, secret: Digest) {
         let mut changes = self.engine.key_changes();
         while self.engine.caller_of(secret).is_some() {
             changes.next().await;
@@ -145,7 +153,7 @@ impl App {
     }
 }
 
-fn unauthenticated() -> Problem {
+pub(crate) fn unauthenticated() -> Problem {
     Problem::new(
         Code::Unauthenticated,
         "send a valid key as `Authorization: Bearer shk_…`; make one with: statehold token create",
@@ -276,18 +284,28 @@ impl Asked {
     }
 
     fn key(&self, body: &[u8]) -> Option<IdempotencyKey> {
+        self.key_of("", &[body])
+    }
+
+    /// The key of one of several commands that a call sends, told apart by `step`. `parts` are what it
+    /// stands for beside the method and the path.
+    pub(crate) fn key_of(&self, step: &str, parts: &[&[u8]]) -> Option<IdempotencyKey> {
         let key = self.idempotency_key.as_deref()?;
-        let parts = [
-            self.method.as_str().as_bytes(),
-            self.target.as_bytes(),
-            body,
-        ];
+        let call = [self.method.as_str().as_bytes(), self.target.as_bytes()];
+        let parts: Vec<&[u8]> = call.into_iter().chain(parts.iter().copied()).collect();
         Some(IdempotencyKey::new(
             &self.caller.tenant,
             self.caller.principal,
-            key,
+            &format!("{key}{step}"),
             &parts,
         ))
+    }
+
+    /// The name under which a decision with this key is kept.
+    pub(crate) fn decision_key(&self) -> Option<Digest> {
+        let key = self.idempotency_key.as_deref()?;
+        let (tenant, principal) = (&self.caller.tenant, self.caller.principal);
+        Some(IdempotencyKey::new(tenant, principal, key, &[]).key)
     }
 
     /// The idempotency key itself, where it means something else too.

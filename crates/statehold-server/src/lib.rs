@@ -5,6 +5,7 @@ pub mod accept;
 mod app;
 pub mod json;
 mod metrics;
+mod openai;
 mod openapi;
 pub mod problem;
 mod rest;
@@ -41,6 +42,14 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         // Not in the document of the API: no server that others rely on has it.
         router = router.route(rest::dev::CLOCK_PATH, axum::routing::post(rest::dev::clock));
     }
+    for (path, alias) in openapi::CHAT_ALIASES {
+        let method = match *path {
+            "/openai/v1/chat/completions" => axum::routing::post(openai::chat),
+            "/openai/v1/models" => axum::routing::get(openai::models::list),
+            _ => axum::routing::get(openai::models::read),
+        };
+        router = router.route(alias, method);
+    }
     router
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
@@ -49,6 +58,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
             let detail = "the server has a bug here; nothing that was not confirmed has happened";
             Problem::new(Code::Internal, detail).into_response()
         }))
+        .layer(middleware::from_fn(openai::errors::translate))
         .with_state(app)
 }
 
@@ -99,6 +109,9 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(declared::list))
         .routes(routes!(declared::show))
         .routes(routes!(agents::set, agents::read, agents::remove))
+        .routes(routes!(openai::chat))
+        .routes(routes!(openai::models::list))
+        .routes(routes!(openai::models::read))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
         .routes(routes!(audit::records))

@@ -9,12 +9,20 @@ use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 
+use crate::openai::errors::ErrorOut;
 use crate::problem::{Code, Problem};
 use crate::rest::sessions::{MessagePage, TracePage};
 use crate::wire::schema::{
     HoldIdText, HoldOrderWord, HoldStatusFilter, KeyIdText, NameText, RequestIdText, SessionIdText,
     TaskIdText, UntilWord, ViewWord,
 };
+
+/// The paths of OpenAI's API that are served under `/v1` too, for clients that are given that address.
+pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
+    ("/openai/v1/chat/completions", "/v1/chat/completions"),
+    ("/openai/v1/models", "/v1/models"),
+    ("/openai/v1/models/{model}", "/v1/models/{model}"),
+];
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,6 +34,7 @@ use crate::wire::schema::{
     tags(
         (name = "sessions", description = "Conversations of a user with an app."),
         (name = "requests", description = "Invocations of agents, and the work on them."),
+        (name = "chat", description = "Agents as models of OpenAI's chat API."),
         (name = "agents", description = "Where workers of an agent hear of decisions."),
         (name = "tasks", description = "Jobs of agents inside a session."),
         (name = "holds", description = "Questions to people, and their decisions."),
@@ -37,7 +46,7 @@ use crate::wire::schema::{
     ),
     security(("bearer" = []), ("api_key" = []), ()),
     components(schemas(
-        Problem, SessionIdText, TaskIdText, RequestIdText, HoldIdText, KeyIdText, NameText,
+        Problem, ErrorOut, SessionIdText, TaskIdText, RequestIdText, HoldIdText, KeyIdText, NameText,
         HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
     )),
     modifiers(&Credentials)
@@ -77,6 +86,15 @@ pub(crate) fn complete(document: &utoipa::openapi::OpenApi) -> Value {
             let call = Call { path, method };
             call.complete(operation, &schemas);
         }
+    }
+    let paths = object(&mut document["paths"]);
+    for (path, alias) in CHAT_ALIASES {
+        let mut item = paths[*path].clone();
+        for operation in object(&mut item).values_mut() {
+            let id = operation["operationId"].as_str().unwrap_or_default();
+            operation["operationId"] = format!("{id}_v1").into();
+        }
+        paths.insert((*alias).to_owned(), item);
     }
     document
 }
@@ -184,6 +202,26 @@ fn header_parameters() -> Value {
             "Resume after the event that had this id.",
             json!({"type": "string"}),
         ),
+        "ChatSession": header(
+            "x-statehold-session",
+            "The session to go on with, or `new`.",
+            json!({"type": "string", "pattern": "^(new|ses_[0-9a-f]{32})$"}),
+        ),
+        "ChatTask": header(
+            "x-statehold-task",
+            "The task to go on with.",
+            json!({"$ref": "#/components/schemas/TaskId"}),
+        ),
+        "ChatApp": header(
+            "x-statehold-app",
+            "The app of a new session; `default` if it is not named.",
+            json!({"$ref": "#/components/schemas/Name"}),
+        ),
+        "ChatWait": header(
+            "x-statehold-wait",
+            "How many seconds to wait for people before the answer says that the turn is paused.",
+            json!({"type": "string", "pattern": "^[0-9]{1,4}$"}),
+        ),
     })
 }
 
@@ -283,6 +321,15 @@ impl Call<'_> {
             ("post", "/v1/sessions/{session_id}/requests") => {
                 &["IdempotencyKey", "IfMatch", "Credential"]
             }
+            ("post", "/openai/v1/chat/completions") => &[
+                "ChatSession",
+                "ChatTask",
+                "ChatApp",
+                "ChatWait",
+                "IdempotencyKey",
+                "IfMatch",
+                "Credential",
+            ],
             // There is nothing yet that could have moved on.
             ("post", "/v1/sessions") => &["IdempotencyKey"],
             // A key is shown once, work is handed out once, and a sign of life is not kept.
@@ -315,11 +362,15 @@ impl Call<'_> {
             }
         }
         if self.path != "/healthz" && self.path != "/openapi.json" {
+            let (kind, schema) = if self.path.starts_with("/openai/") {
+                ("application/json", "ChatError")
+            } else {
+                ("application/problem+json", "Problem")
+            };
+            let schema = format!("#/components/schemas/{schema}");
             let problem = json!({
                 "description": "A problem; `code` says which.",
-                "content": {
-                    "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}},
-                },
+                "content": {kind: {"schema": {"$ref": schema}}},
             });
             responses.insert("default".to_owned(), problem);
         }
@@ -342,6 +393,7 @@ impl Call<'_> {
             ("get", "/v1/holds/{hold_id}") => vec![SESSION, TASK, REQUEST],
             _ if below("/v1/sessions") => vec!["ETag", SESSION],
             _ if below("/v1/requests/") || below("/v1/holds/") => vec!["ETag", SESSION, REQUEST],
+            ("post", "/openai/v1/chat/completions") => vec![SESSION, TASK, REQUEST],
             _ if below("/v1/tasks/") => vec!["ETag", SESSION, TASK],
             _ if below("/v1/state/") => vec!["ETag"],
             _ => vec![],
@@ -374,6 +426,10 @@ fn path_parameter(name: &Value) -> (&'static str, Value) {
         "hold_id" => ("The hold.", schema("HoldId")),
         "key_id" => ("The key, by its id.", schema("KeyId")),
         "agent" => ("The agent.", schema("Name")),
+        "model" => (
+            "The agent.",
+            json!({"type": "string", "minLength": 1, "maxLength": 256}),
+        ),
         "app" => ("The app.", schema("Name")),
         "user" => (
             "The user.",

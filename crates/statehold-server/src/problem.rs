@@ -54,6 +54,7 @@ codes! {
     ForeignHost = 403 "foreign_host" "The call names a host that this server is not";
     ForeignOrigin = 403 "foreign_origin" "A web page of another site sent the call";
     NotFound = 404 "not_found" "There is no such object";
+    AgentUnknown = 404 "agent_unknown" "There is no such agent";
     MethodNotAllowed = 405 "method_not_allowed" "The path does not take this method";
     BodyTimeout = 408 "body_timeout" "The body did not arrive in time";
     NameTaken = 409 "name_taken" "The name is taken";
@@ -100,8 +101,21 @@ codes! {
     MergeRefused = 422 "merge_refused" "A value cannot be merged";
     EmptyPatch = 422 "empty_patch" "The patch changes nothing";
     LimitReached = 422 "limit_reached" "A limit is reached";
+    AgentNeedsSession = 422 "agent_needs_session" "The agent works in sessions only";
+    ApprovalNeedsSession = 422 "approval_needs_session" "Somebody must decide, which needs a session";
+    ToolsNotSupported = 422 "tools_not_supported" "The agent takes no tools";
+    ParameterNotSupported = 422 "parameter_not_supported" "The parameter asks for something that is not done";
     TooMany = 429 "too_many" "Too much at once";
     Internal = 500 "internal" "Something is wrong here";
+    RequestFailed = 500 "request_failed" "The request failed";
+    RequestCancelled = 500 "request_cancelled" "Somebody stopped the request";
+    AgentError = 502 "agent_error" "The agent answered with an error";
+    AgentUnreachable = 502 "agent_unreachable" "The agent cannot be reached";
+    AgentTimeout = 502 "agent_timeout" "The agent took too long";
+    AgentCutOff = 502 "agent_cut_off" "The answer of the agent broke off";
+    AgentMalformed = 502 "agent_malformed" "The agent answered in another form";
+    AgentTooLarge = 502 "agent_too_large" "The answer of the agent is too large";
+    ConversationLost = 502 "conversation_lost" "The agent has lost the conversation";
     Stopping = 503 "stopping" "The server is stopping";
     DiskFull = 507 "disk_full" "The disk is full";
 }
@@ -180,6 +194,8 @@ impl IntoResponse for Problem {
         ) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // For surfaces that say it in other words.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -197,3 +197,37 @@ impl Restored {
         self.messages.push(answer);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_go_with_a_message_and_the_block_before_its_parts() {
+        let file = AttachmentBody {
+            kind: Some("text/csv".to_owned()),
+            url: Some("files/a.csv".to_owned()),
+            ..AttachmentBody::default()
+        };
+        let words = Words {
+            attachments: vec![file],
+            ..Words::plain("look")
+        };
+        assert_eq!(
+            user_message(&words, None).get(),
+            r#"{"role":"user","content":"look","custom_content":{"attachments":[{"type":"text/csv","url":"files/a.csv"}]}}"#
+        );
+        let told = Told::again(raw(&serde_json::json!({"a": 1})));
+        let parts = Words {
+            content: raw(&serde_json::json!([{"type": "image_url", "image_url": {"url": "x"}}])),
+            ..Words::plain("")
+        };
+        let block =
+            r#"{"type":"text","text":"[shared context]\n{\"a\":1}\n[/shared context]\n\n"}"#;
+        let image = r#"{"type":"image_url","image_url":{"url":"x"}}"#;
+        let state = r#"{"state":{"shared_context":{"a":1}}}"#;
+        let message =
+            format!(r#"{{"role":"user","content":[{block},{image}],"custom_content":{state}}}"#);
+        assert_eq!(user_message(&parts, Some(&told)).get(), message);
+    }
+}

@@ -57,9 +57,9 @@ struct Brought {
     history: Vec<Raw>,
     #[serde(default)]
     passthrough: Map<String, Value>,
-    /// The new message as it was sent, where it is none of a user.
+    /// The new message as it was sent, where it is more than the text of a user.
     #[serde(default)]
-    message: Option<Raw>,
+    last: Option<Raw>,
 }
 
 /// The agent's session, as far as this run knows it.
@@ -287,12 +287,16 @@ async fn prepare_restored(run: &Run) -> Result<Prepared, TurnError> {
         mut messages,
         mut notes,
     } = restored;
-    let told = told(run).await?;
     // In a task that has a history of its own, nobody brings another.
     let brought = Brought::of(&run.input).filter(|_| messages.is_empty());
     let brought = brought.unwrap_or_default();
     messages.extend(brought.history);
-    let new = brought.message;
+    let told = if brought.last.is_none() {
+        told(run).await?
+    } else {
+        None
+    };
+    let new = brought.last;
     messages.push(new.unwrap_or_else(|| exchange::user_message(&run.input, told.as_ref())));
     notes.extend(told.as_ref().and_then(Told::note));
     Ok(Prepared {

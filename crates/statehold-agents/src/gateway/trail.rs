@@ -47,10 +47,16 @@ pub(super) fn origin(place: Place) -> Headers {
     told.into()
 }
 
-/// The headers of a chat call. The n-th call of a request that is made again is the same call.
+/// The headers of a chat call. The n-th call of a request that is made again is the same call, unless it
+/// is made elsewhere because the agent lost its session.
 pub(super) fn of_chat(place: Place, told: SessionTold<'_>, call: usize) -> Headers {
     let mut headers = origin(place);
-    let key = format!("{}-{call}", place.request);
+    let which = match told {
+        SessionTold::Ours | SessionTold::Nothing => "",
+        SessionTold::Its(Some(_)) => "-known",
+        SessionTold::Its(None) => "-new",
+    };
+    let key = format!("{}-{call}{which}", place.request);
     headers.push((IDEMPOTENCY, plain(&key)));
     match told {
         SessionTold::Ours => {

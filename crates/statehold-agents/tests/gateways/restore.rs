@@ -261,6 +261,15 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     let data = crate::world::said(&ended).data.expect("data");
     let data: Value = serde_json::from_str(data.get()).expect("JSON");
     assert_eq!(data["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);
+    // A message that is none of a user goes as it came.
+    let other = rig.session("gpa").await;
+    let last = json!({"role": "tool", "tool_call_id": "c1", "content": "8"});
+    let data = json!({"history": history, "last": last, "passthrough": {}});
+    let request = rig.ask_with(other, "gpa", "8", &data).await;
+    rig.ended(request).await;
+    let seen = server.seen()[1].json();
+    assert_eq!(seen["messages"][2], last);
+    assert_eq!(seen["messages"].as_array().map(Vec::len), Some(3));
     // In a task with a history of its own, nobody brings another.
     let request = rig
         .ask_with(
@@ -271,7 +280,7 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
         )
         .await;
     rig.ended(request).await;
-    let seen = &server.seen()[1];
+    let seen = &server.seen()[2];
     assert!(!seen.text.contains("forged"), "{}", seen.text);
     runner.stop().await;
     rig.engine.shut_down().await;

@@ -23,7 +23,7 @@ pub(crate) use decide::{DecisionIn, ResumeIn};
 pub(crate) use kept::HoldBody;
 pub(crate) use pending::{PendingHoldOut, pending_out};
 pub(crate) use shown::HoldOut;
-pub(crate) use words::{HoldKindWire, RiskWire};
+pub(crate) use words::{DecisionWire, HoldKindWire, RiskWire};
 
 use super::schema::{
     HoldIdText, HoldStatusWord, RequestIdText, RequestStatusWord, SessionIdText, TimeText,

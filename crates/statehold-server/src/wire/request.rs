@@ -629,7 +629,7 @@ fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw>
     })
 }
 
-fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
+pub(crate) fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
     let named = stored.record.bodies();
     let error = stored
         .record

@@ -170,6 +170,11 @@ schemas! {
         .description(Some("Text, or a list of parts."))
         .item(ObjectBuilder::new().schema_type(Type::String))
         .item(ArrayBuilder::new().items(anything()));
+    /// Text, or nothing.
+    NullableText as "NullableText" = AnyOfBuilder::new()
+        .description(Some("Text, or null."))
+        .item(ObjectBuilder::new().schema_type(Type::String))
+        .item(ObjectBuilder::new().schema_type(Type::Null));
     /// What is asked or answered.
     Words as "Words" = AnyOfBuilder::new()
         .description(Some("Text, or content with files."))

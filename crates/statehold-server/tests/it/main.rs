@@ -1,6 +1,7 @@
 //! The native API over real sockets: what it does, and what nobody gets it to do.
 
 mod attacks;
+mod chat;
 mod deciding;
 mod hidden;
 mod input;

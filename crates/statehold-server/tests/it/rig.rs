@@ -472,7 +472,7 @@ impl Who {
             .unwrap_or_else(|_| Err("no answer in time".to_owned()))
     }
 
-    async fn begin(
+    pub(crate) async fn begin(
         &self,
         method: &str,
         path: &str,

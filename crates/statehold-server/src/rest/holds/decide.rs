@@ -8,7 +8,7 @@ use http::StatusCode;
 use statehold_core::command::Rejection;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId};
-use statehold_engine::{Call, Committed, EngineError, HoldDetail, NewAnswer, Reply};
+use statehold_engine::{Call, Committed, Done, EngineError, HoldDetail, NewAnswer, Reply};
 
 use crate::app::{App, Asked, PathIds, Payload};
 use crate::problem::{Code, Problem};
@@ -91,6 +91,20 @@ fn parse_digest(text: Option<&str>) -> Result<Option<Digest>, Problem> {
 
 async fn make(app: &App, asked: &Asked, id: HoldId, wire: DecisionIn) -> Result<Response, Problem> {
     let detail = app.engine.hold(&asked.caller, id).await?;
+    let made = decide_as(app, asked, &detail, wire, asked.key_text()).await?;
+    let about = about(detail.session.id, detail.hold.request);
+    Ok(done(StatusCode::OK, made, about))
+}
+
+/// Decides a hold under a decision key, on whatever surface.
+pub(crate) async fn decide_as(
+    app: &App,
+    asked: &Asked,
+    detail: &HoldDetail,
+    wire: DecisionIn,
+    key: Option<&str>,
+) -> Result<Done, Problem> {
+    let id = detail.hold.id;
     let digest = parse_digest(wire.digest.as_deref())?;
     let answer = NewAnswer {
         kind: wire.decision.into(),
@@ -107,17 +121,14 @@ async fn make(app: &App, asked: &Asked, id: HoldId, wire: DecisionIn) -> Result<
     };
     let reply: Reply =
         Arc::new(move |made: &Committed<'_>| to_body(&DecidedOut::of_commit(made, id)));
-    let key = asked.key_text();
     let made = app
         .engine
-        .decide_hold(&call, key, &detail, answer, &reply)
+        .decide_hold(&call, key, detail, answer, &reply)
         .await;
-    let made = match made {
-        Ok(made) => made,
-        Err(error) => return Err(refusal(app, asked, id, error).await),
-    };
-    let about = about(detail.session.id, detail.hold.request);
-    Ok(done(StatusCode::OK, made, about))
+    match made {
+        Ok(made) => Ok(made),
+        Err(error) => Err(refusal(app, asked, id, error).await),
+    }
 }
 
 /// Whoever comes too late is told what was decided, as far as they may see it.

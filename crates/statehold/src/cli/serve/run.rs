@@ -69,8 +69,10 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let offset = plan.clock_offset_seconds;
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
+    let scratch_clock = Arc::clone(&clock);
     let demo = Demo::beside(&config.agents, plan.has_demo);
     let policies = demo.policies(crate::config::policies(&config.agents));
+    let scratch = wire::in_memory(scratch_clock, policies.clone()).await?.engine;
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
@@ -105,6 +107,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
         agents: Arc::clone(&book),
+        scratch: Some(scratch.clone()),
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -118,6 +121,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
+    let scratch_runner = Runner::start(scratch.clone(), tenant.clone(), book).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
         url: &url,
@@ -145,6 +149,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
             output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
             // Feeds and long polls end by themselves, so that the rest can finish.
             engine.begin_stop();
+            scratch.begin_stop();
             stop.cancel();
             tokio::select! {
                 () = &mut serving => {}
@@ -155,6 +160,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     stop.cancel();
     playing.stop().await;
     runner.stop().await;
+    scratch_runner.stop().await;
+    scratch.shut_down().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;

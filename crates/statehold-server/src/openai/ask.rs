@@ -1,0 +1,492 @@
+//! What a chat call asks for.
+//!
+//! Fields that are not known are left alone: clients of this form send whatever is new. Those that ask
+//! for something that would silently not be done are refused by name.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::command::Output;
+use statehold_core::ids::HoldId;
+use statehold_core::item::{Attachment, AttachmentSource};
+use statehold_engine::Payloads;
+use utoipa::ToSchema;
+
+use crate::problem::{Code, Problem};
+use crate::wire::hold::{DecisionIn, DecisionWire};
+use crate::wire::item::ItemBody;
+use crate::wire::schema::HoldIdText;
+use crate::wire::{Raw, raw_text, to_body};
+
+/// A chat call. Other fields are ignored.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatRequest)]
+pub(crate) struct ChatIn {
+    /// The agent.
+    pub(crate) model: String,
+    /// With a session: the last one is the input, and the server knows the rest. Without: the whole
+    /// conversation.
+    #[schema(value_type = Vec<ChatMessageIn>, min_items = 1)]
+    pub(crate) messages: Vec<Raw>,
+    #[serde(default)]
+    pub(crate) stream: Option<bool>,
+    #[serde(default)]
+    pub(crate) stream_options: Option<StreamOptionsIn>,
+    /// The session: its id, or `new`.
+    #[serde(default)]
+    pub(crate) conversation: Option<ConversationIn>,
+    /// The user of a new session, unless the key or a header says who it is.
+    #[serde(default)]
+    pub(crate) user: Option<String>,
+    /// The same under its newer name.
+    #[serde(default)]
+    pub(crate) safety_identifier: Option<String>,
+    /// What only this server understands.
+    #[serde(default)]
+    pub(crate) statehold: Option<ExtensionIn>,
+    /// Only 1.
+    #[serde(default)]
+    n: Option<u64>,
+    /// Only false.
+    #[serde(default)]
+    logprobs: Option<bool>,
+    #[serde(default)]
+    #[schema(ignore)]
+    top_logprobs: Option<u64>,
+    #[serde(default)]
+    #[schema(ignore)]
+    modalities: Option<Vec<String>>,
+    #[serde(default)]
+    #[schema(ignore)]
+    audio: Option<Raw>,
+    #[serde(default)]
+    #[schema(ignore)]
+    web_search_options: Option<Raw>,
+    /// For agents of the kind `openai`, without a session.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<serde_json::Value>>)]
+    tools: Option<Vec<Raw>>,
+    #[serde(default)]
+    #[schema(ignore)]
+    functions: Option<Vec<Raw>>,
+    #[serde(default)]
+    #[schema(ignore)]
+    response_format: Option<ResponseFormatIn>,
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = ChatStreamOptions)]
+pub(crate) struct StreamOptionsIn {
+    /// Whether a chunk with the usage comes before the end.
+    #[serde(default)]
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// A session by its id.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = ChatConversation)]
+pub(crate) enum ConversationIn {
+    Id(String),
+    Object { id: String },
+}
+
+impl ConversationIn {
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Self::Id(id) | Self::Object { id } => id,
+        }
+    }
+}
+
+/// What only this server understands.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ChatExtension)]
+pub(crate) struct ExtensionIn {
+    /// Decisions for holds of the session, taken before the call goes on with the request they are for.
+    #[serde(default)]
+    pub(crate) decisions: Vec<ChatDecisionIn>,
+}
+
+/// A decision for one hold.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ChatDecision)]
+pub(crate) struct ChatDecisionIn {
+    #[schema(value_type = HoldIdText)]
+    pub(crate) hold_id: HoldId,
+    decision: DecisionWire,
+    #[serde(default)]
+    digest: Option<String>,
+    #[serde(default)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    args: Option<Raw>,
+    #[serde(default)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    content: Option<Raw>,
+    #[serde(default)]
+    comment: Option<String>,
+    #[serde(default)]
+    reason: Option<String>,
+    /// The decision key.
+    #[serde(default)]
+    pub(crate) key: Option<String>,
+}
+
+impl ChatDecisionIn {
+    /// The hold, the decision as the native API takes it, and its key.
+    pub(crate) fn split(self) -> (HoldId, DecisionIn, Option<String>) {
+        let wire = DecisionIn {
+            decision: self.decision,
+            digest: self.digest,
+            args: self.args,
+            content: self.content,
+            comment: self.comment,
+            reason: self.reason,
+        };
+        (self.hold_id, wire, self.key)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct ResponseFormatIn {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+/// A message, of which only this is looked at.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatMessage)]
+pub(crate) struct ChatMessageIn {
+    pub(crate) role: String,
+    /// Text, or a list of parts: `text`, `image_url` and `file`.
+    #[serde(default)]
+    #[schema(value_type = Option<crate::wire::schema::Content>)]
+    content: Option<Raw>,
+}
+
+/// What one message says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Words {
+    pub(crate) text: String,
+    pub(crate) files: Vec<FileOut>,
+}
+
+/// A file as it is kept: the form of attachments on the native API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct FileOut {
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PartIn {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    image_url: Option<ImageIn>,
+    #[serde(default)]
+    file: Option<FileIn>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ImageIn {
+    url: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct FileIn {
+    #[serde(default)]
+    filename: Option<String>,
+    #[serde(default)]
+    file_data: Option<String>,
+}
+
+impl ChatIn {
+    /// The decisions that come with it.
+    pub(crate) fn decisions(&self) -> &[ChatDecisionIn] {
+        let extension = self.statehold.as_ref();
+        extension.map_or(&[], |extension| &extension.decisions)
+    }
+
+    /// The last message, parsed, and its place for errors.
+    pub(crate) fn last_message(&self) -> Result<(ChatMessageIn, String), Problem> {
+        let Some(last) = self.messages.last() else {
+            let detail = "`messages` is empty; send at least one";
+            return Err(Problem::invalid(detail).with("path", "messages"));
+        };
+        let path = format!("messages[{}]", self.messages.len() - 1);
+        let message = serde_json::from_str(last.get()).map_err(|error| {
+            let detail = format!("`{path}` is {{role, content}}: {error}");
+            Problem::invalid(detail).with("path", path.clone())
+        })?;
+        Ok((message, path))
+    }
+
+    /// Refuses what nobody here can do, whoever the agent is.
+    pub(crate) fn require_possible(&self) -> Result<(), Problem> {
+        let speaks = |modality: &String| modality != "text";
+        let wanted = [
+            ("n", self.n.is_some_and(|n| n != 1)),
+            ("logprobs", self.logprobs == Some(true)),
+            ("top_logprobs", self.top_logprobs.is_some_and(|n| n > 0)),
+            ("modalities", self.modalities.iter().flatten().any(speaks)),
+            ("audio", self.audio.is_some()),
+            ("web_search_options", self.web_search_options.is_some()),
+        ];
+        match wanted.into_iter().find(|(_, is_wanted)| *is_wanted) {
+            Some((name, _)) => Err(not_supported(name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses what only a chat service that is called without a session can do.
+    pub(crate) fn require_plain(&self) -> Result<(), Problem> {
+        let has = |list: &Option<Vec<Raw>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        if has(&self.tools) || has(&self.functions) {
+            let path = if has(&self.tools) {
+                "tools"
+            } else {
+                "functions"
+            };
+            return Err(Problem::new(
+                Code::ToolsNotSupported,
+                format!(
+                    "`{path}` is passed on only to agents of the kind `openai` and without a session; \
+                     leave it out"
+                ),
+            )
+            .with("path", path));
+        }
+        let format = self.response_format.as_ref();
+        if format.is_some_and(|format| format.kind != "text") {
+            return Err(not_supported("response_format"));
+        }
+        Ok(())
+    }
+}
+
+fn not_supported(name: &str) -> Problem {
+    let detail = format!("`{name}` asks for something that agents here do not do; leave it out");
+    Problem::new(Code::ParameterNotSupported, detail).with("path", name)
+}
+
+/// Parameters that are passed on to a chat service.
+const PASSED: &[&str] = &[
+    "frequency_penalty",
+    "function_call",
+    "functions",
+    "logit_bias",
+    "max_completion_tokens",
+    "max_tokens",
+    "parallel_tool_calls",
+    "prediction",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+    "seed",
+    "stop",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "verbosity",
+];
+
+/// What goes with the input of a call that leaves nothing: everything that the caller knows.
+#[derive(Debug, Serialize)]
+pub(crate) struct Carried<'a> {
+    /// The messages before the last, as they were sent.
+    history: &'a [Raw],
+    /// The last one as it was sent, where it is more than the text of a user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<&'a Raw>,
+    passthrough: BTreeMap<String, Raw>,
+}
+
+impl<'a> Carried<'a> {
+    pub(crate) fn of(chat: &'a ChatIn, body: &[u8], passes: bool, is_plain: bool) -> Self {
+        let mut passthrough: BTreeMap<String, Raw> = BTreeMap::new();
+        if passes {
+            passthrough = serde_json::from_slice(body).unwrap_or_default();
+            passthrough
+                .retain(|name, value| PASSED.contains(&name.as_str()) && value.get() != "null");
+        }
+        let (last, history) = chat
+            .messages
+            .split_last()
+            .map_or((None, &[][..]), |(l, h)| (Some(l), h));
+        Self {
+            history,
+            last: last.filter(|_| !is_plain),
+            passthrough,
+        }
+    }
+}
+
+impl ChatMessageIn {
+    /// Whether it is nothing but text.
+    pub(crate) fn is_text(&self) -> bool {
+        let content = self.content.as_ref();
+        content.is_some_and(|content| content.get().starts_with('"'))
+    }
+
+    /// What it says: text, joined, and files.
+    pub(crate) fn words(&self, path: &str) -> Result<Words, Problem> {
+        let wrong = |what: &str| {
+            let path = format!("{path}.content");
+            Problem::invalid(format!("`{path}` {what}")).with("path", path)
+        };
+        let Some(content) = &self.content else {
+            return Err(wrong("is missing; send text or a list of parts"));
+        };
+        if self.is_text() {
+            let text = serde_json::from_str(content.get());
+            let text = text.map_err(|_| wrong("is text or a list of parts"))?;
+            return Ok(Words {
+                text,
+                files: Vec::new(),
+            });
+        }
+        let parts: Vec<PartIn> = serde_json::from_str(content.get())
+            .map_err(|error| wrong(&format!("is text or a list of parts: {error}")))?;
+        let (mut texts, mut files) = (Vec::new(), Vec::new());
+        for part in parts {
+            match (part.kind.as_str(), part.text, part.image_url, part.file) {
+                ("text", Some(text), ..) => texts.push(text),
+                ("image_url", _, Some(image), _) => files.push(FileOut::at(image.url, None)),
+                (
+                    "file",
+                    ..,
+                    Some(FileIn {
+                        filename,
+                        file_data: Some(data),
+                    }),
+                ) => files.push(FileOut::at(data, filename)),
+                ("file", ..) => {
+                    return Err(wrong("has a `file` without `file_data`; send its data"));
+                }
+                (kind, ..) => {
+                    let kind: String = kind.chars().take(64).collect();
+                    let what = format!(
+                        "has a part `{kind}` that is not understood; send `text`, `image_url` or `file`"
+                    );
+                    return Err(wrong(&what));
+                }
+            }
+        }
+        let text = texts.join("\n");
+        Ok(Words { text, files })
+    }
+}
+
+impl FileOut {
+    /// A file behind an address; one whose address holds its bytes is kept by them.
+    fn at(url: String, title: Option<String>) -> Self {
+        let inline = url.strip_prefix("data:").and_then(|rest| {
+            let (kind, data) = rest.split_once(";base64,")?;
+            Some((kind.to_owned(), data.to_owned()))
+        });
+        match inline {
+            Some((kind, data)) => Self {
+                kind: Some(kind).filter(|kind| !kind.is_empty()),
+                title,
+                url: None,
+                data: Some(data),
+            },
+            None => Self {
+                kind: None,
+                title,
+                url: Some(url),
+                data: None,
+            },
+        }
+    }
+}
+
+impl Words {
+    /// The input of a request. The same words of the same user are the same input.
+    pub(crate) fn to_input(
+        &self,
+        data: Option<Raw>,
+        had_credential: bool,
+        payloads: &mut Payloads,
+    ) -> Output {
+        let body = ItemBody {
+            content: Some(raw_text(&self.text)),
+            data,
+            had_credential,
+            ..ItemBody::default()
+        };
+        let body = payloads.put(to_body(&body));
+        let attachments = self.files.iter().map(|file| Attachment {
+            body: payloads.put(to_body(file)),
+            source: match file.url {
+                Some(_) => AttachmentSource::Url,
+                None => AttachmentSource::Inline,
+            },
+        });
+        let attachments = attachments.collect();
+        Output { body, attachments }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(content: &str) -> Result<Words, Problem> {
+        let message = format!(r#"{{"role":"user","content":{content}}}"#);
+        let message: ChatMessageIn = serde_json::from_str(&message).expect("a message");
+        message.words("messages[0]")
+    }
+
+    #[test]
+    fn parts_are_joined_and_files_become_attachments() {
+        let found = words(
+            r#"[{"type":"text","text":"look"},
+                {"type":"image_url","image_url":{"url":"https://x.test/a.png"}},
+                {"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}},
+                {"type":"file","file":{"filename":"a.pdf","file_data":"data:application/pdf;base64,BB"}},
+                {"type":"text","text":"here"}]"#,
+        );
+        let found = found.expect("words");
+        assert_eq!(found.text, "look\nhere");
+        let files: Vec<_> = found.files.iter().map(to_body).collect();
+        assert_eq!(
+            files
+                .iter()
+                .map(|file| String::from_utf8_lossy(file))
+                .collect::<Vec<_>>(),
+            [
+                r#"{"url":"https://x.test/a.png"}"#,
+                r#"{"type":"image/png","data":"AAAA"}"#,
+                r#"{"type":"application/pdf","title":"a.pdf","data":"BB"}"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for content in [
+            "null",
+            "7",
+            r#"[{"type":"video","video":1}]"#,
+            r#"[{"type":"file","file":{"file_id":"file-1"}}]"#,
+            r#"[{"type":"text"}]"#,
+        ] {
+            let refused = words(content).expect_err("no words");
+            assert_eq!(refused.code, "invalid_body", "{content}");
+            assert_eq!(refused.more["path"], "messages[0].content", "{content}");
+        }
+    }
+}

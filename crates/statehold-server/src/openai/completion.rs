@@ -1,0 +1,355 @@
+//! What a chat call answers: one completion, or the chunks of one.
+
+use serde::Serialize;
+use statehold_engine::HoldDetail;
+use utoipa::ToSchema;
+
+use super::said::{Account, Answer, Sign, Usage};
+use super::turn::{Earlier, Place};
+use crate::wire::hold::HoldOut;
+use crate::wire::schema::{NullableText, RequestIdText, SessionIdText, TaskIdText};
+use crate::wire::{Raw, to_body};
+
+/// The answer to a chat call.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatCompletion)]
+pub(crate) struct CompletionOut<'a> {
+    id: &'a str,
+    object: &'static str,
+    /// In seconds since 1970.
+    created: i64,
+    /// The agent.
+    model: &'a str,
+    choices: [ChoiceOut<'a>; 1],
+    usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<MetadataOut>,
+    statehold: StateholdOut,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatChoice)]
+struct ChoiceOut<'a> {
+    index: u8,
+    message: MessageOut<'a>,
+    /// `stop`, or `tool_calls`.
+    finish_reason: &'static str,
+}
+
+/// What the agent said.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatAnswer)]
+struct MessageOut<'a> {
+    role: &'static str,
+    #[schema(value_type = NullableText)]
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<serde_json::Value>>)]
+    tool_calls: Option<&'a [serde_json::Value]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom_content: Option<CustomOut<'a>>,
+}
+
+/// Files that go with an answer.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatFiles)]
+struct CustomOut<'a> {
+    #[schema(value_type = Vec<serde_json::Value>)]
+    attachments: &'a [Raw],
+}
+
+/// Where it was said, for clients that look at metadata only.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = ChatMetadata)]
+struct MetadataOut {
+    #[serde(rename = "statehold_session")]
+    #[schema(value_type = SessionIdText)]
+    session: String,
+    #[serde(rename = "statehold_task")]
+    #[schema(value_type = TaskIdText)]
+    task: String,
+    #[serde(rename = "statehold_request")]
+    #[schema(value_type = RequestIdText)]
+    request: String,
+}
+
+/// What only clients of this server look at.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatStatehold)]
+pub(crate) struct StateholdOut {
+    /// `completed` or `paused`.
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<SessionIdText>)]
+    session: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<TaskIdText>)]
+    task: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RequestIdText>)]
+    request: Option<String>,
+    /// The agents that were asked on the way.
+    via: Vec<String>,
+    /// What it waits for, as clients see it.
+    holds: Vec<HoldOut>,
+    /// Answers that came since to turns that were paused: the content begins with them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    earlier: Vec<EarlierOut>,
+}
+
+/// An answer that came since.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatEarlier)]
+struct EarlierOut {
+    #[schema(value_type = RequestIdText)]
+    request: String,
+    content: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ChunkOut<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    model: &'a str,
+    choices: &'a [ChunkChoiceOut<'a>],
+    #[serde(skip_serializing_if = "UsageOut::is_unasked")]
+    usage: UsageOut,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<MetadataOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    statehold: Option<StateholdOut>,
+}
+
+/// What it took, in a stream: null in all chunks but the last, where it was asked for.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum UsageOut {
+    Unasked,
+    Later(Option<Usage>),
+}
+
+impl UsageOut {
+    fn is_unasked(&self) -> bool {
+        matches!(self, Self::Unasked)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct ChunkChoiceOut<'a> {
+    index: u8,
+    delta: DeltaOut<'a>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct DeltaOut<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Vec<serde_json::Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom_content: Option<CustomOut<'a>>,
+}
+
+/// How a call ends.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) answer: Answer,
+    pub(crate) account: Account,
+    /// What it waits for, if it is paused.
+    pub(crate) holds: Vec<HoldDetail>,
+}
+
+impl Ending {
+    fn finish_reason(&self) -> &'static str {
+        match self.answer.tool_calls {
+            Some(_) => "tool_calls",
+            None => "stop",
+        }
+    }
+
+    fn custom(&self) -> Option<CustomOut<'_>> {
+        let attachments = self.answer.attachments.as_slice();
+        (!attachments.is_empty()).then_some(CustomOut { attachments })
+    }
+}
+
+/// What all answers of one call have in common.
+#[derive(Debug)]
+pub(crate) struct Voice {
+    id: String,
+    created: i64,
+    model: String,
+    /// Where it was said. None where nothing stays.
+    ids: Option<MetadataOut>,
+    pub(crate) earlier: Vec<Earlier>,
+    pub(crate) with_usage: bool,
+}
+
+impl Voice {
+    pub(crate) fn new(model: String, place: &Place, sign: &Sign, stays: bool) -> Self {
+        Self {
+            id: format!(
+                "chatcmpl-{}",
+                place.request.to_string().trim_start_matches("req_")
+            ),
+            created: sign.started_at.as_micros() / 1_000_000,
+            model,
+            ids: stays.then(|| MetadataOut {
+                session: place.session.to_string(),
+                task: place.task.to_string(),
+                request: place.request.to_string(),
+            }),
+            earlier: Vec::new(),
+            with_usage: false,
+        }
+    }
+
+    /// The words of earlier turns, each followed by a blank line.
+    pub(crate) fn earlier_text(&self) -> String {
+        let mut text = String::new();
+        for earlier in &self.earlier {
+            text.push_str(&earlier.content);
+            text.push_str("\n\n");
+        }
+        text
+    }
+
+    fn statehold(&self, via: Vec<String>, holds: &[HoldDetail]) -> StateholdOut {
+        let ids = self.ids.as_ref();
+        let earlier = self.earlier.iter().map(|earlier| EarlierOut {
+            request: earlier.request.to_string(),
+            content: earlier.content.clone(),
+        });
+        StateholdOut {
+            status: if holds.is_empty() {
+                "completed"
+            } else {
+                "paused"
+            },
+            session: ids.map(|ids| ids.session.clone()),
+            task: ids.map(|ids| ids.task.clone()),
+            request: ids.map(|ids| ids.request.clone()),
+            via,
+            holds: holds.iter().map(HoldOut::of).collect(),
+            earlier: earlier.collect(),
+        }
+    }
+
+    /// The whole answer.
+    pub(crate) fn whole(&self, ending: &Ending) -> Vec<u8> {
+        let text = format!("{}{}", self.earlier_text(), ending.answer.text);
+        let tool_calls = ending.answer.tool_calls.as_deref();
+        to_body(&CompletionOut {
+            id: &self.id,
+            object: "chat.completion",
+            created: self.created,
+            model: &self.model,
+            choices: [ChoiceOut {
+                index: 0,
+                message: MessageOut {
+                    role: "assistant",
+                    content: (!text.is_empty() || tool_calls.is_none()).then_some(&text),
+                    tool_calls,
+                    custom_content: ending.custom(),
+                },
+                finish_reason: ending.finish_reason(),
+            }],
+            usage: ending.account.usage,
+            metadata: self.ids.clone(),
+            statehold: self.statehold(ending.account.via.clone(), &ending.holds),
+        })
+    }
+
+    fn chunk(
+        &self,
+        delta: DeltaOut<'_>,
+        finish_reason: Option<&'static str>,
+        statehold: Option<StateholdOut>,
+    ) -> Vec<u8> {
+        let metadata = self.ids.clone().filter(|_| finish_reason.is_some());
+        to_body(&ChunkOut {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            choices: &[ChunkChoiceOut {
+                index: 0,
+                delta,
+                finish_reason,
+            }],
+            usage: if self.with_usage {
+                UsageOut::Later(None)
+            } else {
+                UsageOut::Unasked
+            },
+            metadata,
+            statehold,
+        })
+    }
+
+    /// The chunk with which a stream begins.
+    pub(crate) fn first(&self) -> Vec<u8> {
+        let delta = DeltaOut {
+            role: Some("assistant"),
+            content: Some(""),
+            ..DeltaOut::default()
+        };
+        self.chunk(delta, None, None)
+    }
+
+    /// A chunk of text.
+    pub(crate) fn text(&self, text: &str) -> Vec<u8> {
+        let delta = DeltaOut {
+            content: Some(text),
+            ..DeltaOut::default()
+        };
+        self.chunk(delta, None, None)
+    }
+
+    /// A chunk that says that the turn is paused, and that the stream goes on when it does.
+    pub(crate) fn paused(&self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
+        let statehold = self.statehold(via, holds);
+        self.chunk(DeltaOut::default(), None, Some(statehold))
+    }
+
+    /// The last chunk.
+    pub(crate) fn last(&self, ending: &Ending) -> Vec<u8> {
+        let calls = ending.answer.tool_calls.iter().flatten().enumerate();
+        let calls = calls.map(|(index, call)| {
+            let mut call = call.clone();
+            if let Some(fields) = call.as_object_mut() {
+                fields.insert("index".to_owned(), index.into());
+            }
+            call
+        });
+        let has_calls = ending.answer.tool_calls.is_some();
+        let delta = DeltaOut {
+            tool_calls: has_calls.then(|| calls.collect()),
+            custom_content: ending.custom(),
+            ..DeltaOut::default()
+        };
+        let statehold = self.statehold(ending.account.via.clone(), &ending.holds);
+        self.chunk(delta, Some(ending.finish_reason()), Some(statehold))
+    }
+
+    /// The chunk with what it took, where that was asked for.
+    pub(crate) fn usage(&self, usage: Usage) -> Option<Vec<u8>> {
+        self.with_usage.then(|| {
+            to_body(&ChunkOut {
+                id: &self.id,
+                object: "chat.completion.chunk",
+                created: self.created,
+                model: &self.model,
+                choices: &[],
+                usage: UsageOut::Later(Some(usage)),
+                metadata: None,
+                statehold: None,
+            })
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! The agents, as models.
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::session::unknown_agent;
+use crate::app::{App, Asked, PathIds};
+use crate::problem::Problem;
+use crate::rest::{About, shown};
+
+/// An agent.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatModel)]
+pub(crate) struct ModelOut {
+    id: String,
+    object: &'static str,
+    /// In seconds since 1970: when the server began.
+    created: i64,
+    owned_by: &'static str,
+}
+
+/// All agents that are declared.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatModels)]
+pub(crate) struct ModelsOut {
+    object: &'static str,
+    data: Vec<ModelOut>,
+}
+
+impl ModelOut {
+    fn of(app: &App, name: &str) -> Self {
+        Self {
+            id: name.to_owned(),
+            object: "model",
+            created: app.told.began_at().as_micros() / 1_000_000,
+            owned_by: "statehold",
+        }
+    }
+}
+
+/// List the agents that are declared.
+#[utoipa::path(
+    get, path = "/openai/v1/models", tag = "chat",
+    responses((status = 200, body = ModelsOut))
+)]
+pub(crate) async fn list(State(app): State<App>, _: Asked) -> Response {
+    let names = app.options.agents.agents.keys();
+    let data = names.map(|name| ModelOut::of(&app, name.as_str()));
+    let out = ModelsOut {
+        object: "list",
+        data: data.collect(),
+    };
+    shown(&out, &About::default())
+}
+
+/// Read one agent that is declared.
+#[utoipa::path(
+    get, path = "/openai/v1/models/{model}", tag = "chat",
+    params(("model" = String, Path)), responses((status = 200, body = ModelOut))
+)]
+pub(crate) async fn read(
+    State(app): State<App>,
+    _: Asked,
+    ids: PathIds,
+) -> Result<Response, Problem> {
+    let model: String = ids.id("model")?;
+    let book = &app.options.agents;
+    let found = book.agents.keys().find(|name| name.as_str() == model);
+    let found = found.ok_or_else(|| unknown_agent(book, &model, None))?;
+    let out = ModelOut::of(&app, found.as_str());
+    Ok(shown(&out, &About::default()))
+}

@@ -1,0 +1,58 @@
+//! A turn that waits for people, in words that any chat window can show.
+
+use statehold_core::hold::HoldKind;
+use statehold_engine::HoldDetail;
+
+use crate::wire::hold::{HoldOut, title_of};
+
+/// What a person reads. `base` is where the server was called.
+pub(crate) fn sentence(holds: &[HoldDetail], base: &str) -> String {
+    let mut said: Vec<String> = holds.iter().map(|hold| one(hold, base)).collect();
+    said.push("The answer comes with your next message here.".to_owned());
+    said.join("\n")
+}
+
+fn one(detail: &HoldDetail, base: &str) -> String {
+    let HoldOut {
+        id,
+        alias,
+        agent,
+        message,
+        url,
+        ..
+    } = HoldOut::of(detail);
+    let title = title_of(detail.hold.kind, detail.body.as_deref());
+    let may_decide = detail.why_not.is_none();
+    let place = format!("{base}/v1/holds/{id}");
+    let what = match message.filter(|message| !message.is_empty()) {
+        Some(message) => format!("{title} {message}"),
+        None => title,
+    };
+    match detail.hold.kind {
+        HoldKind::Question if may_decide => {
+            format!("{agent} asks ({alias}): {what}\nAnswer with your next message.")
+        }
+        HoldKind::Question | HoldKind::Form => format!(
+            "{agent} asks ({alias}): {what}\nAnswer at {place} or with: \
+             statehold approvals respond {alias}"
+        ),
+        HoldKind::Link => {
+            let url = url.unwrap_or_else(|| place.clone());
+            format!(
+                "{agent} waits for you ({alias}): {what}\nOpen {url}, then confirm at {place} or \
+                 with: statehold approvals respond {alias}"
+            )
+        }
+        HoldKind::Credential => format!(
+            "{agent} needs a credential ({alias}): {what}\nGive it at {place} or with: \
+             statehold approvals respond {alias}"
+        ),
+        HoldKind::Approval | HoldKind::Reconcile => {
+            let who = if may_decide { "" } else { " of somebody else" };
+            format!(
+                "{agent} waits for a decision{who} ({alias}): {what}\nDecide at {place} or with: \
+                 statehold approvals approve {alias}"
+            )
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Which turn a chat call is about: one that it answers, one that it attaches to, one whose answer was
+//! lost on the way, or a new one.
+//!
+//! All of this is found out and done while no other chat call of the session does the same, so that two
+//! calls with the same words are one turn.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use statehold_core::command::{Command, Output, StartRequest, StatePatch};
+use statehold_core::hold::{DecisionKind, HoldKind};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_engine::kept::{HoldBody, parse};
+use statehold_engine::{
+    Call, Caller, Committed, Credential, Engine, HoldDetail, HoldFilter, HoldOrder, Payloads,
+    Reply, Role, Roles, Schema,
+};
+
+use super::ask::{ChatDecisionIn, Words};
+use super::heard::Search;
+use crate::app::{App, Asked};
+use crate::problem::Problem;
+use crate::rest::holds::decide::decide_as;
+use crate::wire::hold::{DecisionIn, DecisionWire};
+use crate::wire::{raw_text, to_body};
+
+/// How many open holds of a session are looked at.
+const OPEN_MAX: usize = 200;
+
+/// A turn, where it runs, and who reads it.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) engine: Engine,
+    /// Whoever called, as a client and nothing more: what they are shown is what clients see.
+    pub(crate) reader: Caller,
+    /// Whoever called.
+    pub(crate) caller: Caller,
+    pub(crate) session: SessionId,
+    pub(crate) task: TaskId,
+    pub(crate) request: RequestId,
+}
+
+/// What a call goes on with.
+#[derive(Debug)]
+pub(crate) struct TakenUp {
+    pub(crate) place: Place,
+    /// Whether it was made before.
+    pub(crate) is_replay: bool,
+    pub(crate) earlier: Vec<Earlier>,
+}
+
+/// The answer of a turn that was told as paused, which came since.
+#[derive(Debug, Clone)]
+pub(crate) struct Earlier {
+    pub(crate) request: RequestId,
+    pub(crate) content: String,
+}
+
+/// What the call says.
+pub(crate) struct Message<'a> {
+    pub(crate) app: &'a App,
+    pub(crate) asked: &'a Asked,
+    pub(crate) body: &'a [u8],
+    pub(crate) session: SessionId,
+    pub(crate) agent: &'a Name,
+    pub(crate) task: Option<TaskId>,
+    pub(crate) words: &'a Words,
+    pub(crate) credential: Option<&'a Credential>,
+}
+
+/// The caller as a client and nothing more; without any right, if they are none.
+pub(crate) fn as_client(caller: &Caller) -> Caller {
+    let names = caller.roles.names().iter().cloned();
+    let client: BTreeSet<Name> = names
+        .filter(|name| name.as_str() == Role::Client.name())
+        .collect();
+    Caller {
+        roles: Roles::from(client),
+        ..caller.clone()
+    }
+}
+
+impl Message<'_> {
+    /// Finds the turn that the call is about, or begins it.
+    pub(crate) async fn take_up(&self, decisions: &[ChatDecisionIn]) -> Result<TakenUp, Problem> {
+        let engine = &self.app.engine;
+        let owner = engine.owner(self.session).await?;
+        let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+        let input = self
+            .words
+            .to_input(None, self.credential.is_some(), &mut payloads);
+        let start = self.start(input.clone());
+        // What else is wrong is told only to those who may start something there.
+        engine
+            .require_reach(&self.asked.caller, self.session, &start)
+            .await?;
+        let reader = as_client(&self.asked.caller);
+        let summary = engine.session(&reader, self.session).await?;
+        let mut search = Search::new(self, reader, summary, input);
+        let _alone = engine.turn(self.session).await;
+        let (request, is_replay) = if decisions.is_empty() {
+            self.find_or_start(&mut search, &start, &payloads).await?
+        } else {
+            (self.decide(decisions).await?, false)
+        };
+        self.app.told.begin(self.session, request);
+        let detail = engine.request(&search.reader, request).await?;
+        let earlier = search.earlier(request).await?;
+        Ok(TakenUp {
+            place: Place {
+                engine: engine.clone(),
+                reader: search.reader,
+                caller: self.asked.caller.clone(),
+                session: self.session,
+                task: detail.task.id,
+                request,
+            },
+            is_replay,
+            earlier,
+        })
+    }
+
+    /// The turn to go on with, and whether the same call was made before.
+    async fn find_or_start(
+        &self,
+        search: &mut Search<'_>,
+        start: &Command,
+        payloads: &Payloads,
+    ) -> Result<(RequestId, bool), Problem> {
+        if let Some((question, root)) = self.only_question().await? {
+            let detail = self.app.engine.request(&search.reader, root).await?;
+            // A call that is made again is no answer to a question that its client never saw.
+            let is_seen = self.app.told.has_seen(question.hold.id);
+            if is_seen || !search.is_repeat(&detail).await? {
+                self.respond(&question).await?;
+            }
+            return Ok((root, false));
+        }
+        // A key says by itself which call is the same.
+        let found = match self.asked.key_text() {
+            Some(_) => search.answered_by_key().await?.map(|found| (found, true)),
+            None => search.repeated().await?,
+        };
+        match found {
+            Some(found) => Ok(found),
+            None => self.begin(start, payloads).await,
+        }
+    }
+
+    fn start(&self, input: Output) -> Command {
+        Command::StartRequest(StartRequest {
+            agent: self.agent.clone(),
+            task: self.task,
+            parent: None,
+            input: input.body,
+            attachments: input.attachments,
+            close_on: statehold_core::task::CloseOn::default(),
+            lease_ttl_ms: None,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        })
+    }
+
+    async fn begin(
+        &self,
+        start: &Command,
+        payloads: &Payloads,
+    ) -> Result<(RequestId, bool), Problem> {
+        let session = self.session.to_string();
+        let call = Call {
+            caller: self.asked.caller.clone(),
+            key: self.asked.key_of("", &[session.as_bytes(), self.body]),
+            if_revision: self.asked.if_revision,
+        };
+        let (request, _, is_replay) = start_on(
+            &self.app.engine,
+            self.session,
+            &call,
+            start,
+            payloads,
+            self.credential,
+            // Noted before it is durable: a client that goes away meanwhile is owed the answer too.
+            Some(self.app.clone()),
+        )
+        .await?;
+        Ok((request, is_replay))
+    }
+
+    /// The only hold of the session that the caller could decide, if it is a question that this message
+    /// can answer; with the turn that waits for it.
+    async fn only_question(&self) -> Result<Option<(HoldDetail, RequestId)>, Problem> {
+        let open = HoldFilter {
+            session: Some(self.session),
+            order: HoldOrder::Oldest,
+            ..HoldFilter::default()
+        };
+        let caller = &self.asked.caller;
+        let mut page = self.app.engine.holds(caller, &open, None, OPEN_MAX).await?;
+        page.entries.retain(|detail| detail.why_not.is_none());
+        let (Some(only), true) = (page.entries.pop(), page.entries.is_empty()) else {
+            return Ok(None);
+        };
+        let takes_words = only.hold.kind == HoldKind::Question
+            && only.hold.allowed.contains(&DecisionKind::Respond)
+            && self.words.files.is_empty();
+        let root = only.lineage.first().filter(|root| {
+            let is_task = self.task.is_none_or(|task| task == root.task);
+            is_task && root.agent == *self.agent
+        });
+        let root = root.map(|root| root.request);
+        match root {
+            Some(root) if takes_words && takes_text(&only, &self.words.text).await => {
+                Ok(Some((only, root)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn respond(&self, question: &HoldDetail) -> Result<(), Problem> {
+        let answer = DecisionIn {
+            decision: DecisionWire::Respond,
+            digest: None,
+            args: None,
+            content: Some(raw_text(&self.words.text)),
+            comment: None,
+            reason: None,
+        };
+        let key = self.asked.key_text();
+        decide_as(self.app, self.asked, question, answer, key).await?;
+        Ok(())
+    }
+
+    /// Takes decisions that came with the call. The turn is that of the last.
+    async fn decide(&self, decisions: &[ChatDecisionIn]) -> Result<RequestId, Problem> {
+        let mut root = None;
+        for decision in decisions {
+            let (hold, wire, key) = decision.clone().split();
+            let detail = self.app.engine.hold(&self.asked.caller, hold).await?;
+            let first = detail.lineage.first().map(|step| step.request);
+            if detail.session.id != self.session || first.is_none() {
+                return Err(Problem::not_found());
+            }
+            decide_as(self.app, self.asked, &detail, wire, key.as_deref()).await?;
+            root = first;
+        }
+        root.ok_or_else(Problem::not_found)
+    }
+}
+
+/// Starts a request, or finds the one that was started under the same key. `app` is where it is noted
+/// that somebody waits for it.
+pub(crate) async fn start_on(
+    engine: &Engine,
+    session: SessionId,
+    call: &Call,
+    start: &Command,
+    payloads: &Payloads,
+    credential: Option<&Credential>,
+    app: Option<App>,
+) -> Result<(RequestId, TaskId, bool), Problem> {
+    #[derive(Serialize, Deserialize)]
+    struct Begun {
+        request: String,
+        task: String,
+    }
+    let reply: Reply = Arc::new(move |made: &Committed<'_>| {
+        let begun = made.record.content.events.iter().find_map(|event| {
+            let Event::RequestStarted { request, task, .. } = event else {
+                return None;
+            };
+            if let Some(app) = &app {
+                app.told.begin(session, *request);
+            }
+            Some(Begun {
+                request: request.to_string(),
+                task: task.to_string(),
+            })
+        });
+        begun.map_or_else(Vec::new, |begun| to_body(&begun))
+    });
+    let made = engine
+        .submit_with_credential(session, call, start, payloads, &reply, credential)
+        .await?;
+    let begun = serde_json::from_slice::<Begun>(&made.body).ok();
+    let ids = begun.and_then(|begun| Some((begun.request.parse().ok()?, begun.task.parse().ok()?)));
+    // What was started under the key may have been deleted since, with its answer.
+    let (request, task) = ids.ok_or_else(Problem::not_found)?;
+    Ok((request, task, made.replayed))
+}
+
+/// Whether a text is an answer of the form that was asked for.
+async fn takes_text(question: &HoldDetail, text: &str) -> bool {
+    let body: HoldBody = parse(question.body.as_deref());
+    let Some(schema) = body.response_schema else {
+        return true;
+    };
+    let text = Value::String(text.to_owned());
+    // A large schema takes its time.
+    let fits = tokio::task::spawn_blocking(move || {
+        Schema::new(schema.get()).is_ok_and(|schema| schema.errors(&text).is_empty())
+    });
+    fits.await.unwrap_or(false)
+}

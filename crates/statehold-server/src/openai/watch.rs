@@ -1,0 +1,115 @@
+//! Waiting for a turn: until it has ended, or waits for a person.
+
+use statehold_core::ids::HoldId;
+use statehold_core::task::TaskStatus;
+use statehold_engine::{EngineError, HoldDetail, HoldFilter, HoldOrder, RequestDetail};
+use tokio::time::Instant;
+
+use super::errors::failure;
+use super::said::Sign;
+use super::turn::Place;
+use crate::app::App;
+use crate::problem::{Code, Problem};
+use crate::wire::request::error_of;
+
+/// How many holds of a paused turn are told.
+const HOLDS_MAX: usize = 100;
+
+/// A turn as it is.
+pub(crate) struct Look {
+    pub(crate) detail: RequestDetail,
+    pub(crate) sign: Sign,
+    /// What it waits for people with. Empty while it goes on, and when it has ended.
+    pub(crate) holds: Vec<HoldDetail>,
+}
+
+impl Look {
+    pub(crate) fn is_paused(&self) -> bool {
+        !self.holds.is_empty()
+    }
+
+    pub(crate) fn hold_ids(&self) -> Vec<HoldId> {
+        self.holds.iter().map(|detail| detail.hold.id).collect()
+    }
+}
+
+impl Place {
+    /// Looks at the turn.
+    pub(crate) async fn look(&self) -> Result<Look, Problem> {
+        let detail = self.engine.request(&self.reader, self.request).await?;
+        let sign = Sign::of(&detail).ok_or_else(Problem::not_found)?;
+        let is_paused =
+            detail.task.live == Some(self.request) && detail.task.status == TaskStatus::Paused;
+        let holds = if is_paused {
+            self.open_holds().await?
+        } else {
+            Vec::new()
+        };
+        Ok(Look {
+            detail,
+            sign,
+            holds,
+        })
+    }
+
+    async fn open_holds(&self) -> Result<Vec<HoldDetail>, Problem> {
+        let filter = HoldFilter {
+            session: Some(self.session),
+            order: HoldOrder::Oldest,
+            ..HoldFilter::default()
+        };
+        let page = self.engine.holds(&self.caller, &filter, None, HOLDS_MAX);
+        let mut holds = page.await?.entries;
+        holds.retain(|detail| {
+            let root = detail.lineage.first().map(|step| step.request);
+            root == Some(self.request)
+        });
+        for detail in &mut holds {
+            // A chat shows what clients see, also to those who may see more elsewhere.
+            detail.sees_action = false;
+            detail.opened = None;
+        }
+        Ok(holds)
+    }
+
+    /// Waits until the turn may be different from what was seen.
+    pub(crate) async fn changed(&self, seen: &Look) -> Result<(), EngineError> {
+        let revision = seen.detail.revision;
+        self.engine.changed_after(self.session, revision).await
+    }
+
+    /// Waits until the turn has ended; or is paused, and still is when the time is over.
+    pub(crate) async fn until_told(&self, app: &App, wait_until: Instant) -> Result<Look, Problem> {
+        loop {
+            let look = self.look().await?;
+            let is_over = Instant::now() >= wait_until;
+            if look.sign.ended.is_some() || look.is_paused() && is_over {
+                return Ok(look);
+            }
+            tokio::select! {
+                changed = self.changed(&look) => changed?,
+                () = tokio::time::sleep_until(wait_until), if look.is_paused() => {}
+                () = app.engine.stopping() => return Err(stopping()),
+            }
+        }
+    }
+
+    /// Why a turn that has ended has no answer.
+    pub(crate) async fn failure(&self, look: &Look) -> Option<Problem> {
+        let (outcome, ..) = look.sign.ended?;
+        let alias = look.sign.alias();
+        // What went wrong inside is told to those who may see inside, by a right that is audited.
+        let seen = self.engine.request(&self.caller, self.request).await;
+        let sees_inside = seen.as_ref().is_ok_and(|detail| detail.sees_hidden);
+        let finished = look.detail.finished.as_ref();
+        let error = finished.and_then(|stored| error_of(stored, self.request));
+        Some(failure(outcome, &alias, error.as_ref(), sees_inside))
+    }
+}
+
+pub(crate) fn stopping() -> Problem {
+    Problem::new(
+        Code::Stopping,
+        "the server is stopping; nothing is lost, send the same message again for the answer",
+    )
+}

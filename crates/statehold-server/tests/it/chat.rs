@@ -1,0 +1,327 @@
+//! Chat as OpenAI's clients speak it: turns, pauses, streams, and calls that leave nothing.
+
+mod deciding;
+mod errors;
+mod lost;
+mod pauses;
+mod stateless;
+mod streams;
+mod turns;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use statehold_agents::spec::{
+    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, Memory, OpenaiSpec, RouterSpec,
+    Routing,
+};
+use statehold_core::digest::Digest;
+use statehold_core::name::Name;
+use statehold_server::ServerOptions;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::rest::{act, claim};
+use crate::rig::{Answer, Rig, Setup, Who, text};
+
+const COMPLETIONS: &str = "/openai/v1/chat/completions";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn agent(text: &str, kind: AgentKind, openai_default: ChatDefault) -> (Name, Arc<AgentSpec>) {
+    let spec = AgentSpec {
+        name: name(text),
+        description: None,
+        kind,
+        import: Vec::new(),
+        export: Vec::new(),
+        state_schema: None,
+        keep_pairs: None,
+        timeout: Duration::from_secs(5),
+        retries: 0,
+        openai_default,
+        digest: Digest::sha256(text.as_bytes()),
+    };
+    (name(text), Arc::new(spec))
+}
+
+fn router(agents: &[&str]) -> AgentKind {
+    AgentKind::Router(RouterSpec {
+        agents: agents.iter().map(|agent| name(agent)).collect(),
+        routing: Routing::Rules {
+            rules: Vec::new(),
+            otherwise: None,
+        },
+        answer: FinalAnswer::Pass,
+    })
+}
+
+/// Agents of each kind. `helper` is a worker whose calls without a session get one.
+fn book() -> Arc<AgentBook> {
+    let service = AgentKind::Openai(OpenaiSpec {
+        base_url: "http://127.0.0.1:1/v1".to_owned(),
+        model: "service".to_owned(),
+        credential: None,
+        memory: Memory::Restore,
+    });
+    let agents = [
+        agent("helper", AgentKind::Worker, ChatDefault::Stateful),
+        agent("boss", AgentKind::Worker, ChatDefault::Stateful),
+        agent("quiet", AgentKind::Worker, ChatDefault::Stateless),
+        agent("service", service, ChatDefault::Stateless),
+        agent("desk", router(&["service"]), ChatDefault::Stateless),
+        agent("team", router(&["desk", "quiet"]), ChatDefault::Stateless),
+    ];
+    Arc::new(AgentBook {
+        agents: agents.into(),
+        ..AgentBook::default()
+    })
+}
+
+fn setup() -> Setup {
+    Setup {
+        server: ServerOptions {
+            agents: book(),
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    }
+}
+
+fn words(model: &str, said: &str) -> Value {
+    json!({"model": model, "messages": [{"role": "user", "content": said}]})
+}
+
+/// Ann, her session with `helper`, and the worker that is `helper`.
+struct Scene {
+    rig: Rig,
+    ann: Who,
+    helper: Who,
+    session: String,
+}
+
+impl Scene {
+    async fn begin(rig: Rig) -> Self {
+        let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+        let made = json!({"app": "demo", "agent": "helper"});
+        let session = text(&ann.post("/v1/sessions", &made).await.ok(201), "id");
+        Self {
+            rig,
+            ann,
+            helper,
+            session,
+        }
+    }
+
+    async fn new() -> Self {
+        Self::begin(Rig::with(setup()).await).await
+    }
+
+    /// Says something in the session and waits for the answer.
+    fn say(&self, said: &str) -> JoinHandle<Answer> {
+        self.send(words("helper", said), &[])
+    }
+
+    fn send(&self, body: Value, headers: &[(&'static str, &str)]) -> JoinHandle<Answer> {
+        let (ann, session) = (self.ann.clone(), self.session.clone());
+        let mut headers: Vec<(&'static str, String)> = headers
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()))
+            .collect();
+        headers.push(("x-statehold-session", session));
+        tokio::spawn(async move {
+            let headers: Vec<(&str, &str)> = headers
+                .iter()
+                .map(|(name, value)| (*name, value.as_str()))
+                .collect();
+            ann.send("POST", COMPLETIONS, &headers, body.to_string())
+                .await
+        })
+    }
+
+    /// Says something in the session and follows the answer.
+    async fn stream(&self, said: &str) -> ChatStream {
+        self.stream_with(words("helper", said), &[]).await
+    }
+
+    async fn stream_with(&self, mut body: Value, headers: &[(&str, &str)]) -> ChatStream {
+        body["stream"] = true.into();
+        let mut headers = headers.to_vec();
+        headers.push(("x-statehold-session", &self.session));
+        ChatStream::open(&self.ann, &body, &headers).await
+    }
+
+    /// The request that waits for the helper.
+    async fn claim(&self) -> Value {
+        claim(&self.helper, "helper").await
+    }
+
+    async fn complete(&self, request: &Value, output: &str) {
+        let done = act(&self.helper, request, "complete", json!({"output": output})).await;
+        done.ok(200);
+    }
+
+    async fn ask(&self, request: &Value, hold: Value) -> Value {
+        act(&self.helper, request, "holds", hold).await.ok(201)
+    }
+
+    /// Asks for an approval, which is somebody else's to give.
+    async fn ask_approval(&self, request: &Value) -> Value {
+        let action = json!({"tool": "pay", "args": {"secret_sum": 4711}});
+        let hold = json!({"kind": "approval", "title": "Pay?", "action": action});
+        self.ask(request, hold).await
+    }
+
+    async fn approve(&self, hold: &Value) {
+        let boss = self.rig.key(&["approver"]).await;
+        let path = format!("/v1/holds/{}/decision", text(hold, "id"));
+        let approve = json!({"decision": "approve", "digest": hold["action"]["digest"]});
+        boss.post(&path, &approve).await.ok(200);
+    }
+
+    /// How many turns the session has had.
+    async fn turns(&self) -> usize {
+        let path = format!("/v1/sessions/{}/messages", self.session);
+        let page = self.ann.get(&path).await.ok(200);
+        let messages = page["messages"].as_array().expect("a list");
+        let said = messages.iter().filter(|message| message["role"] == "user");
+        said.count()
+    }
+}
+
+/// The answer of a call that somebody else waits for.
+async fn finished(call: JoinHandle<Answer>) -> Answer {
+    let answer = timeout(PATIENCE, call).await.expect("an answer in time");
+    answer.expect("the call is made")
+}
+
+/// The words of a whole answer.
+#[track_caller]
+fn content(answer: &Answer) -> String {
+    let body = answer.ok(200);
+    text(&body["choices"][0]["message"], "content")
+}
+
+/// Fails unless a refusal is told in the words of this surface.
+#[track_caller]
+fn refused(answer: &Answer, status: u16, code: &str) -> Value {
+    let body = answer.ok(status);
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    let error = body["error"].clone();
+    assert_eq!(error["code"], code, "{body}");
+    assert!(
+        error["message"]
+            .as_str()
+            .is_some_and(|text| !text.is_empty())
+    );
+    assert!(error["type"].is_string(), "{body}");
+    assert!(error.get("param").is_some(), "{body}");
+    error
+}
+
+/// A stream of chunks.
+struct ChatStream {
+    headers: http::HeaderMap,
+    body: Incoming,
+    unread: Vec<u8>,
+}
+
+/// What comes out of it.
+#[derive(Debug, PartialEq)]
+enum Event {
+    Data(Value),
+    Done,
+    End,
+}
+
+impl ChatStream {
+    async fn open(who: &Who, body: &Value, headers: &[(&str, &str)]) -> Self {
+        let sent = who.begin("POST", COMPLETIONS, headers, body.to_string().into());
+        let response = sent.await.expect("an answer begins");
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self {
+            headers: response.headers().clone(),
+            body: response.into_body(),
+            unread: Vec::new(),
+        }
+    }
+
+    async fn next(&mut self) -> Event {
+        loop {
+            let end = self.unread.windows(2).position(|two| two == b"\n\n");
+            if let Some(end) = end {
+                let block: Vec<u8> = self.unread.drain(..end + 2).collect();
+                let block = String::from_utf8(block).expect("UTF-8");
+                match block.trim_end().strip_prefix("data: ") {
+                    Some("[DONE]") => return Event::Done,
+                    Some(data) => {
+                        return Event::Data(serde_json::from_str(data).expect("data is JSON"));
+                    }
+                    None => {
+                        assert!(block.starts_with(": "), "{block}");
+                        continue;
+                    }
+                }
+            }
+            let frame = timeout(PATIENCE, self.body.frame()).await;
+            match frame.expect("something comes in time") {
+                Some(Ok(frame)) => {
+                    let bytes = frame.data_ref().expect("only data");
+                    self.unread.extend_from_slice(bytes);
+                }
+                Some(Err(_)) | None => return Event::End,
+            }
+        }
+    }
+
+    async fn chunk(&mut self) -> Value {
+        match self.next().await {
+            Event::Data(chunk) => chunk,
+            other => panic!("no chunk: {other:?}"),
+        }
+    }
+
+    /// The next text that is not empty.
+    async fn text(&mut self) -> String {
+        loop {
+            let chunk = self.chunk().await;
+            let text = chunk["choices"][0]["delta"]["content"].as_str();
+            if let Some(text) = text.filter(|text| !text.is_empty()) {
+                return text.to_owned();
+            }
+        }
+    }
+
+    /// Everything to the end: the text, and the last chunk with a choice.
+    async fn rest(&mut self) -> (String, Value) {
+        let (mut text, mut last) = (String::new(), Value::Null);
+        loop {
+            match self.next().await {
+                Event::Data(chunk) => {
+                    assert!(chunk.get("error").is_none(), "{chunk}");
+                    let piece = chunk["choices"][0]["delta"]["content"].as_str();
+                    text.push_str(piece.unwrap_or_default());
+                    if chunk["choices"][0].is_object() {
+                        last = chunk;
+                    }
+                }
+                Event::Done => {
+                    assert_eq!(self.next().await, Event::End);
+                    return (text, last);
+                }
+                Event::End => panic!("it broke off after {text:?}"),
+            }
+        }
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers[name].to_str().expect("text")
+    }
+}

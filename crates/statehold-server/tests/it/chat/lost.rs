@@ -1,0 +1,169 @@
+//! Answers that were lost on the way: the turn goes on, and whoever asks again gets it, once.
+
+use http_body_util::BodyExt;
+use serde_json::Value;
+use statehold_core::ids::RequestId;
+
+use super::{COMPLETIONS, Scene, content, finished, setup, words};
+use crate::rig::{Rig, Who, text, until};
+
+/// Waits until the server has noticed that a client is gone.
+async fn alone(scene: &Scene, connections: usize) {
+    let open = &scene.rig.connections;
+    until("the connection is closed", || async {
+        let count = open.load(std::sync::atomic::Ordering::Relaxed);
+        (count <= connections).then_some(())
+    })
+    .await;
+}
+
+fn id(request: &Value) -> RequestId {
+    text(request, "id").parse().expect("an id")
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_attaches_to_its_turn() {
+    let scene = Scene::new().await;
+    let mut stream = scene.stream("hello").await;
+    let request = scene.claim().await;
+    scene.rig.engine.write_draft(id(&request), "hi");
+    assert_eq!(stream.text().await, "hi");
+    drop(stream);
+    alone(&scene, 0).await;
+    let call = scene.say("hello");
+    scene.rig.engine.write_draft(id(&request), ", ann");
+    scene.complete(&request, "hi, ann").await;
+    assert_eq!(content(&finished(call).await), "hi, ann");
+    assert_eq!(scene.turns().await, 1);
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_heard_is_given_once() {
+    for rig in [Rig::with(setup()).await, Rig::on_disk_with(setup()).await] {
+        let scene = Scene::begin(rig).await;
+        for is_stream in [true, false] {
+            let said = format!("hello {is_stream}");
+            let request = if is_stream {
+                let stream = scene.stream(&said).await;
+                let request = scene.claim().await;
+                drop(stream);
+                request
+            } else {
+                let call = scene.say(&said);
+                let request = scene.claim().await;
+                call.abort();
+                drop(call.await);
+                request
+            };
+            alone(&scene, 0).await;
+            let before = scene.turns().await;
+            scene.complete(&request, "hi").await;
+            let answer = finished(scene.say(&said)).await;
+            assert_eq!(content(&answer), "hi");
+            assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+            assert_eq!(scene.turns().await, before);
+
+            let again = scene.say(&said);
+            let request = scene.claim().await;
+            scene.complete(&request, "again").await;
+            assert_eq!(content(&finished(again).await), "again");
+            assert_eq!(scene.turns().await, before + 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_says_something_else_has_moved_on() {
+    let scene = Scene::new().await;
+    let call = scene.say("hello");
+    let request = scene.claim().await;
+    call.abort();
+    drop(call.await);
+    alone(&scene, 0).await;
+    scene.complete(&request, "unheard").await;
+    for said in ["bye", "hello"] {
+        let call = scene.say(said);
+        let request = scene.claim().await;
+        scene.complete(&request, "heard").await;
+        let answer = finished(call).await;
+        assert_eq!(content(&answer), "heard", "{said}");
+        assert_eq!(answer.header("idempotency-replayed"), None);
+    }
+}
+
+#[tokio::test]
+async fn a_turn_that_somebody_began_elsewhere_owes_no_chat_anything() {
+    let scene = Scene::new().await;
+    crate::rest::start(&scene.ann, &scene.session, "helper", "hello").await;
+    let request = scene.claim().await;
+    scene.complete(&request, "hi").await;
+    let call = scene.say("hello");
+    let request = scene.claim().await;
+    scene.complete(&request, "another").await;
+    assert_eq!(content(&finished(call).await), "another");
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_with_the_server_is_given_once_by_the_next() {
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let call = scene.say("hello");
+    let request = scene.claim().await;
+    call.abort();
+    drop(call.await);
+    scene.complete(&request, "hi").await;
+    let Scene {
+        rig,
+        ann,
+        helper,
+        session,
+    } = scene;
+    let rig = rig.restart_with(setup()).await;
+    let scene = Scene {
+        ann: Who {
+            address: rig.address,
+            ..ann
+        },
+        helper: Who {
+            address: rig.address,
+            ..helper
+        },
+        rig,
+        session,
+    };
+    let answer = finished(scene.say("hello")).await;
+    assert_eq!(content(&answer), "hi");
+    assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+    let again = scene.say("hello");
+    let request = scene.claim().await;
+    scene.complete(&request, "again").await;
+    assert_eq!(content(&finished(again).await), "again");
+}
+
+#[tokio::test]
+async fn an_answer_that_broke_off_is_given_whole() {
+    let scene = Scene::new().await;
+    // More than any socket keeps for a client that does not read.
+    let long = "0123456789".repeat(700_000);
+    for is_stream in [false, true] {
+        let mut body = words("helper", "everything");
+        body["stream"] = is_stream.into();
+        let (ann, session) = (scene.ann.clone(), scene.session.clone());
+        let begun = tokio::spawn(async move {
+            let headers = [("x-statehold-session", session.as_str())];
+            let sent = ann.begin("POST", COMPLETIONS, &headers, body.to_string().into());
+            sent.await.expect("an answer begins")
+        });
+        let request = scene.claim().await;
+        scene.complete(&request, &long).await;
+        let mut response = begun.await.expect("an answer");
+        assert_eq!(response.status(), 200);
+        let piece = response.body_mut().frame().await;
+        assert!(piece.is_some_and(|piece| piece.is_ok()));
+        drop(response);
+        alone(&scene, 0).await;
+        let answer = finished(scene.say("everything")).await;
+        assert!(content(&answer) == long, "{} bytes", answer.body.len());
+        assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+    }
+    assert_eq!(scene.turns().await, 2);
+}

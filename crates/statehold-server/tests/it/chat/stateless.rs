@@ -1,0 +1,324 @@
+//! Calls that leave nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use statehold_core::command::{Command, Fenced, Output, StatePatch};
+use statehold_core::hold::HoldKind;
+use statehold_engine::kept::ItemBody;
+use statehold_engine::policy::Policies;
+use statehold_engine::{
+    AskReply, Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk,
+    Reply, SessionFilter, SystemClock,
+};
+use statehold_server::ServerOptions;
+use statehold_store::memory::MemoryStore;
+use tokio::task::JoinHandle;
+
+use super::{COMPLETIONS, ChatStream, Event, book, content, finished, name, refused, words};
+use crate::rig::{Answer, Rig, Setup, Who, until};
+
+/// A server whose built-in agents are played by the test.
+struct Stage {
+    rig: Rig,
+    ann: Who,
+    scratch: Engine,
+    caller: Caller,
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let options = EngineOptions {
+            policies: Arc::new(Policies::default()),
+            ..EngineOptions::default()
+        };
+        let scratch = Engine::start(
+            Arc::new(MemoryStore::new()),
+            Arc::new(MemoryKeys::default()),
+            Arc::new(SystemClock),
+            options,
+        );
+        let scratch = scratch.await.expect("an engine in memory");
+        let rig = Rig::with(Setup {
+            server: ServerOptions {
+                agents: book(),
+                scratch: Some(scratch.clone()),
+                ..ServerOptions::default()
+            },
+            ..Setup::default()
+        })
+        .await;
+        let ann = rig.client("ann").await;
+        let caller = Caller::worker_of_server(name("default"));
+        Self {
+            rig,
+            ann,
+            scratch,
+            caller,
+        }
+    }
+
+    fn send(&self, body: &Value) -> JoinHandle<Answer> {
+        let (ann, body) = (self.ann.clone(), body.to_string());
+        tokio::spawn(async move { ann.send("POST", COMPLETIONS, &[], body).await })
+    }
+
+    async fn claim(&self, agent: &str) -> ClaimedRequest {
+        let claim = Claim {
+            agent: name(agent),
+            max: 1,
+            wait: Duration::from_secs(30),
+            lease_ms: 60_000,
+            request: None,
+        };
+        let claimed = self.scratch.claim(&self.caller, &claim).await;
+        claimed.expect("work").pop().expect("a request in time")
+    }
+
+    /// What came with the input.
+    async fn input(&self, work: &ClaimedRequest) -> ItemBody {
+        let (session, task) = (work.detail.session.id, work.detail.task.id);
+        let items = self.scratch.recent_items(session, task, 10).await;
+        let items = items.expect("items");
+        let body = items.last().and_then(|item| item.body.clone());
+        serde_json::from_slice(&body.expect("a body")).expect("an item")
+    }
+
+    async fn complete(&self, work: &ClaimedRequest, output: &Value) {
+        let owner = self
+            .scratch
+            .owner(work.detail.session.id)
+            .await
+            .expect("an owner");
+        let payloads = self.scratch.payloads_for(&owner.tenant, owner.user).await;
+        let mut payloads = payloads.expect("keys");
+        let body = payloads.put(output.to_string().into_bytes());
+        let command = Command::CompleteRequest {
+            by: fenced(work),
+            output: Output {
+                body,
+                attachments: Vec::new(),
+            },
+            items: Vec::new(),
+            state: StatePatch::default(),
+            task_state: None,
+            close_task: false,
+            cancel_children: false,
+        };
+        let (call, reply): (_, Reply) = (Call::by(self.caller.clone()), Arc::new(|_| Vec::new()));
+        let session = work.detail.session.id;
+        let done = self
+            .scratch
+            .submit(session, &call, &command, &payloads, &reply);
+        done.await.expect("it completes");
+    }
+
+    /// Opens a question.
+    async fn ask(&self, work: &ClaimedRequest) {
+        let session = work.detail.session.id;
+        let owner = self.scratch.owner(session).await.expect("an owner");
+        let payloads = self.scratch.payloads_for(&owner.tenant, owner.user).await;
+        let ask = NewAsk {
+            kind: HoldKind::Question,
+            title: "Sure?".to_owned(),
+            message: None,
+            action: None,
+            response_schema: None,
+            url: None,
+            reasons: None,
+            group_id: None,
+            allowed: BTreeSet::new(),
+            quorum: None,
+            expires_in_seconds: None,
+            on_expiry: None,
+            decide_by: None,
+        };
+        let call = Call::by(self.caller.clone());
+        let (with, reply): (_, AskReply) = (
+            (Vec::new(), payloads.expect("keys")),
+            Arc::new(|_, _, _| Vec::new()),
+        );
+        let opened = self
+            .scratch
+            .open_hold(session, &call, fenced(work), ask, with, reply);
+        opened.await.expect("a hold");
+    }
+
+    /// Waits until nothing is left.
+    async fn empty(&self) {
+        let local = Caller::local(name("default"));
+        until("nothing is left", || async {
+            let filter = SessionFilter::default();
+            let page = self.scratch.sessions(&local, &filter, None, 10).await;
+            page.expect("a list").entries.is_empty().then_some(())
+        })
+        .await;
+        let filter = SessionFilter::default();
+        let page = self.rig.engine.sessions(&local, &filter, None, 10);
+        assert!(page.await.expect("a list").entries.is_empty());
+    }
+}
+
+fn fenced(work: &ClaimedRequest) -> Fenced {
+    let live = work.detail.live.as_ref().expect("it is live");
+    Fenced {
+        request: live.id,
+        fence: live.fence,
+    }
+}
+
+#[tokio::test]
+async fn the_caller_brings_the_conversation_and_nothing_stays() {
+    let stage = Stage::new().await;
+    let history = json!([
+        {"role": "system", "content": "You are a pirate."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "arr"},
+    ]);
+    let mut body = words("service", "more");
+    let mut messages = history.as_array().expect("a list").clone();
+    messages.extend(body["messages"].as_array().expect("a list").clone());
+    body["messages"] = messages.into();
+    body["temperature"] = json!(0.5);
+    body["user"] = "x".into();
+    for model in ["service", "desk"] {
+        body["model"] = model.into();
+        let call = stage.send(&body);
+        let work = stage.claim(model).await;
+        let input = stage.input(&work).await;
+        assert_eq!(input.content.expect("words").get(), "\"more\"");
+        let data: Value = serde_json::from_str(input.data.expect("data").get()).expect("JSON");
+        assert_eq!(data["history"], history);
+        assert!(data.get("last").is_none());
+        let passed = if model == "service" {
+            json!({"temperature": 0.5})
+        } else {
+            json!({})
+        };
+        assert_eq!(data["passthrough"], passed);
+        stage
+            .complete(&work, &json!({"content": "arr, more"}))
+            .await;
+        let answer = finished(call).await;
+        assert_eq!(content(&answer), "arr, more");
+        assert_eq!(answer.header("x-statehold-session"), None);
+        let statehold = &answer.ok(200)["statehold"];
+        assert_eq!(statehold["status"], "completed");
+        assert!(statehold.get("session").is_none());
+        stage.empty().await;
+    }
+}
+
+#[tokio::test]
+async fn tools_are_passed_on_and_calls_come_back() {
+    let stage = Stage::new().await;
+    let mut body = words("service", "weather?");
+    body["tools"] = json!([{"type": "function", "function": {"name": "weather"}}]);
+    let calls = json!([{
+        "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"},
+    }]);
+    let call = stage.send(&body);
+    let work = stage.claim("service").await;
+    let data = stage.input(&work).await.data.expect("data");
+    let data: Value = serde_json::from_str(data.get()).expect("JSON");
+    assert_eq!(data["passthrough"]["tools"], body["tools"]);
+    let output = json!({"content": "", "data": {"tool_calls": calls}});
+    stage.complete(&work, &output).await;
+    let choice = finished(call).await.ok(200)["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["tool_calls"], calls);
+    assert_eq!(choice["message"]["content"], Value::Null);
+
+    // What the tool said comes back as it was sent.
+    let result = json!({"role": "tool", "tool_call_id": "call_1", "content": "sunny"});
+    let mut next = body.clone();
+    let asked = json!({"role": "assistant", "content": null, "tool_calls": calls});
+    next["messages"] = json!([body["messages"][0], asked, result]);
+    next["stream"] = true.into();
+    let mut stream = ChatStream::open(&stage.ann, &next, &[]).await;
+    let work = stage.claim("service").await;
+    let data = stage.input(&work).await.data.expect("data");
+    let data: Value = serde_json::from_str(data.get()).expect("JSON");
+    assert_eq!(data["last"], result);
+    stage.complete(&work, &output).await;
+    let (_, last) = stream.rest().await;
+    assert_eq!(last["choices"][0]["delta"]["tool_calls"][0]["index"], 0);
+    assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
+
+    body["model"] = "desk".into();
+    refused(
+        &finished(stage.send(&body)).await,
+        422,
+        "tools_not_supported",
+    );
+    stage.empty().await;
+}
+
+#[tokio::test]
+async fn a_stream_is_written_as_it_comes_and_goes_with_its_client() {
+    let stage = Stage::new().await;
+    let mut body = words("service", "hello");
+    body["stream"] = true.into();
+    let mut stream = ChatStream::open(&stage.ann, &body, &[]).await;
+    let work = stage.claim("service").await;
+    stage.scratch.write_draft(fenced(&work).request, "hi");
+    assert_eq!(stream.text().await, "hi");
+    stage.complete(&work, &json!({"content": "hi, ann"})).await;
+    assert_eq!(stream.rest().await.0, ", ann");
+    stage.empty().await;
+
+    let stream = ChatStream::open(&stage.ann, &body, &[]).await;
+    stage.claim("service").await;
+    drop(stream);
+    stage.empty().await;
+    let call = stage.send(&words("service", "hello"));
+    stage.claim("service").await;
+    call.abort();
+    drop(call.await);
+    stage.empty().await;
+}
+
+#[tokio::test]
+async fn a_pause_and_an_agent_of_another_process_need_a_session() {
+    let stage = Stage::new().await;
+    for is_stream in [false, true] {
+        let mut body = words("service", "pay");
+        let mut stream = None;
+        let mut call = None;
+        if is_stream {
+            body["stream"] = true.into();
+            stream = Some(ChatStream::open(&stage.ann, &body, &[]).await);
+        } else {
+            call = Some(stage.send(&body));
+        }
+        let work = stage.claim("service").await;
+        stage.ask(&work).await;
+        if let Some(call) = call {
+            let error = refused(&finished(call).await, 422, "approval_needs_session");
+            let message = error["message"].as_str().expect("text");
+            assert!(message.contains("x-statehold-session: new"), "{message}");
+        }
+        if let Some(mut stream) = stream {
+            stream.chunk().await;
+            let end = stream.chunk().await;
+            assert_eq!(end["error"]["code"], "approval_needs_session", "{end}");
+            assert_eq!(stream.next().await, Event::End);
+        }
+        stage.empty().await;
+    }
+    for model in ["quiet", "team"] {
+        let error = refused(
+            &finished(stage.send(&words(model, "x"))).await,
+            422,
+            "agent_needs_session",
+        );
+        let message = error["message"].as_str().expect("text");
+        assert!(message.contains("x-statehold-session: new"), "{message}");
+    }
+    let worker = stage.rig.key(&["worker"]).await;
+    let answer = worker.post(COMPLETIONS, &words("service", "x")).await;
+    refused(&answer, 403, "forbidden");
+    stage.empty().await;
+}
