@@ -7,7 +7,7 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestStatus;
 use statehold_engine::kept::{HoldBody, parse};
-use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 use statehold_engine::{HoldDetail, NewAnswer, PathRule, Reply};
 
 use crate::llm::{AtWork, Declared, assistant_book, completed, prompt_leads};
@@ -323,6 +323,47 @@ async fn an_approved_call_never_goes_to_another_server_that_took_over_the_name()
         told.as_str()
             .is_some_and(|told| told.contains("no such tool any more")),
         "{told}"
+    );
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_call_is_made_with_decides_whether_a_person_is_asked() -> Outcome {
+    let schema = json!({"required": ["amount"], "properties": {"amount": {"minimum": 100}}});
+    let pay = ToolPolicy {
+        approval_if: Some(ArgsCondition::new(schema).expect("a schema")),
+        expires_in_seconds: Some(1),
+        ..ToolPolicy::default()
+    };
+    let agent = AgentPolicy {
+        tools: [(name("pay"), pay)].into(),
+        ..AgentPolicy::default()
+    };
+    let policies = Policies {
+        agents: [(name("assistant"), agent)].into(),
+    };
+    let tools = ToolServer::start(vec![tool("pay")], |_| "paid".to_owned()).await;
+    let model = ScriptedModel::start([
+        calls(&[
+            ("little", "pay", json!({"amount": 5})),
+            ("much", "pay", json!({"amount": 500})),
+        ]),
+        text("Nobody was there."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies).await;
+    let request = work.ask("Pay").await;
+    // Nobody decides: the deadline does, and it never approves.
+    completed(&work.rig.ended(request).await);
+    let called: Vec<Value> = tools.called().into_iter().map(|call| call.args).collect();
+    assert_eq!(called, [json!({"amount": 5})]);
+    let told = model.messages(1);
+    assert_eq!(told[3]["content"], "paid");
+    assert!(
+        told[4]["content"]
+            .as_str()
+            .is_some_and(|told| told.contains("Nobody decided in time"))
     );
     work.end().await;
     Ok(())

@@ -72,7 +72,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let scratch_clock = Arc::clone(&clock);
     let demo = Demo::beside(&config.agents, plan.has_demo);
     let policies = demo.policies(crate::config::policies(&config.agents));
-    let scratch = wire::in_memory(scratch_clock, policies.clone()).await?.engine;
+    let scratch = wire::in_memory(scratch_clock, policies.clone())
+        .await?
+        .engine;
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
