@@ -18,10 +18,16 @@ pub(crate) use conversations::Conversations;
 pub(crate) use openai::Openai;
 
 use serde::{Deserialize, Serialize};
+use statehold_core::scope::StateKey;
 use statehold_engine::kept::Raw;
 
 use crate::http::CallError;
 use crate::turn::TurnError;
+
+/// The marked block with session values that stands before a message, for an agent that is no gateway.
+pub(crate) fn shared_block(values: &[(StateKey, Raw)], text: &str) -> Option<String> {
+    shared::block(shared::Told::of(values).as_ref(), text)
+}
 
 /// Something to note in the trace.
 type Note = (&'static str, Raw);

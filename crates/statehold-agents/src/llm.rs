@@ -16,6 +16,7 @@ use statehold_core::item::CallOutcome;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
+use crate::gateway::shared_block;
 use crate::mcp::{Tool, ToolError, ToolServers};
 use crate::model::{Model, Question, Said, Wish};
 use crate::runner::{Run, StepDone, StepKind, Told, Toolbox};
@@ -150,7 +151,9 @@ impl Agent for Llm {
         }
         talk.push_history(&history);
         drop(history);
-        talk.push_input(&run.input);
+        let shared = run.shared(&run.spec.import).await?;
+        let before = shared_block(&shared, &run.input.text());
+        talk.push_input(&run.input, before.as_deref());
         let agent = run.spec.name.clone();
         let mut toolbox = Toolbox::new(Arc::clone(&self.tools), self.spec.tool_servers.clone());
         let mut voice = Voice::of(run);

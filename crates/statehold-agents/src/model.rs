@@ -49,6 +49,9 @@ pub(crate) struct Wish {
     pub(crate) name: String,
     /// What the model wrote, or the preview where the policy hides something of it.
     pub(crate) arguments: String,
+    /// The server of the tool.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) server: String,
     /// The name under which the call is recorded, and whose policy holds.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) tool: String,

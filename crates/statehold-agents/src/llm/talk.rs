@@ -38,6 +38,20 @@ struct Message<'a> {
     tool_call_id: Option<&'a str>,
 }
 
+impl<'a> Message<'a> {
+    fn text(role: Role, text: &'a str) -> Self {
+        Self {
+            role: match role {
+                Role::Assistant => "assistant",
+                Role::User | Role::Tool => "user",
+            },
+            content: Some(text),
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Call<'a> {
     id: &'a str,
@@ -64,21 +78,17 @@ impl Talk {
 
     fn push(&mut self, message: &Message<'_>) {
         let message = raw(message);
-        self.bytes.extend_from_slice(message.get().as_bytes());
-        self.bytes.push(b'\n');
+        self.made_from(&message);
         self.messages.push(message);
     }
 
+    fn made_from(&mut self, message: &Raw) {
+        self.bytes.extend_from_slice(message.get().as_bytes());
+        self.bytes.push(b'\n');
+    }
+
     pub(crate) fn push_text(&mut self, role: Role, text: &str) {
-        self.push(&Message {
-            role: match role {
-                Role::Assistant => "assistant",
-                Role::User | Role::Tool => "user",
-            },
-            content: Some(text),
-            tool_calls: Vec::new(),
-            tool_call_id: None,
-        });
+        self.push(&Message::text(role, text));
     }
 
     /// What a model said, and what it was told of each call, in the order of the calls. What it was not
@@ -141,8 +151,16 @@ impl Talk {
         }
     }
 
-    pub(crate) fn push_input(&mut self, input: &Words) {
-        self.push_text(Role::User, &with_files(input));
+    /// What is asked in this turn. What stands before it may be another each time the turn goes on, so it
+    /// is nothing that a step is made from.
+    pub(crate) fn push_input(&mut self, input: &Words, before: Option<&str>) {
+        let text = with_files(input);
+        let plain = raw(&Message::text(Role::User, &text));
+        self.made_from(&plain);
+        self.messages.push(match before {
+            Some(before) => raw(&Message::text(Role::User, &format!("{before}{text}"))),
+            None => plain,
+        });
     }
 }
 
@@ -206,6 +224,7 @@ impl Turn {
         self.calls.push((call_id.clone(), id));
         let wish = Wish {
             id: call_id,
+            server: String::new(),
             tool: name.clone(),
             name,
             arguments: arguments.get().to_owned(),
@@ -285,5 +304,181 @@ fn text_of_value(content: Option<&Value>) -> String {
             texts.collect::<Vec<_>>().join("\n")
         }
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use statehold_core::digest::{BodyRef, PayloadKey};
+    use statehold_core::ids::{RequestId, TaskId};
+    use statehold_core::item::{CallOutcome, Item, PlacedItem, Visibility};
+    use statehold_core::time::Timestamp;
+    use statehold_engine::kept::to_bytes;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn id(n: u128) -> ItemId {
+        ItemId::from_uuid(Uuid::from_u128(n))
+    }
+
+    /// The n-th item of a request.
+    fn item(request: u128, n: u128, kind: ItemKind, body: &ItemBody) -> StoredItem {
+        let body = to_bytes(body);
+        StoredItem {
+            placed: PlacedItem {
+                task: TaskId::from_uuid(Uuid::from_u128(1)),
+                request: RequestId::from_uuid(Uuid::from_u128(request)),
+                is_root: true,
+                rewound: false,
+                item: Item {
+                    attachments: Vec::new(),
+                    body: BodyRef::of(&PayloadKey::from_bytes([0; 32]), &body),
+                    call: None,
+                    id: id(n),
+                    kind,
+                    role: None,
+                    seq: 1,
+                    visibility: Visibility::Hidden,
+                },
+            },
+            at: Timestamp::from_micros(0),
+            body: Some(body),
+            attachments: Vec::new(),
+        }
+    }
+
+    fn said(request: u128, role: Role, text: &str) -> StoredItem {
+        let body = ItemBody {
+            content: Some(raw(&text)),
+            ..ItemBody::default()
+        };
+        let mut said = item(request, 0, ItemKind::Message, &body);
+        said.placed.item.role = Some(role);
+        said
+    }
+
+    fn call(request: u128, n: u128, call_id: Option<&str>) -> StoredItem {
+        let body = ItemBody {
+            name: Some("look".to_owned()),
+            call_id: call_id.map(str::to_owned),
+            arguments: Some(raw(&json!({"n": 1}))),
+            ..ItemBody::default()
+        };
+        let mut call = item(request, n, ItemKind::ToolCall, &body);
+        call.placed.item.call = Some(CallMark::Call {
+            gated: false,
+            idempotent: false,
+        });
+        call
+    }
+
+    fn result(request: u128, of: u128, text: &str) -> StoredItem {
+        let body = ItemBody {
+            result: Some(raw(&text)),
+            ..ItemBody::default()
+        };
+        let mut result = item(request, 100 + of, ItemKind::ToolResult, &body);
+        result.placed.item.call = Some(CallMark::Result {
+            call: id(of),
+            executed: None,
+            outcome: CallOutcome::Ran,
+        });
+        result
+    }
+
+    fn told(items: &[StoredItem]) -> Vec<Value> {
+        let mut talk = Talk::default();
+        talk.push_history(items);
+        let messages = talk.messages().iter();
+        messages
+            .map(|message| serde_json::from_str(message.get()).expect("JSON"))
+            .collect()
+    }
+
+    /// What an endpoint insists on: results directly behind their calls, one for each, no others.
+    #[track_caller]
+    fn assert_whole(messages: &[Value]) {
+        let mut open: Vec<&Value> = Vec::new();
+        for message in messages {
+            if message["role"] == "tool" {
+                assert_eq!(
+                    open.first(),
+                    Some(&&message["tool_call_id"]),
+                    "{messages:?}"
+                );
+                open.remove(0);
+                assert!(message["content"].is_string(), "{message}");
+            } else {
+                assert!(open.is_empty(), "{messages:?}");
+                let calls = message["tool_calls"].as_array();
+                open.extend(calls.into_iter().flatten().map(|call| &call["id"]));
+            }
+        }
+        assert!(open.is_empty(), "{messages:?}");
+    }
+
+    #[test]
+    fn what_another_kind_of_agent_did_is_told_with_its_calls() {
+        let messages = told(&[
+            said(1, Role::User, "Go"),
+            call(1, 1, Some("a")),
+            call(1, 2, None),
+            result(1, 2, "second"),
+            result(1, 1, "first"),
+            said(1, Role::Assistant, "Gone."),
+        ]);
+        assert_whole(&messages);
+        let contents: Vec<&Value> = messages.iter().map(|message| &message["content"]).collect();
+        assert_eq!(
+            contents,
+            [
+                &json!("Go"),
+                &json!(null),
+                &json!("first"),
+                &json!("second"),
+                &json!("Gone.")
+            ]
+        );
+    }
+
+    #[test]
+    fn broken_pairs_are_made_whole() {
+        let mut erased = call(2, 7, Some("z"));
+        erased.body = None;
+        let messages = told(&[
+            said(1, Role::User, "Go"),
+            call(1, 1, Some("a")),
+            call(1, 2, Some("b")),
+            result(1, 2, "second"),
+            result(1, 9, "of nothing"),
+            said(2, Role::User, "Again"),
+            erased,
+            result(2, 7, "of something erased"),
+            said(2, Role::Assistant, "Yes."),
+        ]);
+        assert_whole(&messages);
+        let contents: Vec<&Value> = messages.iter().map(|message| &message["content"]).collect();
+        assert_eq!(
+            contents,
+            [
+                &json!("Go"),
+                &json!(null),
+                &json!(NO_RESULT),
+                &json!("second"),
+                &json!("Again"),
+                &json!("Yes."),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_stands_before_the_input_is_told_and_is_nothing_a_step_is_made_from() {
+        let (mut plain, mut with) = (Talk::default(), Talk::default());
+        plain.push_input(&Words::plain("Hi"), None);
+        with.push_input(&Words::plain("Hi"), Some("Paris. "));
+        assert_eq!(plain.bytes(), with.bytes());
+        assert!(with.messages()[0].get().contains("Paris. Hi"));
     }
 }

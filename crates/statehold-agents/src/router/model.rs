@@ -60,7 +60,7 @@ impl Chooser {
 
     pub(super) async fn choose(&self, run: &mut Run) -> Result<Route, TurnError> {
         let mut talk = exchanges(run).await?;
-        talk.push_input(&run.input);
+        talk.push_input(&run.input, None);
         let work = async {
             let (route, took) = self.ask(&talk).await?;
             Ok(StepDone {

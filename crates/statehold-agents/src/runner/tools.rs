@@ -354,7 +354,7 @@ impl Run {
         tools: &[Tool],
         servers: &ToolServers,
     ) -> Raw {
-        let Some(tool) = tools.iter().find(|tool| tool.name == one.wish.name) else {
+        let Some(tool) = tools.iter().find(|tool| is_meant(tool, one.wish)) else {
             return raw(&serde_json::json!({
                 "error": "there is no such tool any more; nothing was called"
             }));
@@ -475,6 +475,12 @@ fn written(wish: &Wish) -> Option<Raw> {
         return None;
     }
     Some(preview(wish))
+}
+
+/// Whether a tool is the one that a call was meant for. Names that models see may pass from one server to
+/// another while people think.
+fn is_meant(tool: &Tool, wish: &Wish) -> bool {
+    tool.server.as_str() == wish.server && (tool.original == wish.tool || tool.name == wish.tool)
 }
 
 fn preview(wish: &Wish) -> Raw {

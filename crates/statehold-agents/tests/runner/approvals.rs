@@ -7,12 +7,12 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestStatus;
 use statehold_engine::kept::{HoldBody, parse};
-use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 use statehold_engine::{HoldDetail, NewAnswer, PathRule, Reply};
 
-use crate::llm::{AtWork, Declared, completed, prompt_leads};
+use crate::llm::{AtWork, Declared, assistant_book, completed, prompt_leads};
 use crate::rig::{Outcome, Rig, name};
-use crate::upstream::{Called, ScriptedModel, ToolServer, calls, text, tool};
+use crate::upstream::{Called, Says, ScriptedModel, ToolServer, calls, text, tool};
 
 /// `delete_user` needs an approval, and nobody sees the pin.
 pub(crate) fn policies() -> Policies {
@@ -96,7 +96,7 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     let request = work.ask("Delete user 7").await;
     let holds = paused(&work.rig, request, 1).await;
     let body: HoldBody = parse(holds[0].body.as_deref());
-    assert_eq!(body.title, r#"delete_user(user_id=7, pin="[redacted]")"#);
+    assert_eq!(body.title, "delete_user needs an approval");
     assert_eq!(tools.called(), []);
     decide(&work.rig, &holds[0], kind, with).await;
     completed(&work.rig.ended(request).await);
@@ -263,6 +263,108 @@ async fn a_decision_that_comes_while_another_tool_still_runs_is_carried_out_once
         "nobody had to find out what a lost worker did"
     );
     assert_eq!(tools.called().len(), 2);
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_said_before_a_pause_is_said_once_to_those_who_watch() -> Outcome {
+    let tools = tools().await;
+    let wanted = (
+        "c1".to_owned(),
+        "delete_user".to_owned(),
+        json!({"user_id": 7}).to_string(),
+    );
+    let model = ScriptedModel::start([
+        Says::Calls("I have to ask.".to_owned(), vec![wanted]),
+        text("It is deleted."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Delete user 7").await;
+    let mut draft = work.rig.engine.follow_draft(request);
+    let holds = paused(&work.rig, request, 1).await;
+    decide(&work.rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    let mut drafted = String::new();
+    while let Some(piece) = draft.next().await {
+        drafted.push_str(&piece);
+    }
+    assert_eq!(drafted, "I have to ask.\n\nIt is deleted.");
+    let transcript = work.rig.transcript(work.session).await;
+    assert_eq!(transcript, ["Delete user 7", drafted.as_str()]);
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_approved_call_never_goes_to_another_server_that_took_over_the_name() -> Outcome {
+    let (ours, other) = (tools().await, tools().await);
+    let model = ScriptedModel::start([
+        calls(&[("c1", "delete_user", json!({"user_id": 7}))]),
+        text("It is gone."),
+    ])
+    .await;
+    let declared = Declared {
+        tools: vec![("files", ours.url.clone()), ("spare", other.url.clone())],
+        ..Declared::plain()
+    };
+    let book = assistant_book(&model, &declared);
+    let mut work = AtWork::start(&model, declared, policies()).await;
+    let request = work.ask("Delete user 7").await;
+    let holds = paused(&work.rig, request, 1).await;
+    ours.offer(vec![tool("list_users")]);
+    work.restart(book).await;
+    decide(&work.rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    assert_eq!((ours.called(), other.called()), (Vec::new(), Vec::new()));
+    let told = model.messages(1)[3]["content"].clone();
+    assert!(
+        told.as_str()
+            .is_some_and(|told| told.contains("no such tool any more")),
+        "{told}"
+    );
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_call_is_made_with_decides_whether_a_person_is_asked() -> Outcome {
+    let schema = json!({"required": ["amount"], "properties": {"amount": {"minimum": 100}}});
+    let pay = ToolPolicy {
+        approval_if: Some(ArgsCondition::new(schema).expect("a schema")),
+        expires_in_seconds: Some(1),
+        ..ToolPolicy::default()
+    };
+    let agent = AgentPolicy {
+        tools: [(name("pay"), pay)].into(),
+        ..AgentPolicy::default()
+    };
+    let policies = Policies {
+        agents: [(name("assistant"), agent)].into(),
+    };
+    let tools = ToolServer::start(vec![tool("pay")], |_| "paid".to_owned()).await;
+    let model = ScriptedModel::start([
+        calls(&[
+            ("little", "pay", json!({"amount": 5})),
+            ("much", "pay", json!({"amount": 500})),
+        ]),
+        text("Nobody was there."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies).await;
+    let request = work.ask("Pay").await;
+    // Nobody decides: the deadline does, and it never approves.
+    completed(&work.rig.ended(request).await);
+    let called: Vec<Value> = tools.called().into_iter().map(|call| call.args).collect();
+    assert_eq!(called, [json!({"amount": 5})]);
+    let told = model.messages(1);
+    assert_eq!(told[3]["content"], "paid");
+    assert!(
+        told[4]["content"]
+            .as_str()
+            .is_some_and(|told| told.contains("Nobody decided in time"))
+    );
     work.end().await;
     Ok(())
 }
