@@ -230,14 +230,14 @@ impl Run {
             let body = ItemBody {
                 name: Some(wish.tool.clone()),
                 call_id: Some(wish.id.clone()),
-                arguments: Some(arguments.clone()),
+                arguments: Some(arguments),
                 ..ItemBody::default()
             };
             items.push(NewItem {
                 call: Some(NewCallMark::Call { gated, idempotent }),
                 ..hidden(ItemKind::ToolCall, payloads.put(to_bytes(&body)))
             });
-            calls.push((wish, arguments, gated, idempotent));
+            calls.push((wish, gated, idempotent));
         }
         let command = Command::AppendItems {
             by: self.fenced(),
@@ -270,11 +270,10 @@ impl Run {
         let ids = ids.lines().filter_map(|id| id.parse::<ItemId>().ok());
         let calls = ids
             .zip(calls)
-            .map(|(id, (wish, arguments, gated, idempotent))| RecordedCall {
+            .map(|(id, (wish, gated, idempotent))| RecordedCall {
                 id,
                 call_id: Some(wish.id.clone()),
                 tool: wish.tool.clone(),
-                arguments: Some(arguments),
                 gated,
                 idempotent,
                 told: None,
