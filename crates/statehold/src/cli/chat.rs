@@ -190,8 +190,11 @@ impl Talk<'_> {
                     *self = chat.again().open(self.client, self.output).await?;
                     self.greet();
                 }
-                "/tree" => self.print_tree().await?,
-                "/hidden" => self.print_hidden().await?,
+                "/tree" => self.note_failure(self.print_tree().await)?,
+                "/hidden" => {
+                    let printed = self.print_hidden().await;
+                    self.note_failure(printed)?;
+                }
                 word if word.starts_with('/') && !word.contains(' ') => {
                     self.output
                         .note(&format!("{} is no command; /help", cell(word)));
@@ -199,10 +202,23 @@ impl Talk<'_> {
                 message => {
                     last = self.say(message).await?;
                     if self.shows_hidden {
-                        self.print_hidden().await?;
+                        let printed = self.print_hidden().await;
+                        self.note_failure(printed)?;
                     }
                 }
             }
+        }
+    }
+
+    /// What goes wrong beside a turn does not end the conversation.
+    fn note_failure(&self, printed: anyhow::Result<()>) -> anyhow::Result<()> {
+        match printed {
+            Err(error) if error.is::<Failure>() => {
+                let (said, _) = explain(&error, false);
+                self.output.note(&said.unwrap_or_default());
+                Ok(())
+            }
+            other => other,
         }
     }
 

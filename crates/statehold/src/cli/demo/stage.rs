@@ -1,11 +1,15 @@
 //! Where the tour is played: a temporary directory, a server in it, and the commands that are typed.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -34,11 +38,83 @@ pub(super) fn rest(time: Duration) {
 pub(super) struct Stage {
     data: TempDir,
     port: u16,
+    running: Processes,
+}
+
+/// Everything that the tour started and that has not ended, by process number.
+type Processes = Arc<Mutex<BTreeSet<u32>>>;
+
+/// A process of the tour. It ends with this, and with the tour.
+struct Process {
+    child: Child,
+    running: Processes,
+}
+
+impl Process {
+    fn spawn(command: &mut Command, running: &Processes) -> anyhow::Result<Self> {
+        let child = command
+            .spawn()
+            .context("this program cannot be started again")?;
+        locked(running).insert(child.id());
+        Ok(Self {
+            child,
+            running: Arc::clone(running),
+        })
+    }
+
+    fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        let status = self.child.wait()?;
+        // Its number may soon be somebody else's.
+        locked(&self.running).remove(&self.child.id());
+        Ok(status)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Whatever went wrong before, nothing is left running.
+        drop(self.child.kill());
+        drop(self.wait());
+    }
+}
+
+fn locked(running: &Processes) -> MutexGuard<'_, BTreeSet<u32>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pid(number: u32) -> Option<Pid> {
+    i32::try_from(number).ok().and_then(Pid::from_raw)
+}
+
+/// Ends everything when the tour is asked to end before its time.
+fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    std::thread::spawn(move || {
+        let asked = runtime.block_on(async {
+            let mut terminated = signal(SignalKind::terminate())?;
+            tokio::select! {
+                _ = terminated.recv() => Ok(()),
+                pressed = tokio::signal::ctrl_c() => pressed,
+            }
+        });
+        if asked.is_ok() {
+            for process in std::mem::take(&mut *locked(&running)).into_iter().filter_map(pid) {
+                // It may have ended by itself.
+                drop(kill_process(process, Signal::KILL));
+            }
+            drop(std::fs::remove_dir_all(data));
+            std::process::exit(i32::from(Exit::Interrupted.code()));
+        }
+    });
+    Ok(())
 }
 
 /// A server of the tour. Ends with it.
 pub(super) struct Server {
-    child: Child,
+    process: Process,
     lines: Vec<String>,
     /// What it says after it is ready is read too, so that it never waits for a reader.
     told: Told,
@@ -46,7 +122,7 @@ pub(super) struct Server {
 
 /// A command that runs. What it says is read while it says it.
 pub(super) struct Running {
-    child: Child,
+    process: Process,
     out: Told,
     err: Told,
 }
@@ -101,9 +177,12 @@ impl Stage {
         // A port that is free now. The server must come back at the same one.
         let free = std::net::TcpListener::bind("127.0.0.1:0")?;
         let port = free.local_addr()?.port();
+        let (data, running) = (tempfile::tempdir()?, Processes::default());
+        end_with_the_tour(Arc::clone(&running), data.path().to_owned())?;
         Ok(Self {
-            data: tempfile::tempdir()?,
+            data,
             port,
+            running,
         })
     }
 
@@ -132,15 +211,14 @@ impl Stage {
     /// Starts a server, and waits until it is ready.
     pub(super) fn serve(&self) -> anyhow::Result<Server> {
         let port = self.port.to_string();
-        let mut child = self
-            .program()?
+        let mut command = self.program()?;
+        command
             .args(["dev", "--no-open", "--port", &port, "--data"])
-            .arg(self.data.path().join("statehold-data"))
-            .spawn()
-            .context("this program cannot be started again")?;
-        let said = child.stderr.take().context("its words are piped")?;
+            .arg(self.data.path().join("statehold-data"));
+        let mut process = Process::spawn(&mut command, &self.running)?;
+        let said = process.child.stderr.take().context("its words are piped")?;
         let mut server = Server {
-            child,
+            process,
             lines: Vec::new(),
             told: Told::of(said),
         };
@@ -164,12 +242,12 @@ impl Stage {
 
     /// Begins a command.
     pub(super) fn begin(&self, arguments: &[&str]) -> anyhow::Result<Running> {
-        let mut child = self.program()?.args(arguments).spawn()?;
-        let (out, err) = (child.stdout.take(), child.stderr.take());
+        let mut process = Process::spawn(self.program()?.args(arguments), &self.running)?;
+        let (out, err) = (process.child.stdout.take(), process.child.stderr.take());
         Ok(Running {
             out: Told::of(out.context("piped")?),
             err: Told::of(err.context("piped")?),
-            child,
+            process,
         })
     }
 
@@ -236,32 +314,22 @@ impl Server {
     }
 
     pub(super) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.child.id()
     }
 
     /// Ends it without a word: SIGKILL.
     pub(super) fn kill(mut self) -> anyhow::Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
+        self.process.child.kill()?;
+        self.process.wait()?;
         Ok(())
     }
 
     /// Asks it to end, and waits.
     pub(super) fn stop(mut self) -> anyhow::Result<()> {
-        let pid = i32::try_from(self.child.id()).ok();
-        let pid = pid.and_then(rustix::process::Pid::from_raw);
-        let pid = pid.context("a process has a number")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        self.child.wait()?;
+        let process = pid(self.pid()).context("a process has a number")?;
+        kill_process(process, Signal::TERM)?;
+        self.process.wait()?;
         Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Whatever went wrong before, nothing is left running.
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 
@@ -285,21 +353,14 @@ impl Running {
         let err = std::mem::replace(&mut self.err, Told::of(std::io::empty())).all(deadline);
         // Both outputs are over, or it takes too long: then it ends here.
         if Instant::now() >= deadline {
-            self.child.kill()?;
+            self.process.child.kill()?;
         }
-        let status = self.child.wait()?;
+        let status = self.process.wait()?;
         Ok(Ended {
             code: status.code().unwrap_or(-1),
             out,
             err,
         })
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 

@@ -82,6 +82,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let engine = parts.engine;
     engine.set_service_credentials(declared.credentials);
+    let tenant: Name = "default".parse().context("the tenant has a name")?;
+    demo::revoke_keys(&engine, &tenant).await?;
     let has_keys = engine.has_keys().await?;
     require_keys(plan, has_keys)?;
     let listener = TcpListener::bind(config.server.listen)
@@ -92,7 +94,6 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         write_run_file(data, &url)?;
     }
     let book = Arc::new(demo.joined(declared.book));
-    let tenant: Name = "default".parse().context("the tenant has a name")?;
     let scratch = Scratch::new(scratch_engine, tenant.clone(), Arc::clone(&book));
     let scratch = Arc::new(scratch);
     let connections_open = Arc::new(AtomicUsize::new(0));
