@@ -31,7 +31,7 @@ pub(crate) use layers::{Explained, Layers, Source};
 pub(crate) use mistakes::Mistakes;
 pub(crate) use secret::secret;
 
-use agents::Agent;
+pub(crate) use agents::Agent;
 use models::Model;
 use tool_servers::ToolServer;
 

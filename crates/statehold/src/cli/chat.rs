@@ -6,6 +6,8 @@
 mod input;
 mod turn;
 
+use std::time::Duration;
+
 use clap::Args;
 use hyper::Method;
 use serde_json::{Value, json};
@@ -32,7 +34,7 @@ const USER_DEFAULT: &str = "bob";
 
 const HELP: &str = "\
 With -m it says one thing and ends: 0 if it was answered, 1 if it failed, 8 with --no-wait if it
-waits for a person, 9 if a person said no. Without -m it reads lines, from a person or a pipe.";
+waits for a person, 9 if a person said no, 7 if --timeout is over. Without -m it reads lines, from a person or a pipe.";
 
 const COMMANDS: &str = "\
 /tree      what runs, what waits, and for whom
@@ -81,13 +83,27 @@ struct Talk<'a> {
 impl Chat {
     pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
-        block_on(self.talk(&client, output))?
+        block_on(self.talk(&client, globals.timeout, output))?
     }
 
-    async fn talk(&self, client: &Client, output: &Output) -> anyhow::Result<Exit> {
+    async fn talk(
+        &self,
+        client: &Client,
+        limit: Option<Duration>,
+        output: &Output,
+    ) -> anyhow::Result<Exit> {
         let mut talk = self.open(client, output).await?;
+        talk.note_strangers().await;
         if let Some(message) = &self.message {
-            return talk.say_once(message).await;
+            let said = talk.say_once(message);
+            let Some(limit) = limit else {
+                return said.await;
+            };
+            // The limit is for all of it, not for one call.
+            return match tokio::time::timeout(limit, said).await {
+                Ok(ended) => ended,
+                Err(_) => Err(too_late(&Self::session_hint(&talk.session)).into()),
+            };
         }
         talk.greet();
         talk.converse(self).await
@@ -141,7 +157,27 @@ impl Chat {
     }
 }
 
+fn too_late(hint: &str) -> Failure {
+    Failure::new(Exit::TimedOut, "there is no answer in time; the turn goes on").hint(hint)
+}
+
 impl Talk<'_> {
+    /// Says so if nobody is declared under the name: a worker may come, or never.
+    async fn note_strangers(&self) {
+        let Ok(answer) = self.client.get("/v1/agents").await else {
+            return;
+        };
+        let agents = elements(&answer.body, "agents");
+        let names: Vec<&str> = agents.iter().map(|agent| text(agent, "name")).collect();
+        if !names.is_empty() && !names.contains(&self.agent.as_str()) {
+            self.output.note(&format!(
+                "{} is not declared: it is answered if a worker claims it. Declared: {}",
+                cell(&self.agent),
+                cell(&names.join(", "))
+            ));
+        }
+    }
+
     fn greet(&self) {
         let line = format!(
             "session {}   as {}   agent {}   /help for commands",
@@ -276,6 +312,10 @@ impl Talk<'_> {
 }
 
 impl Chat {
+    fn session_hint(session: &str) -> String {
+        format!("see what it waits for with: statehold tasks tree {session}")
+    }
+
     /// The same, without the session that it began with.
     fn again(&self) -> Self {
         Self {
