@@ -32,7 +32,8 @@ use crate::words::raw;
 pub(crate) use person::told_of;
 use person::{Decided, decided};
 
-/// The tools of an agent, as they are in this turn. They are asked for when somebody needs them.
+/// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
+/// them.
 pub(crate) struct Toolbox {
     servers: Arc<ToolServers>,
     names: Vec<statehold_core::name::Name>,
@@ -46,6 +47,12 @@ impl Toolbox {
             names,
             listed: None,
         }
+    }
+
+    /// The tools as they are now: a call may have told that they are others than before.
+    pub(crate) async fn tools_now(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
+        self.listed = None;
+        self.tools().await
     }
 
     pub(crate) async fn tools(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {

@@ -508,6 +508,31 @@ async fn a_tool_that_is_gone_in_the_next_turn_stays_in_the_history() -> Outcome 
 }
 
 #[tokio::test]
+async fn a_tool_that_turns_out_to_be_renamed_is_offered_under_its_new_name_at_once() -> Outcome {
+    let tools = ToolServer::start(vec![tool("old")], |call| call.tool.clone()).await;
+    let model = ScriptedModel::start([
+        text("Hello."),
+        calls(&[("c1", "old", json!({"a": 1}))]),
+        calls(&[("c2", "new", json!({"a": 1}))]),
+        text("Done."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), Policies::default()).await;
+    completed(&work.turn("First").await);
+    tools.offer(vec![tool("new")]);
+    completed(&work.turn("Second").await);
+    // What was listed for the first turn is believed until a call tells otherwise.
+    let offered = |call: usize| model.asked()[call]["tools"][0]["function"]["name"].clone();
+    assert_eq!((offered(1), offered(2)), (json!("old"), json!("new")));
+    let told = model.messages(2);
+    let last = told.last().expect("messages")["content"].to_string();
+    assert!(last.contains("has no tool old any more"), "{last}");
+    assert_eq!(tools.called().len(), 1);
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_model_that_fails_fails_the_turn_clearly_and_the_session_goes_on() -> Outcome {
     let model = ScriptedModel::start([Says::Status(400), text(""), text("Hello.")]).await;
     let work = AtWork::start(&model, Declared::plain(), Policies::default()).await;

@@ -244,6 +244,12 @@ impl ToolServer {
                                 .unwrap_or_default()
                                 .to_owned(),
                         };
+                        let offers = |tools: &[Value]| tools.iter().any(|tool| tool["name"] == call.tool);
+                        if !offers(&offered.lock().expect("no panic")) {
+                            let error = json!({"code": -32602, "message": "no such tool"});
+                            let answer = json!({"jsonrpc": "2.0", "id": body["id"], "error": error});
+                            return response(200, "application/json", answer.to_string());
+                        }
                         heard.lock().expect("no panic").push(call.clone());
                         let said = does(call).await;
                         json!({"content": [{"type": "text", "text": said}]})
