@@ -24,6 +24,7 @@ use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{Moment, Run, hidden};
+use crate::gateway::traceparent;
 use crate::mcp::{CallMeta, Tool, ToolError, ToolServers};
 use crate::model::Wish;
 use crate::turn::TurnError;
@@ -370,7 +371,7 @@ impl Run {
             session: self.place.session.to_string(),
             task: self.place.task.to_string(),
             request: self.place.request.to_string(),
-            traceparent: None,
+            traceparent: Some(traceparent(self.place)),
         };
         let key = one.call.id.to_string();
         match servers.call(tool, &arguments, &key, &meta).await {

@@ -248,6 +248,9 @@ async fn tools_run_at_the_same_time_and_the_answer_is_everything_that_was_said()
             &json!({"role": "tool", "content": "time of Oslo", "tool_call_id": "c2"}),
         ]
     );
+    let trace = format!("00-{}-", work.session.as_uuid().simple());
+    let mut called = tools.called().into_iter();
+    assert!(called.all(|call| call.traceparent.starts_with(&trace)));
     let keys: Vec<String> = tools.called().into_iter().map(|call| call.key).collect();
     assert!(keys.len() == 2 && keys[0] != keys[1] && keys.iter().all(|key| !key.is_empty()));
     assert_eq!(model.asked()[0]["tools"].as_array().map(Vec::len), Some(2));
