@@ -51,7 +51,7 @@ class Model(http.server.BaseHTTPRequestHandler):
         else:
             is_slow = any("slowly" in str(m["content"]) for m in messages[-3:])
             for word in re.findall(r"\S+\s*", text):
-                time.sleep(0.3 if is_slow else 0)
+                time.sleep(0.5 if is_slow else 0)
                 self.chunk({"content": word})
             self.chunk({}, "stop")
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}

@@ -147,6 +147,15 @@ def check_kill(clerk):
     say("mcp_tools: after a kill -9 neither the tool nor the model is asked again for what is recorded")
 
 
+def check_context(clerk):
+    body = {"app": "demo", "user": "ann", "agent": "assistant", "state": {"folder": "/inbox", "other": "secret"}}
+    session = clerk.server.call("client", "/v1/sessions", body)["id"]
+    clerk.server.chat("assistant", "hello", session)
+    told = clerk.model.heard()[-1]["messages"][-1]["content"]
+    assert told == '[shared context]\n{"folder":"/inbox"}\n[/shared context]\n\nhello', told
+    say("mcp_tools: the model is told the session value that its agent imports, and no other")
+
+
 def check_prompt(clerk):
     server, calls = clerk.server, len(clerk.model.heard())
     with open(os.path.join(EXAMPLES, "mcp_tools", "statehold.toml"), "rb") as file:
@@ -186,5 +195,6 @@ def check(program, folder):
     check_renamed(clerk, session)
     check_approval(clerk)
     check_kill(clerk)
+    check_context(clerk)
     check_prompt(clerk)
     clerk.server.stop()
