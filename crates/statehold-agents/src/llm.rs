@@ -66,7 +66,8 @@ impl Llm {
         let mut whole = None;
         voice.begin();
         let work = async {
-            let tools = toolbox.tools().await.map_err(|error| no_tools(&error))?;
+            let tools = toolbox.tools_now().await;
+            let tools = tools.map_err(|error| no_tools(&error))?;
             let mut messages = Vec::with_capacity(talk.messages().len() + 1);
             messages.push(self.prompt.clone());
             messages.extend_from_slice(talk.messages());

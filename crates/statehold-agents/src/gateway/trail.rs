@@ -35,16 +35,21 @@ pub(super) fn origin(place: Place) -> Headers {
         request,
         ..
     } = place;
-    let trace = session.as_uuid().simple();
-    let (_, span) = request.as_uuid().as_u64_pair();
     let told = [
         ("x-statehold-origin-session", session.to_string()),
         ("x-statehold-origin-task", task.to_string()),
         ("x-statehold-origin-request", request.to_string()),
-        ("traceparent", format!("00-{trace}-{span:016x}-01")),
+        ("traceparent", traceparent(place)),
     ];
     let told = told.map(|(name, value)| (HeaderName::from_static(name), plain(&value)));
     told.into()
+}
+
+/// A call as traces of others know it: the session is the trace, the request the span that it is from.
+pub(crate) fn traceparent(place: Place) -> String {
+    let trace = place.session.as_uuid().simple();
+    let (_, span) = place.request.as_uuid().as_u64_pair();
+    format!("00-{trace}-{span:016x}-01")
 }
 
 /// The headers of a chat call. The n-th call of a request that is made again is the same call, unless it

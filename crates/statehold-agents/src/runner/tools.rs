@@ -24,6 +24,7 @@ use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{Moment, Run, hidden};
+use crate::gateway::traceparent;
 use crate::mcp::{CallMeta, Tool, ToolError, ToolServers};
 use crate::model::Wish;
 use crate::turn::TurnError;
@@ -32,7 +33,8 @@ use crate::words::raw;
 pub(crate) use person::told_of;
 use person::{Decided, decided};
 
-/// The tools of an agent, as they are in this turn. They are asked for when somebody needs them.
+/// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
+/// them.
 pub(crate) struct Toolbox {
     servers: Arc<ToolServers>,
     names: Vec<statehold_core::name::Name>,
@@ -46,6 +48,12 @@ impl Toolbox {
             names,
             listed: None,
         }
+    }
+
+    /// The tools as they are now: a call may have told that they are others than before.
+    pub(crate) async fn tools_now(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
+        self.listed = None;
+        self.tools().await
     }
 
     pub(crate) async fn tools(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
@@ -363,7 +371,7 @@ impl Run {
             session: self.place.session.to_string(),
             task: self.place.task.to_string(),
             request: self.place.request.to_string(),
-            traceparent: None,
+            traceparent: Some(traceparent(self.place)),
         };
         let key = one.call.id.to_string();
         match servers.call(tool, &arguments, &key, &meta).await {
