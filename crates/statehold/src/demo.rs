@@ -69,7 +69,11 @@ impl Demo {
     pub(crate) fn beside(configured: &BTreeMap<Name, Agent>, is_wanted: bool) -> Self {
         let agents = if is_wanted { book::book() } else { Vec::new() };
         let agents = agents.into_iter();
-        let is_declared = |name| configured.get(name).is_some_and(|own| !own.is_policies_only());
+        let is_declared = |name: &Name| {
+            configured
+                .get(name)
+                .is_some_and(|own| !own.is_policies_only())
+        };
         Self {
             agents: agents
                 .filter(|spec| !is_declared(&spec.name))
@@ -200,7 +204,11 @@ pub(crate) async fn spawn(
 
 /// A key for this run. The worker of an agent sees its whole history only with a key that is no
 /// client's, and only an admin writes the state of an app, where the users are.
-async fn issue_key(engine: &Engine, tenant: &Name, workers: &[DemoWorker]) -> anyhow::Result<String> {
+async fn issue_key(
+    engine: &Engine,
+    tenant: &Name,
+    workers: &[DemoWorker],
+) -> anyhow::Result<String> {
     let caller = Caller::local(tenant.clone());
     let new = NewKey {
         name: Some(KEY_NAME.to_owned()),

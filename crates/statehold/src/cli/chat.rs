@@ -158,7 +158,11 @@ impl Chat {
 }
 
 fn too_late(hint: &str) -> Failure {
-    Failure::new(Exit::TimedOut, "there is no answer in time; the turn goes on").hint(hint)
+    Failure::new(
+        Exit::TimedOut,
+        "there is no answer in time; the turn goes on",
+    )
+    .hint(hint)
 }
 
 impl Talk<'_> {

@@ -86,7 +86,11 @@ pub(super) async fn run(agent: DemoWorker, client: Client, stop: CancellationTok
     while in_hand.join_next().await.is_some() {}
 }
 
-async fn claim(agent: DemoWorker, client: &Client, room: &Semaphore) -> Result<Vec<Value>, Failure> {
+async fn claim(
+    agent: DemoWorker,
+    client: &Client,
+    room: &Semaphore,
+) -> Result<Vec<Value>, Failure> {
     // Only as many as there is room for: what is claimed and not worked on only waits for its lease.
     drop(room.acquire().await);
     let max = room.available_permits().clamp(1, CLAIM_MAX);

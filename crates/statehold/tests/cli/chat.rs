@@ -19,7 +19,11 @@ fn one_message_is_answered_and_the_exit_code_says_how() {
     let waits = ["chat", "--no-wait", "-m", "Delete user 7"];
     live.check(&waits, 8, &["Delete user 7", "statehold approvals approve"]);
     let nobody = ["--timeout", "2s", "chat", "nobody", "-m", "hi"];
-    live.check(&nobody, 7, &["nobody is not declared", "coordinator", "tasks tree"]);
+    live.check(
+        &nobody,
+        7,
+        &["nobody is not declared", "coordinator", "tasks tree"],
+    );
 }
 
 #[test]
@@ -105,7 +109,11 @@ fn a_typed_approval_is_none() {
     assert_eq!(report["status"], "paused");
     let session = report["session"].as_str().expect("a session");
     for typed in ["approved", "yes", "approve"] {
-        live.check(&["chat", "-s", session, "-m", typed], 0, &["never an approval"]);
+        live.check(
+            &["chat", "-s", session, "-m", typed],
+            0,
+            &["is not an approval"],
+        );
     }
     let hold = open_hold(&live, session);
     live.check(&["approvals", "show", &hold], 0, &["open"]);
@@ -129,8 +137,16 @@ fn values_of_apps_and_sessions_are_read_and_written() {
     live.check(&["state", "set", "app:x", "{\"a\":1}"], 0, &[]);
     let got = live.check(&["state", "get", "app:x"], 0, &[]);
     assert_eq!(got.out, "{\"a\":1}\n");
-    live.check(&["state", "set", "user:y", "plain words", "--user", "ann"], 0, &[]);
-    live.check(&["state", "list", "--user", "ann"], 0, &["user:y", "plain words"]);
+    live.check(
+        &["state", "set", "user:y", "plain words", "--user", "ann"],
+        0,
+        &[],
+    );
+    live.check(
+        &["state", "list", "--user", "ann"],
+        0,
+        &["user:y", "plain words"],
+    );
     live.check(&["state", "get", "user:y"], 2, &["--user"]);
     live.check(&["state", "get", "z"], 2, &["--session"]);
     live.check(&["state", "delete", "app:x"], 0, &[]);

@@ -101,7 +101,10 @@ fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
             }
         });
         if asked.is_ok() {
-            for process in std::mem::take(&mut *locked(&running)).into_iter().filter_map(pid) {
+            for process in std::mem::take(&mut *locked(&running))
+                .into_iter()
+                .filter_map(pid)
+            {
                 // It may have ended by itself.
                 drop(kill_process(process, Signal::KILL));
             }

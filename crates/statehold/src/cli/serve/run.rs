@@ -350,7 +350,12 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
 
 /// Which lines are written.
 pub(in crate::cli) fn log_filter(log: &Log) -> anyhow::Result<EnvFilter> {
-    EnvFilter::try_new(&log.level).with_context(|| {
+    let mut level = log.level.clone();
+    if !level.contains("rmcp") {
+        // It writes words of tool servers, at every connection.
+        level.push_str(",rmcp=off");
+    }
+    EnvFilter::try_new(level).with_context(|| {
         let message = format!(
             "`log.level` is {:?}, which is no level or filter",
             log.level
