@@ -287,7 +287,7 @@ impl Talk<'_> {
 
     async fn print_tree(&self) -> anyhow::Result<()> {
         let tree = Tree::load(self.client, &self.session).await?;
-        for line in tree.lines(None, Extent::Everything, &self.output.times) {
+        for line in tree.lines(None, Extent::Everything, &self.output.times.at_present()) {
             self.output.line(&line)?;
         }
         Ok(())

@@ -252,7 +252,7 @@ impl<'a> Turn<'a> {
         let chain = hold["chain"].as_str().map(cell).unwrap_or_default();
         let expires = hold["expires_at"].as_str();
         let expires = expires.map_or_else(String::new, |at| {
-            format!(", expires {}", self.output.times.show(at))
+            format!(", expires {}", self.output.times.at_present().show(at))
         });
         let verb = match text(hold, "kind") {
             "approval" | "reconcile" => "approve",
