@@ -105,8 +105,10 @@ fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
                 .into_iter()
                 .filter_map(pid)
             {
-                // It may have ended by itself.
-                drop(kill_process(process, Signal::KILL));
+                if kill_process(process, Signal::KILL).is_err() {
+                    // It has ended by itself.
+                    continue;
+                }
             }
             drop(std::fs::remove_dir_all(data));
             std::process::exit(i32::from(Exit::Interrupted.code()));
