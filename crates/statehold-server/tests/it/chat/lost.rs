@@ -206,3 +206,42 @@ async fn a_turn_is_found_however_many_have_come_and_gone_since() {
     assert_eq!(again.rest().await.0, "done");
     assert_eq!(content(&finished(first).await), "done");
 }
+
+#[tokio::test]
+async fn a_failure_that_broke_off_is_told_again() {
+    // A developer is told all that an agent says, however long it is.
+    let mut dev = setup();
+    dev.server.keys_required = false;
+    let mut scene = Scene::begin(Rig::with(dev).await).await;
+    scene.ann = scene.rig.nobody();
+    let long = "0123456789".repeat(700_000);
+    let (ann, session) = (scene.ann.clone(), scene.session.clone());
+    let begun = tokio::spawn(async move {
+        let headers = [("x-statehold-session", session.as_str())];
+        let body = words("helper", "hello").to_string();
+        let sent = ann.begin("POST", COMPLETIONS, &headers, body.into());
+        sent.await.expect("an answer begins")
+    });
+    let request = scene.claim().await;
+    let error = serde_json::json!({"error": {"message": long}});
+    crate::rest::act(&scene.helper, &request, "fail", error)
+        .await
+        .ok(200);
+    let mut response = begun.await.expect("an answer");
+    assert_eq!(response.status(), 500);
+    let piece = response.body_mut().frame().await;
+    assert!(piece.is_some_and(|piece| piece.is_ok()));
+    drop(response);
+    alone(&scene, 0).await;
+
+    let answer = finished(scene.say("hello")).await;
+    super::refused(&answer, 500, "request_failed");
+    let told = answer.header("x-statehold-request");
+    assert_eq!(told, Some(text(&request, "id").as_str()));
+    assert_eq!(scene.turns().await, 1);
+    // Once it has arrived, the same words begin another turn.
+    let call = scene.say("hello");
+    let request = scene.claim().await;
+    scene.complete(&request, "hi").await;
+    assert_eq!(content(&finished(call).await), "hi");
+}
