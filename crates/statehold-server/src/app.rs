@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
 use crate::metrics::Metrics;
+use crate::openai::seats::Seats;
 use crate::openai::told::Told;
 use crate::problem::{Code, Problem};
 use crate::seal::Sealer;
@@ -73,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) feeds: Arc<Semaphore>,
+    /// The same places for chats, shared out among keys.
+    pub(crate) seats: Seats,
     pub(crate) local: Caller,
     /// What chat clients have been told, and what they are still to be told.
     pub(crate) told: Told,
@@ -95,10 +98,12 @@ impl App {
     ) -> Self {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
         let told = Told::since(engine.now());
+        let feeds = Arc::new(Semaphore::new(options.feeds_max));
         Self(Arc::new(Shared {
             engine,
             sealer,
-            feeds: Arc::new(Semaphore::new(options.feeds_max)),
+            seats: Seats::new(Arc::clone(&feeds), options.feeds_max),
+            feeds,
             options,
             metrics,
             local: Caller::local(tenant),

@@ -12,6 +12,7 @@ use statehold_core::item::{Attachment, AttachmentSource};
 use statehold_engine::Payloads;
 use utoipa::ToSchema;
 
+use super::files::{FileIn, FileOut, ImageIn};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::{DecisionIn, DecisionWire};
 use crate::wire::item::ItemBody;
@@ -173,19 +174,6 @@ pub(crate) struct Words {
     pub(crate) files: Vec<FileOut>,
 }
 
-/// A file as it is kept: the form of attachments on the native API.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct FileOut {
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    kind: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<String>,
-}
-
 #[derive(Debug, Deserialize)]
 struct PartIn {
     #[serde(rename = "type")]
@@ -196,19 +184,6 @@ struct PartIn {
     image_url: Option<ImageIn>,
     #[serde(default)]
     file: Option<FileIn>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ImageIn {
-    url: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct FileIn {
-    #[serde(default)]
-    filename: Option<String>,
-    #[serde(default)]
-    file_data: Option<String>,
 }
 
 impl ChatIn {
@@ -230,6 +205,11 @@ impl ChatIn {
             Problem::invalid(detail).with("path", path.clone())
         })?;
         Ok((message, path))
+    }
+
+    /// Whether the caller brings tools of its own.
+    pub(crate) fn has_tools(&self) -> bool {
+        self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
     /// Refuses what nobody here can do, whoever the agent is.
@@ -363,18 +343,8 @@ impl ChatMessageIn {
         for part in parts {
             match (part.kind.as_str(), part.text, part.image_url, part.file) {
                 ("text", Some(text), ..) => texts.push(text),
-                ("image_url", _, Some(image), _) => files.push(FileOut::at(image.url, None)),
-                (
-                    "file",
-                    ..,
-                    Some(FileIn {
-                        filename,
-                        file_data: Some(data),
-                    }),
-                ) => files.push(FileOut::at(data, filename)),
-                ("file", ..) => {
-                    return Err(wrong("has a `file` without `file_data`; send its data"));
-                }
+                ("image_url", _, Some(image), _) => files.push(image.into_file()),
+                ("file", .., Some(file)) => files.push(file.into_file().map_err(wrong)?),
                 (kind, ..) => {
                     let kind: String = kind.chars().take(64).collect();
                     let what = format!(
@@ -386,30 +356,6 @@ impl ChatMessageIn {
         }
         let text = texts.join("\n");
         Ok(Words { text, files })
-    }
-}
-
-impl FileOut {
-    /// A file behind an address; one whose address holds its bytes is kept by them.
-    fn at(url: String, title: Option<String>) -> Self {
-        let inline = url.strip_prefix("data:").and_then(|rest| {
-            let (kind, data) = rest.split_once(";base64,")?;
-            Some((kind.to_owned(), data.to_owned()))
-        });
-        match inline {
-            Some((kind, data)) => Self {
-                kind: Some(kind).filter(|kind| !kind.is_empty()),
-                title,
-                url: None,
-                data: Some(data),
-            },
-            None => Self {
-                kind: None,
-                title,
-                url: Some(url),
-                data: None,
-            },
-        }
     }
 }
 
@@ -482,6 +428,8 @@ mod tests {
             "7",
             r#"[{"type":"video","video":1}]"#,
             r#"[{"type":"file","file":{"file_id":"file-1"}}]"#,
+            r#"[{"type":"file"}]"#,
+            r#"[{"type":"file","file":{"file_data":"https://x.test/a.pdf"}}]"#,
             r#"[{"type":"text"}]"#,
         ] {
             let refused = words(content).expect_err("no words");

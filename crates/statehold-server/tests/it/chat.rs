@@ -4,6 +4,7 @@ mod deciding;
 mod errors;
 mod lost;
 mod pauses;
+mod questions;
 mod stateless;
 mod streams;
 mod turns;
@@ -121,6 +122,24 @@ impl Scene {
 
     async fn new() -> Self {
         Self::begin(Rig::with(setup()).await).await
+    }
+
+    /// The same after the server was stopped and started again.
+    async fn restarted(self) -> Self {
+        let rig = self.rig.restart_with(setup()).await;
+        let address = rig.address;
+        Self {
+            rig,
+            ann: Who {
+                address,
+                ..self.ann
+            },
+            helper: Who {
+                address,
+                ..self.helper
+            },
+            session: self.session,
+        }
     }
 
     /// Says something in the session and waits for the answer.

@@ -216,3 +216,64 @@ async fn streams_are_bounded_and_a_refused_one_begins_nothing() {
     scene.complete(&request, "hi").await;
     assert_eq!(again.rest().await.0, "hi");
 }
+
+#[tokio::test]
+async fn one_key_takes_a_part_of_the_streams_and_long_waits_count_too() {
+    let with_eight = |keys_required| Setup {
+        server: ServerOptions {
+            feeds_max: 8,
+            keys_required,
+            ..setup().server
+        },
+        ..Setup::default()
+    };
+    let scene = Scene::begin(Rig::with(with_eight(true)).await).await;
+    let stream = scene.stream("one").await;
+    let waiting = scene.send(words("helper", "two"), &[("x-statehold-wait", "61")]);
+    for _ in 0..2 {
+        scene.claim().await;
+    }
+    let mut body = words("helper", "three");
+    body["stream"] = true.into();
+    let answer = super::finished(scene.send(body, &[])).await;
+    let error = refused(&answer, 429, "too_many");
+    assert!(error["message"].to_string().contains("one key"), "{error}");
+    let long = [("x-statehold-wait", "61")];
+    let answer = super::finished(scene.send(words("helper", "three"), &long)).await;
+    refused(&answer, 429, "too_many");
+    assert_eq!(scene.turns().await, 2);
+    // Others have theirs, and so has whoever does not stay.
+    let bob = scene.rig.client("bob").await;
+    let mut body = words("helper", "hello");
+    body["stream"] = true.into();
+    drop(ChatStream::open(&bob, &body, &[]).await);
+    scene.claim().await;
+    let short = [("x-statehold-wait", "60")];
+    let call = scene.send(words("helper", "three"), &short);
+    let request = scene.claim().await;
+    scene.complete(&request, "ok").await;
+    super::finished(call).await.ok(200);
+    // Whoever goes away makes room.
+    drop(stream);
+    waiting.abort();
+    drop(waiting.await);
+    let headers = [("x-statehold-session", scene.session.as_str())];
+    crate::rig::until("there is room again", || async {
+        let sent = scene.ann.begin(
+            "POST",
+            super::COMPLETIONS,
+            &headers,
+            body.to_string().into(),
+        );
+        let response = sent.await.expect("an answer");
+        (response.status() == 200).then_some(())
+    })
+    .await;
+
+    // The developer is alone.
+    let rig = Rig::with(with_eight(false)).await;
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        streams.push(ChatStream::open(&rig.nobody(), &body, &[]).await);
+    }
+}
