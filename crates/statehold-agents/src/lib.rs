@@ -17,6 +17,7 @@ pub mod scratch;
 pub mod spec;
 mod sse;
 mod tls;
+mod tool_policy;
 mod turn;
 mod voice;
 mod words;

@@ -189,7 +189,8 @@ impl Agent for Llm {
             };
             for (wish, told) in wishes.iter().zip(&came) {
                 if told.outcome == Some(CallOutcome::Refused) && !wish.hidden {
-                    refused.insert((wish.tool.clone(), wish.arguments.clone()));
+                    let (server, tool) = (wish.server.clone(), wish.original.clone());
+                    refused.insert((server, tool, wish.arguments.clone()));
                 }
             }
             talk.push_said(&said, &in_place(&said, &came));

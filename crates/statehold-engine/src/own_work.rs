@@ -141,4 +141,23 @@ impl Engine {
         tasks.sort_unstable();
         Ok(tasks.into_iter().map(|(_, id)| id).collect())
     }
+
+    /// The live requests of an agent in a session that have asked people something, whether that is
+    /// decided by now or not.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn asking_requests_of(
+        &self,
+        session: SessionId,
+        agent: &Name,
+    ) -> Result<Vec<RequestId>, EngineError> {
+        let state = self.durable_state(session).await?;
+        let asking = state.requests.values().filter(|live| {
+            let task = state.tasks.get(&live.task);
+            live.holds_opened > 0 && task.is_some_and(|task| task.agent == *agent)
+        });
+        Ok(asking.map(|live| live.id).collect())
+    }
 }

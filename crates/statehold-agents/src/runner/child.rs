@@ -93,8 +93,14 @@ impl Run {
             let child = self
                 .engine
                 .handed_over(&self.caller, self.place.session, id)
-                .await?;
-            runner.spawn_turn(ours, child, permit);
+                .await;
+            match child {
+                Ok(child) => runner.spawn_turn(ours, child, permit),
+                // It is started all the same, and has ended, or is claimed once its lease has lapsed.
+                Err(error) => {
+                    tracing::warn!(%agent, request = %id, %error, "a request waits to be claimed again");
+                }
+            }
         }
         Ok(id)
     }

@@ -27,6 +27,7 @@ use super::run::{Moment, Run, hidden};
 use crate::gateway::traceparent;
 use crate::mcp::{CallMeta, Tool, ToolError, ToolServers};
 use crate::model::Wish;
+use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 use crate::words::raw;
 
@@ -221,7 +222,8 @@ impl Run {
         let mut calls = Vec::with_capacity(wishes.len());
         for (wish, whole) in wishes.iter().zip(whole) {
             // What the policy says now counts too: it may have become stricter since the model spoke.
-            let policy = self.engine.policies().of(agent, &wish.tool);
+            let policies = self.engine.policies();
+            let policy = ToolRules::of(policies, agent, &wish.server, &wish.original).effective;
             let judged = whole
                 .as_ref()
                 .and_then(|args| serde_json::from_str(args.get()).ok());
@@ -487,7 +489,7 @@ fn written(wish: &Wish) -> Option<Raw> {
 /// Whether a tool is the one that a call was meant for. Names that models see may pass from one server to
 /// another while people think.
 fn is_meant(tool: &Tool, wish: &Wish) -> bool {
-    tool.server.as_str() == wish.server && (tool.original == wish.tool || tool.name == wish.tool)
+    tool.server.as_str() == wish.server && tool.original == wish.original
 }
 
 fn preview(wish: &Wish) -> Raw {

@@ -114,6 +114,49 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
 }
 
 #[tokio::test]
+async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees() -> Outcome {
+    let (files, mail) = (tools().await, tools().await);
+    let model = ScriptedModel::start([
+        calls(&[
+            ("c1", "delete_user", json!({"user_id": 1})),
+            ("c2", "mail__delete_user", json!({"user_id": 2})),
+        ]),
+        text("Done."),
+    ])
+    .await;
+    let mut policies = policies();
+    let agent = policies.agents.get_mut(&name("assistant"));
+    let agent = agent.expect("it is there");
+    let delete = agent.tools.remove(&name("delete_user")).expect("a policy");
+    agent.tools.insert(name("files__delete_user"), delete);
+    let declared = Declared {
+        tools: vec![("files", files.url.clone()), ("mail", mail.url.clone())],
+        ..Declared::plain()
+    };
+    let work = AtWork::start(&model, declared, policies).await;
+    let request = work.ask("Delete 1 and 2").await;
+    let holds = paused(&work.rig, request, 1).await;
+    let body: HoldBody = parse(holds[0].body.as_deref());
+    assert_eq!(body.title, "files__delete_user needs an approval");
+    let message = body.message.unwrap_or_default();
+    assert!(message.contains("`files`"), "{message}");
+    assert_eq!((files.called().len(), mail.called().len()), (0, 1));
+    // The other server is the first to be asked now, and its tool has the plain name.
+    let declared = Declared {
+        tools: vec![("mail", mail.url.clone()), ("files", files.url.clone())],
+        ..Declared::plain()
+    };
+    let mut work = work;
+    work.restart(assistant_book(&model, &declared)).await;
+    decide(&work.rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    assert_eq!(files.called()[0].args, json!({"user_id": 1}));
+    assert_eq!((files.called().len(), mail.called().len()), (1, 1));
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_approved_call_is_made_once_with_all_it_was_asked_for() {
     let (called, told) = one_call(DecisionKind::Approve, json!({})).await;
     assert_eq!(called.len(), 1);

@@ -63,7 +63,8 @@ impl Run {
         let ask = NewAsk {
             kind: HoldKind::Approval,
             title: title(&one.call.tool),
-            message: None,
+            // Two servers may have tools of the same name.
+            message: Some(format!("It is a tool of the server `{}`.", one.wish.server)),
             action: Some(NewAction {
                 tool: name,
                 args,

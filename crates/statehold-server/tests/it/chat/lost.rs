@@ -26,6 +26,7 @@ async fn a_client_that_comes_back_attaches_to_its_turn() {
     let scene = Scene::new().await;
     let mut stream = scene.stream("hello").await;
     let request = scene.claim().await;
+    let _draft = scene.rig.engine.open_draft(id(&request));
     scene.rig.engine.write_draft(id(&request), "hi");
     assert_eq!(stream.text().await, "hi");
     drop(stream);

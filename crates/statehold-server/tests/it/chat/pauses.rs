@@ -334,6 +334,7 @@ async fn a_draft_before_a_pause_is_followed_by_the_words_for_it() {
     let mut stream = scene.stream("pay").await;
     let request = scene.claim().await;
     let id = text(&request, "id").parse().expect("an id");
+    let _draft = scene.rig.engine.open_draft(id);
     scene.rig.engine.write_draft(id, "Let me see.");
     assert_eq!(stream.text().await, "Let me see.");
     scene.ask_approval(&request).await;

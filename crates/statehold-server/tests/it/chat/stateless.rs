@@ -275,9 +275,11 @@ async fn a_stream_is_written_as_it_comes_and_goes_with_its_client() {
     body["stream"] = true.into();
     let mut stream = ChatStream::open(&stage.ann, &body, &[]).await;
     let work = stage.claim("service").await;
+    let draft = stage.scratch.open_draft(fenced(&work).request);
     stage.scratch.write_draft(fenced(&work).request, "hi");
     assert_eq!(stream.text().await, "hi");
     stage.complete(&work, &json!({"content": "hi, ann"})).await;
+    drop(draft);
     assert_eq!(stream.rest().await.0, ", ann");
     stage.empty().await;
 

@@ -29,6 +29,7 @@ async fn pieces_come_as_they_are_written_and_the_end_after_the_commit() {
     assert_eq!(first["choices"][0]["delta"]["role"], "assistant");
     assert_eq!(first["choices"][0]["finish_reason"], Value::Null);
     assert!(first.get("usage").is_none());
+    let _draft = scene.rig.engine.open_draft(id(&request));
     for piece in ["Grü", "ße, 🦀", " ann"] {
         scene.rig.engine.write_draft(id(&request), piece);
         assert_eq!(stream.text().await, piece);
@@ -79,6 +80,7 @@ async fn what_is_committed_counts_whatever_the_draft_said() {
     ] {
         let mut stream = scene.stream(&format!("say {committed}")).await;
         let request = scene.claim().await;
+        let _open = scene.rig.engine.open_draft(id(&request));
         scene.rig.engine.write_draft(id(&request), draft);
         if !draft.is_empty() {
             assert_eq!(stream.text().await, draft);
@@ -95,6 +97,7 @@ async fn an_answer_longer_than_any_draft_comes_whole() {
     let request = scene.claim().await;
     let piece = "0123456789abcdeü".repeat(4_096);
     let mut whole = String::new();
+    let _draft = scene.rig.engine.open_draft(id(&request));
     while whole.len() < 3 * 1024 * 1024 {
         scene.rig.engine.write_draft(id(&request), &piece);
         whole.push_str(&piece);
@@ -109,6 +112,7 @@ async fn a_server_that_stops_says_so_and_loses_nothing() {
     let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
     let mut stream = scene.stream("hello").await;
     let request = scene.claim().await;
+    let _draft = scene.rig.engine.open_draft(id(&request));
     scene.rig.engine.write_draft(id(&request), "hi, ");
     assert_eq!(stream.text().await, "hi, ");
     let waiting = scene.say("hello");
