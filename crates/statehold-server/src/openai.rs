@@ -19,7 +19,7 @@ mod watch;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use statehold_agents::spec::AgentBook;
@@ -269,7 +269,11 @@ impl ChatCall {
             Some(_) => {
                 let problem = place.failure(&look).await;
                 Receipt::of(app, &place, &earlier, &look).confirm();
-                return Err(problem.unwrap_or_else(Problem::not_found));
+                let problem = problem.unwrap_or_else(Problem::not_found);
+                let mut response = problem.into_response();
+                // Also of a turn that failed clients know where it was: the next goes on there.
+                describe(response.headers_mut(), &place, is_replay, stays);
+                return Ok(response);
             }
             None if !stays => return Err(needs_session()),
             None => Answer {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
-use statehold_agents::runner::Runner;
+use statehold_agents::runner::{OnStep, Runner};
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
@@ -57,6 +57,7 @@ pub(crate) fn run(plan: &ServePlan, output: &Output) -> anyhow::Result<Exit> {
 
 async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow::Result<Exit> {
     let config = &plan.config;
+    let on_step = on_step()?;
     let data = &config.store.data;
     let around = Surroundings::of_process();
     let declared = declared(config, &plan.explained, &around);
@@ -72,7 +73,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let scratch_clock = Arc::clone(&clock);
     let demo = Demo::beside(&config.agents, plan.has_demo);
     let policies = demo.policies(crate::config::policies(&config.agents));
-    let scratch = wire::in_memory(scratch_clock, policies.clone()).await?.engine;
+    let scratch = wire::in_memory(scratch_clock, policies.clone())
+        .await?
+        .engine;
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
@@ -120,7 +123,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
     let tenant: Name = "default".parse().context("the tenant has a name")?;
-    let runner = Runner::start(engine.clone(), tenant.clone(), Arc::clone(&book)).await?;
+    let (ours, declared) = (engine.clone(), Arc::clone(&book));
+    let runner = Runner::start_watched(ours, tenant.clone(), declared, on_step).await?;
     let scratch_runner = Runner::start(scratch.clone(), tenant.clone(), book).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
@@ -169,6 +173,21 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+/// What is done at each step of a turn: nothing, unless a test says otherwise.
+#[cfg(debug_assertions)]
+fn on_step() -> Result<OnStep, Failure> {
+    super::die_at::on_step()
+}
+
+#[cfg(not(debug_assertions))]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "builds for tests may be told something wrong"
+)]
+fn on_step() -> Result<OnStep, Failure> {
+    Ok(Arc::new(|_, _| ()))
 }
 
 /// Whoever can be reached from elsewhere lets in only those with a key.
