@@ -182,6 +182,26 @@ impl ServerProcess {
         Ok(())
     }
 
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end in time.
+    pub fn ended(mut self) -> Result<ExitStatus> {
+        let began = Instant::now();
+        while began.elapsed() < Self::STOP_MAX {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        bail!(
+            "the server did not end within {:?} and said: {}",
+            Self::STOP_MAX,
+            self.last_words()
+        )
+    }
+
     /// Asks it to stop with SIGTERM and waits until it has.
     ///
     /// # Errors
@@ -218,11 +238,24 @@ impl ServerProcess {
     ///
     /// If the kernel does not say.
     pub fn resident_bytes(&self) -> Result<u64> {
+        self.memory("VmRSS:")
+    }
+
+    /// The most bytes of memory that it ever had in use.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn resident_bytes_most(&self) -> Result<u64> {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, what: &str) -> Result<u64> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = text.lines().find_map(|line| line.strip_prefix(what));
         let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
-        let kilobytes: u64 = kilobytes.context("no VmRSS")?.trim().parse()?;
-        Ok(kilobytes * 1024)
+        let kilobytes = kilobytes.with_context(|| format!("no {what}"))?;
+        Ok(kilobytes.trim().parse::<u64>()? * 1024)
     }
 
     /// The end of what it printed.

@@ -4,6 +4,8 @@
 //! Whether the plan can be carried out (is the port free, are there keys for an address beyond
 //! loopback) is found out when it is.
 
+#[cfg(debug_assertions)]
+mod die_at;
 mod run;
 
 use std::net::{Ipv4Addr, SocketAddr};

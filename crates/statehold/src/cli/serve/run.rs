@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
-use statehold_agents::runner::Runner;
+use statehold_agents::runner::{OnStep, Runner};
 use statehold_agents::scratch::Scratch;
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
@@ -58,6 +58,7 @@ pub(crate) fn run(plan: &ServePlan, output: &Output) -> anyhow::Result<Exit> {
 
 async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow::Result<Exit> {
     let config = &plan.config;
+    let on_step = on_step()?;
     let data = &config.store.data;
     let around = Surroundings::of_process();
     let declared = declared(config, &plan.explained, &around);
@@ -116,7 +117,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let runner = Runner::start(engine.clone(), tenant.clone(), book).await?;
+    let runner = Runner::start_watched(engine.clone(), tenant.clone(), book, on_step).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
         url: &url,
@@ -184,6 +185,21 @@ async fn until_asked(
         () = &mut serving => true,
         () = asked_to_stop() => false,
     }
+}
+
+/// What is done at each step of a turn: nothing, unless a test says otherwise.
+#[cfg(debug_assertions)]
+fn on_step() -> Result<OnStep, Failure> {
+    super::die_at::on_step()
+}
+
+#[cfg(not(debug_assertions))]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "builds for tests may be told something wrong"
+)]
+fn on_step() -> Result<OnStep, Failure> {
+    Ok(Arc::new(|_, _| ()))
 }
 
 /// Whoever can be reached from elsewhere lets in only those with a key.

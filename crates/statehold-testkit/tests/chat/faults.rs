@@ -1,0 +1,261 @@
+//! Agents and models that do everything wrong: the client gets an error that says so, nothing of the half
+//! answer stays, and the session goes on.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::played::{Play, Played, Seen, Step, begun, piece};
+use crate::stage::{Ask, Stage};
+
+/// What no answer says to its end.
+const HALF: &str = "half-said ";
+const GOOD: &str = "All is well.";
+/// How often a call that failed is made again here.
+const RETRIES: usize = 1;
+const AGENTS: [&str; 3] = ["gpa", "ums", "assistant"];
+
+/// What goes wrong: its name, the code of the answer, how often the agent is called for it. Where time is
+/// what ends it, the agent has little of it.
+struct Fault {
+    name: &'static str,
+    code: Option<&'static str>,
+    calls: usize,
+    is_timed: bool,
+}
+
+const FAULTS: [Fault; 8] = [
+    fault("timeout", "agent_timeout", 1, true),
+    fault("500", "agent_error", 1 + RETRIES, false),
+    Fault {
+        name: "500-once",
+        code: None,
+        calls: 2,
+        is_timed: false,
+    },
+    fault("cut", "agent_cut_off", 1, false),
+    fault("malformed", "agent_malformed", 1, false),
+    fault("endless-slow", "agent_timeout", 1, true),
+    fault("endless-fast", "agent_too_large", 1, false),
+    fault("100-mb", "agent_too_large", 1, false),
+];
+
+const fn fault(name: &'static str, code: &'static str, calls: usize, is_timed: bool) -> Fault {
+    Fault {
+        name,
+        code: Some(code),
+        calls,
+        is_timed,
+    }
+}
+
+fn play(seen: &Seen, titles: &Mutex<Vec<String>>, before: usize) -> Play {
+    if seen.path.starts_with("/ums")
+        && let Some(play) = begun(seen, titles)
+    {
+        return play;
+    }
+    let endless = |text: &str, pause| match piece(text) {
+        Step::Send(bytes) => Step::Endless(bytes, pause),
+        other => other,
+    };
+    match seen.said().split(' ').nth(1).unwrap_or_default() {
+        "timeout" => Play::silence(),
+        "500" => Play::json(500, &json!({"error": {"message": "out of order"}})),
+        "500-once" if before == 0 => Play::json(500, &json!({"error": {"message": "not yet"}})),
+        "cut" => Play::events(vec![piece(HALF), piece(HALF), Step::Cut]),
+        "malformed" => {
+            let body = format!(r#"{{"choices": [{{"message": {{"content": "{HALF}"#);
+            Play::text(200, "application/json", vec![Step::Send(body.into())])
+        }
+        "endless-slow" => Play::events(vec![endless(HALF, Duration::from_millis(50))]),
+        "endless-fast" => Play::events(vec![endless(&HALF.repeat(4_096), Duration::ZERO)]),
+        "100-mb" => {
+            let begin = r#"{"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": ""#;
+            let filler = HALF.repeat((1 << 20) / HALF.len());
+            let body = vec![
+                Step::Send(begin.into()),
+                Step::Times(filler.into(), 100),
+                Step::Send(r#""}}]}"#.into()),
+            ];
+            Play::text(200, "application/json", body)
+        }
+        _ => Play::says(seen, GOOD),
+    }
+}
+
+/// Each agent twice: one has a second for each call, the other as long as it takes on a busy machine.
+fn config(at: &str) -> String {
+    let mut config = String::new();
+    let mut names = Vec::new();
+    for (suffix, seconds) in [("", 100), ("-hasty", 1)] {
+        config.push_str(&format!(
+            r#"
+            [models.main{suffix}]
+            base_url = "{at}/model/v1"
+            model = "main"
+            timeout_seconds = {seconds}
+            retries = {RETRIES}
+            [agents.gpa{suffix}]
+            kind = "openai"
+            base_url = "{at}/gpa/v1"
+            model = "gpa"
+            timeout_seconds = {seconds}
+            retries = {RETRIES}
+            [agents.ums{suffix}]
+            kind = "conversations"
+            base_url = "{at}/ums"
+            timeout_seconds = {seconds}
+            retries = {RETRIES}
+            [agents.assistant{suffix}]
+            kind = "llm"
+            model = "main{suffix}"
+            prompt = "You are told what to say."
+            "#
+        ));
+        names.extend(AGENTS.map(|agent| format!("{agent}{suffix}")));
+    }
+    let rules = names
+        .iter()
+        .map(|name| format!(r#"{{ pattern = "^{name} ", agent = "{name}" }}"#));
+    let rules: Vec<String> = rules.collect();
+    config.push_str(&format!(
+        "[agents.coordinator]\nkind = \"router\"\nagents = {names:?}\nrules = [{}]\n",
+        rules.join(", ")
+    ));
+    config
+}
+
+/// One agent does one thing wrong, and then all is well.
+async fn meet(
+    stage: Arc<Stage>,
+    played: Arc<Played>,
+    agent: &'static str,
+    fault: &'static Fault,
+    stream: bool,
+) -> Result<()> {
+    let suffix = if fault.is_timed { "-hasty" } else { "" };
+    let name = format!("{agent}{suffix}");
+    let manner = if stream { "streamed" } else { "whole" };
+    let wrong = format!("{name} {} {manner}", fault.name);
+    let good = format!("{name} good {manner} {}", fault.name);
+    // Half go through the coordinator: what is wrong with an agent is told through it as it is.
+    let asked = if stream { "coordinator" } else { name.as_str() };
+    let mut ask = Ask {
+        agent: asked,
+        session: "new",
+        text: &wrong,
+        stream,
+        key: None,
+    };
+    let told = ask.send(stage.address()).await?;
+    let status = if stream || fault.code.is_none() {
+        200
+    } else {
+        502
+    };
+    ensure!(
+        told.status == status,
+        "status: {} {:?}",
+        told.status,
+        told.code
+    );
+    ensure!(told.code.as_deref() == fault.code, "code: {:?}", told.code);
+    let is_answered = fault.code.is_none();
+    ensure!(
+        told.is_done == (stream && is_answered),
+        "ended: {}",
+        told.is_done
+    );
+    if is_answered {
+        ensure!(told.text == GOOD, "said: {}", told.text);
+    }
+    let session = told.header("x-statehold-session").context("a session")?;
+    is_idle(&stage, session).await.context("after the fault")?;
+    let count = |text: &str| {
+        let all = played.seen();
+        all.iter().filter(|seen| seen.said() == text).count()
+    };
+    let calls = count(&wrong);
+    ensure!(calls == fault.calls, "{calls} calls");
+    (ask.session, ask.text) = (session, &good);
+    let told = ask.send(stage.address()).await?;
+    let is_good = told.status == 200 && told.text == GOOD && told.code.is_none();
+    ensure!(is_good, "afterwards: {} {:?}", told.status, told.code);
+    ensure!(count(&good) == 1, "afterwards: {} calls", count(&good));
+    is_idle(&stage, session).await.context("afterwards")?;
+    let said = stage.transcript(session).await?;
+    let mut right = vec![("user", wrong.as_str())];
+    right.extend(is_answered.then_some(("assistant", GOOD)));
+    right.extend([("user", good.as_str()), ("assistant", GOOD)]);
+    let said: Vec<(&str, &str)> = said
+        .iter()
+        .map(|(role, text)| (role.as_str(), text.as_str()))
+        .collect();
+    ensure!(said == right, "the session says {said:?}");
+    let trace = serde_json::to_string(&stage.trace(session).await?)?;
+    ensure!(!trace.contains(HALF.trim()), "half an answer is kept");
+    let all = played.seen();
+    let later = all.iter().filter(|seen| seen.said() == good);
+    for seen in later {
+        let is_whole = !seen.body.to_string().contains(HALF.trim());
+        ensure!(is_whole, "half an answer is told to the agent");
+    }
+    Ok(())
+}
+
+async fn is_idle(stage: &Stage, session: &str) -> Result<()> {
+    let tree = stage.tree(session).await?;
+    let is_idle = tree.tasks.iter().all(|task| task.1 == "idle");
+    ensure!(is_idle && !tree.tasks.is_empty(), "{tree:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whatever_an_agent_does_wrong_the_client_is_told_and_the_session_goes_on() {
+    let titles = Mutex::default();
+    let texts: Mutex<Vec<String>> = Mutex::default();
+    let played = Played::start(move |seen| {
+        let said = seen.said().to_owned();
+        let mut texts = crate::played::locked(&texts);
+        let before = texts.iter().filter(|text| **text == said).count();
+        texts.push(said);
+        play(seen, &titles, before)
+    });
+    let played = Arc::new(played.await);
+    let stage = Stage::start(&config(&played.url()), None).await;
+    let stage = Arc::new(stage.expect("it starts"));
+    let mut meetings = tokio::task::JoinSet::new();
+    for agent in AGENTS {
+        for fault in &FAULTS {
+            for stream in [false, true] {
+                let (stage, played) = (Arc::clone(&stage), Arc::clone(&played));
+                meetings.spawn(async move {
+                    let met = meet(stage, played, agent, fault, stream).await;
+                    met.with_context(|| format!("{agent}, {}, stream {stream}", fault.name))
+                });
+            }
+        }
+    }
+    let (total, mut failures) = (meetings.len(), Vec::new());
+    while let Some(meeting) = meetings.join_next().await {
+        let meeting = meeting.expect("it does not panic");
+        failures.extend(meeting.err().map(|error| format!("{error:#}")));
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+    let most = stage
+        .server()
+        .resident_bytes_most()
+        .expect("the kernel says");
+    println!(
+        "faults: {total} met ({} kinds of agents, {} faults, streamed and whole), all told, all sessions go \
+         on; memory at most {} MiB",
+        AGENTS.len(),
+        FAULTS.len(),
+        most >> 20
+    );
+    let stage = Arc::into_inner(stage).expect("nobody talks any more");
+    stage.end().await.expect("it is clean");
+}

@@ -1,0 +1,530 @@
+//! The server is killed at every step of a turn, each time that the turn comes there, before the step is
+//! recorded and after. Another process goes on: what is recorded is not done again, what may have run is
+//! not run again silently, and the client's next try gets the one answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use statehold_agents::runner::StepKind;
+use tokio::sync::Semaphore;
+
+use crate::played::{Play, Played, Seen, begun, called_tool, tool_server};
+use crate::stage::{Ask, Stage, program, until};
+
+/// How many stories are told at once.
+const LANES: usize = 3;
+const MOMENTS: [&str; 2] = ["before", "after"];
+/// The tools in the order in which the model wants them: whether each honours keys.
+const TOOLS: [(&str, bool); 4] = [
+    ("look", true),
+    ("note", false),
+    ("pay", true),
+    ("wipe", false),
+];
+
+/// A turn, and everything that happens in it.
+struct Story {
+    agent: &'static str,
+    asked: &'static str,
+    answer: &'static str,
+    /// Every kind of step in it, and how often.
+    steps: &'static [(StepKind, usize)],
+    /// Every call in it that leaves the server.
+    calls: &'static [&'static str],
+}
+
+const STORIES: [Story; 3] = [
+    Story {
+        agent: "gpa",
+        asked: "gpa: what is new?",
+        answer: "Nothing is new today.",
+        steps: &[
+            (StepKind::Route, 1),
+            (StepKind::Child, 1),
+            (StepKind::AgentCall, 1),
+            (StepKind::Answer, 2),
+        ],
+        calls: &["chooser", "gpa"],
+    },
+    Story {
+        agent: "ums",
+        asked: "ums: who is there?",
+        answer: "Ann and Bob are there.",
+        steps: &[
+            (StepKind::Route, 1),
+            (StepKind::Child, 1),
+            (StepKind::Conversation, 1),
+            (StepKind::AgentCall, 1),
+            (StepKind::Answer, 2),
+        ],
+        calls: &["chooser", "ums begin", "ums say"],
+    },
+    Story {
+        agent: "assistant",
+        asked: "assistant: do it all.",
+        answer: "It is all done.",
+        steps: &[
+            (StepKind::Route, 1),
+            (StepKind::Child, 1),
+            (StepKind::Model, 5),
+            (StepKind::ToolCall, 4),
+            (StepKind::Hold, 2),
+            (StepKind::ToolResult, 4),
+            (StepKind::Answer, 2),
+        ],
+        calls: &[
+            "chooser", "model 0", "model 1", "model 2", "model 3", "model 4", "look", "note",
+            "pay", "wipe",
+        ],
+    },
+];
+
+/// Where the server dies.
+#[derive(Debug, Clone, Copy)]
+struct Death {
+    kind: StepKind,
+    moment: &'static str,
+    time: usize,
+}
+
+impl std::fmt::Display for Death {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}:{}", self.kind.word(), self.moment, self.time)
+    }
+}
+
+type Counts = BTreeMap<String, usize>;
+
+/// What was called in all, after this death: what was not recorded may be called once more.
+fn expected(story: &Story, death: Option<Death>) -> Counts {
+    let mut counts: Counts = story
+        .calls
+        .iter()
+        .map(|call| ((*call).to_owned(), 1))
+        .collect();
+    let Some(death) = death.filter(|death| death.moment == "before") else {
+        return counts;
+    };
+    let again = match death.kind {
+        StepKind::Route => Some("chooser".to_owned()),
+        StepKind::Model => Some(format!("model {}", death.time - 1)),
+        StepKind::AgentCall if story.agent == "ums" => Some("ums say".to_owned()),
+        StepKind::AgentCall => Some(story.agent.to_owned()),
+        // It is looked for, not begun again.
+        StepKind::Conversation => Some("ums find".to_owned()),
+        StepKind::ToolResult => {
+            let (tool, honours_keys) = TOOLS[death.time - 1];
+            honours_keys.then(|| tool.to_owned())
+        }
+        StepKind::ToolCall | StepKind::Hold | StepKind::Child | StepKind::Answer => None,
+    };
+    if let Some(again) = again {
+        *counts.entry(again).or_default() += 1;
+    }
+    counts
+}
+
+/// What people were asked: the two approvals, and about a call that may have run.
+fn expected_holds(story: &Story, death: Option<Death>) -> Vec<String> {
+    let mut holds = Vec::new();
+    for (at, (tool, honours_keys)) in TOOLS.into_iter().enumerate() {
+        if story.agent != "assistant" {
+            break;
+        }
+        let is_gated = at >= 2;
+        if is_gated {
+            holds.push(format!("approval {tool}"));
+        }
+        let was_lost = death.is_some_and(|death| {
+            let may_have_run = match (death.kind, death.moment) {
+                (StepKind::ToolCall, "after") => !is_gated,
+                (StepKind::ToolResult, "before") => true,
+                _ => false,
+            };
+            may_have_run && death.time == at + 1
+        });
+        if was_lost && !honours_keys {
+            holds.push(format!("reconcile {tool}"));
+        }
+    }
+    holds
+}
+
+/// What a call is counted as. None for what may be repeated at will: lists of tools and the like.
+fn name_of(seen: &Seen) -> Option<String> {
+    let role = seen.path.split('/').nth(1)?;
+    Some(match role {
+        "model" => format!("model {}", results(seen)),
+        "tools" => called_tool(seen)?.0.to_owned(),
+        "ums" if seen.path.ends_with("/chat") => "ums say".to_owned(),
+        "ums" if seen.method == hyper::Method::GET => "ums find".to_owned(),
+        "ums" => "ums begin".to_owned(),
+        role => role.to_owned(),
+    })
+}
+
+/// How many results of tools the model was shown.
+fn results(seen: &Seen) -> usize {
+    let messages = seen.body["messages"].as_array().into_iter().flatten();
+    messages.filter(|message| message["role"] == "tool").count()
+}
+
+fn play(seen: &Seen, titles: &Mutex<Vec<String>>) -> Play {
+    let said = seen.said();
+    let story = STORIES.iter().find(|story| story.asked == said);
+    let answer = story.map_or("I do not know.", |story| story.answer);
+    match seen.path.split('/').nth(1) {
+        Some("chooser") => {
+            let agent = story.map_or("gpa", |story| story.agent);
+            let chosen = json!({"agent_name": agent, "additional_instructions": null});
+            Play::says(seen, &chosen.to_string())
+        }
+        Some("model") => match TOOLS.get(results(seen)) {
+            Some((tool, _)) => Play::wants(tool, &json!({"what": tool})),
+            None => Play::says(seen, answer),
+        },
+        Some("tools") => {
+            let tools = TOOLS.map(|(name, honours_keys)| {
+                json!({
+                    "name": name,
+                    "inputSchema": {"type": "object"},
+                    "annotations": {"idempotentHint": honours_keys},
+                })
+            });
+            tool_server(seen, &json!(tools))
+        }
+        Some("ums") => begun(seen, titles).unwrap_or_else(|| Play::says(seen, answer)),
+        _ => Play::says(seen, answer),
+    }
+}
+
+fn config(at: &str) -> String {
+    format!(
+        r#"
+        [models.chooser]
+        base_url = "{at}/chooser/v1"
+        model = "chooser"
+        [models.main]
+        base_url = "{at}/model/v1"
+        model = "main"
+        [tool_servers.tools]
+        url = "{at}/tools/mcp"
+        [agents.coordinator]
+        kind = "router"
+        agents = ["gpa", "ums", "assistant"]
+        route_by = "model"
+        model = "chooser"
+        [agents.gpa]
+        kind = "openai"
+        base_url = "{at}/gpa/v1"
+        model = "gpa"
+        [agents.ums]
+        kind = "conversations"
+        base_url = "{at}/ums"
+        [agents.assistant]
+        kind = "llm"
+        model = "main"
+        prompt = "You do what you are told."
+        tool_servers = ["tools"]
+        [agents.assistant.tools.pay]
+        approval = "always"
+        [agents.assistant.tools.wipe]
+        approval = "always"
+        "#
+    )
+}
+
+/// One telling of a story.
+struct Telling {
+    story: &'static Story,
+    death: Option<Death>,
+    has_died: bool,
+    stage: Stage,
+    played: Played,
+    /// What people were asked and decided.
+    decided: Vec<String>,
+}
+
+impl Telling {
+    async fn begin(story: &'static Story, death: Option<Death>) -> Result<Self> {
+        let titles = Mutex::default();
+        let played = Played::start(move |seen| play(seen, &titles)).await;
+        let place = death.map(|death| death.to_string());
+        let stage = Stage::start(&config(&played.url()), place.as_deref()).await?;
+        Ok(Self {
+            story,
+            death,
+            has_died: death.is_none(),
+            stage,
+            played,
+            decided: Vec::new(),
+        })
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = Counts::new();
+        for name in self.played.seen().iter().filter_map(name_of) {
+            *counts.entry(name).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The server has died. Another goes on with the turn, although nobody asks it to.
+    async fn start_again(&mut self) -> Result<()> {
+        ensure!(!self.has_died, "it died where nobody told it to");
+        self.has_died = true;
+        self.stage.has_died().await?;
+        self.stage.start_again(None).await?;
+        let stage = &self.stage;
+        until("the turn goes on by itself", || async move {
+            let (_, status, _) = root(stage).await?;
+            Ok(matches!(status.as_str(), "idle" | "paused").then_some(()))
+        })
+        .await
+    }
+
+    /// Talks until the answer is there, as a client does that knows nothing of servers that die.
+    async fn talk(&mut self, ask: &Ask<'_>) -> Result<String> {
+        loop {
+            let told = match ask.send(self.stage.address()).await {
+                Ok(told) => told,
+                Err(_) if !self.has_died => {
+                    self.start_again().await?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            ensure!(told.status == 200 && told.code.is_none(), "{told:?}");
+            if !told.is_paused() {
+                ensure!(told.turn["status"] == "completed", "{told:?}");
+                return Ok(told.text);
+            }
+            for hold in told.turn["holds"].as_array().into_iter().flatten() {
+                let decided = self.decide(hold["id"].as_str().context("an id")?).await;
+                match decided {
+                    Ok(()) => {}
+                    Err(_) if !self.has_died => {
+                        self.start_again().await?;
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
+    /// Decides as a person does who looks at what happened.
+    async fn decide(&mut self, hold: &str) -> Result<()> {
+        let shown = self.stage.get(&format!("/v1/holds/{hold}")).await?;
+        if shown["status"] != "open" {
+            return Ok(());
+        }
+        let (kind, tool) = (text(&shown["kind"]), text(&shown["action"]["tool"]));
+        let has_run = self.counts().contains_key(&tool);
+        let body = match (kind.as_str(), has_run) {
+            ("approval", _) => json!({"decision": "approve", "digest": shown["action"]["digest"]}),
+            ("reconcile", false) => json!({"decision": "approve"}),
+            ("reconcile", true) => {
+                json!({"decision": "respond", "content": {"outcome": "ran", "result": "done"}})
+            }
+            _ => anyhow::bail!("nobody expects {shown}"),
+        };
+        let what = format!("{kind} {tool}");
+        if !self.decided.contains(&what) {
+            self.decided.push(what);
+        }
+        let path = format!("/v1/holds/{hold}/decision");
+        self.stage.post(&path, hold, &body).await?;
+        Ok(())
+    }
+
+    /// Everything that is said about it is so.
+    async fn check(&self) -> Result<()> {
+        let (story, death) = (self.story, self.death);
+        let counts = self.counts();
+        let right = expected(story, death);
+        ensure!(counts == right, "called: {counts:?}, and not {right:?}");
+        let right = expected_holds(story, death);
+        ensure!(
+            self.decided == right,
+            "asked: {:?}, and not {right:?}",
+            self.decided
+        );
+        let mut keys: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for seen in self.played.seen() {
+            if let Some((tool, key)) = called_tool(&seen) {
+                keys.entry(tool.to_owned())
+                    .or_default()
+                    .insert(key.to_owned());
+            }
+        }
+        let is_one = keys.values().all(|keys| keys.len() == 1);
+        ensure!(is_one, "a call has one key: {keys:?}");
+        let (session, ..) = root(&self.stage).await?;
+        let said = self.stage.transcript(&session).await?;
+        let right = [("user", story.asked), ("assistant", story.answer)];
+        let right = right.map(|(role, text)| (role.to_owned(), text.to_owned()));
+        ensure!(said == right, "said: {said:?}");
+        self.check_trace(&self.stage.trace(&session).await?)?;
+        let tree = self.stage.tree(&session).await?;
+        let agents: Vec<&str> = tree.requests.iter().map(|one| one.0.as_str()).collect();
+        ensure!(agents == ["coordinator", story.agent], "{tree:?}");
+        let is_over = tree.requests.iter().all(|one| one.1 == "completed");
+        let is_idle = tree.tasks.iter().all(|task| task.1 == "idle");
+        ensure!(is_over && is_idle, "{tree:?}");
+        Ok(())
+    }
+
+    /// Each step, call, result and message is recorded once.
+    fn check_trace(&self, trace: &[Value]) -> Result<()> {
+        let mut recorded = Counts::new();
+        for item in trace {
+            let kind = text(&item["kind"]);
+            let what = match kind.as_str() {
+                "step" => text(&item["name"]),
+                "message" => format!("{} of {}", text(&item["role"]), text(&item["task_id"])),
+                kind => kind.to_owned(),
+            };
+            *recorded.entry(what).or_default() += 1;
+        }
+        for (kind, times) in self.story.steps {
+            // The others are no items: a hold, a request, and the end of one.
+            let is_item = !matches!(kind, StepKind::Hold | StepKind::Child | StepKind::Answer);
+            let found = recorded.get(kind.word()).copied().unwrap_or_default();
+            ensure!(!is_item || found == *times, "{kind:?}: {recorded:?}");
+        }
+        let said: Vec<usize> = recorded
+            .iter()
+            .filter(|(what, _)| what.contains(" of "))
+            .map(|(_, times)| *times)
+            .collect();
+        ensure!(said == [1; 4], "{recorded:?}");
+        Ok(())
+    }
+}
+
+/// The only session there is, the status of its only root task, and the id of the only request of that.
+async fn root(stage: &Stage) -> Result<(String, String, String)> {
+    let sessions = stage.get("/v1/sessions").await?;
+    let sessions = sessions["sessions"].as_array().context("sessions")?;
+    ensure!(sessions.len() == 1, "one session: {sessions:?}");
+    let session = text(&sessions[0]["id"]);
+    let tree = stage.tree(&session).await?;
+    let mut roots = tree.requests.iter().filter(|one| one.0 == "coordinator");
+    let (.., id) = roots.next().context("a turn")?.clone();
+    ensure!(roots.next().is_none(), "one turn: {tree:?}");
+    let (_, status) = tree.tasks.first().context("a task")?.clone();
+    Ok((session, status, id))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Tells one story with one death, and gives how many calls were made in it.
+async fn tell(story: &'static Story, death: Option<Death>, stream: bool) -> Result<usize> {
+    let mut telling = Telling::begin(story, death).await?;
+    // Half of the clients say by a key which call is the same, the others by their words.
+    let has_key = death.is_none_or(|death| death.moment == "before");
+    let session = if has_key {
+        "new".to_owned()
+    } else {
+        telling.stage.session().await?
+    };
+    let ask = Ask {
+        agent: "coordinator",
+        session: &session,
+        text: story.asked,
+        stream,
+        key: has_key.then_some("the-turn"),
+    };
+    let answer = telling.talk(&ask).await?;
+    ensure!(answer == story.answer, "answered: {answer}");
+    if !telling.has_died {
+        // The answer was out before the process was dead.
+        telling.start_again().await?;
+    }
+    if has_key {
+        let again = ask.send(telling.stage.address()).await?;
+        ensure!(again.text == story.answer, "{again:?}");
+        let (.., request) = root(&telling.stage).await?;
+        ensure!(again.turn["request"] == request, "{again:?}");
+    }
+    telling.check().await?;
+    let calls = telling.counts().values().sum();
+    telling.stage.end().await?;
+    Ok(calls)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_that_is_killed_at_any_step_goes_on_from_there() {
+    // Built before anything is timed.
+    tokio::task::spawn_blocking(program)
+        .await
+        .expect("it builds");
+    let mut tellings: Vec<(&'static Story, Option<Death>)> = Vec::new();
+    let mut covered = BTreeSet::new();
+    for story in &STORIES {
+        tellings.push((story, None));
+        for &(kind, times) in story.steps {
+            for (moment, time) in MOMENTS
+                .into_iter()
+                .flat_map(|moment| (1..=times).map(move |time| (moment, time)))
+            {
+                covered.insert((kind.word(), moment));
+                tellings.push((story, Some(Death { kind, moment, time })));
+            }
+        }
+    }
+    let points: BTreeSet<(&str, &str)> = StepKind::ALL
+        .into_iter()
+        .flat_map(|kind| MOMENTS.map(|moment| (kind.word(), moment)))
+        .collect();
+    assert_eq!(covered, points, "every place where it can die has a story");
+    assert_eq!(points.len(), 2 * StepKind::ALL.len());
+    let lanes = Arc::new(Semaphore::new(LANES));
+    let mut told = tokio::task::JoinSet::new();
+    let total = tellings.len();
+    for (at, (story, death)) in tellings.into_iter().enumerate() {
+        let lanes = Arc::clone(&lanes);
+        told.spawn(async move {
+            let _lane = lanes.acquire_owned().await?;
+            let telling = tell(story, death, at % 2 == 0).await;
+            let place = death.map_or_else(|| "nowhere".to_owned(), |death| death.to_string());
+            telling.with_context(|| format!("{}, killed at {place}", story.agent))
+        });
+    }
+    let (mut calls, mut failures) = (0, Vec::new());
+    while let Some(telling) = told.join_next().await {
+        match telling.expect("it does not panic") {
+            Ok(made) => calls += made,
+            Err(error) => failures.push(format!("{error:#}")),
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+    println!(
+        "steps: {} places ({} kinds, before and after), {} kills, {calls} calls, none with a recorded \
+         result made again",
+        points.len(),
+        StepKind::ALL.len(),
+        total - STORIES.len(),
+    );
+}
+
+#[test]
+fn a_server_that_is_to_die_at_no_step_says_which_there_are() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let said = std::process::Command::new(program())
+        .args(["dev", "--port", "0", "--no-open", "--memory"])
+        .current_dir(directory.path())
+        .env("STATEHOLD_DIE_AT", "modul:before")
+        .output()
+        .expect("it runs");
+    assert_eq!(said.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    for kind in StepKind::ALL {
+        assert!(said.contains(kind.word()), "{said}");
+    }
+}
