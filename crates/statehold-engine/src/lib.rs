@@ -57,7 +57,7 @@ pub use holds::{
 pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
-pub use own_work::Progress;
+pub use own_work::{Ended, Progress};
 pub use payloads::Payloads;
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
