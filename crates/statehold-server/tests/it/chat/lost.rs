@@ -195,10 +195,16 @@ async fn a_turn_is_found_however_many_have_come_and_gone_since() {
     let scene = Scene::new().await;
     let first = scene.say("slow");
     let slow = scene.claim().await;
-    for n in 0..20 {
-        let call = scene.say(&format!("quick {n}"));
-        let request = scene.claim().await;
-        scene.complete(&request, "ok").await;
+    // At once, so that each has a task of its own, which stays.
+    let quick: Vec<_> = (0..20).map(|n| scene.say(&format!("quick {n}"))).collect();
+    let mut requests = Vec::new();
+    for _ in 0..20 {
+        requests.push(scene.claim().await);
+    }
+    for request in &requests {
+        scene.complete(request, "ok").await;
+    }
+    for call in quick {
         finished(call).await.ok(200);
     }
     let mut again = scene.stream("slow").await;
