@@ -211,8 +211,12 @@ impl ChatCall {
             credential: self.credential.as_ref(),
         };
         let taken = message.take_up(self.chat.decisions()).await?;
+        let place = Place {
+            tells_own_holds: self.chat.wants_own_holds(),
+            ..taken.place
+        };
         Ok(Turn {
-            place: taken.place,
+            place,
             is_replay: taken.is_replay,
             earlier: taken.earlier,
             scratch: None,

@@ -202,10 +202,12 @@ impl Openai {
             let mut extra = prepared.extra;
             if let Place::Its(_) = place {
                 extra.insert("user".to_owned(), Value::from(user.as_str()));
-            }
-            if !decisions.deliveries.is_empty() {
-                let deliveries = serde_json::json!({ "decisions": decisions.deliveries });
-                extra.insert("statehold".to_owned(), deliveries);
+                // People decide here, so they must see here what they would see there.
+                let mut asked = serde_json::json!({ "holds": "own" });
+                if !decisions.deliveries.is_empty() {
+                    asked["decisions"] = serde_json::json!(decisions.deliveries);
+                }
+                extra.insert("statehold".to_owned(), asked);
             }
             let call = ChatCall {
                 messages: prepared.messages,
@@ -238,10 +240,10 @@ impl Openai {
             }
             let mut private = None;
             if let Place::Its(its) = place {
-                let used = its.answered_in(said.session(paused.as_ref()))?;
-                private =
-                    (used.generation != its.generation).then(|| used.remembered(here.session));
-                said.its = Some(used);
+                let answered_in = its.answered_in(said.session(paused.as_ref()))?;
+                private = (answered_in.generation != its.generation)
+                    .then(|| answered_in.remembered(here.session));
+                said.its = Some(answered_in);
             }
             let result = raw(&said);
             let beside = Beside {

@@ -108,6 +108,20 @@ pub(crate) struct ExtensionIn {
     /// Decisions for holds of the session, taken before the call goes on with the request they are for.
     #[serde(default)]
     pub(crate) decisions: Vec<ChatDecisionIn>,
+    /// How holds are told: as clients see them (`client`), or with everything that the caller may see
+    /// (`own`), for services that let people decide elsewhere.
+    #[serde(default)]
+    holds: HoldsView,
+}
+
+/// How the holds of a paused turn are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ChatHoldsView)]
+pub(crate) enum HoldsView {
+    #[default]
+    Client,
+    Own,
 }
 
 /// A decision for one hold.
@@ -187,6 +201,12 @@ struct PartIn {
 }
 
 impl ChatIn {
+    /// Whether holds are told with everything that the caller may see.
+    pub(crate) fn wants_own_holds(&self) -> bool {
+        let extension = self.statehold.as_ref();
+        extension.is_some_and(|extension| extension.holds == HoldsView::Own)
+    }
+
     /// The decisions that come with it.
     pub(crate) fn decisions(&self) -> &[ChatDecisionIn] {
         let extension = self.statehold.as_ref();

@@ -148,6 +148,7 @@ impl Stateless<'_> {
             session,
             task,
             request,
+            tells_own_holds: false,
         };
         Ok((place, scratch))
     }

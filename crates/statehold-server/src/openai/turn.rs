@@ -42,6 +42,8 @@ pub(crate) struct Place {
     pub(crate) session: SessionId,
     pub(crate) task: TaskId,
     pub(crate) request: RequestId,
+    /// Whether the caller asked for holds with everything that they may see.
+    pub(crate) tells_own_holds: bool,
 }
 
 /// What a call goes on with.
@@ -118,6 +120,7 @@ impl Message<'_> {
                 session: self.session,
                 task: detail.task.id,
                 request,
+                tells_own_holds: false,
             },
             is_replay,
             earlier,

@@ -69,8 +69,9 @@ impl Place {
             .filter(|detail| detail.closed.is_none())
             .collect();
         for detail in &mut holds {
-            // A chat shows what clients see, also to those who may see more elsewhere.
-            detail.sees_action = false;
+            // A chat shows what clients see, also to those who may see more elsewhere; unless they ask
+            // for it, because they let people decide elsewhere.
+            detail.sees_action &= self.tells_own_holds;
             detail.opened = None;
         }
         Ok(holds)
