@@ -145,8 +145,9 @@ impl DraftReader {
 impl Engine {
     /// Opens the draft of a live request's answer, to write it.
     pub fn open_draft(&self, request: RequestId) -> OpenDraft {
-        let _held = self.inner().drafts.hold(request);
-        OpenDraft { _held }
+        OpenDraft {
+            _held: self.inner().drafts.hold(request),
+        }
     }
 
     /// Adds to the draft of a live request's answer, if somebody has it open or follows it.
