@@ -46,7 +46,7 @@ pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
 pub(crate) use run::{Beside, Place, Run, StepDone};
 pub use run::{Lost, Moment, OnStep};
-pub(crate) use tools::{Told, Toolbox, told_of};
+pub(crate) use tools::{NotMade, Told, Toolbox, told_of};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
 const LEASE: Duration = Duration::from_secs(30);
