@@ -444,3 +444,23 @@ fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
         message: message.unwrap_or("the agent gave no reason").to_owned(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_room_for_everything_that_is_claimed() {
+        let turns = Arc::new(Semaphore::new(CLAIM_MAX + 2));
+        let mut first = room(&turns).await.expect("room");
+        assert_eq!(first.num_permits(), CLAIM_MAX);
+        let second = room(&turns).await.expect("room");
+        assert_eq!((second.num_permits(), turns.available_permits()), (2, 0));
+        // What begins keeps its room, and what is not used is given back.
+        let turn = first.split(1);
+        drop((first, second));
+        assert_eq!(turns.available_permits(), CLAIM_MAX + 1);
+        drop(turn);
+        assert_eq!(turns.available_permits(), CLAIM_MAX + 2);
+    }
+}

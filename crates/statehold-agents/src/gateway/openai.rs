@@ -207,7 +207,7 @@ impl Openai {
                 let deliveries = serde_json::json!({ "decisions": decisions.deliveries });
                 extra.insert("statehold".to_owned(), deliveries);
             }
-            let call = ChatCall {
+            let mut call = ChatCall {
                 messages: prepared.messages,
                 extra,
                 headers: trail::of_chat(here, told, &user, number),
@@ -219,7 +219,10 @@ impl Openai {
             };
             let mut teller = Teller::new(say, held_back);
             let mut hear = |piece: &str| teller.hear(piece);
-            let reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            let mut reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            if reply.as_ref().is_err_and(is_forbidden) && trail::drop_user(&mut call.headers) {
+                reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            }
             let reply = reply.map_err(|error| match place {
                 Place::Its(its) => lost_or_failed(&error, its),
                 Place::Ours | Place::Nowhere => failed(&error),
@@ -372,6 +375,11 @@ async fn require_free(run: &Run) -> Result<(), TurnError> {
     };
     let message = format!("the agent {agent} cannot be asked now: {what}");
     Err(TurnError::failed("agent_busy", message))
+}
+
+fn is_forbidden(error: &CallError) -> bool {
+    let forbidden = StatusCode::FORBIDDEN;
+    matches!(error, CallError::Status { status, .. } if *status == forbidden)
 }
 
 fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
