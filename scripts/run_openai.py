@@ -32,10 +32,10 @@ def seen(what):
 
 
 class Server:
-    def __init__(self, folder):
+    def __init__(self, folder, *flags):
         self.data = os.path.join(folder, "data")
         self.log = os.path.join(folder, "server.log")
-        asked = [PROGRAM, "dev", "--port", "0", "--no-open", "--no-demo", "--data", self.data]
+        asked = [PROGRAM, "dev", "--port", "0", "--no-open", "--data", self.data, *flags]
         self.process = subprocess.Popen(asked, stdout=open(self.log, "wb"), stderr=subprocess.STDOUT)
         run_file = os.path.join(self.data, "statehold.run")
         self.url = until(lambda: os.path.exists(run_file) and json.load(open(run_file))["url"])
@@ -261,11 +261,64 @@ def check(server, worker):
     seen("an answer that nobody heard is given once")
 
 
-with tempfile.TemporaryDirectory() as folder:
-    server = Server(folder)
-    try:
-        check(server, Worker(server))
-    finally:
-        server.process.terminate()
-        server.process.wait(30)
+# What is said in the two dialogues that the demo knows, and what is answered.
+SUMS_AND_WEATHER = [
+    ("What's 2+2", "2+2 is 4"),
+    ("What's the temperature in Rahway, NJ", "Sunny, 72"),
+    ("What's the square root of 121?", "The square root of 121 is 11"),
+]
+
+
+def check_demo(server):
+    client = openai.OpenAI(base_url=f"{server.url}/openai/v1", api_key="not-needed", timeout=60)
+    assert "coordinator" in {model.id for model in client.models.list()}
+
+    def say(text, session, streaming):
+        headers = {"x-statehold-session": session}
+        raw = client.chat.completions.with_raw_response.create(
+            model="coordinator", messages=user(text), stream=streaming, extra_headers=headers)
+        parsed = raw.parse()
+        answer = text_of(parsed)[0] if streaming else parsed.choices[0].message.content
+        return answer, raw.headers["x-statehold-session"]
+
+    for streaming in (False, True):
+        session = "new"
+        for text, expected in SUMS_AND_WEATHER:
+            answer, session = say(text, session, streaming)
+            assert answer == expected, (text, answer)
+        agents = {}
+        for root in server.call("GET", f"/v1/sessions/{session}/tree")["tasks"]:
+            assert root["agent"] == "coordinator" and len(root["requests"]) == 3
+            for request in root["requests"]:
+                for task in request["tasks"]:
+                    agents.setdefault((task["agent"], task["id"]), []).extend(task["requests"])
+        counts = sorted((agent, len(requests)) for (agent, _), requests in agents.items())
+        assert counts == [("math-agent", 2), ("weather-agent", 1)], counts
+        answer, session = say("Calculate fibonacci(10)", "new", streaming)
+        assert "55" in answer, answer
+        answer, session = say("Now calculate fibonacci(20)", session, streaming)
+        assert "6765" in answer and "55" in answer, answer
+        answer, session = say("List users", "new", streaming)
+        answer, session = say("What's the weather in Paris?", session, streaming)
+        assert "64" in answer, answer
+        answer, session = say("Delete the first user", session, streaming)
+        assert "waits for a decision" in answer, answer
+        holds = server.call("GET", "/v1/holds")["holds"]
+        [hold] = [hold for hold in holds if hold["session_id"] == session]
+        decided = {"decision": "approve", "digest": hold["action"]["digest"]}
+        server.call("POST", f"/v1/holds/{hold['id']}/decision", decided)
+        until(lambda: server.call("GET", f"/v1/sessions/{session}")["status"] == "idle")
+        answer, session = say("What's 2+2", session, streaming)
+        assert "was deleted" in answer and answer.endswith("2+2 is 4"), answer
+        seen(f"the dialogues of the demo, {'streamed' if streaming else 'whole'}")
+
+
+for flags, checks in ((["--no-demo"], lambda server: check(server, Worker(server))), ([], check_demo)):
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(folder, *flags)
+        try:
+            checks(server)
+        finally:
+            server.process.terminate()
+            server.process.wait(30)
 print(f"{len(SAID)} passed, 0 failed")
