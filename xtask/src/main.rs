@@ -42,7 +42,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// What to measure.
-        #[arg(value_parser = ["store", "server", "holds"])]
+        #[arg(value_parser = ["store", "server", "holds", "chat"])]
         what: String,
         /// One short round.
         #[arg(long)]

@@ -12,6 +12,9 @@ use statehold_engine::Credential;
 use crate::chat::{is_usable_id, opaque_id, read_answer};
 use crate::http::{Attempts, CallError, Deadline, HttpClient, Request};
 
+/// A header of one call.
+pub(crate) type Header = (HeaderName, HeaderValue);
+
 /// Where conversations are kept, and how that is called.
 #[derive(Clone)]
 pub(crate) struct ConversationsEndpoint {
@@ -62,9 +65,10 @@ impl ConversationsClient {
     }
 
     /// Begins a conversation, and gives its id.
-    pub(crate) async fn create(&self, title: &str) -> Result<String, CallError> {
+    pub(crate) async fn create(&self, title: &str, key: &Header) -> Result<String, CallError> {
         let request = self
             .request(&["conversations"])?
+            .with_headers(std::slice::from_ref(key))
             .with_json(json(&Begin { title }));
         let body = self.whole(&request).await?;
         let created: Conversation = serde_json::from_slice(&body)
@@ -91,11 +95,14 @@ impl ConversationsClient {
     }
 
     /// Says something in a conversation. The pieces of the answer's text go to `on_text` as they come.
+    ///
+    /// What was said stays said, whatever became of the answer, so it is said again only if it surely
+    /// never left: if no connection came about.
     pub(crate) async fn chat(
         &self,
         id: &str,
         text: &str,
-        stream: bool,
+        (stream, key): (bool, &Header),
         on_text: &mut (dyn FnMut(&str) + Send),
     ) -> Result<ConversationReply, CallError> {
         if !is_usable_id(id) {
@@ -108,17 +115,14 @@ impl ConversationsClient {
         };
         let request = self
             .request(&["conversations", id, "chat"])?
+            .with_headers(std::slice::from_ref(key))
             .accepting_stream(stream)
             .with_json(json(&Say { message, stream }));
         let mut attempts = self.attempts();
-        let mut was_heard = false;
         loop {
-            let mut hear = |text: &str| {
-                was_heard = true;
-                on_text(text);
-            };
-            let outcome = self.say(&request, id, attempts.deadline(), &mut hear).await;
-            if let Some(outcome) = attempts.settle(outcome, was_heard).await {
+            let outcome = self.say(&request, id, attempts.deadline(), on_text).await;
+            let was_sent = !matches!(outcome, Err(CallError::Unreachable(_)));
+            if let Some(outcome) = attempts.settle(outcome, was_sent).await {
                 return outcome;
             }
         }

@@ -66,7 +66,8 @@ impl Llm {
         let mut whole = None;
         voice.begin();
         let work = async {
-            let tools = toolbox.tools().await.map_err(|error| no_tools(&error))?;
+            let tools = toolbox.tools_now().await;
+            let tools = tools.map_err(|error| no_tools(&error))?;
             let mut messages = Vec::with_capacity(talk.messages().len() + 1);
             messages.push(self.prompt.clone());
             messages.extend_from_slice(talk.messages());
@@ -188,7 +189,8 @@ impl Agent for Llm {
             };
             for (wish, told) in wishes.iter().zip(&came) {
                 if told.outcome == Some(CallOutcome::Refused) && !wish.hidden {
-                    refused.insert((wish.tool.clone(), wish.arguments.clone()));
+                    let (server, tool) = (wish.server.clone(), wish.original.clone());
+                    refused.insert((server, tool, wish.arguments.clone()));
                 }
             }
             talk.push_said(&said, &in_place(&said, &came));

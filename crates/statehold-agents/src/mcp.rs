@@ -28,6 +28,7 @@ mod tests;
 use connection::{Connection, Failure};
 pub(crate) use error::ToolError;
 use http::HttpClient;
+pub(crate) use listing::sayable;
 pub(crate) use reply::ToolReply;
 
 /// How long the servers are waited for when all of them are left.

@@ -52,6 +52,9 @@ pub(crate) struct Wish {
     /// The server of the tool.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) server: String,
+    /// What its server calls the tool.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) original: String,
     /// The name under which the call is recorded, and whose policy holds.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) tool: String,

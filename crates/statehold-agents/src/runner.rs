@@ -18,11 +18,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use statehold_core::command::Command;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_engine::{Caller, Claim, ClaimedRequest, Engine, EngineError, StoredRecord};
+use statehold_engine::{
+    Call, Caller, Claim, ClaimedRequest, Engine, EngineError, Reply, StoredRecord,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,6 +37,7 @@ use crate::model::Model;
 use crate::router::Router;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
 use crate::turn::{Agent, TurnError, TurnFailure};
+use crate::words::raw;
 
 pub(crate) use child::ChildAnswer;
 pub(crate) use clients::Clients;
@@ -162,6 +167,11 @@ impl Runner {
         Ok(Self { tasks, stop, tools })
     }
 
+    /// Begins to stop, without waiting for it.
+    pub fn begin_stop(&self) {
+        self.stop.cancel();
+    }
+
     /// Stops. Turns that are under way go on from their last step when the server starts again.
     pub async fn stop(self) {
         self.stop.cancel();
@@ -227,14 +237,13 @@ impl Shared {
     async fn work_for(self: Arc<Self>, ours: Ours) {
         let agent = &ours.spec.name;
         loop {
-            let Ok(free) = ours.turns.acquire().await else {
+            // What is claimed begins at once: a lease that waits for its turn runs out meanwhile.
+            let Some(mut room) = room(&ours.turns).await else {
                 return;
             };
-            let room = (ours.turns.available_permits() + 1).min(CLAIM_MAX);
-            drop(free);
             let claim = Claim {
                 agent: agent.clone(),
-                max: room,
+                max: room.num_permits(),
                 wait: CLAIM_WAIT,
                 lease_ms: lease_ms(),
                 request: None,
@@ -242,6 +251,7 @@ impl Shared {
             let claimed = tokio::select! {
                 claimed = self.engine.claim(&self.caller, &claim) => claimed,
                 () = self.stop.cancelled() => return,
+                () = self.engine.stopping() => return,
             };
             let claimed = match claimed {
                 Ok(claimed) => claimed,
@@ -254,10 +264,10 @@ impl Shared {
                 }
             };
             for request in claimed {
-                let Ok(permit) = Arc::clone(&ours.turns).acquire_owned().await else {
-                    return;
-                };
-                self.spawn_turn(&ours, request, permit);
+                // No more are claimed than there is room for.
+                if let Some(permit) = room.split(1) {
+                    self.spawn_turn(&ours, request, permit);
+                }
             }
         }
     }
@@ -269,8 +279,11 @@ impl Shared {
         permit: OwnedSemaphorePermit,
     ) {
         let (shared, ours) = (Arc::clone(self), ours.clone());
+        let claimed_at = Instant::now();
         self.tasks.spawn(async move {
-            shared.take_turn(ours.spec, ours.agent, request).await;
+            shared
+                .take_turn(ours.spec, ours.agent, request, claimed_at)
+                .await;
             drop(permit);
         });
     }
@@ -288,22 +301,44 @@ impl Shared {
         spec: Arc<AgentSpec>,
         agent: Arc<dyn Agent>,
         claimed: ClaimedRequest,
+        claimed_at: Instant,
     ) {
-        let opened = Run::open(Arc::clone(&self), Arc::clone(&spec), claimed).await;
-        let mut run = match opened {
-            Ok(run) => run,
-            Err(error) => {
-                tracing::warn!(agent = %spec.name, %error, "a request cannot be begun");
-                return;
-            }
+        let Some(place) = Place::of(&claimed) else {
+            return;
         };
-        let place = run.place;
+        let ended = self
+            .try_turn(place, &spec, &*agent, (claimed, claimed_at))
+            .await;
+        let ended = match ended {
+            Err(TurnError::Failed(failure)) => self.fail(place, &failure).await,
+            other => other,
+        };
+        match ended {
+            Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
+            // The lease lapses, and the turn is claimed again.
+            Err(error) => {
+                tracing::warn!(agent = %spec.name, request = %place.request, %error, "a turn stopped; it goes on later");
+            }
+        }
+    }
+
+    async fn try_turn(
+        self: &Arc<Self>,
+        place: Place,
+        spec: &Arc<AgentSpec>,
+        agent: &dyn Agent,
+        (claimed, claimed_at): (ClaimedRequest, Instant),
+    ) -> Result<(), TurnError> {
+        // There as long as this turn is, however it ends.
+        let _draft = self.engine.open_draft(place.request);
+        self.require_ours(place, claimed_at).await?;
+        let mut run = Run::open(Arc::clone(self), Arc::clone(spec), claimed).await?;
         let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
         let outcome = tokio::select! {
             biased;
             outcome = turn => outcome,
             () = self.stay_alive(place.session, place.request, place.fence) => Ok(Err(TurnError::Gone)),
-            () = self.stop.cancelled() => return,
+            () = self.stop.cancelled() => return Err(TurnError::Gone),
         };
         let outcome = outcome.unwrap_or_else(|panic| {
             if panic.is::<Lost>() {
@@ -313,18 +348,42 @@ impl Shared {
             let message = "the server has a bug here; nothing that was not recorded has happened";
             Err(TurnError::failed("internal", message))
         });
-        let ended = match outcome {
-            Ok(answer) => run.complete(answer).await,
-            Err(TurnError::Failed(failure)) => run.fail(&failure).await,
-            Err(other) => Err(other),
-        };
-        match ended {
-            Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
-            // The lease lapses, and the turn is claimed again.
-            Err(error) => {
-                tracing::warn!(agent = %spec.name, request = %place.request, %error, "a turn stopped; it goes on later");
-            }
+        run.complete(outcome?).await
+    }
+
+    /// What was claimed a while ago may be somebody else's by now: that is asked before anything is done.
+    async fn require_ours(&self, place: Place, claimed_at: Instant) -> Result<(), TurnError> {
+        if claimed_at.elapsed() < HEARTBEAT {
+            return Ok(());
         }
+        let Place {
+            session,
+            request,
+            fence,
+            ..
+        } = place;
+        let alive = self.engine.heartbeat(&self.caller, session, request, fence);
+        alive.await.map(drop).map_err(TurnError::from)
+    }
+
+    /// Ends a request with what went wrong.
+    async fn fail(&self, place: Place, failure: &TurnFailure) -> Result<(), TurnError> {
+        let owner = self.engine.owner(place.session).await?;
+        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
+        let mut payloads = payloads?;
+        let error = payloads.put(raw(failure).get().as_bytes().to_vec());
+        let command = Command::FailRequest {
+            by: place.fenced(),
+            error,
+            cancel_children: true,
+        };
+        let call = Call::by(self.caller.clone());
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let done = self
+            .engine
+            .submit(place.session, &call, &command, &payloads, &reply)
+            .await;
+        done.map(drop).map_err(TurnError::from)
     }
 
     /// Keeps a lease alive. Ends when there is nothing to keep.
@@ -350,6 +409,17 @@ impl Shared {
             }
         }
     }
+}
+
+/// Room for as many turns as may be claimed at once, at least one. None if there are no more turns.
+async fn room(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    let mut room = Arc::clone(turns).acquire_owned().await.ok()?;
+    let more = turns.available_permits().min(CLAIM_MAX - 1);
+    let more = u32::try_from(more).unwrap_or_default();
+    if let Ok(more) = Arc::clone(turns).try_acquire_many_owned(more) {
+        room.merge(more);
+    }
+    Some(room)
 }
 
 fn lease_ms() -> u64 {

@@ -88,11 +88,65 @@ impl From<EngineError> for TurnError {
                 | Rejection::RequestEnded { .. }
                 | Rejection::NotLeased { .. }
                 | Rejection::NotLeaseHolder
+                | Rejection::NotClaimable { .. }
+                | Rejection::LeaseLive { .. }
                 | Rejection::NotFound
                 | Rejection::SessionClosed
                 | Rejection::SessionExpired,
             ) => Self::Gone,
-            other => Self::Engine(other),
+            // These pass. Whatever else is refused now is refused however often it is tried.
+            EngineError::Store(_)
+            | EngineError::Full
+            | EngineError::Stopping
+            | EngineError::TooMany(_) => Self::Engine(error),
+            EngineError::Rejected(Rejection::Limit { .. }) => {
+                let message = format!("{error}; ask for less at once, or begin a new session");
+                Self::failed("limit_reached", message)
+            }
+            refused => {
+                let message = format!(
+                    "the server does not take what this turn came to: {refused}. Ask again, or look at how \
+                     the agent is declared"
+                );
+                Self::failed("refused", message)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_for_good_ends_the_turn_and_what_passes_is_tried_again() {
+        let code = |error: EngineError| match TurnError::from(error) {
+            TurnError::Failed(failure) => failure.code,
+            TurnError::Gone => "gone".to_owned(),
+            TurnError::Engine(_) => "again".to_owned(),
+            TurnError::Paused => "paused".to_owned(),
+        };
+        let stale = Rejection::StaleFence {
+            shown: 1,
+            current: 2,
+        };
+        let limit = Rejection::Limit {
+            limit: "depth",
+            max: 24,
+        };
+        for (error, expected) in [
+            (EngineError::Rejected(stale), "gone"),
+            (EngineError::NotFound, "gone"),
+            (EngineError::Full, "again"),
+            (EngineError::Stopping, "again"),
+            (EngineError::TooMany("keys"), "again"),
+            (EngineError::Rejected(limit), "limit_reached"),
+            (Rejection::HoldMalformed("no").into(), "refused"),
+            (Rejection::ItemMalformed("no").into(), "refused"),
+            (EngineError::Invalid("no".to_owned()), "refused"),
+        ] {
+            let shown = error.to_string();
+            assert_eq!(code(error), expected, "{shown}");
         }
     }
 }

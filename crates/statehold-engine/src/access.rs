@@ -1,6 +1,7 @@
 //! Who may read what. What is out of reach is not there.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::scope::StateKey;
@@ -113,7 +114,7 @@ impl Engine {
     pub(crate) async fn durable_state(
         &self,
         session: SessionId,
-    ) -> Result<SessionState, EngineError> {
+    ) -> Result<Arc<SessionState>, EngineError> {
         let mailbox = self.mailbox(session);
         let state = mailbox.durable_state(self.inner()).await?;
         state.ok_or(EngineError::NotFound)

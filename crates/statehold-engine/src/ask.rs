@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Rejection};
-use statehold_core::digest::{Digest, action_digest, canonical_bytes};
+use statehold_core::digest::{Digest, action_digest, canonical_bytes, require_exact_numbers};
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Effect, Hold, HoldKind, NewHold, OnExpiry, Risk,
 };
@@ -127,21 +127,8 @@ impl Engine {
         let state = self.durable_state(session).await?;
         let task = state.task_of(by.request).cloned();
         self.require_room(&state).await?;
-        let policy = match (&task, &ask.action) {
-            (Some(task), Some(action)) => self.policies().of(&task.agent, action.tool.as_str()),
-            _ => Effective::default(),
-        };
-        let action = ask.action.as_ref();
-        let wish = Wish {
-            decide_by: ask.decide_by.clone(),
-            effect: action.and_then(|action| action.effect),
-            expires_in_seconds: ask.expires_in_seconds,
-            idempotent: action.and_then(|action| action.idempotent),
-            on_expiry: ask.on_expiry,
-            quorum: ask.quorum,
-            risk: action.and_then(|action| action.risk),
-        };
-        let terms = policy.tighten(ask.kind, wish)?;
+        let policy = self.policy_for(task.as_ref().map(|task| &task.agent), &ask);
+        let terms = policy.tighten(ask.kind, wish_of(&ask))?;
         if let Some(task) = &task {
             self.hide_gated(&task.agent, &mut items, &mut payloads);
         }
@@ -205,6 +192,31 @@ impl Engine {
         done
     }
 
+    /// Whether something can be asked at all, as far as that does not depend on when: for those who have
+    /// several things to ask, and would ask all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// If it makes no sense, or the policy is stricter.
+    pub async fn require_askable(&self, agent: &Name, ask: &NewAsk) -> Result<(), EngineError> {
+        require_words(ask)?;
+        ask.reasons.as_deref().map(reasons).transpose()?;
+        self.require_schemas(ask).await?;
+        let policy = self.policy_for(Some(agent), ask);
+        policy.tighten(ask.kind, wish_of(ask))?;
+        if let Some(action) = &ask.action {
+            require_args(action)?;
+        }
+        Ok(())
+    }
+
+    fn policy_for(&self, agent: Option<&Name>, ask: &NewAsk) -> Effective {
+        match (agent, &ask.action) {
+            (Some(agent), Some(action)) => self.policies().of(agent, action.tool.as_str()),
+            _ => Effective::default(),
+        }
+    }
+
     /// Replaces the arguments of gated calls by their preview: the hold that is opened for them has
     /// the whole. Every surface that takes items does this before they are written.
     pub fn hide_gated(&self, agent: &Name, items: &mut [NewItem], payloads: &mut Payloads) {
@@ -251,14 +263,7 @@ impl Engine {
         terms: &Wish,
         (items, payloads): (&mut Vec<NewItem>, &mut Payloads),
     ) -> Result<Gated, EngineError> {
-        if action.args.get().len() > ARGS_BYTES_MAX {
-            return Err(EngineError::InvalidField {
-                path: "action.args",
-                what: "the arguments have at most 1 MiB; hand over the rest by reference"
-                    .to_owned(),
-            });
-        }
-        let args = parse_args(&action.args, "action.args")?;
+        let args = require_args(&action)?;
         let tool = action.tool.as_str();
         let digest =
             action_digest(hold, tool, &args).map_err(|error| EngineError::InvalidField {
@@ -510,6 +515,36 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// What a worker wishes for its hold.
+fn wish_of(ask: &NewAsk) -> Wish {
+    let action = ask.action.as_ref();
+    Wish {
+        decide_by: ask.decide_by.clone(),
+        effect: action.and_then(|action| action.effect),
+        expires_in_seconds: ask.expires_in_seconds,
+        idempotent: action.and_then(|action| action.idempotent),
+        on_expiry: ask.on_expiry,
+        quorum: ask.quorum,
+        risk: action.and_then(|action| action.risk),
+    }
+}
+
+/// The arguments of an action, if everybody reads them alike.
+fn require_args(action: &NewAction) -> Result<Value, EngineError> {
+    if action.args.get().len() > ARGS_BYTES_MAX {
+        return Err(EngineError::InvalidField {
+            path: "action.args",
+            what: "the arguments have at most 1 MiB; hand over the rest by reference".to_owned(),
+        });
+    }
+    let args = parse_args(&action.args, "action.args")?;
+    require_exact_numbers(&args).map_err(|error| EngineError::InvalidField {
+        path: "action.args",
+        what: error.to_string(),
+    })?;
+    Ok(args)
 }
 
 fn is_gated(item: &NewItem) -> bool {

@@ -194,7 +194,16 @@ impl Engine {
         session: SessionId,
         request: RequestId,
     ) -> Result<ClaimedRequest, EngineError> {
-        let mut claimed = self.work_view(caller, session, request).await?;
+        let state = self.durable_state(session).await?;
+        let live = state.requests.get(&request);
+        // Whoever is the first to have it finds that nobody has begun anything.
+        let begun = if live.is_some_and(|live| live.fence == 1) {
+            Vec::new()
+        } else {
+            self.inner().store.children_of(request).await?
+        };
+        let view = self.work_view_with(caller, session, request, begun);
+        let mut claimed = view.await?;
         let lease = claimed.detail.live.as_ref().and_then(|live| live.lease);
         if lease.map(|lease| lease.worker) != Some(caller.principal) {
             return Err(Rejection::NotLeaseHolder.into());
@@ -212,6 +221,17 @@ impl Engine {
         session: SessionId,
         request: RequestId,
     ) -> Result<ClaimedRequest, EngineError> {
+        let begun = self.inner().store.children_of(request).await?;
+        self.work_view_with(caller, session, request, begun).await
+    }
+
+    async fn work_view_with(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        request: RequestId,
+        begun: Vec<RequestId>,
+    ) -> Result<ClaimedRequest, EngineError> {
         let summary = self.inner().store.session(session).await?;
         let summary = summary.ok_or(EngineError::NotFound)?;
         let mut detail = self
@@ -219,7 +239,7 @@ impl Engine {
             .await?;
         self.open_for_worker(&mut detail.holds);
         let mut children = Vec::new();
-        for child in self.inner().store.children_of(request).await? {
+        for child in begun {
             children.push(self.request_detail(caller, summary.clone(), child).await?);
         }
         let calls = detail.live.iter().flat_map(|live| &live.calls);

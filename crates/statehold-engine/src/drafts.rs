@@ -1,5 +1,8 @@
 //! Answers while they are being written: in memory, for whoever watches. What counts is what is
 //! committed; a draft that is lost with the process is written again.
+//!
+//! A draft is there while somebody has it open to write or follows it, and no longer: what is written
+//! when nobody does is written nowhere.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +18,14 @@ const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
-    live: Mutex<HashMap<RequestId, Arc<Draft>>>,
+    live: Mutex<HashMap<RequestId, Live>>,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    draft: Arc<Draft>,
+    /// How many have it open or follow it.
+    holders: usize,
 }
 
 #[derive(Debug, Default)]
@@ -34,20 +44,67 @@ struct Written {
 }
 
 impl Drafts {
-    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, Arc<Draft>>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, Live>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of(&self, request: RequestId) -> Arc<Draft> {
-        Arc::clone(self.live().entry(request).or_default())
+    fn hold(self: &Arc<Self>, request: RequestId) -> Held {
+        let mut all = self.live();
+        let live = all.entry(request).or_default();
+        live.holders += 1;
+        Held {
+            drafts: Arc::clone(self),
+            request,
+            draft: Arc::clone(&live.draft),
+        }
+    }
+
+    /// The draft of a request, if anybody has it.
+    fn find(&self, request: RequestId) -> Option<Arc<Draft>> {
+        self.live()
+            .get(&request)
+            .map(|live| Arc::clone(&live.draft))
     }
 
     /// Nothing more comes: the request has ended.
     pub(crate) fn end(&self, request: RequestId) {
-        if let Some(draft) = self.live().remove(&request) {
-            draft.length.send_modify(|written| written.is_over = true);
+        if let Some(live) = self.live().remove(&request) {
+            let length = &live.draft.length;
+            length.send_modify(|written| written.is_over = true);
         }
     }
+}
+
+/// Keeps a draft. The last one to go takes it along.
+#[derive(Debug)]
+struct Held {
+    drafts: Arc<Drafts>,
+    request: RequestId,
+    draft: Arc<Draft>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut all = self.drafts.live();
+        let Some(live) = all.get_mut(&self.request) else {
+            return;
+        };
+        // Another may have taken the place of one that has ended.
+        if !Arc::ptr_eq(&live.draft, &self.draft) {
+            return;
+        }
+        live.holders -= 1;
+        if live.holders == 0 {
+            all.remove(&self.request);
+        }
+    }
+}
+
+/// A draft that somebody writes. Without it, what is written is kept only for those who follow.
+#[derive(Debug)]
+#[must_use = "it is open only as long as this is kept"]
+pub struct OpenDraft {
+    _held: Held,
 }
 
 impl Draft {
@@ -59,7 +116,7 @@ impl Draft {
 /// Follows the draft of one answer, from its beginning.
 #[derive(Debug)]
 pub struct DraftReader {
-    draft: Arc<Draft>,
+    held: Held,
     length: watch::Receiver<Written>,
     read: usize,
 }
@@ -77,7 +134,7 @@ impl DraftReader {
         if !has_more {
             return None;
         }
-        let text = self.draft.text();
+        let text = self.held.draft.text();
         let piece = text.get(read..).unwrap_or_default().to_owned();
         drop(text);
         self.read += piece.len();
@@ -86,12 +143,21 @@ impl DraftReader {
 }
 
 impl Engine {
-    /// Adds to the draft of a live request's answer.
+    /// Opens the draft of a live request's answer, to write it.
+    pub fn open_draft(&self, request: RequestId) -> OpenDraft {
+        OpenDraft {
+            _held: self.inner().drafts.hold(request),
+        }
+    }
+
+    /// Adds to the draft of a live request's answer, if somebody has it open or follows it.
     pub fn write_draft(&self, request: RequestId, piece: &str) {
         if piece.is_empty() {
             return;
         }
-        let draft = self.inner().drafts.of(request);
+        let Some(draft) = self.inner().drafts.find(request) else {
+            return;
+        };
         let mut text = draft.text();
         let has_room = text.len() + piece.len() <= DRAFT_BYTES_MAX;
         if !has_room || draft.is_full.load(Ordering::Relaxed) {
@@ -107,10 +173,10 @@ impl Engine {
     /// Follows the draft of a request's answer. Begun before looking whether the request is live, it
     /// misses nothing; begun after its end, it must be dropped by whoever learns that.
     pub fn follow_draft(&self, request: RequestId) -> DraftReader {
-        let draft = self.inner().drafts.of(request);
-        let length = draft.length.subscribe();
+        let held = self.inner().drafts.hold(request);
+        let length = held.draft.length.subscribe();
         DraftReader {
-            draft,
+            held,
             length,
             read: 0,
         }
@@ -132,8 +198,7 @@ mod tests {
     use crate::engine::EngineOptions;
     use crate::ports::{MemoryKeys, SystemClock};
 
-    #[tokio::test]
-    async fn whoever_follows_gets_every_piece_from_the_beginning_and_then_the_end() {
+    async fn engine() -> Engine {
         let (store, keys) = (MemoryStore::new(), MemoryKeys::default());
         let options = EngineOptions::default();
         let engine = Engine::start(
@@ -141,10 +206,19 @@ mod tests {
             Shared::new(keys),
             Shared::new(SystemClock),
             options,
-        )
-        .await
-        .expect("an engine in memory");
-        let request = RequestId::from_uuid(uuid::Uuid::from_u128(7));
+        );
+        engine.await.expect("an engine in memory")
+    }
+
+    fn request(n: u128) -> RequestId {
+        RequestId::from_uuid(uuid::Uuid::from_u128(n))
+    }
+
+    #[tokio::test]
+    async fn whoever_follows_gets_every_piece_from_the_beginning_and_then_the_end() {
+        let engine = engine().await;
+        let (request, long) = (request(7), request(8));
+        let _open = [engine.open_draft(request), engine.open_draft(long)];
         engine.write_draft(request, "one ");
         let mut reader = engine.follow_draft(request);
         assert_eq!(reader.next().await.as_deref(), Some("one "));
@@ -158,7 +232,6 @@ mod tests {
         assert_eq!(late.next().await, None);
 
         // A draft that is too long ends where it was cut, also if a later piece would fit.
-        let long = RequestId::from_uuid(uuid::Uuid::from_u128(8));
         engine.write_draft(long, "begin ");
         engine.write_draft(long, &"x".repeat(DRAFT_BYTES_MAX));
         engine.write_draft(long, "end");
@@ -166,6 +239,33 @@ mod tests {
         engine.forget_draft(long);
         assert_eq!(reader.next().await.as_deref(), Some("begin "));
         assert_eq!(reader.next().await, None);
+        engine.shut_down().await;
+    }
+    #[tokio::test]
+    async fn a_draft_that_nobody_has_is_nowhere() {
+        let engine = engine().await;
+        let request = request(7);
+        let kept = || engine.inner().drafts.live().len();
+        engine.write_draft(request, "nobody hears");
+        assert_eq!(kept(), 0);
+
+        // Whoever follows keeps what was written, also when the writer has gone.
+        let open = engine.open_draft(request);
+        engine.write_draft(request, "one ");
+        let mut reader = engine.follow_draft(request);
+        drop(open);
+        engine.write_draft(request, "two");
+        assert_eq!(reader.next().await.as_deref(), Some("one two"));
+
+        // What has ended does not come back, neither by who still writes nor by who still follows.
+        engine.forget_draft(request);
+        engine.write_draft(request, "three");
+        assert_eq!(reader.next().await, None);
+        let late = engine.follow_draft(request);
+        drop(reader);
+        assert_eq!(kept(), 1);
+        drop(late);
+        assert_eq!(kept(), 0);
         engine.shut_down().await;
     }
 }

@@ -106,7 +106,7 @@ pub(crate) struct Inner {
     /// How many answers are kept, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
-    pub(crate) drafts: Drafts,
+    pub(crate) drafts: Arc<Drafts>,
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
     pub(crate) credentials: Arc<Credentials>,
@@ -165,7 +165,7 @@ impl Engine {
             in_flight: InFlight::default(),
             answers_kept,
             temps: Temps::default(),
-            drafts: Drafts::default(),
+            drafts: Arc::default(),
             users: Users::default(),
             api_keys: RwLock::default(),
             keys_changed: watch::Sender::new(0),

@@ -47,7 +47,7 @@ pub use audit::{AuditPage, Verification};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
-pub use drafts::DraftReader;
+pub use drafts::{DraftReader, OpenDraft};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
@@ -57,7 +57,7 @@ pub use holds::{
 pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Reply};
-pub use own_work::Progress;
+pub use own_work::{Ended, Progress};
 pub use payloads::Payloads;
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,

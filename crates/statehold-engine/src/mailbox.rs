@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use statehold_core::command::{Cold, Command, Context, Named, Outcome, Past, Rejection};
 use statehold_core::decide::decide;
@@ -97,6 +97,9 @@ pub(crate) struct Mailbox {
     pub(crate) owner: OnceLock<Owner>,
     /// The newest state. None until it is loaded, and after a failed commit.
     head: Mutex<Option<Head>>,
+    /// The newest state that is known to be durable, so that questions need no disk while commits are
+    /// under way. Replaced before the revision is announced.
+    kept: std::sync::Mutex<Option<Arc<SessionState>>>,
     /// What is durable; feeds wait for it.
     pub(crate) durable: watch::Sender<Durable>,
     /// When it was last asked for, in calls to the engine.
@@ -105,7 +108,7 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug)]
 struct Head {
-    state: SessionState,
+    state: Arc<SessionState>,
     /// How many commits had failed when this state was loaded.
     failures: u64,
 }
@@ -125,6 +128,7 @@ impl Mailbox {
             session,
             owner: OnceLock::new(),
             head: Mutex::new(None),
+            kept: std::sync::Mutex::default(),
             durable: watch::Sender::new(Durable::default()),
             used: AtomicU64::new(0),
         }
@@ -134,18 +138,38 @@ impl Mailbox {
     pub(crate) async fn durable_state(
         &self,
         inner: &Inner,
-    ) -> Result<Option<SessionState>, EngineError> {
+    ) -> Result<Option<Arc<SessionState>>, EngineError> {
         {
             let mut head = self.head.lock().await;
             let Some(found) = self.load(&mut head, inner).await? else {
                 return Ok(None);
             };
             if self.durable.borrow().revision >= found.state.revision {
-                return Ok(Some(found.state.clone()));
+                return Ok(Some(Arc::clone(&found.state)));
             }
         }
-        // Commits are under way: the store has what is durable.
-        Ok(inner.store.load(self.session).await?)
+        // Commits are under way: what they build on is kept, or the store has it.
+        let durable = self.durable.borrow().revision;
+        let kept = self.kept().clone();
+        if let Some(kept) = kept.filter(|kept| kept.revision >= durable) {
+            return Ok(Some(kept));
+        }
+        Ok(inner.store.load(self.session).await?.map(Arc::new))
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Option<Arc<SessionState>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a state that is durable now.
+    fn keep(&self, state: &Arc<SessionState>) {
+        let mut kept = self.kept();
+        if kept
+            .as_ref()
+            .is_none_or(|kept| kept.revision < state.revision)
+        {
+            *kept = Some(Arc::clone(state));
+        }
     }
 
     /// The head, loaded if need be. None if there is no such session.
@@ -162,6 +186,8 @@ impl Mailbox {
             let Some(state) = inner.store.load(self.session).await? else {
                 return Ok(None);
             };
+            let state = Arc::new(state);
+            self.keep(&state);
             self.durable.send_modify(|durable| {
                 durable.revision = durable.revision.max(state.revision);
             });
@@ -408,7 +434,7 @@ impl Engine {
             Some(head) => head,
             None if is_new => {
                 let failures = mailbox.durable.borrow().failures;
-                let state = SessionState::new(mailbox.session);
+                let state = Arc::new(SessionState::new(mailbox.session));
                 slot.insert(Head { state, failures })
             }
             None => return Err(EngineError::NotFound),
@@ -442,8 +468,7 @@ impl Engine {
             }
         };
         let (commit, body) = self.prepare(&head.state, submission, record, late.is_none())?;
-        let revision = commit.after.revision;
-        let after = commit.after.clone();
+        let after = Arc::new(commit.after.clone());
         let aftermath = Aftermath::of(inner, &commit);
         let credential = submission
             .credential
@@ -455,8 +480,9 @@ impl Engine {
         let pending = inner.store.begin_commit(commit).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit nobody waits for.
-        head.state = after;
-        let told = self.wait_in_background(mailbox, revision, pending, aftermath, credential);
+        let revision = after.revision;
+        head.state = Arc::clone(&after);
+        let told = self.wait_in_background(mailbox, after, pending, aftermath, credential);
         drop(slot);
         match told.await.unwrap_or(Err(StoreError::Stopped)) {
             Ok(_) => match late {
@@ -514,11 +540,11 @@ impl Engine {
         Ok((commit, body))
     }
 
-    /// Waits for a commit also if its caller goes away, and tells what became of it.
+    /// Waits for a commit to a state also if its caller goes away, and tells what became of it.
     fn wait_in_background(
         &self,
         mailbox: &Arc<Mailbox>,
-        revision: u64,
+        after: Arc<SessionState>,
         pending: PendingCommit,
         mut aftermath: Aftermath,
         credential: Option<PendingCredential>,
@@ -531,8 +557,9 @@ impl Engine {
             match &result {
                 Ok(_) => {
                     inner.is_full.store(false, Ordering::Relaxed);
+                    mailbox.keep(&after);
                     mailbox.durable.send_modify(|durable| {
-                        durable.revision = durable.revision.max(revision);
+                        durable.revision = durable.revision.max(after.revision);
                     });
                     let unneeded = std::mem::take(&mut aftermath.unneeded).into_holds();
                     if let Some(credential) = credential {

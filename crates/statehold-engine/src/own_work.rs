@@ -5,7 +5,9 @@ use statehold_core::command::{Command, Fenced};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
+use statehold_core::projection::EndedRequest;
 use statehold_core::view::View;
+use statehold_store::StoredRecord;
 
 use crate::caller::Caller;
 use crate::engine::Engine;
@@ -15,6 +17,15 @@ use crate::read::ItemPage;
 
 /// How many live requests are read at a time.
 const PAGE: usize = 256;
+
+/// How a request ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// The request.
+    pub request: EndedRequest,
+    /// The record that ended it.
+    pub finished: Option<StoredRecord>,
+}
 
 /// How far a request is, for whoever waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +58,23 @@ impl Engine {
             Progress::Paused
         };
         Ok((progress, state.revision))
+    }
+
+    /// How a request of a session ended, for whoever started it. None while it goes on.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn ended(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<Option<Ended>, EngineError> {
+        let Some(request) = self.inner().store.ended_request(request).await? else {
+            return Ok(None);
+        };
+        let finished = self.record(session, request.ended_by).await?;
+        Ok(Some(Ended { request, finished }))
     }
 
     /// Gives back what an earlier process of this server had claimed for an agent, so that it goes on at
@@ -121,6 +149,46 @@ impl Engine {
         Ok(self.inner().store.task_state(task).await?)
     }
 
+    /// The requests of people that an agent works on in a session, by the age of their tasks.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn live_roots_of(
+        &self,
+        session: SessionId,
+        agent: &Name,
+    ) -> Result<Vec<RequestId>, EngineError> {
+        let state = self.durable_state(session).await?;
+        let tasks = state.tasks.values();
+        let roots = tasks.filter(|task| task.agent == *agent && task.parent.is_none());
+        let mut live: Vec<_> = roots
+            .filter_map(|task| Some((task.number, task.live?)))
+            .collect();
+        live.sort_unstable();
+        Ok(live.into_iter().map(|(_, request)| request).collect())
+    }
+
+    /// The agent of a task of a session.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such task.
+    pub async fn agent_of(&self, session: SessionId, task: TaskId) -> Result<Name, EngineError> {
+        let state = self.durable_state(session).await?;
+        Ok(self.find_task(&state, task).await?.0.agent)
+    }
+
+    /// Whether anybody is asked something in a session.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn has_open_holds(&self, session: SessionId) -> Result<bool, EngineError> {
+        let state = self.durable_state(session).await?;
+        Ok(!state.holds.is_empty())
+    }
+
     /// The open tasks of an agent in a session, oldest first.
     ///
     /// # Errors
@@ -140,5 +208,24 @@ impl Engine {
             .collect();
         tasks.sort_unstable();
         Ok(tasks.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// The live requests of an agent in a session that have asked people something, whether that is
+    /// decided by now or not.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn asking_requests_of(
+        &self,
+        session: SessionId,
+        agent: &Name,
+    ) -> Result<Vec<RequestId>, EngineError> {
+        let state = self.durable_state(session).await?;
+        let asking = state.requests.values().filter(|live| {
+            let task = state.tasks.get(&live.task);
+            live.holds_opened > 0 && task.is_some_and(|task| task.agent == *agent)
+        });
+        Ok(asking.map(|live| live.id).collect())
     }
 }

@@ -83,19 +83,82 @@ pub struct Policies {
     pub agents: BTreeMap<Name, AgentPolicy>,
 }
 
+/// Between the server of a tool and its name.
+const OF_SERVER: &str = "__";
+
+impl AgentPolicy {
+    /// What is said about a tool by name.
+    fn own(&self, tool: &str) -> Option<&ToolPolicy> {
+        let mut tools = self.tools.iter();
+        let found = tools.find(|(name, _)| name.as_str() == tool);
+        found.map(|(_, own)| own)
+    }
+}
+
+impl ToolPolicy {
+    /// Both together. Where both say something, the stricter holds; where that cannot be told, this one.
+    fn and(self, other: Self) -> Self {
+        Self {
+            approval: both(self.approval, other.approval, |a, b| match (a, b) {
+                (Approval::Always, _) | (_, Approval::Always) => Approval::Always,
+                (Approval::Never, Approval::Never) => Approval::Never,
+                _ => Approval::Worker,
+            }),
+            approval_if: both(self.approval_if, other.approval_if, ArgsCondition::or),
+            comment_required: both(self.comment_required, other.comment_required, |a, b| a || b),
+            decide_by: both(self.decide_by, other.decide_by, |a, b| match a {
+                DecideBy::User => b,
+                a => a,
+            }),
+            effect: self.effect.max(other.effect),
+            expires_in_seconds: both(self.expires_in_seconds, other.expires_in_seconds, u64::min),
+            idempotent: both(self.idempotent, other.idempotent, |a, b| a && b),
+            on_expiry: self.on_expiry.or(other.on_expiry),
+            quorum: self.quorum.max(other.quorum),
+            redact: both(self.redact, other.redact, united),
+            redact_rules: both(self.redact_rules, other.redact_rules, united),
+            risk: self.risk.max(other.risk),
+        }
+    }
+}
+
+fn both<T>(a: Option<T>, b: Option<T>, stricter: impl FnOnce(T, T) -> T) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(stricter(a, b)),
+        (a, b) => a.or(b),
+    }
+}
+
+fn united<T: PartialEq>(mut a: Vec<T>, b: Vec<T>) -> Vec<T> {
+    for one in b {
+        if !a.contains(&one) {
+            a.push(one);
+        }
+    }
+    a
+}
+
 impl Policies {
-    /// What holds for one tool of an agent.
+    /// What holds for one tool of an agent. What is laid down about `tool` holds for `server__tool` too:
+    /// where both are named, the stricter wins.
     pub fn of(&self, agent: &Name, tool: &str) -> Effective {
+        self.of_any(agent, &[tool])
+    }
+
+    /// What holds for a tool that goes by several names. Where more than one of them is named, the
+    /// stricter wins.
+    pub fn of_any(&self, agent: &Name, names: &[&str]) -> Effective {
         let Some(policy) = self.agents.get(agent) else {
             return Effective::default();
         };
         let all = &policy.every_tool;
-        let own = policy
-            .tools
-            .iter()
-            .find(|(name, _)| name.as_str() == tool)
-            .map(|(_, own)| own.clone())
-            .unwrap_or_default();
+        let names = names.iter().flat_map(|name| {
+            let ends = name.match_indices(OF_SERVER);
+            let plain = ends.map(|(at, mark)| &name[at + mark.len()..]);
+            std::iter::once(*name).chain(plain)
+        });
+        let owns = names.filter_map(|name| policy.own(name)).cloned();
+        let own = owns.reduce(ToolPolicy::and).unwrap_or_default();
         let policy = ToolPolicy {
             approval: own.approval.or(all.approval),
             approval_if: own.approval_if.or_else(|| all.approval_if.clone()),
@@ -340,6 +403,48 @@ mod tests {
         assert!(other.digest.is_some() && other.digest != delete.digest);
         assert_eq!(policies.of(&name("x"), "delete"), Effective::default());
         assert_eq!(Effective::default().rules().patterns, [Pattern::Secret]);
+    }
+
+    #[test]
+    fn a_tool_with_its_server_before_it_is_under_the_stricter_of_both() {
+        let path = |text: &str| PathRule::try_from(text.to_owned()).expect("a path");
+        let plain = ToolPolicy {
+            approval: Some(Approval::Always),
+            decide_by: Some(DecideBy::User),
+            idempotent: Some(false),
+            redact: Some(vec![path("/pin")]),
+            expires_in_seconds: Some(60),
+            ..ToolPolicy::default()
+        };
+        let long = ToolPolicy {
+            approval: Some(Approval::Never),
+            decide_by: Some(DecideBy::Role(name("boss"))),
+            idempotent: Some(true),
+            redact: Some(vec![path("/email")]),
+            quorum: Some(2),
+            expires_in_seconds: Some(90),
+            ..ToolPolicy::default()
+        };
+        let agent = AgentPolicy {
+            every_tool: ToolPolicy::default(),
+            tools: [(name("delete"), plain), (name("files__delete"), long)].into(),
+        };
+        let policies = Policies {
+            agents: [(name("ums"), agent)].into(),
+        };
+        let both = policies.of(&name("ums"), "files__delete").policy;
+        assert_eq!(both.approval, Some(Approval::Always));
+        assert_eq!(both.decide_by, Some(DecideBy::Role(name("boss"))));
+        assert_eq!((both.idempotent, both.quorum), (Some(false), Some(2)));
+        assert_eq!(both.expires_in_seconds, Some(60));
+        assert_eq!(both.redact.map(|paths| paths.len()), Some(2));
+        let other = policies.of(&name("ums"), "mail__delete").policy;
+        assert_eq!(
+            (other.approval, other.quorum),
+            (Some(Approval::Always), None)
+        );
+        let plain = policies.of(&name("ums"), "delete").policy;
+        assert_eq!(plain.quorum, None);
     }
 
     #[track_caller]

@@ -536,9 +536,11 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let mailbox = self.mailbox(session);
         let mut durable = mailbox.durable.subscribe();
-        // Loads the session, so that what is durable is known.
-        let state = mailbox.durable_state(self.inner()).await?;
-        state.ok_or(EngineError::NotFound)?;
+        if durable.borrow().revision == 0 {
+            // Loads the session, so that what is durable is known.
+            let state = mailbox.durable_state(self.inner()).await?;
+            state.ok_or(EngineError::NotFound)?;
+        }
         let beyond = durable.wait_for(|durable| durable.revision > revision);
         tokio::select! {
             changed = beyond => changed.map(drop).map_err(|_| EngineError::Stopping),

@@ -14,6 +14,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use statehold_agents::push::Guard;
+use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -22,6 +23,7 @@ use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
 use crate::metrics::Metrics;
+use crate::openai::seats::Seats;
 use crate::openai::told::Told;
 use crate::problem::{Code, Problem};
 use crate::seal::Sealer;
@@ -43,8 +45,8 @@ pub struct ServerOptions {
     pub push_guard: Guard,
     /// The agents that are declared.
     pub agents: Arc<AgentBook>,
-    /// An engine in memory for chat calls that leave nothing behind. Without one there are none.
-    pub scratch: Option<Engine>,
+    /// Engines in memory for chat calls that leave nothing behind. Without them there are none.
+    pub scratch: Option<Arc<Scratch>>,
 }
 
 impl Default for ServerOptions {
@@ -72,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) feeds: Arc<Semaphore>,
+    /// The same places for chats, shared out among keys.
+    pub(crate) seats: Seats,
     pub(crate) local: Caller,
     /// What chat clients have been told, and what they are still to be told.
     pub(crate) told: Told,
@@ -94,10 +98,12 @@ impl App {
     ) -> Self {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
         let told = Told::since(engine.now());
+        let feeds = Arc::new(Semaphore::new(options.feeds_max));
         Self(Arc::new(Shared {
             engine,
             sealer,
-            feeds: Arc::new(Semaphore::new(options.feeds_max)),
+            seats: Seats::new(Arc::clone(&feeds), options.feeds_max),
+            feeds,
             options,
             metrics,
             local: Caller::local(tenant),

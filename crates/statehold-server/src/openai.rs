@@ -5,10 +5,13 @@ mod ask;
 mod completion;
 mod delivery;
 pub(crate) mod errors;
+mod files;
 mod heard;
 pub(crate) mod models;
 mod paused;
+mod refusal;
 mod said;
+pub(crate) mod seats;
 mod session;
 mod stateless;
 mod stream;
@@ -19,23 +22,25 @@ mod watch;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use statehold_agents::spec::AgentBook;
-use statehold_core::ids::TaskId;
+use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::Credential;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::ask::{ChatIn, ChatMessageIn};
 use self::completion::{CompletionOut, Ending, Voice};
+use self::refusal::{Known, Refusal};
 use self::said::{Account, Answer};
+use self::seats::Seat;
 use self::session::{NewSession, Wanted, unknown_agent, user_of};
-use self::stateless::{Scratch, Stateless, needs_session, not_user};
+use self::stateless::{ScratchSession, Stateless, needs_session, not_user};
 use self::stream::{Pauses, Writer};
 use self::told::Receipt;
 use self::turn::{Earlier, Message, Place};
@@ -44,6 +49,8 @@ use crate::problem::{Code, Problem};
 
 /// How long a call may wait for a decision: a day.
 const WAIT_SECONDS_MAX: u64 = 86_400;
+/// Whoever waits longer than this takes the place of a stream.
+const WAIT_FREE: Duration = Duration::from_mins(1);
 /// How many pieces of a stream wait for a slow client.
 const PIECES_MAX: usize = 16;
 
@@ -59,29 +66,11 @@ const PIECES_MAX: usize = 16;
         (String = "text/event-stream"),
     ), description = "One completion, or a stream of its chunks."))
 )]
-pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Response, Refusal> {
     let call = ChatCall::read(&app, request).await?;
-    call.chat.require_possible()?;
-    let (message, path) = call.chat.last_message()?;
-    let permit = match call.chat.stream {
-        Some(true) => Some(place_for_stream(&app)?),
-        _ => None,
-    };
-    let turn = call.begin(&app, &message, &path).await?;
-    if let Some(permit) = permit {
-        return call.stream(app, turn, permit).await;
-    }
-    let secret = call.asked.secret;
-    let answer = call.answer(&app, turn);
-    app.while_valid(secret, answer).await
-}
-
-fn place_for_stream(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
-    let permit = app.feeds.clone().try_acquire_owned();
-    permit.map_err(|_| {
-        let detail = "too many streams are open; ask without `stream`, or again in a moment";
-        Problem::new(Code::TooMany, detail)
-    })
+    let mut known = Known::default();
+    let answered = call.serve(app, &mut known).await;
+    answered.map_err(|problem| Refusal::new(problem, known))
 }
 
 /// A chat call as it came.
@@ -95,7 +84,10 @@ struct ChatCall {
     user: Option<String>,
     app_name: Option<Name>,
     task: Option<TaskId>,
-    /// Until when a pause is waited for.
+    /// Whose key it is, whoever it speaks for.
+    key_of: Principal,
+    /// How long a pause is waited for, and until when.
+    wait: Duration,
     wait_until: Instant,
     /// Where the server was called.
     base: String,
@@ -107,7 +99,7 @@ struct Turn {
     is_replay: bool,
     earlier: Vec<Earlier>,
     /// The session in memory that goes with the call.
-    scratch: Option<Scratch>,
+    scratch: Option<ScratchSession>,
 }
 
 impl ChatCall {
@@ -117,7 +109,8 @@ impl ChatCall {
         // The developer is no backend that acts for others, but may say whose session it is.
         parts.headers.remove("x-statehold-user");
         let mut asked = Asked::from_request_parts(&mut parts, app).await?;
-        let is_local = asked.caller.principal == Principal::Local;
+        let key_of = asked.caller.principal;
+        let is_local = key_of == Principal::Local;
         if let Some(user) = user.as_deref().filter(|_| !is_local) {
             asked.caller = app.engine.act_for(&asked.caller, user).await?;
         }
@@ -135,13 +128,43 @@ impl ChatCall {
             user,
             app_name: app_name(&headers)?,
             task: task_of(&headers)?,
+            key_of,
+            wait,
             wait_until: Instant::now() + wait,
             base: base_of(&headers)?,
         })
     }
 
+    /// Finds the turn and answers. What is known of the turn stays known when that fails.
+    async fn serve(self, app: App, known: &mut Known) -> Result<Response, Problem> {
+        self.chat.require_possible()?;
+        let (message, path) = self.chat.last_message()?;
+        let is_stream = self.chat.stream == Some(true);
+        let stays_open = is_stream || self.wait > WAIT_FREE;
+        let seat = stays_open
+            .then(|| app.seats.take(self.key_of))
+            .transpose()?;
+        let turn = self.begin(&app, &message, &path, known).await?;
+        if turn.scratch.is_none() {
+            known.found(&turn.place);
+        }
+        match seat {
+            Some(seat) if is_stream => self.stream(app, turn, seat, known.only_here()).await,
+            _ => {
+                let answer = self.answer(&app, turn, known);
+                app.while_valid(self.asked.secret, answer).await
+            }
+        }
+    }
+
     /// Finds or begins the turn that the call is about.
-    async fn begin(&self, app: &App, message: &ChatMessageIn, path: &str) -> Result<Turn, Problem> {
+    async fn begin(
+        &self,
+        app: &App,
+        message: &ChatMessageIn,
+        path: &str,
+        known: &mut Known,
+    ) -> Result<Turn, Problem> {
         let book = &app.options.agents;
         let model = &self.chat.model;
         let (session, agent) = match self.wanted {
@@ -170,9 +193,12 @@ impl ChatCall {
             return Err(not_user(path));
         }
         let words = message.words(path)?;
-        let session = match session {
-            Some(session) => session,
-            None => self.new_session(app, &agent).await?,
+        let session = if let Some(session) = session {
+            session
+        } else {
+            let made = self.new_session(app, &agent).await?;
+            known.made(made, self.asked.key_text().is_some());
+            made
         };
         let message = Message {
             app,
@@ -185,8 +211,12 @@ impl ChatCall {
             credential: self.credential.as_ref(),
         };
         let taken = message.take_up(self.chat.decisions()).await?;
+        let place = Place {
+            tells_own_holds: self.chat.wants_own_holds(),
+            ..taken.place
+        };
         Ok(Turn {
-            place: taken.place,
+            place,
             is_replay: taken.is_replay,
             earlier: taken.earlier,
             scratch: None,
@@ -218,11 +248,7 @@ impl ChatCall {
         })
     }
 
-    async fn new_session(
-        &self,
-        app: &App,
-        agent: &Name,
-    ) -> Result<statehold_core::ids::SessionId, Problem> {
+    async fn new_session(&self, app: &App, agent: &Name) -> Result<SessionId, Problem> {
         self.require_no_session("a new session")?;
         let caller = &self.asked.caller;
         let name = self.app_name.clone();
@@ -250,8 +276,14 @@ impl ChatCall {
         Ok(())
     }
 
+    /// Whether the agent may want to have tools called by the caller: only where the caller brought them,
+    /// which sessions take from nobody.
+    fn wants_calls(&self, stays: bool) -> bool {
+        !stays && self.chat.has_tools()
+    }
+
     /// Waits for the turn and answers whole.
-    async fn answer(&self, app: &App, turn: Turn) -> Result<Response, Problem> {
+    async fn answer(&self, app: &App, turn: Turn, known: &mut Known) -> Result<Response, Problem> {
         let Turn {
             place,
             is_replay,
@@ -265,15 +297,17 @@ impl ChatCall {
         let look = place.until_told(app, wait_until).await?;
         let stays = scratch.is_none();
         let answer = match look.sign.ended {
+            Some((RequestOutcome::Completed, ..)) if self.wants_calls(stays) => {
+                Answer::with_calls(&look.detail)
+            }
             Some((RequestOutcome::Completed, ..)) => Answer::of(&look.detail),
             Some(_) => {
                 let problem = place.failure(&look).await;
-                Receipt::of(app, &place, &earlier, &look).confirm();
-                let problem = problem.unwrap_or_else(Problem::not_found);
-                let mut response = problem.into_response();
-                // Also of a turn that failed clients know where it was: the next goes on there.
-                describe(response.headers_mut(), &place, is_replay, stays);
-                return Ok(response);
+                if stays {
+                    // An error has no room for answers of other turns: they come with the next call.
+                    known.ends_with(Receipt::of(app, &place, &[], &look));
+                }
+                return Err(problem.unwrap_or_else(Problem::not_found));
             }
             None if !stays => return Err(needs_session()),
             None => Answer {
@@ -306,7 +340,8 @@ impl ChatCall {
         self,
         app: App,
         turn: Turn,
-        permit: OwnedSemaphorePermit,
+        seat: Seat,
+        only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
         let Turn {
             place,
@@ -316,12 +351,13 @@ impl ChatCall {
         } = turn;
         let stays = scratch.is_none();
         let look = place.look().await?;
+        let with_calls = self.wants_calls(stays);
         let mut voice = Voice::new(self.chat.model, &place, &look.sign, stays);
         voice.earlier = earlier;
         let options = self.chat.stream_options.unwrap_or_default();
         voice.with_usage = options.include_usage == Some(true);
         let (pieces, written) = mpsc::channel(PIECES_MAX);
-        let mut response = Response::new(delivery::streamed(written, permit));
+        let mut response = Response::new(delivery::streamed(written, seat));
         let headers = response.headers_mut();
         let events = HeaderValue::from_static("text/event-stream");
         headers.insert(header::CONTENT_TYPE, events);
@@ -337,6 +373,8 @@ impl ChatCall {
             pieces,
             drafted: String::new(),
             pauses: if stays { Pauses::Told } else { Pauses::Refused },
+            with_calls,
+            only_here,
         };
         tokio::spawn(async move {
             writer.write().await;

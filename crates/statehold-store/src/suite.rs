@@ -160,6 +160,7 @@ promises! {
         items_come_newest_first_with_their_content,
         pages_of_items_have_no_gaps_and_no_repeats,
         pages_of_one_task_have_its_items_only,
+        pages_of_a_task_are_found_over_many_records_of_others,
         the_transcript_is_what_clients_see_in_whole_pages,
         items_know_whether_their_task_is_a_root,
         rewound_items_are_marked_and_kept,

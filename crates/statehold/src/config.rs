@@ -25,13 +25,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
 
-pub(crate) use agents::policies;
+pub(crate) use agents::{Agent, policies};
 pub(crate) use book::declared;
 pub(crate) use layers::{Explained, Layers, Source};
 pub(crate) use mistakes::Mistakes;
 pub(crate) use secret::secret;
 
-use agents::Agent;
 use models::Model;
 use tool_servers::ToolServer;
 

@@ -23,12 +23,13 @@ use anyhow::Context;
 use statehold_agents::spec::{AgentBook, AgentSpec};
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
-use statehold_engine::{Caller, Engine, NewKey};
+use statehold_engine::{Caller, Engine, EngineError, NewKey};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::worker::Agent;
+use self::worker::DemoWorker;
 use crate::client::Client;
+use crate::config::Agent;
 
 /// What the key of the demo agents is called among the keys.
 const KEY_NAME: &str = "embedded demo agents";
@@ -36,20 +37,20 @@ const KEY_NAME: &str = "embedded demo agents";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Those that claim their work.
-const WORKERS: [Agent; 3] = [
-    Agent {
+const WORKERS: [DemoWorker; 3] = [
+    DemoWorker {
         name: book::MATH,
         step: math::step,
         reads_history: true,
         reads_state: false,
     },
-    Agent {
+    DemoWorker {
         name: book::WEATHER,
         step: weather::step,
         reads_history: false,
         reads_state: true,
     },
-    Agent {
+    DemoWorker {
         name: book::UMS,
         step: ums::step,
         reads_history: true,
@@ -57,19 +58,25 @@ const WORKERS: [Agent; 3] = [
     },
 ];
 
-/// The part of the demo that a server plays: what is configured under the same name wins.
+/// The part of the demo that a server plays: an agent that is declared under the same name wins. Policies
+/// alone declare nothing: they hold for the agent of the demo.
 pub(crate) struct Demo {
     agents: Vec<Arc<AgentSpec>>,
 }
 
 impl Demo {
     /// The demo beside what is configured; nothing of it if it is not wanted.
-    pub(crate) fn beside<T>(configured: &BTreeMap<Name, T>, is_wanted: bool) -> Self {
+    pub(crate) fn beside(configured: &BTreeMap<Name, Agent>, is_wanted: bool) -> Self {
         let agents = if is_wanted { book::book() } else { Vec::new() };
         let agents = agents.into_iter();
+        let is_declared = |name: &Name| {
+            configured
+                .get(name)
+                .is_some_and(|own| !own.is_policies_only())
+        };
         Self {
             agents: agents
-                .filter(|spec| !configured.contains_key(&spec.name))
+                .filter(|spec| !is_declared(&spec.name))
                 .map(Arc::new)
                 .collect(),
         }
@@ -117,6 +124,8 @@ pub(crate) struct DemoOptions {
 pub(crate) struct Playing {
     stop: CancellationToken,
     tasks: TaskTracker,
+    engine: Engine,
+    tenant: Name,
 }
 
 impl Playing {
@@ -125,7 +134,26 @@ impl Playing {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        if let Err(error) = revoke_keys(&self.engine, &self.tenant).await {
+            tracing::warn!(%error, "the key of the demo agents is revoked at the next start");
+        }
     }
+}
+
+/// Revokes the keys of demo agents that an earlier run left. Every server does this when it starts: the
+/// demo is over with the process that plays it.
+///
+/// # Errors
+///
+/// If the store fails.
+pub(crate) async fn revoke_keys(engine: &Engine, tenant: &Name) -> Result<(), EngineError> {
+    let caller = Caller::local(tenant.clone());
+    for key in engine.keys(&caller).await? {
+        if key.name.as_deref() == Some(KEY_NAME) && key.revoked_at.is_none() {
+            engine.revoke_key(&caller, key.id).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Starts the workers, and the first sessions.
@@ -139,7 +167,7 @@ pub(crate) async fn spawn(
     tenant: &Name,
     options: &DemoOptions,
 ) -> anyhow::Result<Playing> {
-    let workers: Vec<Agent> = WORKERS
+    let workers: Vec<DemoWorker> = WORKERS
         .into_iter()
         .filter(|agent| demo.has(agent.name))
         .collect();
@@ -166,19 +194,22 @@ pub(crate) async fn spawn(
             }
         });
     }
-    Ok(Playing { stop, tasks })
+    Ok(Playing {
+        stop,
+        tasks,
+        engine: engine.clone(),
+        tenant: tenant.clone(),
+    })
 }
 
 /// A key for this run. The worker of an agent sees its whole history only with a key that is no
 /// client's, and only an admin writes the state of an app, where the users are.
-async fn issue_key(engine: &Engine, tenant: &Name, workers: &[Agent]) -> anyhow::Result<String> {
+async fn issue_key(
+    engine: &Engine,
+    tenant: &Name,
+    workers: &[DemoWorker],
+) -> anyhow::Result<String> {
     let caller = Caller::local(tenant.clone());
-    for key in engine.keys(&caller).await? {
-        // Left by a run that was killed.
-        if key.name.as_deref() == Some(KEY_NAME) && key.revoked_at.is_none() {
-            engine.revoke_key(&caller, key.id).await?;
-        }
-    }
     let new = NewKey {
         name: Some(KEY_NAME.to_owned()),
         roles: ["worker", "admin"].map(book::name).into(),

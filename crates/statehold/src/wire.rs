@@ -1,13 +1,16 @@
 //! The composition root: the one place that chooses a store, a clock and keys, and puts a server
 //! together.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use statehold_agents::scratch::MakeEngine;
+use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Clock, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
+    Clock, Credential, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
 use statehold_server::seal::Sealer;
 use statehold_store::Store;
@@ -70,6 +73,30 @@ pub(crate) async fn in_memory(clock: Arc<dyn Clock>, policies: Policies) -> anyh
         options,
     )
     .await
+}
+
+/// Makes engines whose data is gone when nobody uses them any more. Agents have their own credentials
+/// there too.
+pub(crate) fn make_in_memory(
+    clock: Arc<dyn Clock>,
+    policies: Policies,
+    credentials: BTreeMap<Name, Credential>,
+) -> MakeEngine {
+    let policies = Arc::new(policies);
+    Arc::new(move || {
+        let options = EngineOptions {
+            policies: Arc::clone(&policies),
+            ..EngineOptions::default()
+        };
+        let (clock, credentials) = (Arc::clone(&clock), credentials.clone());
+        Box::pin(async move {
+            let store = Arc::new(MemoryStore::new());
+            let keys = Arc::new(MemoryKeys::default());
+            let engine = Engine::start(store, keys, clock, options).await?;
+            engine.set_service_credentials(credentials);
+            Ok(engine)
+        })
+    })
 }
 
 /// The clock that everybody is handed: that of the machine, unless it is to be moved.

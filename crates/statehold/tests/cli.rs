@@ -6,6 +6,8 @@ mod agents;
 mod approvals;
 #[path = "cli/audit.rs"]
 mod audit;
+#[path = "cli/chat.rs"]
+mod chat;
 #[path = "cli/live.rs"]
 mod live;
 #[path = "cli/names.rs"]

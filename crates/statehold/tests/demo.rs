@@ -315,7 +315,9 @@ fn without_the_demo_there_is_nothing_of_it() {
 #[test]
 fn an_agent_that_is_configured_is_left_to_whoever_works_for_it() {
     let directory = tempfile::tempdir().expect("a directory");
-    let config = "[agents.math-agent.tools.anything]\nrisk = \"low\"\n";
+    // Policies alone declare nobody: they hold for the agent of the demo.
+    let config = "[agents.math-agent]\ndescription = \"ours\"\n\
+                  [agents.weather-agent.tools.anything]\nrisk = \"low\"\n";
     std::fs::write(directory.path().join("statehold.toml"), config).expect("a file");
     let server = Server::start_on(directory.path(), &[]);
     assert!(
@@ -331,4 +333,68 @@ fn an_agent_that_is_configured_is_left_to_whoever_works_for_it() {
     let claimed = server.post("/work/claim", &claim);
     assert_eq!(claimed["requests"][0]["id"], request);
     assert_eq!(chat.say("weather-agent", "weather in Paris"), "Cloudy, 64");
+}
+
+/// A server whose only agent is the coordinator of another one.
+fn in_front_of(far: &Server, directory: &std::path::Path) -> Server {
+    let config = format!(
+        "[agents.far]\nkind = \"openai\"\nmodel = \"coordinator\"\nmemory = \"track\"\n\
+         base_url = \"{}/openai/v1\"\n",
+        far.url
+    );
+    std::fs::write(directory.join("statehold.toml"), config).expect("a file");
+    Server::start_on(directory, &["--no-demo"])
+}
+
+#[test]
+fn a_pause_of_another_statehold_is_decided_here_and_its_action_runs_there_once() {
+    let (far, directory) = (
+        Server::start_in_memory(&[]),
+        tempfile::tempdir().expect("a directory"),
+    );
+    let mut near = in_front_of(&far, directory.path());
+    let chat = Chat::begin(&near, "bob");
+    assert_eq!(chat.say("far", "What's 2+2"), "2+2 is 4");
+    let request = chat.start("far", "Delete user 7");
+    let hold = near.open_hold(&request);
+    assert_eq!(hold["action"]["tool"], "delete_user", "{hold}");
+    assert_eq!(hold["action"]["args"]["args"]["user_id"], 7, "{hold}");
+    // The decision outlives the server that asks for it.
+    near.kill();
+    let near = in_front_of(&far, directory.path());
+    for key in ["one", "two"] {
+        let (status, answer) = near.try_decide(&hold, "approve", key, json!({}));
+        assert_eq!(status, if key == "one" { 200 } else { 409 }, "{answer}");
+    }
+    assert_eq!(near.answer(&request), "User 7 was deleted.");
+    let state = far.get("/state/app/default");
+    assert_eq!(state["state"]["app:demo.delete_runs"], 1, "{state}");
+}
+
+#[test]
+fn a_question_of_another_statehold_is_answered_here_and_a_refusal_is_told_there() {
+    let (far, directory) = (
+        Server::start_in_memory(&[]),
+        tempfile::tempdir().expect("a directory"),
+    );
+    let near = in_front_of(&far, directory.path());
+    let chat = Chat::begin(&near, "bob");
+    let request = chat.start("far", "What's the weather in Springfield?");
+    let hold = near.open_hold(&request);
+    assert_eq!(hold["kind"], "question", "{hold}");
+    near.decide(&hold, "respond", "a", json!({ "content": "Illinois" }));
+    assert!(near.answer(&request).contains("Springfield, IL"));
+    let request = chat.start("far", "Delete user 7");
+    let hold = near.open_hold(&request);
+    near.decide(&hold, "reject", "b", json!({ "comment": "not today" }));
+    assert!(
+        near.answer(&request).contains("not"),
+        "it says that it did not"
+    );
+    let state = far.get("/state/app/default");
+    assert_eq!(
+        state["state"]["app:demo.delete_runs"],
+        json!(null),
+        "{state}"
+    );
 }

@@ -15,11 +15,16 @@ fn client(server: &FaultServer, retries: u32) -> ConversationsClient {
     ConversationsClient::new(HttpClient::new().expect("a client"), endpoint)
 }
 
+fn key() -> Header {
+    let name = HeaderName::from_static("idempotency-key");
+    (name, HeaderValue::from_static("req-1"))
+}
+
 #[tokio::test]
 async fn a_conversation_is_begun() {
     let play = Play::json(r#"{"id":"c/1","title":"t","messages":[],"created_at":"x"}"#);
     let server = FaultServer::start(vec![play]).await;
-    let id = client(&server, 0).create("a \"title\"").await;
+    let id = client(&server, 0).create("a \"title\"", &key()).await;
     assert_eq!(id.expect("a conversation"), "c/1");
     let seen = &server.seen()[0];
     assert_eq!(
@@ -29,6 +34,7 @@ async fn a_conversation_is_begun() {
     assert_eq!(seen.body, r#"{"title":"a \"title\""}"#);
     assert_eq!(seen.headers["authorization"], "Bearer sk-1");
     assert_eq!(seen.headers["traceparent"], "00-1-2-01");
+    assert_eq!(seen.headers["idempotency-key"], "req-1");
 }
 
 #[tokio::test]
@@ -43,7 +49,10 @@ async fn a_conversation_without_a_usable_id_is_none() {
         "",
     ] {
         let server = FaultServer::start(vec![Play::json(body)]).await;
-        let error = client(&server, 3).create("t").await.expect_err("no id");
+        let error = client(&server, 3)
+            .create("t", &key())
+            .await
+            .expect_err("no id");
         assert_eq!(error.code(), "agent_malformed", "{body}");
         assert_eq!(server.seen().len(), 1);
     }
@@ -136,7 +145,7 @@ async fn a_message_is_answered_at_once_or_as_it_is_written() {
         let server = FaultServer::start(vec![play]).await;
         let mut heard = String::new();
         let reply = client(&server, 0)
-            .chat("c/1", "hi \"you\"", stream, &mut |text| {
+            .chat("c/1", "hi \"you\"", (stream, &key()), &mut |text| {
                 heard.push_str(text);
             })
             .await
@@ -159,7 +168,9 @@ async fn a_message_is_answered_at_once_or_as_it_is_written() {
 async fn an_answer_in_the_form_of_openai_is_read_and_the_conversation_stays() {
     let body = r#"{"choices":[{"message":{"role":"assistant","content":"Hello"}}]}"#;
     let server = FaultServer::start(vec![Play::json(body)]).await;
-    let reply = client(&server, 0).chat("7", "hi", false, &mut |_| {}).await;
+    let reply = client(&server, 0)
+        .chat("7", "hi", (false, &key()), &mut |_| {})
+        .await;
     let reply = reply.expect("an answer");
     assert_eq!(
         (reply.content.as_str(), reply.conversation_id.as_str()),
@@ -177,12 +188,12 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
         );
         let server = FaultServer::start(vec![gone]).await;
         let client = client(&server, 3);
-        let error = client.chat("c1", "hi", true, &mut |_| {}).await;
+        let error = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
         let error = error.expect_err("it is gone");
         assert_eq!(error, CallError::NotFound);
         assert_eq!(error.code(), "conversation_lost");
         // Where none is meant, it is an error like others.
-        let error = client.create("t").await.expect_err("no such route");
+        let error = client.create("t", &key()).await.expect_err("no such route");
         assert_eq!(error.code(), "agent_error");
         assert_eq!(server.seen().len(), 2);
     }
@@ -192,25 +203,34 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
 async fn an_id_leads_nowhere_else() {
     let server = FaultServer::start(vec![Play::json(r#"{"content":"x"}"#)]).await;
     for id in ["", ".", "..", &"x".repeat(513)] {
-        let error = client(&server, 0).chat(id, "hi", true, &mut |_| {}).await;
+        let error = client(&server, 0)
+            .chat(id, "hi", (true, &key()), &mut |_| {})
+            .await;
         assert_eq!(error.expect_err("no such id"), CallError::NotFound);
     }
     assert_eq!(server.seen().len(), 0);
 }
 
 #[tokio::test]
-async fn one_rule_says_what_is_asked_again() {
-    let failing = Play::text(503, "text/plain", "busy");
-    let cut = Play::events(vec![Step::Cut]);
+async fn what_may_have_arrived_is_not_said_again() {
     let good = Play::json(r#"{"id":"c1","content":"good"}"#);
-    let server = FaultServer::start(vec![failing.clone(), cut, good.clone()]).await;
-    let reply = client(&server, 2).chat("c1", "hi", true, &mut |_| {}).await;
-    assert_eq!(reply.expect("an answer").content, "good");
-    let server = FaultServer::start(vec![failing, good]).await;
-    assert_eq!(client(&server, 1).create("t").await.expect("an id"), "c1");
     let heard = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
-    let server = FaultServer::start(vec![Play::events(vec![text(heard), Step::Cut])]).await;
-    let reply = client(&server, 2).chat("c1", "hi", true, &mut |_| {}).await;
-    assert_eq!(reply.expect_err("it was cut"), CallError::CutOff);
-    assert_eq!(server.seen().len(), 1);
+    for (fault, code) in [
+        (Play::text(503, "text/plain", "busy"), "agent_error"),
+        (Play::text(429, "text/plain", "busy"), "agent_error"),
+        (Play::events(vec![Step::Cut]), "agent_cut_off"),
+        (Play::events(vec![text(heard), Step::Cut]), "agent_cut_off"),
+    ] {
+        let server = FaultServer::start(vec![fault, good.clone()]).await;
+        let client = client(&server, 2);
+        let reply = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
+        assert_eq!(reply.expect_err("a fault").code(), code);
+        assert_eq!(server.seen().len(), 1);
+        assert_eq!(server.seen()[0].headers["idempotency-key"], "req-1");
+    }
+    // To begin one can be asked again: it is looked for before.
+    let failing = Play::text(503, "text/plain", "busy");
+    let server = FaultServer::start(vec![failing, good]).await;
+    let begun = client(&server, 1).create("t", &key()).await;
+    assert_eq!(begun.expect("an id"), "c1");
 }

@@ -1,5 +1,11 @@
 //! Services that keep conversations. Only the id of one is kept here; it is begun once, also when turns
 //! race, an answer is lost or this process dies in between.
+//!
+//! What is said in a conversation stays there. While this process lives, it is not said again once it may
+//! have arrived: the turn fails and says so. If the process dies after it was said and before the answer
+//! is recorded, nobody knows here whether it was, and the turn that goes on says it again, under the same
+//! `Idempotency-Key`. A service that knows such keys answers what it answered before; in the conversation
+//! of another, the message stands twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +20,7 @@ use statehold_engine::kept::Raw;
 use super::remembered::{self, Locks, Remembered};
 use super::shared::{self, Told};
 use super::{RecordedNote, failed, is_lost, of_record, recorded, trail, unprepared};
-use crate::conversations::{ConversationsClient, ConversationsEndpoint};
+use crate::conversations::{ConversationsClient, ConversationsEndpoint, Header};
 use crate::http::{CallError, HttpClient};
 use crate::runner::{Beside, Run, StepDone, StepKind};
 use crate::spec::ConversationsSpec;
@@ -154,9 +160,10 @@ impl Conversations {
         }
         let title = title(run.place.session, &run.spec.name, generation);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
+        let key = trail::idempotency(run.place, run.steps_taken(), "-begin");
         let work = async move {
             let (conversation, found) =
-                begin_once(&client, &title, known.is_being_begun, retries).await?;
+                begin_once(&client, (&title, &key), known.is_being_begun, retries).await?;
             remembered.conversation = Some(conversation.clone());
             let begun = Begun {
                 conversation,
@@ -196,12 +203,14 @@ impl Conversations {
             prepared = Some((text, told.as_ref().and_then(Told::note)));
         }
         let client = self.client(run, run.spec.retries);
+        let key = trail::idempotency(run.place, run.steps_taken(), "");
         let (say, session) = (run.sayer(), run.place.session);
         let work = async move {
             let (text, note) = prepared.ok_or_else(unprepared)?;
             let conversation = known.conversation.as_deref().ok_or_else(unprepared)?;
             let mut hear = |piece: &str| say(piece);
-            let reply = client.chat(conversation, &text, true, &mut hear).await;
+            let how = (true, &key);
+            let reply = client.chat(conversation, &text, how, &mut hear).await;
             let reply = reply.map_err(|error| failed(&error))?;
             // A service that goes on elsewhere is followed there.
             let is_elsewhere = reply.conversation_id != conversation;
@@ -258,7 +267,7 @@ async fn look_up(run: &Run) -> Result<Known, TurnError> {
 /// Begins a conversation, or finds the one that was begun when its answer was lost. Also says which.
 async fn begin_once(
     client: &ConversationsClient,
-    title: &str,
+    (title, key): (&str, &Header),
     may_be_there: bool,
     retries: u32,
 ) -> Result<(String, bool), TurnError> {
@@ -270,7 +279,7 @@ async fn begin_once(
                 return Ok((found, true));
             }
         }
-        match client.create(title).await {
+        match client.create(title, key).await {
             Ok(created) => return Ok((created, false)),
             Err(error) if left > 0 && is_transient(&error) => {
                 tokio::time::sleep(rest).await;

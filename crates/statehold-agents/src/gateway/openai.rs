@@ -10,12 +10,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
-use statehold_engine::kept::Raw;
+use statehold_engine::kept::{HoldBody, Raw, parse};
 
 use super::exchange::{self, Restored};
 use super::pause::{self, Delivery, Paused};
 use super::remembered::{self, Locks, Remembered};
-use super::said::Said;
+use super::said::{Its, Said};
 use super::shared::Told;
 use super::state::StateRules;
 use super::trail::{self, SessionTold};
@@ -60,13 +60,6 @@ struct Brought {
     /// The new message as it was sent, where it is more than the text of a user.
     #[serde(default)]
     last: Option<Raw>,
-}
-
-/// The agent's session, as far as this run knows it.
-#[derive(Debug, Clone, Default)]
-struct Its {
-    session: Option<String>,
-    generation: u32,
 }
 
 /// Decisions to be told with a call, and the calls here that stand for what was decided.
@@ -124,11 +117,11 @@ impl Openai {
         if Brought::of(&run.input).is_some() {
             return self.stateless(run).await;
         }
-        let (mut its, mut decisions) = (Its::default(), Decisions::default());
-        let mut is_made_anew = false;
         if run.next_recorded().is_none() {
-            its = Its::look_up(run).await?;
+            require_free(run).await?;
         }
+        let (mut its, mut decisions) = (Its::look_up(run).await?, Decisions::default());
+        let mut is_made_anew = false;
         for pause in 0..PAUSES_MAX {
             let prepared = match run.next_recorded() {
                 Some(_) => None,
@@ -151,8 +144,10 @@ impl Openai {
                 said => said?,
             };
             let paused = said.pause()?;
-            let session = said.session(paused.as_ref()).map(str::to_owned);
-            its.session = session.or(its.session);
+            // What is decided is told where it was asked, whatever was said elsewhere meanwhile.
+            if let Some(used) = &said.its {
+                its = used.clone();
+            }
             let Some(paused) = paused else {
                 return Ok(said.into_answer(&run.spec, false));
             };
@@ -195,6 +190,7 @@ impl Openai {
             retries: run.spec.retries,
         };
         let (here, number) = (run.place, run.steps_taken());
+        let user = run.engine.owner(here.session).await?.user.to_string();
         let say = run.sayer();
         let work = async move {
             let prepared = prepared.ok_or_else(unprepared)?;
@@ -204,14 +200,19 @@ impl Openai {
                 Place::Its(its) => SessionTold::Its(its.session.as_deref()),
             };
             let mut extra = prepared.extra;
-            if !decisions.deliveries.is_empty() {
-                let deliveries = serde_json::json!({ "decisions": decisions.deliveries });
-                extra.insert("statehold".to_owned(), deliveries);
+            if let Place::Its(_) = place {
+                extra.insert("user".to_owned(), Value::from(user.as_str()));
+                // People decide here, so they must see here what they would see there.
+                let mut asked = serde_json::json!({ "holds": "own" });
+                if !decisions.deliveries.is_empty() {
+                    asked["decisions"] = serde_json::json!(decisions.deliveries);
+                }
+                extra.insert("statehold".to_owned(), asked);
             }
             let call = ChatCall {
                 messages: prepared.messages,
                 extra,
-                headers: trail::of_chat(here, told, number),
+                headers: trail::of_chat(here, told, &user, number),
                 stream: true,
             };
             let held_back = match place {
@@ -232,15 +233,18 @@ impl Openai {
                     "total_tokens": usage.total_tokens,
                 }))
             });
-            let said = Said::of(reply, prepared.told, prepared.notes);
+            let mut said = Said::of(reply, prepared.told, prepared.notes);
             let paused = said.pause()?;
             if paused.is_none() {
                 teller.end();
             }
-            let private = match place {
-                Place::Its(its) => its.remembered(here.session, said.session(paused.as_ref()))?,
-                Place::Ours | Place::Nowhere => None,
-            };
+            let mut private = None;
+            if let Place::Its(its) = place {
+                let answered_in = its.answered_in(said.session(paused.as_ref()))?;
+                private = (answered_in.generation != its.generation)
+                    .then(|| answered_in.remembered(here.session));
+                said.its = Some(answered_in);
+            }
             let result = raw(&said);
             let beside = Beside {
                 private,
@@ -327,7 +331,12 @@ async fn prepare_new(run: &Run, is_made_anew: bool) -> Result<Prepared, TurnErro
 async fn ask_people(run: &mut Run, paused: &Paused) -> Result<Decisions, TurnError> {
     let mut decisions = Decisions::default();
     let mut is_open = false;
-    for (hold, ask) in paused.asks()? {
+    let asks = paused.asks()?;
+    // All of it can be asked, or nothing is.
+    for (_, ask) in &asks {
+        run.require_askable(ask).await?;
+    }
+    for (hold, ask) in asks {
         match run.ask_person(ask).await? {
             Some(decided) => {
                 decisions.deliveries.push(hold.delivery(&decided));
@@ -340,6 +349,28 @@ async fn ask_people(run: &mut Run, paused: &Paused) -> Result<Decisions, TurnErr
         return Err(run.leave().await);
     }
     Ok(decisions)
+}
+
+/// What is said in the session of an agent that waits for a person there would be the answer to its
+/// question, and nobody meant it to be.
+async fn require_free(run: &Run) -> Result<(), TurnError> {
+    let (session, agent) = (run.place.session, &run.spec.name);
+    let asking = run.engine.asking_requests_of(session, agent).await?;
+    let Some(other) = asking.into_iter().find(|id| *id != run.place.request) else {
+        return Ok(());
+    };
+    let pending = run.engine.pending_in(session).await?;
+    let waits = pending.holds.iter().find(|hold| hold.hold.request == other);
+    let what = match waits {
+        Some(waits) => {
+            let body: HoldBody = parse(waits.body.as_deref());
+            let (title, id) = (body.title, waits.hold.id);
+            format!("it waits for a decision about “{title}” ({id}); decide that, then ask again")
+        }
+        None => "it is being told what was decided; ask again in a moment".to_owned(),
+    };
+    let message = format!("the agent {agent} cannot be asked now: {what}");
+    Err(TurnError::failed("agent_busy", message))
 }
 
 fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
@@ -387,31 +418,33 @@ impl Its {
         })
     }
 
-    /// What the task remembers from now on, if that is something new.
-    fn remembered(
-        &self,
-        here: SessionId,
-        answered_in: Option<&str>,
-    ) -> Result<Option<Raw>, TurnError> {
-        match (answered_in, &self.session) {
-            (Some(answered), Some(known)) if answered == known => Ok(None),
-            (None, Some(_)) => Ok(None),
+    /// What is known once the agent has answered in a session.
+    fn answered_in(&self, session: Option<&str>) -> Result<Self, TurnError> {
+        match (session, &self.session) {
+            (Some(answered), Some(known)) if answered == known => Ok(self.clone()),
+            (None, Some(_)) => Ok(self.clone()),
             (None, None) => {
                 let message = "the agent names no session (header x-statehold-session), so nobody \
                                remembers what is said; declare it with memory = \"restore\"";
                 Err(TurnError::failed("agent_names_no_session", message))
             }
-            (Some(answered), _) => {
-                let remembered = Remembered {
-                    gateway: GATEWAY.to_owned(),
-                    session: here,
-                    generation: self.generation + 1,
-                    conversation: Some(answered.to_owned()),
-                    is_another: self.generation > 0,
-                };
-                Ok(Some(remembered.raw()))
-            }
+            (Some(answered), _) => Ok(Self {
+                session: Some(answered.to_owned()),
+                generation: self.generation + 1,
+            }),
         }
+    }
+
+    /// What the task remembers of it.
+    fn remembered(&self, here: SessionId) -> Raw {
+        let remembered = Remembered {
+            gateway: GATEWAY.to_owned(),
+            session: here,
+            generation: self.generation,
+            conversation: self.session.clone(),
+            is_another: self.generation > 1,
+        };
+        remembered.raw()
     }
 }
 

@@ -168,7 +168,10 @@ impl RemoteHold {
             kind,
             title,
             message: message.filter(|text| !text.is_empty()),
-            action: (kind == HoldKind::Approval).then(|| self.action()),
+            action: match kind {
+                HoldKind::Approval => Some(self.action()?),
+                _ => None,
+            },
             response_schema: schema,
             url: self.url.clone().filter(|_| kind == HoldKind::Link),
             reasons: None,
@@ -203,15 +206,21 @@ impl RemoteHold {
     }
 
     /// What people approve: the agent's action as far as it shows it, and which hold of the agent it is.
-    fn action(&self) -> NewAction {
+    fn action(&self) -> Result<NewAction, TurnError> {
         let action = self.action.as_ref();
         let tool = action.and_then(|action| action.tool.as_deref());
         let tool: Option<Name> = tool.and_then(|tool| tool.parse().ok());
         let unnamed = || UNNAMED_ACTION.parse().expect("this is a name");
         let args = action.and_then(|action| action.args.as_ref());
-        let args = args.filter(|args| args.get().len() <= ARGS_BYTES_MAX);
+        if args.is_some_and(|args| args.get().len() > ARGS_BYTES_MAX) {
+            let message = format!(
+                "the agent waits for an approval of an action whose arguments are too long to be shown here \
+                 (more than {ARGS_BYTES_MAX} bytes); decide it where the agent is, and ask again"
+            );
+            return Err(TurnError::failed("agent_pause_unsupported", message));
+        }
         let remote_hold = self.id.as_str();
-        NewAction {
+        Ok(NewAction {
             tool: tool.unwrap_or_else(unnamed),
             args: raw(&ShownArgs { args, remote_hold }),
             args_schema: None,
@@ -222,7 +231,7 @@ impl RemoteHold {
             // It runs where the agent is. What is done here is to tell the decision, which may be told
             // again.
             idempotent: Some(true),
-        }
+        })
     }
 
     /// What the agent offers, as far as it can be told there. Other arguments cannot.

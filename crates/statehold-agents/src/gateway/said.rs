@@ -16,6 +16,14 @@ use crate::spec::AgentSpec;
 use crate::turn::{Answer, TurnError};
 use crate::words::{Words, raw};
 
+/// The agent's session, as far as a run knows it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Its {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) session: Option<String>,
+    pub(super) generation: u32,
+}
+
 /// What the agent said, as it is recorded.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Said {
@@ -37,6 +45,9 @@ pub(super) struct Said {
     /// The session values that it was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     told: Option<Raw>,
+    /// Its session that this was said in, and how many it has had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) its: Option<Its>,
     /// What it calls its side of the call.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ids: BTreeMap<String, String>,
@@ -83,6 +94,7 @@ impl Said {
             attachments: reply.attachments,
             statehold: reply.paused,
             told: told.map(|told| told.values),
+            its: None,
             ids: trail::returned(&reply.headers),
             notes: recorded(notes),
         }

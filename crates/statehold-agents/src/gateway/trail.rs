@@ -10,6 +10,7 @@ const SESSION: HeaderName = HeaderName::from_static("x-statehold-session");
 const TASK: HeaderName = HeaderName::from_static("x-statehold-task");
 const REQUEST: HeaderName = HeaderName::from_static("x-statehold-request");
 const CONVERSATION: HeaderName = HeaderName::from_static("x-conversation-id");
+const USER: HeaderName = HeaderName::from_static("x-statehold-user");
 const IDEMPOTENCY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The longest id that is taken from somebody else.
 const ID_BYTES_MAX: usize = 512;
@@ -35,39 +36,54 @@ pub(super) fn origin(place: Place) -> Headers {
         request,
         ..
     } = place;
-    let trace = session.as_uuid().simple();
-    let (_, span) = request.as_uuid().as_u64_pair();
     let told = [
         ("x-statehold-origin-session", session.to_string()),
         ("x-statehold-origin-task", task.to_string()),
         ("x-statehold-origin-request", request.to_string()),
-        ("traceparent", format!("00-{trace}-{span:016x}-01")),
+        ("traceparent", traceparent(place)),
     ];
     let told = told.map(|(name, value)| (HeaderName::from_static(name), plain(&value)));
     told.into()
 }
 
+/// A call as traces of others know it: the session is the trace, the request the span that it is from.
+pub(crate) fn traceparent(place: Place) -> String {
+    let trace = place.session.as_uuid().simple();
+    let (_, span) = place.request.as_uuid().as_u64_pair();
+    format!("00-{trace}-{span:016x}-01")
+}
+
 /// The headers of a chat call. The n-th call of a request that is made again is the same call, unless it
-/// is made elsewhere because the agent lost its session.
-pub(super) fn of_chat(place: Place, told: SessionTold<'_>, call: usize) -> Headers {
+/// is made elsewhere because the agent lost its session. A session that the agent makes is one of the
+/// user here, under a name that tells nobody who that is.
+pub(super) fn of_chat(place: Place, told: SessionTold<'_>, user: &str, call: usize) -> Headers {
     let mut headers = origin(place);
     let which = match told {
         SessionTold::Ours | SessionTold::Nothing => "",
         SessionTold::Its(Some(_)) => "-known",
         SessionTold::Its(None) => "-new",
     };
-    let key = format!("{}-{call}{which}", place.request);
-    headers.push((IDEMPOTENCY, plain(&key)));
+    headers.push(idempotency(place, call, which));
     match told {
         SessionTold::Ours => {
             headers.push((SESSION, plain(&place.session.to_string())));
             headers.push((TASK, plain(&place.task.to_string())));
             headers.push((REQUEST, plain(&place.request.to_string())));
         }
-        SessionTold::Its(session) => headers.push((SESSION, plain(session.unwrap_or("new")))),
+        SessionTold::Its(Some(session)) => headers.push((SESSION, plain(session))),
+        SessionTold::Its(None) => {
+            headers.push((SESSION, HeaderValue::from_static("new")));
+            headers.push((USER, plain(user)));
+        }
         SessionTold::Nothing => {}
     }
     headers
+}
+
+/// The key under which a service may tell that a call is made again.
+pub(super) fn idempotency(place: Place, step: usize, what: &str) -> (HeaderName, HeaderValue) {
+    let key = format!("{}-{step}{what}", place.request);
+    (IDEMPOTENCY, plain(&key))
 }
 
 /// What an agent calls its own side of a call.

@@ -12,13 +12,14 @@ use statehold_engine::{Engine, Schema};
 use crate::chat::ToolCallWish;
 use crate::mcp::Tool;
 use crate::model::Wish;
+use crate::tool_policy::ToolRules;
 use crate::words::raw;
 
 /// How many calls one message may want.
 const CALLS_MAX: usize = 64;
 
-/// Calls that a person refused in this turn: the name they were recorded under, and the arguments.
-pub(crate) type Refused = BTreeSet<(String, String)>;
+/// Calls that a person refused in this turn: the server, its tool, and the arguments.
+pub(crate) type Refused = BTreeSet<(String, String, String)>;
 
 /// A call with its whole arguments, which live in memory only where a policy hides them.
 pub(crate) struct Judged {
@@ -73,20 +74,18 @@ impl Judge<'_> {
         let arguments = read_arguments(&call.arguments)?;
         // Once more, in one spelling: what people approve is exactly what the tool gets.
         let whole = raw(&arguments);
-        let name = self.recorded_name(tool);
-        let shown = self.engine.shown_arguments(self.agent, name, &whole);
+        let rules = self.rules(tool);
+        let name = rules.recorded;
+        let shown = self.engine.shown_arguments(self.agent, &name, &whole);
         require_fit(tool, &arguments, shown.is_some())?;
-        let policy = self.engine.policies().of(self.agent, name);
-        let gated = policy.needs_approval(&arguments);
+        let gated = rules.effective.needs_approval(&arguments);
         if gated {
-            require_askable(name, &arguments)?;
+            require_askable(&name, &arguments)?;
         }
         let shown = shown.filter(|_| gated);
-        if shown.is_none()
-            && self
-                .refused
-                .contains(&(name.to_owned(), whole.get().to_owned()))
-        {
+        let server = tool.server.to_string();
+        let this = (server, tool.original.clone(), whole.get().to_owned());
+        if shown.is_none() && self.refused.contains(&this) {
             let what = "a person refused exactly this call before; it was not called, and nobody is asked again";
             return Err(what.to_owned());
         }
@@ -95,9 +94,10 @@ impl Judge<'_> {
             name: call.name.clone(),
             arguments: shown.as_ref().unwrap_or(&whole).get().to_owned(),
             server: tool.server.to_string(),
-            tool: name.to_owned(),
+            original: tool.original.clone(),
+            tool: name,
             gated,
-            idempotent: policy.policy.idempotent.unwrap_or(tool.idempotent),
+            idempotent: rules.effective.policy.idempotent.unwrap_or(tool.idempotent),
             hidden: shown.is_some(),
             error: None,
         };
@@ -110,13 +110,14 @@ impl Judge<'_> {
         let written = read_arguments(&call.arguments).map(|arguments| raw(&arguments));
         let written = written.unwrap_or_else(|_| raw(&serde_json::Map::new()));
         let tool = self.tools.iter().find(|tool| tool.name == call.name);
-        let name = tool.map_or(call.name.as_str(), |tool| self.recorded_name(tool));
-        let shown = self.engine.shown_arguments(self.agent, name, &written);
+        let name = tool.map_or_else(|| call.name.clone(), |tool| self.rules(tool).recorded);
+        let shown = self.engine.shown_arguments(self.agent, &name, &written);
         Wish {
             id: call.id,
             arguments: shown.unwrap_or(written).get().to_owned(),
             name: call.name,
             server: String::new(),
+            original: String::new(),
             tool: String::new(),
             gated: false,
             idempotent: false,
@@ -125,18 +126,9 @@ impl Judge<'_> {
         }
     }
 
-    /// The name that policies know a tool by: the one that its server gives it, or the one that models
-    /// see if the policy of the agent speaks of that.
-    fn recorded_name<'t>(&self, tool: &'t Tool) -> &'t str {
-        let own = self.engine.policies().agents.get(self.agent);
-        let is_named = |name: &str| {
-            own.is_some_and(|own| own.tools.keys().any(|known| known.as_str() == name))
-        };
-        if is_named(&tool.name) && !is_named(&tool.original) {
-            &tool.name
-        } else {
-            &tool.original
-        }
+    fn rules(&self, tool: &Tool) -> ToolRules {
+        let policies = self.engine.policies();
+        ToolRules::of(policies, self.agent, tool.server.as_str(), &tool.original)
     }
 }
 

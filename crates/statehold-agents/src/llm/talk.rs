@@ -225,6 +225,7 @@ impl Turn {
         let wish = Wish {
             id: call_id,
             server: String::new(),
+            original: String::new(),
             tool: name.clone(),
             name,
             arguments: arguments.get().to_owned(),

@@ -61,7 +61,7 @@ pub(super) fn shown(listings: &[Arc<Vec<Tool>>]) -> Vec<Tool> {
 }
 
 /// A name in the letters that models know.
-fn sayable(name: &str) -> String {
+pub(crate) fn sayable(name: &str) -> String {
     let letters = name.chars().map(|c| match c {
         'A'..='Z' | 'a'..='z' | '0'..='9' | '_' | '-' => c,
         _ => '_',

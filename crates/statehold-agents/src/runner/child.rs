@@ -9,7 +9,7 @@ use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::CloseOn;
-use statehold_engine::{Committed, Progress, Reply, RequestDetail};
+use statehold_engine::{Committed, Ended, Progress, Reply};
 
 use super::journal::StepKind;
 use super::run::{Moment, Run};
@@ -42,9 +42,9 @@ impl Run {
             None => self.start_child(agent, words).await?,
         };
         self.wait_for(child, passes).await?;
-        let detail = self.engine.request(&self.caller, child).await?;
+        let ended = self.engine.ended(self.place.session, child).await?;
         self.reach(StepKind::Child, Moment::After);
-        Ok(answer_of(agent, &detail))
+        Ok(answer_of(agent, ended.as_ref()))
     }
 
     async fn start_child(&mut self, agent: &Name, words: &Words) -> Result<RequestId, TurnError> {
@@ -93,8 +93,14 @@ impl Run {
             let child = self
                 .engine
                 .handed_over(&self.caller, self.place.session, id)
-                .await?;
-            runner.spawn_turn(ours, child, permit);
+                .await;
+            match child {
+                Ok(child) => runner.spawn_turn(ours, child, permit),
+                // It is started all the same, and has ended, or is claimed once its lease has lapsed.
+                Err(error) => {
+                    tracing::warn!(%agent, request = %id, %error, "a request waits to be claimed again");
+                }
+            }
         }
         Ok(id)
     }
@@ -144,24 +150,23 @@ impl Run {
     }
 }
 
-fn answer_of(agent: &Name, detail: &RequestDetail) -> ChildAnswer {
-    let ended = detail.ended.as_ref();
-    let finished = detail.finished.as_ref();
+fn answer_of(agent: &Name, ended: Option<&Ended>) -> ChildAnswer {
+    let id = ended.map(|ended| ended.request.id);
+    let finished = ended.and_then(|ended| ended.finished.as_ref());
     let lost = || TurnFailure {
         code: "agent_failed".to_owned(),
         message: format!("what {agent} said is not kept any more"),
     };
-    match ended.map(|ended| ended.outcome) {
+    match ended.map(|ended| ended.request.outcome) {
         Some(RequestOutcome::Completed) => {
-            let said = ended.zip(finished);
-            let said = said
-                .and_then(|(ended, stored)| Words::of_record(stored, ended.id, Role::Assistant));
+            let said = id.zip(finished);
+            let said = said.and_then(|(id, stored)| Words::of_record(stored, id, Role::Assistant));
             said.map_or_else(|| ChildAnswer::Failed(lost()), ChildAnswer::Said)
         }
         Some(RequestOutcome::Failed) => {
-            let error = ended
+            let error = id
                 .zip(finished)
-                .and_then(|(ended, stored)| super::error_of(stored, ended.id));
+                .and_then(|(id, stored)| super::error_of(stored, id));
             ChildAnswer::Failed(error.unwrap_or_else(lost))
         }
         Some(RequestOutcome::Cancelled) | None => ChildAnswer::Failed(TurnFailure {

@@ -30,6 +30,12 @@ pub(crate) struct Decided {
 }
 
 impl Run {
+    /// Whether something can be asked at all.
+    pub(crate) async fn require_askable(&self, ask: &NewAsk) -> Result<(), TurnError> {
+        let checked = self.engine.require_askable(&self.spec.name, ask).await;
+        checked.map_err(cannot_ask)
+    }
+
     /// Asks a person. None while nobody has decided: ask everything there is to ask, then leave.
     pub(crate) async fn ask_person(&mut self, ask: NewAsk) -> Result<Option<Decided>, TurnError> {
         // What the server itself asks about lost actions is nothing that a run asked.

@@ -94,8 +94,6 @@ pub(crate) struct RecordedCall {
     pub(crate) call_id: Option<String>,
     /// The tool.
     pub(crate) tool: String,
-    /// The arguments, or their preview where the policy hides something.
-    pub(crate) arguments: Option<Raw>,
     /// Whether it waits for an approval before it runs.
     pub(crate) gated: bool,
     /// Whether the tool honours the execution key.
@@ -155,7 +153,6 @@ impl Journal {
                     id: item.id,
                     call_id: body.call_id,
                     tool: body.name.unwrap_or_default(),
-                    arguments: body.arguments,
                     gated,
                     idempotent,
                     told: None,

@@ -21,7 +21,7 @@ use super::Shared;
 use super::child::step_mismatch;
 use super::journal::{Journal, StepBody, StepKind};
 use crate::spec::AgentSpec;
-use crate::turn::{Answer, TurnError, TurnFailure};
+use crate::turn::{Answer, TurnError};
 use crate::words::{Words, raw};
 
 /// How many items of a history are read at a time.
@@ -50,6 +50,26 @@ pub(crate) struct Place {
     pub(crate) task: TaskId,
     pub(crate) request: RequestId,
     pub(crate) fence: u64,
+}
+
+impl Place {
+    /// Where what was claimed is. None if it has ended in between.
+    pub(super) fn of(claimed: &ClaimedRequest) -> Option<Self> {
+        let live = claimed.detail.live.as_ref()?;
+        Some(Self {
+            session: claimed.detail.session.id,
+            task: live.task,
+            request: live.id,
+            fence: live.fence,
+        })
+    }
+
+    pub(crate) fn fenced(self) -> Fenced {
+        Fenced {
+            request: self.request,
+            fence: self.fence,
+        }
+    }
 }
 
 /// What a step came to, and what it took.
@@ -93,14 +113,9 @@ impl Run {
         claimed: ClaimedRequest,
     ) -> Result<Self, TurnError> {
         let (engine, caller) = (runner.engine.clone(), runner.caller.clone());
+        let place = Place::of(&claimed).ok_or(TurnError::Gone)?;
         let detail = claimed.detail;
         let live = detail.live.as_ref().ok_or(TurnError::Gone)?;
-        let place = Place {
-            session: detail.session.id,
-            task: live.task,
-            request: live.id,
-            fence: live.fence,
-        };
         let started = detail.started.as_ref();
         let input = started.and_then(|stored| Words::of_record(stored, live.id, Role::User));
         let input = input.ok_or_else(|| {
@@ -143,10 +158,7 @@ impl Run {
     }
 
     pub(crate) fn fenced(&self) -> Fenced {
-        Fenced {
-            request: self.place.request,
-            fence: self.place.fence,
-        }
+        self.place.fenced()
     }
 
     pub(crate) fn call(&self) -> Call {
@@ -383,18 +395,6 @@ impl Run {
         self.submit(&command, &payloads).await?;
         self.reach(StepKind::Answer, Moment::After);
         Ok(())
-    }
-
-    /// Ends the request with what went wrong.
-    pub(super) async fn fail(&self, failure: &TurnFailure) -> Result<(), TurnError> {
-        let mut payloads = self.payloads().await?;
-        let error = payloads.put(raw(failure).get().as_bytes().to_vec());
-        let command = Command::FailRequest {
-            by: self.fenced(),
-            error,
-            cancel_children: true,
-        };
-        self.submit(&command, &payloads).await
     }
 }
 

@@ -24,15 +24,18 @@ use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{Moment, Run, hidden};
+use crate::gateway::traceparent;
 use crate::mcp::{CallMeta, Tool, ToolError, ToolServers};
 use crate::model::Wish;
+use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 use crate::words::raw;
 
 pub(crate) use person::told_of;
 use person::{Decided, decided};
 
-/// The tools of an agent, as they are in this turn. They are asked for when somebody needs them.
+/// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
+/// them.
 pub(crate) struct Toolbox {
     servers: Arc<ToolServers>,
     names: Vec<statehold_core::name::Name>,
@@ -46,6 +49,12 @@ impl Toolbox {
             names,
             listed: None,
         }
+    }
+
+    /// The tools as they are now: a call may have told that they are others than before.
+    pub(crate) async fn tools_now(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
+        self.listed = None;
+        self.tools().await
     }
 
     pub(crate) async fn tools(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
@@ -213,7 +222,8 @@ impl Run {
         let mut calls = Vec::with_capacity(wishes.len());
         for (wish, whole) in wishes.iter().zip(whole) {
             // What the policy says now counts too: it may have become stricter since the model spoke.
-            let policy = self.engine.policies().of(agent, &wish.tool);
+            let policies = self.engine.policies();
+            let policy = ToolRules::of(policies, agent, &wish.server, &wish.original).effective;
             let judged = whole
                 .as_ref()
                 .and_then(|args| serde_json::from_str(args.get()).ok());
@@ -230,14 +240,14 @@ impl Run {
             let body = ItemBody {
                 name: Some(wish.tool.clone()),
                 call_id: Some(wish.id.clone()),
-                arguments: Some(arguments.clone()),
+                arguments: Some(arguments),
                 ..ItemBody::default()
             };
             items.push(NewItem {
                 call: Some(NewCallMark::Call { gated, idempotent }),
                 ..hidden(ItemKind::ToolCall, payloads.put(to_bytes(&body)))
             });
-            calls.push((wish, arguments, gated, idempotent));
+            calls.push((wish, gated, idempotent));
         }
         let command = Command::AppendItems {
             by: self.fenced(),
@@ -270,11 +280,10 @@ impl Run {
         let ids = ids.lines().filter_map(|id| id.parse::<ItemId>().ok());
         let calls = ids
             .zip(calls)
-            .map(|(id, (wish, arguments, gated, idempotent))| RecordedCall {
+            .map(|(id, (wish, gated, idempotent))| RecordedCall {
                 id,
                 call_id: Some(wish.id.clone()),
                 tool: wish.tool.clone(),
-                arguments: Some(arguments),
                 gated,
                 idempotent,
                 told: None,
@@ -364,7 +373,7 @@ impl Run {
             session: self.place.session.to_string(),
             task: self.place.task.to_string(),
             request: self.place.request.to_string(),
-            traceparent: None,
+            traceparent: Some(traceparent(self.place)),
         };
         let key = one.call.id.to_string();
         match servers.call(tool, &arguments, &key, &meta).await {
@@ -480,7 +489,7 @@ fn written(wish: &Wish) -> Option<Raw> {
 /// Whether a tool is the one that a call was meant for. Names that models see may pass from one server to
 /// another while people think.
 fn is_meant(tool: &Tool, wish: &Wish) -> bool {
-    tool.server.as_str() == wish.server && (tool.original == wish.tool || tool.name == wish.tool)
+    tool.server.as_str() == wish.server && tool.original == wish.original
 }
 
 fn preview(wish: &Wish) -> Raw {

@@ -101,6 +101,11 @@ async fn a_turn_of_a_service_that_keeps_conversations_goes_on_in_the_same_one() 
             assert_eq!(locked(&service.conversations).len(), 1, "{at:?}");
             let chats = count(&server, |seen| seen.path.ends_with("/chat"));
             assert_eq!(chats, calls(at, StepKind::AgentCall), "{at:?}");
+            let seen = server.seen();
+            let said = seen.iter().filter(|seen| seen.path.ends_with("/chat"));
+            let keys: std::collections::BTreeSet<_> =
+                said.map(|seen| seen.header("idempotency-key")).collect();
+            assert!(keys.len() == 1 && !keys.contains(&None), "{keys:?}");
             let looks = count(&server, |seen| seen.method == Method::GET);
             let is_unsure = at == (StepKind::Conversation, Moment::Before);
             assert_eq!(looks, usize::from(is_unsure), "{at:?}");

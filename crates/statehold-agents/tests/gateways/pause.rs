@@ -10,7 +10,7 @@ use statehold_core::item::{CallMark, CallOutcome, ItemKind};
 use statehold_engine::HoldDetail;
 use statehold_engine::kept::{HoldBody, parse};
 
-use crate::rig::{Outcome, Rig, name};
+use crate::rig::{Outcome, Rig, error, name};
 use crate::server::{Play, Seen, Server};
 use crate::world::{answer_of, chat};
 
@@ -230,6 +230,15 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
             "cannot_ask",
         ),
         (json!([{"id": "h", "kind": "link"}]), "cannot_ask"),
+        (
+            json!([{"id": "h", "kind": "approval", "action": {"tool": "t", "args": {"x": "y".repeat(70_000)}}}]),
+            "agent_pause_unsupported",
+        ),
+        // One that can be asked before one that cannot.
+        (
+            json!([{"id": "a", "kind": "question"}, {"id": "h", "kind": "link"}]),
+            "cannot_ask",
+        ),
     ];
     for (holds, code) in holds {
         let shown = holds.to_string();
@@ -243,12 +252,66 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
         let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
         let runner = rig.runner().await;
         let session = rig.session("far").await;
-        let error = rig.failing_turn(session, "far", "wait").await;
+        let request = rig.ask(session, "far", "wait").await;
+        let ended = rig.ended(request).await;
+        let error = error(&ended);
         assert_eq!(error["code"], code, "{shown:.200}: {error}");
+        assert_eq!(ended.holds.len(), 0, "{shown:.200}");
         assert_eq!(rig.turn(session, "far", "go on").await, "fine");
         runner.stop().await;
         rig.engine.shut_down().await;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn decisions_go_where_it_was_asked_and_nothing_else_does_meanwhile() -> Outcome {
+    // It names its session when it makes it, and never again.
+    let server = Server::start(|seen| {
+        let play = match (seen.said().as_str(), decisions(seen)) {
+            (_, Some(_)) => return Play::says("thanks"),
+            ("wait", None) => {
+                let hold = json!([{"id": "h", "kind": "question", "title": "Which one?"}]);
+                let said = json!({
+                    "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "Hm"}}],
+                    "statehold": {"status": "paused", "holds": hold},
+                });
+                Play::json(200, &said)
+            }
+            _ => Play::says("fine"),
+        };
+        match seen.header("x-statehold-session") {
+            Some("new") => play.with_header("x-statehold-session", "ses_far"),
+            _ => play,
+        }
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    assert_eq!(rig.turn(session, "far", "hello").await, "fine");
+    let request = rig.ask(session, "far", "wait").await;
+    let holds = asked(&rig, request).await;
+    // Another turn of the session would be taken for the answer.
+    let error = rig.failing_turn(session, "far", "something else").await;
+    assert_eq!(error["code"], "agent_busy");
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.contains("Which one?"), "{message}");
+    runner.stop().await;
+    let runner = rig.runner().await;
+    rig.decide(&holds[0], DecisionKind::Respond, Some("this"))
+        .await;
+    assert_eq!(answer_of(&rig.ended(request).await), "thanks");
+    assert_eq!(rig.turn(session, "far", "and now?").await, "fine");
+    let seen = server.seen();
+    let told: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.header("x-statehold-session"))
+        .collect();
+    let far = Some("ses_far");
+    assert_eq!(told, [Some("new"), far, far, far]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
     Ok(())
 }
 

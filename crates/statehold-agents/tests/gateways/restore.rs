@@ -244,7 +244,7 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     ]);
     let data =
         json!({"history": history, "passthrough": {"tools": tools, "model": "other", "seed": 7}});
-    let request = rig.ask_with(session, "gpa", "hi", &data).await;
+    let request = rig.ask_bringing(session, "gpa", "hi", &data).await;
     let ended = rig.ended(request).await;
     let seen = server.seen()[0].json();
     assert_eq!(seen["tools"], tools);
@@ -265,14 +265,14 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     let other = rig.session("gpa").await;
     let last = json!({"role": "tool", "tool_call_id": "c1", "content": "8"});
     let data = json!({"history": history, "last": last, "passthrough": {}});
-    let request = rig.ask_with(other, "gpa", "8", &data).await;
+    let request = rig.ask_bringing(other, "gpa", "8", &data).await;
     rig.ended(request).await;
     let seen = server.seen()[1].json();
     assert_eq!(seen["messages"][2], last);
     assert_eq!(seen["messages"].as_array().map(Vec::len), Some(3));
     // In a task with a history of its own, nobody brings another.
     let request = rig
-        .ask_with(
+        .ask_bringing(
             session,
             "gpa",
             "again",

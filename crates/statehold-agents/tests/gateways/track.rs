@@ -65,6 +65,15 @@ async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent
     let ours = session.to_string();
     assert_eq!(last.header("x-statehold-origin-session"), Some(&*ours));
     assert_eq!(last.header("x-statehold-task"), None);
+    // The agent is told that it is always the same user, and not who.
+    let users: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.json()["user"].clone())
+        .collect();
+    let user = users[0].as_str().expect("a user");
+    assert!(user.starts_with("usr_"), "{user}");
+    assert!(users.iter().all(|one| one == user), "{users:?}");
+    assert_eq!(seen[0].header("x-statehold-user"), Some(user));
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -6,15 +6,13 @@ use std::time::Duration;
 use serde_json::Value;
 use serde_json::value::to_raw_value;
 use statehold_agents::spec::{AgentKind, AgentSpec, ConversationsSpec, Memory, OpenaiSpec};
-use statehold_core::command::{Command, StartRequest, StatePatch};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
-use statehold_core::task::CloseOn;
-use statehold_engine::kept::{ItemBody, parse, to_bytes};
-use statehold_engine::{Committed, HoldDetail, NewAnswer, Reply, RequestDetail};
+use statehold_engine::kept::{ItemBody, parse};
+use statehold_engine::{HoldDetail, NewAnswer, Reply, RequestDetail};
 
 use crate::rig::{Rig, agent, error, name};
 use crate::server::Server;
@@ -42,7 +40,7 @@ fn owned(spec: Arc<AgentSpec>) -> AgentSpec {
 }
 
 pub(crate) fn brief(mut spec: AgentSpec) -> AgentSpec {
-    spec.timeout = Duration::from_millis(400);
+    spec.timeout = Duration::from_secs(2);
     spec
 }
 
@@ -64,48 +62,19 @@ impl Rig {
     }
 
     /// Says something with data that clients do not see.
-    pub(crate) async fn ask_with(
+    pub(crate) async fn ask_bringing(
         &self,
         session: SessionId,
         agent: &str,
         text: &str,
         data: &Value,
     ) -> RequestId {
-        let owner = self.engine.owner(session).await.expect("an owner");
-        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
-        let mut payloads = payloads.expect("keys");
         let body = ItemBody {
             content: Some(to_raw_value(text).expect("text")),
             data: Some(to_raw_value(data).expect("JSON")),
             ..ItemBody::default()
         };
-        let command = Command::StartRequest(StartRequest {
-            agent: name(agent),
-            task: None,
-            parent: None,
-            input: payloads.put(to_bytes(&body)),
-            attachments: Vec::new(),
-            close_on: CloseOn::Never,
-            lease_ttl_ms: None,
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
-        });
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let mut events = made.record.content.events.iter();
-            let id = events.find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(request.to_string()),
-                _ => None,
-            });
-            id.unwrap_or_default().into_bytes()
-        });
-        let done = self
-            .engine
-            .submit(session, &self.call(), &command, &payloads, &reply)
-            .await
-            .expect("a request");
-        let id = String::from_utf8(done.body).expect("text");
-        id.parse().expect("an id")
+        self.ask_body(session, agent, &body, &[]).await
     }
 
     /// Decides a hold as the developer at the keyboard.

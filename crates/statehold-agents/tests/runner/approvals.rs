@@ -7,7 +7,7 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestStatus;
 use statehold_engine::kept::{HoldBody, parse};
-use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 use statehold_engine::{HoldDetail, NewAnswer, PathRule, Reply};
 
 use crate::llm::{AtWork, Declared, assistant_book, completed, prompt_leads};
@@ -96,7 +96,7 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     let request = work.ask("Delete user 7").await;
     let holds = paused(&work.rig, request, 1).await;
     let body: HoldBody = parse(holds[0].body.as_deref());
-    assert_eq!(body.title, r#"delete_user(user_id=7, pin="[redacted]")"#);
+    assert_eq!(body.title, "delete_user needs an approval");
     assert_eq!(tools.called(), []);
     decide(&work.rig, &holds[0], kind, with).await;
     completed(&work.rig.ended(request).await);
@@ -111,6 +111,49 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     assert_eq!(transcript, ["Delete user 7", "That was it."]);
     work.end().await;
     (tools.called(), told)
+}
+
+#[tokio::test]
+async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees() -> Outcome {
+    let (files, mail) = (tools().await, tools().await);
+    let model = ScriptedModel::start([
+        calls(&[
+            ("c1", "delete_user", json!({"user_id": 1})),
+            ("c2", "mail__delete_user", json!({"user_id": 2})),
+        ]),
+        text("Done."),
+    ])
+    .await;
+    let mut policies = policies();
+    let agent = policies.agents.get_mut(&name("assistant"));
+    let agent = agent.expect("it is there");
+    let delete = agent.tools.remove(&name("delete_user")).expect("a policy");
+    agent.tools.insert(name("files__delete_user"), delete);
+    let declared = Declared {
+        tools: vec![("files", files.url.clone()), ("mail", mail.url.clone())],
+        ..Declared::plain()
+    };
+    let work = AtWork::start(&model, declared, policies).await;
+    let request = work.ask("Delete 1 and 2").await;
+    let holds = paused(&work.rig, request, 1).await;
+    let body: HoldBody = parse(holds[0].body.as_deref());
+    assert_eq!(body.title, "files__delete_user needs an approval");
+    let message = body.message.unwrap_or_default();
+    assert!(message.contains("`files`"), "{message}");
+    assert_eq!((files.called().len(), mail.called().len()), (0, 1));
+    // The other server is the first to be asked now, and its tool has the plain name.
+    let declared = Declared {
+        tools: vec![("mail", mail.url.clone()), ("files", files.url.clone())],
+        ..Declared::plain()
+    };
+    let mut work = work;
+    work.restart(assistant_book(&model, &declared)).await;
+    decide(&work.rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    assert_eq!(files.called()[0].args, json!({"user_id": 1}));
+    assert_eq!((files.called().len(), mail.called().len()), (1, 1));
+    work.end().await;
+    Ok(())
 }
 
 #[tokio::test]
@@ -323,6 +366,47 @@ async fn an_approved_call_never_goes_to_another_server_that_took_over_the_name()
         told.as_str()
             .is_some_and(|told| told.contains("no such tool any more")),
         "{told}"
+    );
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_call_is_made_with_decides_whether_a_person_is_asked() -> Outcome {
+    let schema = json!({"required": ["amount"], "properties": {"amount": {"minimum": 100}}});
+    let pay = ToolPolicy {
+        approval_if: Some(ArgsCondition::new(schema).expect("a schema")),
+        expires_in_seconds: Some(1),
+        ..ToolPolicy::default()
+    };
+    let agent = AgentPolicy {
+        tools: [(name("pay"), pay)].into(),
+        ..AgentPolicy::default()
+    };
+    let policies = Policies {
+        agents: [(name("assistant"), agent)].into(),
+    };
+    let tools = ToolServer::start(vec![tool("pay")], |_| "paid".to_owned()).await;
+    let model = ScriptedModel::start([
+        calls(&[
+            ("little", "pay", json!({"amount": 5})),
+            ("much", "pay", json!({"amount": 500})),
+        ]),
+        text("Nobody was there."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies).await;
+    let request = work.ask("Pay").await;
+    // Nobody decides: the deadline does, and it never approves.
+    completed(&work.rig.ended(request).await);
+    let called: Vec<Value> = tools.called().into_iter().map(|call| call.args).collect();
+    assert_eq!(called, [json!({"amount": 5})]);
+    let told = model.messages(1);
+    assert_eq!(told[3]["content"], "paid");
+    assert!(
+        told[4]["content"]
+            .as_str()
+            .is_some_and(|told| told.contains("Nobody decided in time"))
     );
     work.end().await;
     Ok(())

@@ -248,6 +248,9 @@ async fn tools_run_at_the_same_time_and_the_answer_is_everything_that_was_said()
             &json!({"role": "tool", "content": "time of Oslo", "tool_call_id": "c2"}),
         ]
     );
+    let trace = format!("00-{}-", work.session.as_uuid().simple());
+    let mut called = tools.called().into_iter();
+    assert!(called.all(|call| call.traceparent.starts_with(&trace)));
     let keys: Vec<String> = tools.called().into_iter().map(|call| call.key).collect();
     assert!(keys.len() == 2 && keys[0] != keys[1] && keys.iter().all(|key| !key.is_empty()));
     assert_eq!(model.asked()[0]["tools"].as_array().map(Vec::len), Some(2));
@@ -502,6 +505,31 @@ async fn a_tool_that_is_gone_in_the_next_turn_stays_in_the_history() -> Outcome 
         .as_str()
         .expect("text");
     assert!(last.contains("no tool of this name"), "{last}");
+    assert_eq!(tools.called().len(), 1);
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tool_that_turns_out_to_be_renamed_is_offered_under_its_new_name_at_once() -> Outcome {
+    let tools = ToolServer::start(vec![tool("old")], |call| call.tool.clone()).await;
+    let model = ScriptedModel::start([
+        text("Hello."),
+        calls(&[("c1", "old", json!({"a": 1}))]),
+        calls(&[("c2", "new", json!({"a": 1}))]),
+        text("Done."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), Policies::default()).await;
+    completed(&work.turn("First").await);
+    tools.offer(vec![tool("new")]);
+    completed(&work.turn("Second").await);
+    // What was listed for the first turn is believed until a call tells otherwise.
+    let offered = |call: usize| model.asked()[call]["tools"][0]["function"]["name"].clone();
+    assert_eq!((offered(1), offered(2)), (json!("old"), json!("new")));
+    let told = model.messages(2);
+    let last = told.last().expect("messages")["content"].to_string();
+    assert!(last.contains("has no tool old any more"), "{last}");
     assert_eq!(tools.called().len(), 1);
     work.end().await;
     Ok(())

@@ -117,6 +117,25 @@ async fn an_agent_that_is_not_there_is_a_clear_error_and_the_session_goes_on() -
     Ok(())
 }
 
+#[tokio::test]
+async fn what_can_never_be_done_ends_the_turn_instead_of_being_tried_for_ever() -> Outcome {
+    // It asks itself, and each of them the next, until the tree is as deep as it may be.
+    let rig = Rig::new(vec![router("loop", &[(".", "loop")], &["loop"])]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("loop").await;
+    let request = rig.ask(session, "loop", "go").await;
+    let ended = rig.ended(request).await;
+    assert_eq!(error(&ended)["code"], "limit_reached");
+    // What was asked is not there any more.
+    let nothing = statehold_engine::kept::ItemBody::default();
+    let request = rig.ask_body(session, "loop", &nothing, &[]).await;
+    let ended = rig.ended(request).await;
+    assert_eq!(error(&ended)["code"], "input_erased");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
 /// A question of weather's is opened, seen at the top, answered, and the answer comes back up.
 async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
     let session = rig.session(top).await;
@@ -219,6 +238,7 @@ async fn what_the_last_agent_writes_is_seen_at_the_top_while_it_writes() -> Outc
     let request = rig.ask(session, "top", "weather?").await;
     let mut draft = rig.engine.follow_draft(request);
     let claimed = rig.claim("weather").await;
+    let _draft = rig.engine.open_draft(fenced(&claimed).request);
     rig.engine.write_draft(fenced(&claimed).request, "Sunny");
     let first = tokio::time::timeout(PATIENCE, draft.next()).await;
     assert_eq!(first.expect("it takes too long").as_deref(), Some("Sunny"));

@@ -186,6 +186,7 @@ pub(crate) struct Called {
     pub(crate) tool: String,
     pub(crate) args: Value,
     pub(crate) key: String,
+    pub(crate) traceparent: String,
 }
 
 /// What a tool does. It may wait.
@@ -236,14 +237,19 @@ impl ToolServer {
                         json!({"tools": tools})
                     }
                     Some("tools/call") => {
+                        let meta = |name: &str| params["_meta"][name].as_str().unwrap_or_default().to_owned();
                         let call = Called {
                             tool: params["name"].as_str().unwrap_or_default().to_owned(),
                             args: params["arguments"].clone(),
-                            key: params["_meta"]["statehold/execution_key"]
-                                .as_str()
-                                .unwrap_or_default()
-                                .to_owned(),
+                            key: meta("statehold/execution_key"),
+                            traceparent: meta("traceparent"),
                         };
+                        let offers = |tools: &[Value]| tools.iter().any(|tool| tool["name"] == call.tool);
+                        if !offers(&offered.lock().expect("no panic")) {
+                            let error = json!({"code": -32602, "message": "no such tool"});
+                            let answer = json!({"jsonrpc": "2.0", "id": body["id"], "error": error});
+                            return response(200, "application/json", answer.to_string());
+                        }
                         heard.lock().expect("no panic").push(call.clone());
                         let said = does(call).await;
                         json!({"content": [{"type": "text", "text": said}]})

@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::schema::{FieldError, Schema};
 
-/// A JSON Schema for the arguments of a tool: calls that fit it need an approval.
+/// A JSON Schema for the arguments of a tool, or several: calls that fit one need an approval.
 #[derive(Debug, Clone)]
 pub struct ArgsCondition {
     written: Arc<Value>,
-    schema: Arc<Schema>,
+    schemas: Vec<Arc<Schema>>,
 }
 
 impl ArgsCondition {
@@ -22,19 +22,36 @@ impl ArgsCondition {
     /// If it is no schema, too large, or refers to something outside of itself.
     pub fn new(schema: Value) -> Result<Self, FieldError> {
         Ok(Self {
-            schema: Arc::new(Schema::new(&schema.to_string())?),
+            schemas: vec![Arc::new(Schema::new(&schema.to_string())?)],
             written: Arc::new(schema),
         })
+    }
+
+    /// Met where one of the two is.
+    pub(super) fn or(self, other: Self) -> Self {
+        if self == other {
+            return self;
+        }
+        let written = serde_json::json!({ "anyOf": [&*self.written, &*other.written] });
+        Self {
+            written: Arc::new(written),
+            schemas: self.schemas.into_iter().chain(other.schemas).collect(),
+        }
+    }
+
+    fn fits(&self, args: &Value) -> bool {
+        let mut schemas = self.schemas.iter();
+        schemas.any(|schema| schema.errors(args).is_empty())
     }
 
     /// Whether a call with these arguments needs an approval. Arguments that cannot be judged do: they
     /// are not there, are no object, or are a text that holds none.
     pub fn is_met(&self, args: &Value) -> bool {
         match args {
-            Value::Object(_) => self.schema.errors(args).is_empty(),
+            Value::Object(_) => self.fits(args),
             // Models write arguments as text, and workers may hand them on like that.
             Value::String(text) => match serde_json::from_str::<Value>(text) {
-                Ok(args) if args.is_object() => self.schema.errors(&args).is_empty(),
+                Ok(args) if args.is_object() => self.fits(&args),
                 Ok(_) | Err(_) => true,
             },
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => true,

@@ -12,6 +12,7 @@ use statehold_core::item::{Attachment, AttachmentSource};
 use statehold_engine::Payloads;
 use utoipa::ToSchema;
 
+use super::files::{FileIn, FileOut, ImageIn};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::{DecisionIn, DecisionWire};
 use crate::wire::item::ItemBody;
@@ -107,6 +108,20 @@ pub(crate) struct ExtensionIn {
     /// Decisions for holds of the session, taken before the call goes on with the request they are for.
     #[serde(default)]
     pub(crate) decisions: Vec<ChatDecisionIn>,
+    /// How holds are told: as clients see them (`client`), or with everything that the caller may see
+    /// (`own`), for services that let people decide elsewhere.
+    #[serde(default)]
+    holds: HoldsView,
+}
+
+/// How the holds of a paused turn are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ChatHoldsView)]
+pub(crate) enum HoldsView {
+    #[default]
+    Client,
+    Own,
 }
 
 /// A decision for one hold.
@@ -173,19 +188,6 @@ pub(crate) struct Words {
     pub(crate) files: Vec<FileOut>,
 }
 
-/// A file as it is kept: the form of attachments on the native API.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct FileOut {
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    kind: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<String>,
-}
-
 #[derive(Debug, Deserialize)]
 struct PartIn {
     #[serde(rename = "type")]
@@ -198,20 +200,13 @@ struct PartIn {
     file: Option<FileIn>,
 }
 
-#[derive(Debug, Deserialize)]
-struct ImageIn {
-    url: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct FileIn {
-    #[serde(default)]
-    filename: Option<String>,
-    #[serde(default)]
-    file_data: Option<String>,
-}
-
 impl ChatIn {
+    /// Whether holds are told with everything that the caller may see.
+    pub(crate) fn wants_own_holds(&self) -> bool {
+        let extension = self.statehold.as_ref();
+        extension.is_some_and(|extension| extension.holds == HoldsView::Own)
+    }
+
     /// The decisions that come with it.
     pub(crate) fn decisions(&self) -> &[ChatDecisionIn] {
         let extension = self.statehold.as_ref();
@@ -230,6 +225,11 @@ impl ChatIn {
             Problem::invalid(detail).with("path", path.clone())
         })?;
         Ok((message, path))
+    }
+
+    /// Whether the caller brings tools of its own.
+    pub(crate) fn has_tools(&self) -> bool {
+        self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
     /// Refuses what nobody here can do, whoever the agent is.
@@ -363,18 +363,8 @@ impl ChatMessageIn {
         for part in parts {
             match (part.kind.as_str(), part.text, part.image_url, part.file) {
                 ("text", Some(text), ..) => texts.push(text),
-                ("image_url", _, Some(image), _) => files.push(FileOut::at(image.url, None)),
-                (
-                    "file",
-                    ..,
-                    Some(FileIn {
-                        filename,
-                        file_data: Some(data),
-                    }),
-                ) => files.push(FileOut::at(data, filename)),
-                ("file", ..) => {
-                    return Err(wrong("has a `file` without `file_data`; send its data"));
-                }
+                ("image_url", _, Some(image), _) => files.push(image.into_file()),
+                ("file", .., Some(file)) => files.push(file.into_file().map_err(wrong)?),
                 (kind, ..) => {
                     let kind: String = kind.chars().take(64).collect();
                     let what = format!(
@@ -386,30 +376,6 @@ impl ChatMessageIn {
         }
         let text = texts.join("\n");
         Ok(Words { text, files })
-    }
-}
-
-impl FileOut {
-    /// A file behind an address; one whose address holds its bytes is kept by them.
-    fn at(url: String, title: Option<String>) -> Self {
-        let inline = url.strip_prefix("data:").and_then(|rest| {
-            let (kind, data) = rest.split_once(";base64,")?;
-            Some((kind.to_owned(), data.to_owned()))
-        });
-        match inline {
-            Some((kind, data)) => Self {
-                kind: Some(kind).filter(|kind| !kind.is_empty()),
-                title,
-                url: None,
-                data: Some(data),
-            },
-            None => Self {
-                kind: None,
-                title,
-                url: Some(url),
-                data: None,
-            },
-        }
     }
 }
 
@@ -482,6 +448,8 @@ mod tests {
             "7",
             r#"[{"type":"video","video":1}]"#,
             r#"[{"type":"file","file":{"file_id":"file-1"}}]"#,
+            r#"[{"type":"file"}]"#,
+            r#"[{"type":"file","file":{"file_data":"https://x.test/a.pdf"}}]"#,
             r#"[{"type":"text"}]"#,
         ] {
             let refused = words(content).expect_err("no words");

@@ -6,8 +6,9 @@ use std::convert::Infallible;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
+use super::seats::Seat;
 use super::told::Receipt;
 
 /// A piece of a stream, with what counts as told when it has left.
@@ -24,10 +25,10 @@ pub(crate) fn whole(bytes: Vec<u8>, receipt: Option<Receipt>) -> Body {
 }
 
 /// A body that is written piece by piece, until the writer is gone.
-pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, permit: OwnedSemaphorePermit) -> Body {
-    let pieces = stream::unfold((pieces, permit), |(mut pieces, permit)| async {
+pub(crate) fn streamed(pieces: mpsc::Receiver<Piece>, seat: Seat) -> Body {
+    let pieces = stream::unfold((pieces, seat), |(mut pieces, seat)| async {
         let piece = pieces.recv().await?;
-        Some((piece, (pieces, permit)))
+        Some((piece, (pieces, seat)))
     });
     Body::from_stream(with_receipts(pieces))
 }

@@ -1,15 +1,16 @@
 //! Errors in the words of OpenAI's clients.
 
-use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use statehold_core::request::RequestOutcome;
 use utoipa::ToSchema;
 
+use super::delivery::whole;
+use super::told::Receipt;
 use crate::problem::{Code, Problem};
 use crate::wire::schema::NullableText;
 use crate::wire::{Raw, to_body};
@@ -79,23 +80,36 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
         || path == "/v1/chat/completions"
         || path == "/v1/models"
         || path.starts_with("/v1/models/");
-    let mut response = next.run(request).await;
-    if !is_theirs {
-        return response;
+    let response = next.run(request).await;
+    if is_theirs {
+        in_their_words(response, None)
+    } else {
+        response
     }
+}
+
+/// Says a problem in their words, if there is one that was not said so yet. The receipt counts when it
+/// has arrived.
+pub(crate) fn in_their_words(mut response: Response, receipt: Option<Receipt>) -> Response {
     let Some(problem) = response.extensions_mut().remove::<Problem>() else {
         return response;
     };
-    *response.body_mut() = Body::from(to_body(&ErrorOut::of(&problem)));
+    let body = to_body(&ErrorOut::of(&problem));
     let headers = response.headers_mut();
-    headers.remove(header::CONTENT_LENGTH);
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     let json = HeaderValue::from_static("application/json");
     headers.insert(header::CONTENT_TYPE, json);
     if is_end_of_turn(&problem) {
         // The turn is recorded as it ended: a person decides whether there is to be another.
-        headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        never_again(headers);
     }
+    *response.body_mut() = whole(body, receipt);
     response
+}
+
+/// Keeps clients from making a call again by themselves.
+pub(crate) fn never_again(headers: &mut HeaderMap) {
+    headers.insert("x-should-retry", HeaderValue::from_static("false"));
 }
 
 /// Whether a problem is how a turn ended.

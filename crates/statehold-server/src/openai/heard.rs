@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use statehold_core::command::Output;
+use statehold_core::command::{Output, Rejection};
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::RequestId;
 use statehold_core::item::Role as Speaker;
@@ -20,8 +20,12 @@ use crate::wire::raw_text;
 
 /// How many decided holds of a session are looked at.
 const DECIDED_MAX: usize = 20;
-/// How many open tasks of an agent are looked at for a turn to attach to.
-const TASKS_MAX: usize = 16;
+/// How many answered questions are read at a time.
+const ANSWERED_STEP: usize = 100;
+/// How long keys are known: a day.
+const KEY_KNOWN_MS: u64 = 24 * 3_600 * 1_000;
+/// How many live turns of an agent are looked at for one to attach to.
+const LIVE_MAX: usize = 64;
 /// How many messages are looked at to find the newest turn of an agent.
 const MESSAGES_MAX: usize = 32;
 
@@ -70,14 +74,18 @@ impl<'a> Search<'a> {
         Ok(self.decided.as_deref().unwrap_or_default())
     }
 
-    /// Whether the call says what a turn has heard last: its input, or an answer to its question.
-    pub(crate) async fn is_repeat(&mut self, detail: &RequestDetail) -> Result<bool, Problem> {
-        let is_input = input_of(detail).is_some_and(|item| {
+    /// Whether the call says what a turn began with.
+    pub(crate) fn is_input(&self, detail: &RequestDetail) -> bool {
+        input_of(detail).is_some_and(|item| {
             item.role == Some(Speaker::User)
                 && item.body == self.input.body
                 && item.attachments == self.input.attachments
-        });
-        if is_input {
+        })
+    }
+
+    /// Whether the call says what a turn has heard last: its input, or an answer to its question.
+    pub(crate) async fn is_repeat(&mut self, detail: &RequestDetail) -> Result<bool, Problem> {
+        if self.is_input(detail) {
             return Ok(true);
         }
         let Some(sign) = Sign::of(detail) else {
@@ -99,18 +107,56 @@ impl<'a> Search<'a> {
         Ok(content.is_some_and(|content| content.get() == text.get()))
     }
 
-    /// The turn of the question that the same call has answered before.
-    pub(crate) async fn answered_by_key(&mut self) -> Result<Option<RequestId>, Problem> {
-        let caller = self.message.asked.caller.clone();
-        let key = self.message.asked.decision_key();
-        let decided = self.decided().await?.iter();
-        let mut decided = decided.filter(|hold| is_answered_by(hold, &caller));
-        let found = decided.find(|hold| {
-            let decision = hold.closed.as_ref().map(|closed| closed.decision);
-            key.is_some() && decision.and_then(|decision| decision.key) == key
-        });
-        let root = found.and_then(|hold| hold.lineage.first());
-        Ok(root.map(|step| step.request))
+    /// The turn of the question that the same call has answered before. A key is looked for as long as
+    /// any other is known.
+    pub(crate) async fn answered_by_key(&self) -> Result<Option<RequestId>, Problem> {
+        let caller = &self.message.asked.caller;
+        let Some(key) = self.message.asked.decision_key() else {
+            return Ok(None);
+        };
+        let filter = HoldFilter {
+            decided: true,
+            status: Some(HoldStatus::Answered),
+            kind: Some(HoldKind::Question),
+            session: Some(self.message.session),
+            order: HoldOrder::Newest,
+            ..HoldFilter::default()
+        };
+        let now = self.engine().now();
+        let mut after = None;
+        loop {
+            let page = self.engine().holds(caller, &filter, after, ANSWERED_STEP);
+            let page = page.await?;
+            for hold in &page.entries {
+                let is_forgotten = hold
+                    .decided_at
+                    .is_some_and(|at| at.plus_ms(KEY_KNOWN_MS) < now);
+                if is_forgotten {
+                    return Ok(None);
+                }
+                let decision = hold.closed.as_ref().map(|closed| closed.decision);
+                let is_same = decision.and_then(|decision| decision.key) == Some(key);
+                if is_same && is_answered_by(hold, caller) {
+                    self.require_same_words(hold)?;
+                    return Ok(hold.lineage.first().map(|step| step.request));
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// A key stands for one call: for the words with which it answered.
+    fn require_same_words(&self, hold: &HoldDetail) -> Result<(), Problem> {
+        let said: DecisionBody = parse(hold.decision_body.as_deref());
+        let text = raw_text(&self.message.words.text);
+        let is_other = said.content.is_some_and(|said| said.get() != text.get());
+        if is_other || !self.message.words.files.is_empty() {
+            return Err(EngineError::from(Rejection::KeyReused).into());
+        }
+        Ok(())
     }
 
     /// Whether a request is a turn of the agent, or of the task, that the call is for.
@@ -134,19 +180,31 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The turns of the agent that go on, newest first.
+    async fn live_turns(&self) -> Result<Vec<RequestId>, Problem> {
+        // Before the first record nothing has ended: what is left of the tree is what is live.
+        let tree = self
+            .engine()
+            .tree(&self.reader, self.message.session, Some(1), 0);
+        let tasks = tree.await?.tasks.into_iter();
+        let own = tasks.filter(|task| task.agent == *self.message.agent);
+        let mut live: Vec<(u64, RequestId)> = own
+            .flat_map(|task| task.requests)
+            .map(|request| (request.number, request.id))
+            .collect();
+        live.sort_unstable_by(|one, other| other.cmp(one));
+        live.truncate(LIVE_MAX);
+        Ok(live.into_iter().map(|(_, id)| id).collect())
+    }
+
     /// A turn that has heard these words and goes on, or has ended without its client having learnt it.
     pub(crate) async fn repeated(&mut self) -> Result<Option<(RequestId, bool)>, Problem> {
         let session = self.message.session;
-        let tasks = self.engine().open_tasks_of(session, self.message.agent);
-        let tasks = tasks.await?;
-        for task in tasks.into_iter().rev().take(TASKS_MAX) {
-            let task = self.engine().task(&self.reader, task, false).await?;
-            let Some(live) = task.task.live.filter(|_| task.task.parent.is_none()) else {
-                continue;
-            };
+        for live in self.live_turns().await? {
             let detail = self.engine().request(&self.reader, live).await?;
             let sign = Sign::of(&detail);
-            let is_meant = sign.is_some_and(|sign| self.is_meant(&detail, &sign));
+            let is_meant =
+                sign.is_some_and(|sign| sign.ended.is_none() && self.is_meant(&detail, &sign));
             if is_meant && self.is_repeat(&detail).await? {
                 return Ok(Some((live, false)));
             }
@@ -212,7 +270,8 @@ impl<'a> Search<'a> {
             .map(|(request, _)| request)
             .collect();
         if told.is_older(self.summary.created_at) {
-            // Whatever this process knows, people who waited over its start were told by another.
+            // People who waited over the start of this process were told by another. What has ended
+            // before may have been told by that one too.
             let decided = self.decided().await?.iter();
             turns.extend(decided.filter_map(|hold| Some(hold.lineage.first()?.request)));
         }
@@ -228,7 +287,7 @@ impl<'a> Search<'a> {
             let Some((outcome, ended_at, _)) = sign.ended else {
                 continue;
             };
-            if !told.is_owed(session, request, sign.started_at, ended_at) {
+            if !told.is_news(session, request, sign.started_at, ended_at) {
                 continue;
             }
             let content = match outcome {

@@ -77,13 +77,22 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     /// Files that go with it.
     pub(crate) attachments: Vec<Raw>,
-    /// What the agent wants its caller to call.
+    /// What the agent wants its caller to call, where the caller brought tools.
     pub(crate) tool_calls: Option<Vec<serde_json::Value>>,
 }
 
 impl Answer {
     /// The answer of a request that has completed; nothing where it was erased.
     pub(crate) fn of(detail: &RequestDetail) -> Self {
+        Self {
+            // What an agent wants of its tools is its own affair.
+            tool_calls: None,
+            ..Self::with_calls(detail)
+        }
+    }
+
+    /// The same with what the agent wants of the tools that its caller brought.
+    pub(crate) fn with_calls(detail: &RequestDetail) -> Self {
         Self::read(detail).unwrap_or_default()
     }
 

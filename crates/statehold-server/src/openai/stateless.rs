@@ -2,7 +2,9 @@
 //! session in memory, and the session goes with the call.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use statehold_agents::scratch::ScratchRoom;
 use statehold_agents::spec::{AgentBook, AgentKind};
 use statehold_core::command::{Command, StartRequest, StatePatch};
 use statehold_core::ids::SessionId;
@@ -21,19 +23,20 @@ use crate::wire::{raw_bytes, to_body};
 const NOBODY: &str = "stateless";
 
 /// A session in memory, which goes when this does.
-pub(crate) struct Scratch {
-    engine: Engine,
+pub(crate) struct ScratchSession {
+    room: Arc<ScratchRoom>,
     caller: Caller,
     session: SessionId,
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchSession {
     fn drop(&mut self) {
-        let (engine, session) = (self.engine.clone(), self.session);
+        let (room, session) = (Arc::clone(&self.room), self.session);
         let call = Call::by(self.caller.clone());
         let forget = async move {
+            let engine = room.engine();
             let payloads = engine.no_payloads();
-            let reply: Reply = std::sync::Arc::new(|_| Vec::new());
+            let reply: Reply = Arc::new(|_| Vec::new());
             // It stops whatever still runs there.
             let deleted = engine
                 .submit(session, &call, &Command::DeleteSession, &payloads, &reply)
@@ -64,11 +67,11 @@ impl Stateless<'_> {
         &self,
         message: &ChatMessageIn,
         path: &str,
-    ) -> Result<(Place, Scratch), Problem> {
+    ) -> Result<(Place, ScratchSession), Problem> {
         let book = &self.app.options.agents;
-        let engine = self.app.options.scratch.as_ref();
-        let engine = engine.filter(|_| !reaches_worker(book, self.agent));
-        let Some(engine) = engine else {
+        let scratch = self.app.options.scratch.as_ref();
+        let scratch = scratch.filter(|_| !reaches_worker(book, self.agent));
+        let Some(scratch) = scratch else {
             return Err(Problem::new(
                 Code::AgentNeedsSession,
                 format!(
@@ -90,6 +93,14 @@ impl Stateless<'_> {
         let words = message.words(path)?;
         let is_plain = is_user && message.is_text();
         let data = Carried::of(self.chat, self.body, passes, is_plain);
+        let room = scratch.enter().await.map_err(|error| {
+            tracing::error!(%error, "no engine in memory can be started");
+            Problem::new(
+                Code::Internal,
+                "the server cannot take calls without a session now",
+            )
+        })?;
+        let engine = room.engine();
         let caller = self.caller(engine).await?;
         let new = NewSession {
             app: NOBODY.parse().expect("a fixed name is a name"),
@@ -98,8 +109,8 @@ impl Stateless<'_> {
             key: None,
         };
         let session = new.create(engine, &caller).await?;
-        let scratch = Scratch {
-            engine: engine.clone(),
+        let scratch = ScratchSession {
+            room: Arc::clone(&room),
             caller: caller.clone(),
             session,
         };
@@ -137,6 +148,7 @@ impl Stateless<'_> {
             session,
             task,
             request,
+            tells_own_holds: false,
         };
         Ok((place, scratch))
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use statehold_core::digest::Digest;
+use statehold_core::ids::SessionId;
 use statehold_core::request::RequestOutcome;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -13,6 +14,7 @@ use super::completion::{Ending, Voice};
 use super::delivery::Piece;
 use super::errors::ErrorOut;
 use super::paused::sentence;
+use super::refusal::with_session;
 use super::said::{Account, Answer};
 use super::told::Receipt;
 use super::turn::Place;
@@ -40,6 +42,10 @@ pub(crate) struct Writer {
     pub(crate) drafted: String,
     /// What to do about a pause.
     pub(crate) pauses: Pauses,
+    /// Whether the caller brought tools that the agent may want to have called.
+    pub(crate) with_calls: bool,
+    /// The session, if the same call made again would make another.
+    pub(crate) only_here: Option<SessionId>,
 }
 
 /// What a pause means for a stream.
@@ -83,6 +89,10 @@ impl Writer {
             ended = self.write_turn() => ended,
         };
         if let Err(Early::Wrong(problem)) = ended {
+            let problem = match problem.status {
+                401 => *problem,
+                _ => with_session(*problem, self.only_here),
+            };
             let body = to_body(&ErrorOut::of(&problem));
             drop(self.send(&body, None).await);
         }
@@ -99,6 +109,7 @@ impl Writer {
             Some(_) => {
                 let problem = self.place.failure(&look).await;
                 let problem = problem.unwrap_or_else(Problem::not_found);
+                let problem = with_session(problem, self.only_here);
                 let body = to_body(&ErrorOut::of(&problem));
                 let receipt = self.receipt(&look);
                 self.send(&body, receipt).await
@@ -168,7 +179,11 @@ impl Writer {
     }
 
     async fn end_answered(&mut self, look: &Look) -> Result<(), Early> {
-        let mut answer = Answer::of(&look.detail);
+        let mut answer = if self.with_calls {
+            Answer::with_calls(&look.detail)
+        } else {
+            Answer::of(&look.detail)
+        };
         match answer.text.strip_prefix(&self.drafted) {
             Some(rest) => answer.text = rest.to_owned(),
             // What was committed counts, whatever the draft said.

@@ -101,6 +101,24 @@ impl Told {
         self.is_older(started_at) && may_be_unsent && !memory.sent.has(&request)
     }
 
+    /// Whether the answer of a turn that was told as paused is owed to whoever calls next: nobody can have
+    /// heard what came after this process began.
+    pub(crate) fn is_news(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        started_at: Timestamp,
+        ended_at: Timestamp,
+    ) -> bool {
+        let is_known = || {
+            let memory = self.memory();
+            let turns = memory.owed.get(&session);
+            turns.is_some_and(|turns| turns.contains_key(&request))
+        };
+        (!self.is_older(ended_at) || is_known())
+            && self.is_owed(session, request, started_at, ended_at)
+    }
+
     /// Nobody waits for the answer of this turn any more.
     pub(crate) fn forget(&self, session: SessionId, request: RequestId) {
         self.memory().settle(session, request);
@@ -250,6 +268,9 @@ mod tests {
         assert!(owes(minutes_ago(60), now));
         assert!(!owes(minutes_ago(60), minutes_ago(6)));
         assert!(!owes(now, now), "this process would know");
+        let is_news = |ended| told.is_news(session(1), request(1), minutes_ago(60), ended);
+        assert!(is_news(now));
+        assert!(!is_news(minutes_ago(1)), "the process before may have told");
         told.memory().sent.add(request(1));
         assert!(!owes(minutes_ago(60), now), "it has been sent since");
     }

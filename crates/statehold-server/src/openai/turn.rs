@@ -16,8 +16,8 @@ use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_engine::kept::{HoldBody, parse};
 use statehold_engine::{
-    Call, Caller, Committed, Credential, Engine, HoldDetail, HoldFilter, HoldOrder, Payloads,
-    Reply, Role, Roles, Schema,
+    Call, Caller, Committed, Credential, Engine, EngineError, HoldDetail, HoldFilter, HoldOrder,
+    Payloads, Reply, RequestDetail, Role, Roles, Schema,
 };
 
 use super::ask::{ChatDecisionIn, Words};
@@ -28,8 +28,8 @@ use crate::rest::holds::decide::decide_as;
 use crate::wire::hold::{DecisionIn, DecisionWire};
 use crate::wire::{raw_text, to_body};
 
-/// How many open holds of a session are looked at.
-const OPEN_MAX: usize = 200;
+/// How many open holds of a session are read at a time.
+const OPEN_STEP: usize = 200;
 
 /// A turn, where it runs, and who reads it.
 #[derive(Debug, Clone)]
@@ -42,6 +42,8 @@ pub(crate) struct Place {
     pub(crate) session: SessionId,
     pub(crate) task: TaskId,
     pub(crate) request: RequestId,
+    /// Whether the caller asked for holds with everything that they may see.
+    pub(crate) tells_own_holds: bool,
 }
 
 /// What a call goes on with.
@@ -118,6 +120,7 @@ impl Message<'_> {
                 session: self.session,
                 task: detail.task.id,
                 request,
+                tells_own_holds: false,
             },
             is_replay,
             earlier,
@@ -131,24 +134,50 @@ impl Message<'_> {
         start: &Command,
         payloads: &Payloads,
     ) -> Result<(RequestId, bool), Problem> {
+        // A key says by itself which call is the same, whatever has come up since.
+        if self.asked.key_text().is_some() {
+            if let Some(begun) = self.begun_by_key(start, payloads).await? {
+                return Ok((begun, true));
+            }
+            if let Some(answered) = search.answered_by_key().await? {
+                return Ok((answered, true));
+            }
+        }
         if let Some((question, root)) = self.only_question().await? {
             let detail = self.app.engine.request(&search.reader, root).await?;
-            // A call that is made again is no answer to a question that its client never saw.
-            let is_seen = self.app.told.has_seen(question.hold.id);
-            if is_seen || !search.is_repeat(&detail).await? {
+            if self.is_answer(search, &question, &detail).await? {
                 self.respond(&question).await?;
+                return Ok((root, false));
             }
-            return Ok((root, false));
+            if self.asked.key_text().is_none() {
+                return Ok((root, false));
+            }
         }
-        // A key says by itself which call is the same.
         let found = match self.asked.key_text() {
-            Some(_) => search.answered_by_key().await?.map(|found| (found, true)),
+            Some(_) => None,
             None => search.repeated().await?,
         };
         match found {
             Some(found) => Ok(found),
             None => self.begin(start, payloads).await,
         }
+    }
+
+    /// Whether the call answers a question, or only says again what the turn that asks has heard.
+    async fn is_answer(
+        &self,
+        search: &mut Search<'_>,
+        question: &HoldDetail,
+        detail: &RequestDetail,
+    ) -> Result<bool, Problem> {
+        // A client that comes back repeats itself, also when it has been told of the question.
+        let is_keyed = self.asked.key_text().is_some();
+        if !is_keyed && search.is_input(detail) && !offers(question, &self.words.text) {
+            return Ok(false);
+        }
+        // A call that is made again is no answer to a question that its client never saw.
+        let is_seen = self.app.told.has_seen(question.hold.id);
+        Ok(is_seen || !search.is_repeat(detail).await?)
     }
 
     fn start(&self, input: Output) -> Command {
@@ -166,17 +195,43 @@ impl Message<'_> {
         })
     }
 
+    /// The call as the engine takes it, under the key that it came with.
+    fn keyed_call(&self) -> Call {
+        let session = self.session.to_string();
+        Call {
+            caller: self.asked.caller.clone(),
+            key: self.asked.key_of("", &[session.as_bytes(), self.body]),
+            if_revision: self.asked.if_revision,
+        }
+    }
+
+    /// The turn that the same call has begun before.
+    async fn begun_by_key(
+        &self,
+        start: &Command,
+        payloads: &Payloads,
+    ) -> Result<Option<RequestId>, Problem> {
+        let call = Call {
+            // No session is there yet: under a new key nothing is begun.
+            if_revision: Some(u64::MAX),
+            ..self.keyed_call()
+        };
+        let (engine, session) = (&self.app.engine, self.session);
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let kept = engine.submit(session, &call, start, payloads, &reply).await;
+        match kept {
+            Ok(kept) => Ok(Some(Begun::read(&kept.body)?.0)),
+            Err(EngineError::RevisionMismatch { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     async fn begin(
         &self,
         start: &Command,
         payloads: &Payloads,
     ) -> Result<(RequestId, bool), Problem> {
-        let session = self.session.to_string();
-        let call = Call {
-            caller: self.asked.caller.clone(),
-            key: self.asked.key_of("", &[session.as_bytes(), self.body]),
-            if_revision: self.asked.if_revision,
-        };
+        let call = self.keyed_call();
         let (request, _, is_replay) = start_on(
             &self.app.engine,
             self.session,
@@ -200,9 +255,21 @@ impl Message<'_> {
             ..HoldFilter::default()
         };
         let caller = &self.asked.caller;
-        let mut page = self.app.engine.holds(caller, &open, None, OPEN_MAX).await?;
-        page.entries.retain(|detail| detail.why_not.is_none());
-        let (Some(only), true) = (page.entries.pop(), page.entries.is_empty()) else {
+        let (mut after, mut only) = (None, None);
+        loop {
+            let page = self.app.engine.holds(caller, &open, after, OPEN_STEP);
+            let page = page.await?;
+            for detail in page.entries {
+                if detail.why_not.is_none() && only.replace(detail).is_some() {
+                    return Ok(None);
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let Some(only) = only else {
             return Ok(None);
         };
         let takes_words = only.hold.kind == HoldKind::Question
@@ -252,6 +319,23 @@ impl Message<'_> {
     }
 }
 
+/// What is kept under the key of a call that began a turn.
+#[derive(Serialize, Deserialize)]
+struct Begun {
+    request: String,
+    task: String,
+}
+
+impl Begun {
+    fn read(body: &[u8]) -> Result<(RequestId, TaskId), Problem> {
+        let begun: Option<Self> = serde_json::from_slice(body).ok();
+        let ids =
+            begun.and_then(|begun| Some((begun.request.parse().ok()?, begun.task.parse().ok()?)));
+        // What was started under the key may have been deleted since, with its answer.
+        ids.ok_or_else(Problem::not_found)
+    }
+}
+
 /// Starts a request, or finds the one that was started under the same key. `app` is where it is noted
 /// that somebody waits for it.
 pub(crate) async fn start_on(
@@ -263,11 +347,6 @@ pub(crate) async fn start_on(
     credential: Option<&Credential>,
     app: Option<App>,
 ) -> Result<(RequestId, TaskId, bool), Problem> {
-    #[derive(Serialize, Deserialize)]
-    struct Begun {
-        request: String,
-        task: String,
-    }
     let reply: Reply = Arc::new(move |made: &Committed<'_>| {
         let begun = made.record.content.events.iter().find_map(|event| {
             let Event::RequestStarted { request, task, .. } = event else {
@@ -286,10 +365,7 @@ pub(crate) async fn start_on(
     let made = engine
         .submit_with_credential(session, call, start, payloads, &reply, credential)
         .await?;
-    let begun = serde_json::from_slice::<Begun>(&made.body).ok();
-    let ids = begun.and_then(|begun| Some((begun.request.parse().ok()?, begun.task.parse().ok()?)));
-    // What was started under the key may have been deleted since, with its answer.
-    let (request, task) = ids.ok_or_else(Problem::not_found)?;
+    let (request, task) = Begun::read(&made.body)?;
     Ok((request, task, made.replayed))
 }
 
@@ -305,4 +381,44 @@ async fn takes_text(question: &HoldDetail, text: &str) -> bool {
         Schema::new(schema.get()).is_ok_and(|schema| schema.errors(&text).is_empty())
     });
     fits.await.unwrap_or(false)
+}
+
+/// Whether a text is one of the choices that a question lists.
+fn offers(question: &HoldDetail, text: &str) -> bool {
+    let body: HoldBody = parse(question.body.as_deref());
+    let schema = body.response_schema.as_ref();
+    let schema = schema.and_then(|schema| serde_json::from_str::<Value>(schema.get()).ok());
+    schema.is_some_and(|schema| lists(&schema, text))
+}
+
+/// Whether a schema names a text as a value, by itself or in one of its alternatives.
+fn lists(schema: &Value, text: &str) -> bool {
+    let named = |schema: &Value| {
+        let listed = schema["enum"].as_array().into_iter().flatten();
+        listed.chain(schema.get("const")).any(|value| value == text)
+    };
+    let alternatives = ["oneOf", "anyOf"].into_iter();
+    let mut alternatives =
+        alternatives.flat_map(|word| schema[word].as_array().into_iter().flatten());
+    named(schema) || alternatives.any(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_lists_its_choices_and_nothing_else() {
+        let lists = |schema: &str| {
+            let schema: Value = serde_json::from_str(schema).expect("JSON");
+            lists(&schema, "yes")
+        };
+        assert!(lists(r#"{"enum": ["no", "yes"]}"#));
+        assert!(lists(r#"{"const": "yes"}"#));
+        assert!(lists(r#"{"oneOf": [{"const": "no"}, {"const": "yes"}]}"#));
+        assert!(lists(r#"{"anyOf": [{"enum": ["yes"]}]}"#));
+        assert!(!lists(r#"{"type": "string"}"#));
+        assert!(!lists(r#"{"enum": ["no"], "title": "yes"}"#));
+        assert!(!lists("true"));
+    }
 }

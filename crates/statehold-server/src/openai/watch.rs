@@ -1,8 +1,10 @@
 //! Waiting for a turn: until it has ended, or waits for a person.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use statehold_core::ids::HoldId;
 use statehold_core::task::TaskStatus;
-use statehold_engine::{EngineError, HoldDetail, HoldFilter, HoldOrder, RequestDetail};
+use statehold_engine::{EngineError, HoldDetail, Pending, RequestDetail};
 use tokio::time::Instant;
 
 use super::errors::failure;
@@ -41,7 +43,7 @@ impl Place {
         let is_paused =
             detail.task.live == Some(self.request) && detail.task.status == TaskStatus::Paused;
         let holds = if is_paused {
-            self.open_holds().await?
+            self.open_holds(&detail.pending).await?
         } else {
             Vec::new()
         };
@@ -52,21 +54,24 @@ impl Place {
         })
     }
 
-    async fn open_holds(&self) -> Result<Vec<HoldDetail>, Problem> {
-        let filter = HoldFilter {
-            session: Some(self.session),
-            order: HoldOrder::Oldest,
-            ..HoldFilter::default()
-        };
-        let page = self.engine.holds(&self.caller, &filter, None, HOLDS_MAX);
-        let mut holds = page.await?.entries;
-        holds.retain(|detail| {
-            let root = detail.lineage.first().map(|step| step.request);
-            root == Some(self.request)
-        });
+    /// What the turn and everything below it waits for, the oldest first; whatever else is open in the
+    /// session.
+    async fn open_holds(&self, pending: &Pending) -> Result<Vec<HoldDetail>, Problem> {
+        let asking: BTreeSet<_> = pending.holds.iter().map(|open| open.hold.request).collect();
+        let mut known = BTreeMap::new();
+        for request in asking {
+            let holds = self.engine.holds_of(&self.caller, request).await?;
+            known.extend(holds.into_iter().map(|detail| (detail.hold.id, detail)));
+        }
+        let told = pending.holds.iter().take(HOLDS_MAX);
+        let mut holds: Vec<_> = told
+            .filter_map(|open| known.remove(&open.hold.id))
+            .filter(|detail| detail.closed.is_none())
+            .collect();
         for detail in &mut holds {
-            // A chat shows what clients see, also to those who may see more elsewhere.
-            detail.sees_action = false;
+            // A chat shows what clients see, also to those who may see more elsewhere; unless they ask
+            // for it, because they let people decide elsewhere.
+            detail.sees_action &= self.tells_own_holds;
             detail.opened = None;
         }
         Ok(holds)

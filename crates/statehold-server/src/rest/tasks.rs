@@ -55,7 +55,12 @@ pub(crate) async fn read(
         last_outcome: task.last_outcome,
         pending,
         pending_total,
-        history: page.items.iter().rev().map(ItemOut::of).collect(),
+        history: page
+            .items
+            .iter()
+            .rev()
+            .map(|item| ItemOut::of(item).seen_by(detail.view))
+            .collect(),
         state: detail.state.as_deref().map(raw_bytes),
         next_cursor: page.next.map(|seq| cursor.seal(seq)),
     };

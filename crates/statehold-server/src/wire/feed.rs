@@ -122,6 +122,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View)
                 .map(|(item, body, files)| {
                     let ids = (task.as_str(), request.as_str());
                     let out = ItemOut::of_parts(item, ids, at.clone(), body, &files);
+                    let out = out.seen_by(view);
                     serde_json::to_value(out).unwrap_or_default()
                 })
                 .collect();

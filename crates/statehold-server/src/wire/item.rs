@@ -8,6 +8,7 @@ use statehold_core::item::{
     Attachment, AttachmentSource, CallMark, CallOutcome, Item, ItemKind, NewCallMark, NewItem,
     Role, Visibility,
 };
+use statehold_core::view::View;
 pub(crate) use statehold_engine::kept::ItemBody;
 use statehold_engine::{Payloads, StoredItem};
 use utoipa::ToSchema;
@@ -415,6 +416,14 @@ impl ItemOut {
         );
         shown.rewound = placed.rewound;
         shown
+    }
+
+    /// The same as a view shows it: what agents keep for themselves is not for clients.
+    pub(crate) fn seen_by(mut self, view: View) -> Self {
+        if view == View::Client {
+            self.data = None;
+        }
+        self
     }
 
     pub(crate) fn of_parts(

@@ -4,6 +4,7 @@ mod deciding;
 mod errors;
 mod lost;
 mod pauses;
+mod questions;
 mod stateless;
 mod streams;
 mod turns;
@@ -52,24 +53,24 @@ fn agent(text: &str, kind: AgentKind, openai_default: ChatDefault) -> (Name, Arc
 }
 
 fn router(agents: &[&str]) -> AgentKind {
-    AgentKind::Router(RouterSpec {
+    AgentKind::Router(Arc::new(RouterSpec {
         agents: agents.iter().map(|agent| name(agent)).collect(),
         routing: Routing::Rules {
             rules: Vec::new(),
             otherwise: None,
         },
         answer: FinalAnswer::Pass,
-    })
+    }))
 }
 
 /// Agents of each kind. `helper` is a worker whose calls without a session get one.
 fn book() -> Arc<AgentBook> {
-    let service = AgentKind::Openai(OpenaiSpec {
+    let service = AgentKind::Openai(Arc::new(OpenaiSpec {
         base_url: "http://127.0.0.1:1/v1".to_owned(),
         model: "service".to_owned(),
         credential: None,
         memory: Memory::Restore,
-    });
+    }));
     let agents = [
         agent("helper", AgentKind::Worker, ChatDefault::Stateful),
         agent("boss", AgentKind::Worker, ChatDefault::Stateful),
@@ -121,6 +122,24 @@ impl Scene {
 
     async fn new() -> Self {
         Self::begin(Rig::with(setup()).await).await
+    }
+
+    /// The same after the server was stopped and started again.
+    async fn restarted(self) -> Self {
+        let rig = self.rig.restart_with(setup()).await;
+        let address = rig.address;
+        Self {
+            rig,
+            ann: Who {
+                address,
+                ..self.ann
+            },
+            helper: Who {
+                address,
+                ..self.helper
+            },
+            session: self.session,
+        }
     }
 
     /// Says something in the session and waits for the answer.

@@ -35,12 +35,19 @@ pub(super) fn items(
     };
     let mut found = Vec::new();
     let before = query.before.unwrap_or(u64::MAX);
-    let mut task = query.task;
-    let mut at = match (task, query.before) {
-        (Some(task), _) => last_log_of(conn, &row, &placing.names, task)?,
-        (None, Some(before)) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
-        (None, Some(_)) => 0,
-        (None, None) => row.last_log,
+    let (mut at, mut task) = match (query.task, query.before) {
+        (Some(task), None) => (last_log_of(conn, &row, &placing.names, task)?, Some(task)),
+        (Some(task), Some(before)) => {
+            let (at, task) = log_of_page(conn, &row, &placing.names, task, before)?;
+            (at, Some(task))
+        }
+        (None, Some(before)) if before > 1 => (log::seek_item(conn, &row, before - 1)?.id, None),
+        (None, Some(_)) => (0, None),
+        (None, None) => (row.last_log, None),
+    };
+    // What is not asked for is not even unpacked.
+    let is_asked = |item: &PlacedItem| {
+        item.item.seq < before && query.task.is_none_or(|wanted| item.task == wanted)
     };
     while at != 0 && found.len() < query.limit {
         let log = log::row(conn, at)?;
@@ -52,9 +59,7 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let mut page = place_items(conn, &log, row.user, &mut placing, |_| true)?;
-        page.retain(|item| item.placed.item.seq < before);
-        page.retain(|item| query.task.is_none_or(|wanted| item.placed.task == wanted));
+        let page = place_items(conn, &log, row.user, &mut placing, is_asked)?;
         found.extend(page.into_iter().rev());
         at = next;
     }
@@ -182,6 +187,24 @@ fn last_log_of(
     // A task that was final before the fork keeps its id, and its history lies before it.
     let shared = log::seek(conn, session, session.origin_seq)?;
     log::last_growth(conn, shared.id, task)
+}
+
+/// Where a page of a task's history begins, and the name that the task has there. Pages follow each
+/// other, so that what is before an item is most often near it; walking there from the newest would read
+/// all that the pages before have read.
+fn log_of_page(
+    conn: &Connection,
+    session: &SessionRow,
+    names: &BTreeMap<TaskId, TaskId>,
+    task: TaskId,
+    before: u64,
+) -> Result<(i64, TaskId), StoreError> {
+    let from = log::seek_item(conn, session, before)?.id;
+    let is_wanted = |known: TaskId| names.get(&known).copied().unwrap_or(known) == task;
+    match log::growth_near(conn, from, is_wanted)? {
+        Some(found) => Ok(found),
+        None => Ok((last_log_of(conn, session, names, task)?, task)),
+    }
 }
 
 /// The items of a record that are asked for, with their payloads, oldest first.

@@ -311,6 +311,41 @@ pub(super) fn last_growth(conn: &Connection, from: i64, task: TaskId) -> Result<
     Ok(at)
 }
 
+/// Where the history of a task passes close before a row of the log: the newest row at or before `from`
+/// that added to it, and the name that the task has there. None if there is none nearby.
+pub(super) fn growth_near(
+    conn: &Connection,
+    from: i64,
+    is_wanted: impl Fn(TaskId) -> bool,
+) -> Result<Option<(i64, TaskId)>, StoreError> {
+    let place = |at: i64| corrupt_or_unavailable(&format!("log row {at}"));
+    let mut statement = conn
+        .prepare_cached("SELECT prev, links FROM log WHERE id = ?1")
+        .map_err(place(from))?;
+    let mut at = from;
+    for _ in 0..WAYPOINT_EVERY {
+        if at == 0 {
+            break;
+        }
+        let found = statement.query_row([at], |row| {
+            let link = parse_links(row.get_ref(1)?.as_blob()?).find(|link| is_wanted(link.task));
+            Ok((row.get::<_, i64>(0)?, link.map(|link| link.task)))
+        });
+        let (prev, task) = found.map_err(place(at))?;
+        if let Some(task) = task {
+            return Ok(Some((at, task)));
+        }
+        if prev >= at {
+            return Err(damaged(
+                format!("log row {at}"),
+                "it follows a row that came later",
+            ));
+        }
+        at = prev;
+    }
+    Ok(None)
+}
+
 /// The log row of record `seq` of a session, which must not be beyond its revision.
 pub(super) fn seek(
     conn: &Connection,

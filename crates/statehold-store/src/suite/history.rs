@@ -211,6 +211,38 @@ pub(super) async fn pages_of_one_task_have_its_items_only(store: Arc<dyn Store>)
     }
 }
 
+pub(super) async fn pages_of_a_task_are_found_over_many_records_of_others(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    for agent in ["planner", "writer"] {
+        driver.run(agent, 6_000_000).await;
+    }
+    for round in 0..3_u64 {
+        for n in 0..3 {
+            let note = driver.note(format!("note {round}.{n}"));
+            let append = driver.append(1 + n % 2, vec![note]);
+            driver.by_worker(append).await;
+        }
+        for n in 0..90_u64 {
+            driver.put(&[("n", &n.to_string())]).await;
+        }
+    }
+    let fork = driver.fork(2, driver.state.revision - 1).await;
+    for driver in [&driver, &fork] {
+        let everything = all(driver, None).await;
+        for &task in &driver.tasks {
+            let own = everything
+                .iter()
+                .filter(|stored| stored.placed.task == task);
+            let expected: Vec<StoredItem> = own.cloned().collect();
+            assert!(expected.len() > 3, "every task has a history");
+            for limit in 1..=expected.len() + 1 {
+                let found = paged(driver, Some(task), limit).await;
+                assert_eq!(found, expected, "pages of {limit}");
+            }
+        }
+    }
+}
+
 pub(super) async fn items_know_whether_their_task_is_a_root(store: Arc<dyn Store>) {
     let mut driver = Driver::new(store, fixture::owner(), 1);
     story::tell(&mut driver, story::OPEN).await;

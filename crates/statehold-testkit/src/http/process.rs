@@ -27,15 +27,15 @@ pub struct RunFile {
 ///
 /// If it does not build.
 pub fn built_program(beside: &Path) -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--locked", "--quiet", "--package", "statehold"]);
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--locked", "--quiet", "--package", "statehold"]);
     // What cargo tells a test about its package makes scripts of other packages run again, and with them
     // half of the program is built anew each time.
     let told = std::env::vars_os().map(|(name, _)| name);
     for name in told.filter(|name| is_of_package(&name.to_string_lossy())) {
-        build.env_remove(name);
+        cargo.env_remove(name);
     }
-    let built = build.status().expect("cargo runs");
+    let built = cargo.status().expect("cargo runs");
     assert!(built.success(), "the program must build");
     beside.with_file_name("statehold")
 }

@@ -6,6 +6,8 @@
 mod input;
 mod turn;
 
+use std::time::Duration;
+
 use clap::Args;
 use hyper::Method;
 use serde_json::{Value, json};
@@ -32,7 +34,7 @@ const USER_DEFAULT: &str = "bob";
 
 const HELP: &str = "\
 With -m it says one thing and ends: 0 if it was answered, 1 if it failed, 8 with --no-wait if it
-waits for a person, 9 if a person said no. Without -m it reads lines, from a person or a pipe.";
+waits for a person, 9 if a person said no, 7 if --timeout is over. Without -m it reads lines, from a person or a pipe.";
 
 const COMMANDS: &str = "\
 /tree      what runs, what waits, and for whom
@@ -81,13 +83,27 @@ struct Talk<'a> {
 impl Chat {
     pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
-        block_on(self.talk(&client, output))?
+        block_on(self.talk(&client, globals.timeout, output))?
     }
 
-    async fn talk(&self, client: &Client, output: &Output) -> anyhow::Result<Exit> {
+    async fn talk(
+        &self,
+        client: &Client,
+        limit: Option<Duration>,
+        output: &Output,
+    ) -> anyhow::Result<Exit> {
         let mut talk = self.open(client, output).await?;
+        talk.note_strangers().await;
         if let Some(message) = &self.message {
-            return talk.say_once(message).await;
+            let said = talk.say_once(message);
+            let Some(limit) = limit else {
+                return said.await;
+            };
+            // The limit is for all of it, not for one call.
+            return match tokio::time::timeout(limit, said).await {
+                Ok(ended) => ended,
+                Err(_) => Err(too_late(&Self::session_hint(&talk.session)).into()),
+            };
         }
         talk.greet();
         talk.converse(self).await
@@ -141,7 +157,31 @@ impl Chat {
     }
 }
 
+fn too_late(hint: &str) -> Failure {
+    Failure::new(
+        Exit::TimedOut,
+        "there is no answer in time; the turn goes on",
+    )
+    .hint(hint)
+}
+
 impl Talk<'_> {
+    /// Says so if nobody is declared under the name: a worker may come, or never.
+    async fn note_strangers(&self) {
+        let Ok(answer) = self.client.get("/v1/agents").await else {
+            return;
+        };
+        let agents = elements(&answer.body, "agents");
+        let names: Vec<&str> = agents.iter().map(|agent| text(agent, "name")).collect();
+        if !names.is_empty() && !names.contains(&self.agent.as_str()) {
+            self.output.note(&format!(
+                "{} is not declared: it is answered if a worker claims it. Declared: {}",
+                cell(&self.agent),
+                cell(&names.join(", "))
+            ));
+        }
+    }
+
     fn greet(&self) {
         let line = format!(
             "session {}   as {}   agent {}   /help for commands",
@@ -190,8 +230,11 @@ impl Talk<'_> {
                     *self = chat.again().open(self.client, self.output).await?;
                     self.greet();
                 }
-                "/tree" => self.print_tree().await?,
-                "/hidden" => self.print_hidden().await?,
+                "/tree" => self.note_failure(self.print_tree().await)?,
+                "/hidden" => {
+                    let printed = self.print_hidden().await;
+                    self.note_failure(printed)?;
+                }
                 word if word.starts_with('/') && !word.contains(' ') => {
                     self.output
                         .note(&format!("{} is no command; /help", cell(word)));
@@ -199,10 +242,23 @@ impl Talk<'_> {
                 message => {
                     last = self.say(message).await?;
                     if self.shows_hidden {
-                        self.print_hidden().await?;
+                        let printed = self.print_hidden().await;
+                        self.note_failure(printed)?;
                     }
                 }
             }
+        }
+    }
+
+    /// What goes wrong beside a turn does not end the conversation.
+    fn note_failure(&self, printed: anyhow::Result<()>) -> anyhow::Result<()> {
+        match printed {
+            Err(error) if error.is::<Failure>() => {
+                let (said, _) = explain(&error, false);
+                self.output.note(&said.unwrap_or_default());
+                Ok(())
+            }
+            other => other,
         }
     }
 
@@ -231,7 +287,7 @@ impl Talk<'_> {
 
     async fn print_tree(&self) -> anyhow::Result<()> {
         let tree = Tree::load(self.client, &self.session).await?;
-        for line in tree.lines(None, Extent::Everything, &self.output.times) {
+        for line in tree.lines(None, Extent::Everything, &self.output.times.at_present()) {
             self.output.line(&line)?;
         }
         Ok(())
@@ -260,6 +316,10 @@ impl Talk<'_> {
 }
 
 impl Chat {
+    fn session_hint(session: &str) -> String {
+        format!("see what it waits for with: statehold tasks tree {session}")
+    }
+
     /// The same, without the session that it began with.
     fn again(&self) -> Self {
         Self {

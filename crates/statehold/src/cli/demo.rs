@@ -65,10 +65,12 @@ impl Demo {
         let stage = Stage::new()?;
         let server = tour.start(&stage)?;
         let session = tour.talk(&stage)?;
-        let waiting = stage.begin(&["chat", "-s", &session, "-m", DANGEROUS])?;
+        let mut waiting = stage.begin(&["chat", "-s", &session, "-m", DANGEROUS])?;
         let hold = tour.pause(&stage, &session)?;
         let server = if self.crash {
-            tour.crash(&stage, server, &session, &hold)?
+            let next = tour.crash(&stage, server, &session, &hold)?;
+            waiting.until_says("still waiting")?;
+            next
         } else {
             server
         };
@@ -187,8 +189,7 @@ impl Tour<'_> {
     }
 
     fn draw(&self, stage: &Stage, session: &str) -> anyhow::Result<()> {
-        let drawn = stage.run(&["tasks", "tree", session])?;
-        for line in drawn.out.lines() {
+        for line in stage.drawn(session)? {
             self.say(&format!("    {line}"))?;
         }
         Ok(())
@@ -297,6 +298,7 @@ impl Tour<'_> {
         }
         let what = "every record is chained to the one before it";
         self.claim(verified.code == 0, what, &verified.err)?;
+        self.title("What happened, as a tree")?;
         self.draw(stage, session)
     }
 }

@@ -21,6 +21,14 @@ pub(super) struct Times {
 }
 
 impl Times {
+    /// The same style, for a program that has run for a while.
+    pub(super) fn at_present(self) -> Self {
+        Self {
+            now: Timestamp::now(),
+            ..self
+        }
+    }
+
     /// A time of the server. What is no time is shown as it is.
     pub(super) fn show(&self, text: &str) -> String {
         let Ok(time) = text.parse::<Timestamp>() else {

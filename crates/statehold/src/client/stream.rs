@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::{HeaderMap, Method, header};
+use hyper::{Method, header};
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -18,7 +18,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(45);
 /// The events of one call.
 #[derive(Debug)]
 pub(crate) struct EventStream {
-    pub(crate) headers: HeaderMap,
     client: Client,
     parser: Parser,
     body: Incoming,
@@ -47,14 +46,13 @@ impl Client {
         let opened = timeout(self.timeout, async {
             let (head, body) = self.send(request).await?.into_parts();
             if head.status.is_success() {
-                return Ok((head.headers, body));
+                return Ok(body);
             }
             let bytes = self.read(body).await?;
             Err(problem::failure(&self.address, head.status, &bytes))
         });
-        let (headers, body) = opened.await.map_err(|_| self.too_slow())??;
+        let body = opened.await.map_err(|_| self.too_slow())??;
         Ok(EventStream {
-            headers,
             client: self.clone(),
             parser: Parser::default(),
             body,

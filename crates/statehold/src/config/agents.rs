@@ -29,6 +29,14 @@ pub(crate) struct Agent {
     pub(super) declared: Declaration,
 }
 
+impl Agent {
+    /// Whether only the policies of tools are set, and nothing is said about the agent itself.
+    pub(crate) fn is_policies_only(&self) -> bool {
+        let has_policies = !self.tools.is_empty() || self.every_tool != Tool::default();
+        has_policies && self.credential_env.is_none() && self.declared == Declaration::default()
+    }
+}
+
 /// What is said about a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -50,6 +50,7 @@ fn explained<'a>(text: &'a str, heading: &str) -> BTreeMap<&'a str, Vec<&'a str>
 fn every_example_can_be_used() {
     let pages = [
         "README.md",
+        "docs/agents.md",
         "docs/configuration.md",
         "docs/holds.md",
         "docs/operations.md",

@@ -174,7 +174,7 @@ pub(super) const SETTINGS: [(&str, &[Kind]); 26] = [
     ("credential_env", &[Worker, Openai, Conversations]),
     ("description", &Kind::ALL),
     ("export", &[Openai, Conversations]),
-    ("import", &[Openai, Conversations]),
+    ("import", &[Openai, Conversations, Llm]),
     ("keep_pairs", &[Openai]),
     ("kind", &Kind::ALL),
     ("memory", &[Openai]),

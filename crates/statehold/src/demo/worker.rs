@@ -37,7 +37,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// An agent: its name, what it does, and what it needs to know for that.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Agent {
+pub(super) struct DemoWorker {
     pub(super) name: &'static str,
     pub(super) step: fn(&Turn) -> Step,
     pub(super) reads_history: bool,
@@ -45,7 +45,7 @@ pub(super) struct Agent {
 }
 
 /// Works for an agent until it is told to stop.
-pub(super) async fn run(agent: Agent, client: Client, stop: CancellationToken) {
+pub(super) async fn run(agent: DemoWorker, client: Client, stop: CancellationToken) {
     let room = Arc::new(Semaphore::new(IN_HAND_MAX));
     let mut in_hand = JoinSet::new();
     let mut pause = PAUSE;
@@ -86,7 +86,11 @@ pub(super) async fn run(agent: Agent, client: Client, stop: CancellationToken) {
     while in_hand.join_next().await.is_some() {}
 }
 
-async fn claim(agent: Agent, client: &Client, room: &Semaphore) -> Result<Vec<Value>, Failure> {
+async fn claim(
+    agent: DemoWorker,
+    client: &Client,
+    room: &Semaphore,
+) -> Result<Vec<Value>, Failure> {
     // Only as many as there is room for: what is claimed and not worked on only waits for its lease.
     drop(room.acquire().await);
     let max = room.available_permits().clamp(1, CLAIM_MAX);
@@ -105,7 +109,7 @@ async fn claim(agent: Agent, client: &Client, room: &Semaphore) -> Result<Vec<Va
 }
 
 /// Does one turn, or what is left of it.
-async fn work(agent: Agent, client: &Client, request: &Value) {
+async fn work(agent: DemoWorker, client: &Client, request: &Value) {
     let client = client.within(PATIENCE);
     let in_hand = InHand {
         client: &client,
@@ -123,8 +127,9 @@ async fn work(agent: Agent, client: &Client, request: &Value) {
         return;
     };
     match failure.status {
-        // It belongs to somebody else by now, or has ended; or there is no server, and it comes again.
-        Some(404 | 409) | None => {
+        // It belongs to somebody else by now, or has ended; or the server cannot take it now, and it comes
+        // again when the lease is over.
+        Some(401 | 404 | 408 | 409 | 429 | 500..) | None => {
             tracing::debug!(agent = agent.name, reason = %failure.message, "left");
         }
         Some(_) => {
@@ -142,7 +147,7 @@ struct InHand<'c> {
 }
 
 impl InHand<'_> {
-    async fn turn(&self, agent: Agent, request: &Value) -> Result<(), Failure> {
+    async fn turn(&self, agent: DemoWorker, request: &Value) -> Result<(), Failure> {
         let mut turn = Turn {
             text: text_of(&request["input"]),
             decisions: list(&request["decisions"])
@@ -236,7 +241,7 @@ mod tests {
     use super::*;
     use crate::demo::turn::Answer;
 
-    const ECHO: Agent = Agent {
+    const ECHO: DemoWorker = DemoWorker {
         name: "echo",
         step: |turn| Answer::text(format!("{}!", turn.text)).into(),
         reads_history: false,

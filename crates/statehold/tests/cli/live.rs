@@ -42,8 +42,18 @@ impl Live {
 
     /// With variables of the environment.
     pub(super) fn start_with(variables: &[(&str, &str)]) -> Self {
+        Self::start_as(&["--no-demo"], variables)
+    }
+
+    /// With the demo agents.
+    pub(super) fn start_demo() -> Self {
+        Self::start_as(&[], &[])
+    }
+
+    fn start_as(flags: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
-            .args(["dev", "--port", "0", "--no-open", "--no-demo", "--memory"])
+            .args(["dev", "--port", "0", "--no-open", "--memory"])
+            .args(flags)
             .env_clear()
             .envs(variables.iter().copied())
             .stdin(Stdio::null())

@@ -14,7 +14,7 @@ const NEVER: Duration = Duration::from_mins(1);
 /// A server. Stopped when the test ends, however it ends.
 pub(crate) struct Server {
     child: Child,
-    url: String,
+    pub(crate) url: String,
     /// What it said when it started.
     pub(crate) said: String,
     /// Kept, so that the server can go on talking.

@@ -19,8 +19,6 @@ use crate::runner::run::{Moment, Run};
 use crate::turn::TurnError;
 use crate::words::raw;
 
-/// What a title may have of arguments. People read the rest in the action itself.
-const TITLE_BYTES_MAX: usize = 200;
 /// What a model is told of one result. The whole stays in the history.
 const TOLD_BYTES_MAX: usize = 256 * 1024;
 
@@ -64,8 +62,9 @@ impl Run {
         let destroys = tool.is_some_and(|tool| tool.destructive == Some(true));
         let ask = NewAsk {
             kind: HoldKind::Approval,
-            title: title(&one.call.tool, one.call.arguments.as_ref()),
-            message: None,
+            title: title(&one.call.tool),
+            // Two servers may have tools of the same name.
+            message: Some(format!("It is a tool of the server `{}`.", one.wish.server)),
             action: Some(NewAction {
                 tool: name,
                 args,
@@ -122,27 +121,10 @@ fn unaskable(why: &str) -> String {
     format!("It was not called: it needs an approval, and {why}.")
 }
 
-/// A call in one line, as people read it: `delete_user(user_id=7)`.
-fn title(tool: &str, shown: Option<&Raw>) -> String {
-    let shown = shown.and_then(|shown| serde_json::from_str::<Value>(shown.get()).ok());
-    let mut arguments = String::new();
-    if let Some(Value::Object(fields)) = shown {
-        for (name, value) in fields {
-            let gap = if arguments.is_empty() { "" } else { ", " };
-            write!(arguments, "{gap}{name}={value}").expect("a text takes everything");
-        }
-    }
-    // Nothing that hides or turns around what stands beside it.
-    let is_odd = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
-    let plain: String = arguments
-        .chars()
-        .map(|c| if is_odd(c) { '\u{fffd}' } else { c })
-        .collect();
-    let tool: String = tool.chars().take(40).collect();
-    format!("{tool}({})", clip(&plain, TITLE_BYTES_MAX, "…"))
+/// What everybody who sees the hold reads. The arguments are for those who may decide: they are in the
+/// action.
+fn title(tool: &str) -> String {
+    format!("{tool} needs an approval")
 }
 
 /// The beginning of a text, and what is put in place of the rest.
@@ -261,17 +243,6 @@ pub(super) fn edit_note(hold: &HoldDetail) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_title_is_one_short_line_without_tricks() {
-        let shown = raw(&serde_json::json!({"user_id": 7, "why": "a\nb\u{202e}c"}));
-        let line = title("delete_user", Some(&shown));
-        assert_eq!(line, "delete_user(user_id=7, why=\"a\\nb\u{fffd}c\")");
-        let long = raw(&serde_json::json!({"text": "é".repeat(1_000)}));
-        let line = title(&"t".repeat(128), Some(&long));
-        assert!(line.len() <= 256 && line.ends_with("…)"), "{line}");
-        assert_eq!(title("go", None), "go()");
-    }
 
     #[test]
     fn a_long_result_is_told_in_part_and_says_so() {

@@ -208,6 +208,16 @@ async fn a_turn_that_fails_says_so_and_is_not_made_again_by_itself() {
         let told = refused(&answer, status, code);
         assert!(!told.to_string().contains("10.0.0.7"), "{told}");
         assert_eq!(answer.header("x-should-retry"), Some("false"));
+        for (name, id) in [
+            ("session", scene.session.clone()),
+            ("task", text(&request, "task_id")),
+            ("request", text(&request, "id")),
+        ] {
+            let header = format!("x-statehold-{name}");
+            assert_eq!(answer.header(&header), Some(id.as_str()));
+        }
+        let length = answer.body.len().to_string();
+        assert_eq!(answer.header("content-length"), Some(length.as_str()));
     }
     let call = scene.say("hello");
     let request = scene.claim().await;

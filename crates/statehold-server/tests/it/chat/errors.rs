@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{COMPLETIONS, Scene, refused, setup, words};
+use super::{COMPLETIONS, ChatStream, Event, Scene, finished, refused, setup, words};
+use crate::rest::act;
 use crate::rig::{Rig, text};
 
 const USER: &str = r#"[{"role": "user", "content": "x"}]"#;
@@ -197,4 +198,59 @@ async fn every_declared_agent_is_a_model() {
         401,
         "unauthenticated",
     );
+}
+
+#[tokio::test]
+async fn an_error_in_a_session_that_the_client_does_not_know_says_which_it_is() {
+    let scene = Scene::new().await;
+    let say = |headers: &[(&'static str, &'static str)]| {
+        let (ann, headers) = (scene.ann.clone(), headers.to_vec());
+        let body = words("helper", "hello").to_string();
+        tokio::spawn(async move { ann.send("POST", COMPLETIONS, &headers, body).await })
+    };
+    let helper = &scene.helper;
+    let fail = |request: Value| async move {
+        let error = json!({"error": "no"});
+        act(helper, &request, "fail", error).await.ok(200);
+        text(&request, "session_id")
+    };
+    // Whether the agent is declared so or the call says so, and also in a stream.
+    let call = say(&[]);
+    let session = fail(scene.claim().await).await;
+    let answer = finished(call).await;
+    let error = refused(&answer, 500, "request_failed");
+    let hint = format!("`x-statehold-session: {session}`");
+    assert!(text(&error, "message").contains(&hint), "{error}");
+    assert_eq!(answer.header("x-statehold-session"), Some(session.as_str()));
+    let mut body = words("helper", "hello");
+    body["stream"] = true.into();
+    let mut stream = ChatStream::open(&scene.ann, &body, &[("x-statehold-session", "new")]).await;
+    let session = fail(scene.claim().await).await;
+    stream.chunk().await;
+    let end = stream.chunk().await;
+    assert!(end.to_string().contains(&session), "{end}");
+    assert_eq!(stream.next().await, Event::End);
+
+    let unnamed = say(&[("x-statehold-session", "new")]);
+    let first = scene.claim().await;
+    let keyed = say(&[("x-statehold-session", "new"), ("idempotency-key", "k")]);
+    let second = scene.claim().await;
+    scene.rig.engine.begin_stop();
+    for (call, request, has_key) in [(unnamed, first, false), (keyed, second, true)] {
+        let answer = finished(call).await;
+        let error = refused(&answer, 503, "stopping");
+        for name in ["session", "request"] {
+            let id = match name {
+                "session" => text(&request, "session_id"),
+                _ => text(&request, "id"),
+            };
+            let header = format!("x-statehold-{name}");
+            assert_eq!(answer.header(&header), Some(id.as_str()));
+        }
+        // With its key the call is the same call, and may be made again.
+        let message = text(&error, "message");
+        assert_eq!(message.contains("x-statehold-session"), !has_key);
+        let retry = answer.header("x-should-retry");
+        assert_eq!(retry, (!has_key).then_some("false"));
+    }
 }

@@ -26,6 +26,7 @@ async fn a_client_that_comes_back_attaches_to_its_turn() {
     let scene = Scene::new().await;
     let mut stream = scene.stream("hello").await;
     let request = scene.claim().await;
+    let _draft = scene.rig.engine.open_draft(id(&request));
     scene.rig.engine.write_draft(id(&request), "hi");
     assert_eq!(stream.text().await, "hi");
     drop(stream);
@@ -166,4 +167,88 @@ async fn an_answer_that_broke_off_is_given_whole() {
         assert_eq!(answer.header("idempotency-replayed"), Some("true"));
     }
     assert_eq!(scene.turns().await, 2);
+}
+
+#[tokio::test]
+async fn an_answer_that_the_server_before_has_told_is_no_news() {
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let call = scene.say("pay");
+    let paying = scene.claim().await;
+    let hold = scene.ask_approval(&paying).await;
+    finished(call).await.ok(200);
+    scene.approve(&hold).await;
+    let call = scene.say("pay");
+    scene.complete(&paying, "Paid 4.").await;
+    assert_eq!(content(&finished(call).await), "Paid 4.");
+
+    let scene = scene.restarted().await;
+    let call = scene.say("bye");
+    let request = scene.claim().await;
+    scene.complete(&request, "Bye.").await;
+    let answer = finished(call).await;
+    assert_eq!(content(&answer), "Bye.");
+    assert!(answer.ok(200)["statehold"].get("earlier").is_none());
+}
+
+#[tokio::test]
+async fn a_turn_is_found_however_many_have_come_and_gone_since() {
+    let scene = Scene::new().await;
+    let first = scene.say("slow");
+    let slow = scene.claim().await;
+    // At once, so that each has a task of its own, which stays.
+    let quick: Vec<_> = (0..20).map(|n| scene.say(&format!("quick {n}"))).collect();
+    let mut requests = Vec::new();
+    for _ in 0..20 {
+        requests.push(scene.claim().await);
+    }
+    for request in &requests {
+        scene.complete(request, "ok").await;
+    }
+    for call in quick {
+        finished(call).await.ok(200);
+    }
+    let mut again = scene.stream("slow").await;
+    assert_eq!(again.header("x-statehold-request"), text(&slow, "id"));
+    scene.complete(&slow, "done").await;
+    assert_eq!(again.rest().await.0, "done");
+    assert_eq!(content(&finished(first).await), "done");
+}
+
+#[tokio::test]
+async fn a_failure_that_broke_off_is_told_again() {
+    // A developer is told all that an agent says, however long it is.
+    let mut dev = setup();
+    dev.server.keys_required = false;
+    let mut scene = Scene::begin(Rig::with(dev).await).await;
+    scene.ann = scene.rig.nobody();
+    let long = "0123456789".repeat(700_000);
+    let (ann, session) = (scene.ann.clone(), scene.session.clone());
+    let begun = tokio::spawn(async move {
+        let headers = [("x-statehold-session", session.as_str())];
+        let body = words("helper", "hello").to_string();
+        let sent = ann.begin("POST", COMPLETIONS, &headers, body.into());
+        sent.await.expect("an answer begins")
+    });
+    let request = scene.claim().await;
+    let error = serde_json::json!({"error": {"message": long}});
+    crate::rest::act(&scene.helper, &request, "fail", error)
+        .await
+        .ok(200);
+    let mut response = begun.await.expect("an answer");
+    assert_eq!(response.status(), 500);
+    let piece = response.body_mut().frame().await;
+    assert!(piece.is_some_and(|piece| piece.is_ok()));
+    drop(response);
+    alone(&scene, 0).await;
+
+    let answer = finished(scene.say("hello")).await;
+    super::refused(&answer, 500, "request_failed");
+    let told = answer.header("x-statehold-request");
+    assert_eq!(told, Some(text(&request, "id").as_str()));
+    assert_eq!(scene.turns().await, 1);
+    // Once it has arrived, the same words begin another turn.
+    let call = scene.say("hello");
+    let request = scene.claim().await;
+    scene.complete(&request, "hi").await;
+    assert_eq!(content(&finished(call).await), "hi");
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use statehold_agents::scratch::Scratch;
 use statehold_core::command::{Command, Fenced, Output, StatePatch};
 use statehold_core::hold::HoldKind;
 use statehold_engine::kept::ItemBody;
@@ -44,7 +45,7 @@ impl Stage {
         let rig = Rig::with(Setup {
             server: ServerOptions {
                 agents: book(),
-                scratch: Some(scratch.clone()),
+                scratch: Some(Arc::new(Scratch::given(scratch.clone()))),
                 ..ServerOptions::default()
             },
             ..Setup::default()
@@ -247,6 +248,17 @@ async fn tools_are_passed_on_and_calls_come_back() {
     assert_eq!(last["choices"][0]["delta"]["tool_calls"][0]["index"], 0);
     assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
 
+    // Whoever brought no tools is asked to call none.
+    let call = stage.send(&words("service", "weather?"));
+    let work = stage.claim("service").await;
+    stage.complete(&work, &output).await;
+    let choice = finished(call).await.ok(200)["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(
+        choice["message"],
+        json!({"role": "assistant", "content": ""})
+    );
+
     body["model"] = "desk".into();
     refused(
         &finished(stage.send(&body)).await,
@@ -263,9 +275,11 @@ async fn a_stream_is_written_as_it_comes_and_goes_with_its_client() {
     body["stream"] = true.into();
     let mut stream = ChatStream::open(&stage.ann, &body, &[]).await;
     let work = stage.claim("service").await;
+    let draft = stage.scratch.open_draft(fenced(&work).request);
     stage.scratch.write_draft(fenced(&work).request, "hi");
     assert_eq!(stream.text().await, "hi");
     stage.complete(&work, &json!({"content": "hi, ann"})).await;
+    drop(draft);
     assert_eq!(stream.rest().await.0, ", ann");
     stage.empty().await;
 
@@ -321,4 +335,52 @@ async fn a_pause_and_an_agent_of_another_process_need_a_session() {
     let answer = worker.post(COMPLETIONS, &words("service", "x")).await;
     refused(&answer, 403, "forbidden");
     stage.empty().await;
+}
+
+#[tokio::test]
+async fn what_an_agent_keeps_for_itself_stays_inside_its_session() {
+    let mut stage = Stage::new().await;
+    // The same agent, in a session that stays.
+    stage.scratch = stage.rig.engine.clone();
+    let session = json!({"app": "demo", "agent": "service"});
+    let session = stage.ann.post("/v1/sessions", &session).await.ok(201);
+    let session = crate::rig::text(&session, "id");
+    let calls = json!([{"id": "call_inside", "type": "function"}]);
+    let output = json!({"content": "hi", "data": {"tool_calls": calls}});
+    let mut task = String::new();
+    for is_stream in [false, true] {
+        let mut body = words("service", "hello");
+        body["conversation"] = session.as_str().into();
+        body["stream"] = is_stream.into();
+        let call = stage.send(&body);
+        let work = stage.claim("service").await;
+        task = work.detail.task.id.to_string();
+        stage.complete(&work, &output).await;
+        let answer = finished(call).await;
+        let said = answer.text();
+        assert!(said.contains("hi"), "{said}");
+        assert!(!said.contains("tool_calls"), "{said}");
+    }
+    for path in [
+        format!("/v1/sessions/{session}/messages"),
+        format!("/v1/tasks/{task}"),
+    ] {
+        let shown = stage.ann.get(&path).await.text();
+        assert!(shown.contains("\"hi\""), "{shown}");
+        assert!(!shown.contains("call_inside"), "{shown}");
+    }
+    let path = format!("/v1/sessions/{session}/events?after=0");
+    let mut feed = stage.ann.follow(&path, None).await;
+    loop {
+        let event = feed.next().await.expect("an event").data.to_string();
+        assert!(!event.contains("call_inside"), "{event}");
+        if event.contains("request_ended") {
+            assert!(event.contains("\"hi\""), "{event}");
+            break;
+        }
+    }
+    let operator = stage.rig.key(&["operator"]).await;
+    let path = format!("/v1/sessions/{session}/messages?view=trace");
+    let trace = operator.get(&path).await.text();
+    assert!(trace.contains("call_inside"), "{trace}");
 }

@@ -29,6 +29,7 @@ async fn pieces_come_as_they_are_written_and_the_end_after_the_commit() {
     assert_eq!(first["choices"][0]["delta"]["role"], "assistant");
     assert_eq!(first["choices"][0]["finish_reason"], Value::Null);
     assert!(first.get("usage").is_none());
+    let _draft = scene.rig.engine.open_draft(id(&request));
     for piece in ["Grü", "ße, 🦀", " ann"] {
         scene.rig.engine.write_draft(id(&request), piece);
         assert_eq!(stream.text().await, piece);
@@ -79,6 +80,7 @@ async fn what_is_committed_counts_whatever_the_draft_said() {
     ] {
         let mut stream = scene.stream(&format!("say {committed}")).await;
         let request = scene.claim().await;
+        let _open = scene.rig.engine.open_draft(id(&request));
         scene.rig.engine.write_draft(id(&request), draft);
         if !draft.is_empty() {
             assert_eq!(stream.text().await, draft);
@@ -95,6 +97,7 @@ async fn an_answer_longer_than_any_draft_comes_whole() {
     let request = scene.claim().await;
     let piece = "0123456789abcdeü".repeat(4_096);
     let mut whole = String::new();
+    let _draft = scene.rig.engine.open_draft(id(&request));
     while whole.len() < 3 * 1024 * 1024 {
         scene.rig.engine.write_draft(id(&request), &piece);
         whole.push_str(&piece);
@@ -109,6 +112,7 @@ async fn a_server_that_stops_says_so_and_loses_nothing() {
     let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
     let mut stream = scene.stream("hello").await;
     let request = scene.claim().await;
+    let _draft = scene.rig.engine.open_draft(id(&request));
     scene.rig.engine.write_draft(id(&request), "hi, ");
     assert_eq!(stream.text().await, "hi, ");
     let waiting = scene.say("hello");
@@ -215,4 +219,65 @@ async fn streams_are_bounded_and_a_refused_one_begins_nothing() {
     let request = scene.claim().await;
     scene.complete(&request, "hi").await;
     assert_eq!(again.rest().await.0, "hi");
+}
+
+#[tokio::test]
+async fn one_key_takes_a_part_of_the_streams_and_long_waits_count_too() {
+    let with_eight = |keys_required| Setup {
+        server: ServerOptions {
+            feeds_max: 8,
+            keys_required,
+            ..setup().server
+        },
+        ..Setup::default()
+    };
+    let scene = Scene::begin(Rig::with(with_eight(true)).await).await;
+    let stream = scene.stream("one").await;
+    let waiting = scene.send(words("helper", "two"), &[("x-statehold-wait", "61")]);
+    for _ in 0..2 {
+        scene.claim().await;
+    }
+    let mut body = words("helper", "three");
+    body["stream"] = true.into();
+    let answer = super::finished(scene.send(body, &[])).await;
+    let error = refused(&answer, 429, "too_many");
+    assert!(error["message"].to_string().contains("one key"), "{error}");
+    let long = [("x-statehold-wait", "61")];
+    let answer = super::finished(scene.send(words("helper", "three"), &long)).await;
+    refused(&answer, 429, "too_many");
+    assert_eq!(scene.turns().await, 2);
+    // Others have theirs, and so has whoever does not stay.
+    let bob = scene.rig.client("bob").await;
+    let mut body = words("helper", "hello");
+    body["stream"] = true.into();
+    drop(ChatStream::open(&bob, &body, &[]).await);
+    scene.claim().await;
+    let short = [("x-statehold-wait", "60")];
+    let call = scene.send(words("helper", "three"), &short);
+    let request = scene.claim().await;
+    scene.complete(&request, "ok").await;
+    super::finished(call).await.ok(200);
+    // Whoever goes away makes room.
+    drop(stream);
+    waiting.abort();
+    drop(waiting.await);
+    let headers = [("x-statehold-session", scene.session.as_str())];
+    crate::rig::until("there is room again", || async {
+        let sent = scene.ann.begin(
+            "POST",
+            super::COMPLETIONS,
+            &headers,
+            body.to_string().into(),
+        );
+        let response = sent.await.expect("an answer");
+        (response.status() == 200).then_some(())
+    })
+    .await;
+
+    // The developer is alone.
+    let rig = Rig::with(with_eight(false)).await;
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        streams.push(ChatStream::open(&rig.nobody(), &body, &[]).await);
+    }
 }

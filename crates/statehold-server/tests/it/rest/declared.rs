@@ -36,23 +36,23 @@ fn book() -> AgentBook {
         answer: FinalAnswer::Pass,
     };
     let coordinator = AgentSpec {
-        kind: AgentKind::Router(router),
+        kind: AgentKind::Router(Arc::new(router)),
         openai_default: ChatDefault::Stateful,
         ..AgentSpec::worker(name("coordinator"))
     };
-    let gpa = AgentKind::Openai(OpenaiSpec {
+    let gpa = AgentKind::Openai(Arc::new(OpenaiSpec {
         base_url: "http://hidden.example/v1".to_owned(),
         model: "hidden-model".to_owned(),
         credential: Credential::new("hidden-credential".to_owned()),
         memory: statehold_agents::spec::Memory::Restore,
-    });
-    let assistant = AgentKind::Llm(LlmSpec {
+    }));
+    let assistant = AgentKind::Llm(Arc::new(LlmSpec {
         model: name("main"),
         prompt: "A hidden prompt.".to_owned(),
         tool_servers: Vec::new(),
         steps_max: 16,
         tokens_max: None,
-    });
+    }));
     let agents = [
         Arc::new(coordinator),
         of_kind("gpa", gpa),

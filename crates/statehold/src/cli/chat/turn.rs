@@ -16,8 +16,11 @@ use crate::exit::{Exit, Failure, LostReader};
 const PATH: &str = "/openai/v1/chat/completions";
 /// How long a turn may wait for a person before the stream is opened anew.
 const WAIT_SECONDS: u64 = 3_600;
-/// How long a server that is gone is waited for before the next try.
-const RETRY: Duration = Duration::from_millis(500);
+/// How long a server that is gone is waited for before the next try: twice as long each time.
+const RETRY_MIN: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// How long a script waits for a server that does not come back. A person can press Ctrl-C.
+const GONE_MAX: Duration = Duration::from_mins(2);
 /// Where the end of a line says who answered.
 const ABOUT_COLUMN: usize = 64;
 
@@ -41,7 +44,7 @@ pub(super) struct Turn<'a> {
     begun: Instant,
     /// What was said so far, on this stream and before it broke.
     printed: String,
-    /// The holds that were told.
+    /// The holds that were told, decided ones too.
     holds: Vec<Value>,
     /// What the last chunk told about the turn.
     about: Value,
@@ -103,30 +106,43 @@ impl<'a> Turn<'a> {
             "messages": [{ "role": "user", "content": message }],
             "stream": true,
         });
-        let mut headers = vec![("x-statehold-session", self.session.to_owned())];
+        // Whatever is lost on the way, all tries are one turn.
+        let key = turn_key()?;
+        let mut headers = vec![
+            ("x-statehold-session", self.session.to_owned()),
+            ("idempotency-key", key),
+        ];
         if self.waits {
             headers.push(("x-statehold-wait", WAIT_SECONDS.to_string()));
         }
         let mut was_there = false;
-        let mut is_lost = false;
+        let mut lost: Option<(Instant, Duration)> = None;
         let over = loop {
             match self.client.post_stream(PATH, &body, &headers).await {
                 Ok(mut stream) => {
                     was_there = true;
-                    let is_back = std::mem::take(&mut is_lost);
+                    let is_back = lost.take().is_some();
                     match self.follow(&mut stream, is_back).await? {
                         Over::Lost => {}
+                        // The stream has waited as long as one may: on with the next.
+                        Over::Paused if self.waits && !self.is_theirs() => continue,
                         over => break over,
                     }
                 }
-                Err(failure) if was_there && is_passing(&failure) => {}
+                Err(failure) if was_there && is_passing(&failure) => {
+                    let is_over = lost.is_some_and(|(since, _)| since.elapsed() > GONE_MAX);
+                    if is_over && !self.is_conversation {
+                        return Err(failure.into());
+                    }
+                }
                 Err(failure) => return Err(failure.into()),
             }
-            if !is_lost {
-                is_lost = true;
+            let (since, pause) = lost.unwrap_or_else(|| {
                 self.output.note("connection lost, retrying…");
-            }
-            sleep(RETRY).await;
+                (Instant::now(), RETRY_MIN)
+            });
+            sleep(pause).await;
+            lost = Some((since, (pause * 2).min(RETRY_MAX)));
         };
         self.end(&over).await
     }
@@ -141,11 +157,10 @@ impl<'a> Turn<'a> {
             self.output.note("reconnected");
         }
         let mut told_back = !is_back;
-        let mut position = 0;
+        let mut heard = String::new();
         loop {
-            let data = match stream.next().await {
-                Ok(Some(data)) => data,
-                Ok(None) | Err(_) => return Ok(Over::Lost),
+            let Ok(Some(data)) = stream.next().await else {
+                return Ok(Over::Lost);
             };
             if data == "[DONE]" {
                 let is_paused = text(&self.about, "status") == "paused";
@@ -165,32 +180,35 @@ impl<'a> Turn<'a> {
             if let Some(about) = chunk.get("statehold") {
                 self.about = about.clone();
                 if text(about, "status") == "paused" && self.waits {
-                    self.pause(elements(about, "holds"), !told_back)?;
+                    self.pause(elements(about, "holds"), !told_back);
                     told_back = true;
-                    if self.is_conversation && self.asks_the_person() {
+                    if self.is_theirs() {
                         return Ok(Over::Paused);
                     }
                 }
             }
             let piece = chunk["choices"][0]["delta"]["content"].as_str();
-            self.print(piece.unwrap_or_default(), &mut position)?;
+            heard.push_str(piece.unwrap_or_default());
+            self.print(&heard)?;
         }
     }
 
-    /// Prints a piece of the answer, as far as it is new.
-    fn print(&mut self, piece: &str, position: &mut usize) -> anyhow::Result<()> {
-        let from = *position;
-        *position += piece.len();
-        let known = self.printed.len().saturating_sub(from).min(piece.len());
-        let Some(new) = piece.get(known..).filter(|new| !new.is_empty()) else {
+    /// Prints what was heard on this stream, as far as it was not printed before.
+    fn print(&mut self, heard: &str) -> anyhow::Result<()> {
+        if self.printed.starts_with(heard) {
             return Ok(());
+        }
+        let new = match heard.strip_prefix(self.printed.as_str()) {
+            Some(new) => new.to_owned(),
+            // After a break it is worded otherwise: that one counts, from a new paragraph on.
+            None => format!("\n\n{heard}"),
         };
         let is_first = self.printed.is_empty();
-        self.printed.push_str(new);
+        heard.clone_into(&mut self.printed);
         if self.is_quiet {
             return Ok(());
         }
-        let mut shown = printable(new);
+        let mut shown = printable(&new);
         if is_first && self.output.is_terminal {
             let name = format!("{}> ", cell(self.agent));
             shown.insert_str(0, &Tone::Strong.paint(&name));
@@ -199,7 +217,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Says what the turn waits for, once for each hold.
-    fn pause(&mut self, holds: &[Value], is_back: bool) -> anyhow::Result<()> {
+    fn pause(&mut self, holds: &[Value], is_back: bool) {
         let known = |hold: &Value| self.holds.iter().any(|known| known["id"] == hold["id"]);
         let new: Vec<Value> = holds.iter().filter(|hold| !known(hold)).cloned().collect();
         if is_back {
@@ -211,12 +229,12 @@ impl<'a> Turn<'a> {
         for hold in &new {
             self.output.note(&self.notice(hold));
         }
-        if !new.is_empty() && !(self.is_conversation && new.iter().all(is_question)) {
+        let is_theirs = self.is_conversation && new.iter().all(is_question);
+        if !new.is_empty() && !is_theirs {
             let note = "(waiting; Ctrl-C stops waiting, the task stays paused)";
             self.output.note(&format!("   {}", Tone::Dim.paint(note)));
         }
         self.holds.extend(new);
-        Ok(())
     }
 
     fn notice(&self, hold: &Value) -> String {
@@ -234,7 +252,7 @@ impl<'a> Turn<'a> {
         let chain = hold["chain"].as_str().map(cell).unwrap_or_default();
         let expires = hold["expires_at"].as_str();
         let expires = expires.map_or_else(String::new, |at| {
-            format!(", expires {}", self.output.times.show(at))
+            format!(", expires {}", self.output.times.at_present().show(at))
         });
         let verb = match text(hold, "kind") {
             "approval" | "reconcile" => "approve",
@@ -246,9 +264,10 @@ impl<'a> Turn<'a> {
         )
     }
 
-    /// Whether all that is waited for is an answer of whoever types.
-    fn asks_the_person(&self) -> bool {
-        !self.holds.is_empty() && self.holds.iter().all(is_question)
+    /// Whether all that is waited for now is an answer of whoever types.
+    fn is_theirs(&self) -> bool {
+        let open = elements(&self.about, "holds");
+        self.is_conversation && !open.is_empty() && open.iter().all(is_question)
     }
 
     async fn end(self, over: &Over) -> anyhow::Result<End> {
@@ -319,12 +338,26 @@ fn is_passing(failure: &Failure) -> bool {
     failure.exit == Exit::Unreachable || matches!(failure.status, Some(429 | 502 | 503))
 }
 
+/// What went wrong in the middle of a stream.
 fn failed(error: &Value) -> Failure {
+    let code = text(error, "code");
+    let exit = match code {
+        "unauthenticated" | "forbidden" => Exit::NotAllowed,
+        "not_found" => Exit::NotFound,
+        "session_closed" | "session_expired" => Exit::Conflict,
+        _ => Exit::Failed,
+    };
     let message = text(error, "message").to_owned();
-    let mut failure =
-        Failure::new(Exit::Failed, message).hint("the conversation goes on; say it again");
-    failure.code = error["code"].as_str().map(str::to_owned);
+    let mut failure = Failure::new(exit, message).hint("the conversation stays; say it again");
+    failure.code = Some(code.to_owned());
     failure
+}
+
+/// Names a turn over all of its tries.
+fn turn_key() -> anyhow::Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
+    Ok(format!("chat-{:032x}", u128::from_le_bytes(bytes)))
 }
 
 fn write(shown: &str) -> anyhow::Result<()> {

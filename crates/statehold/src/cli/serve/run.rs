@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
 use statehold_agents::runner::{OnStep, Runner};
+use statehold_agents::scratch::Scratch;
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
@@ -73,9 +74,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let scratch_clock = Arc::clone(&clock);
     let demo = Demo::beside(&config.agents, plan.has_demo);
     let policies = demo.policies(crate::config::policies(&config.agents));
-    let scratch = wire::in_memory(scratch_clock, policies.clone())
-        .await?
-        .engine;
+    let own = declared.credentials.clone();
+    let scratch_engine = wire::make_in_memory(scratch_clock, policies.clone(), own);
     let parts = if on_disk {
         wire::on_disk(data, config.store.readers.get(), clock, policies).await?
     } else {
@@ -83,6 +83,8 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let engine = parts.engine;
     engine.set_service_credentials(declared.credentials);
+    let tenant: Name = "default".parse().context("the tenant has a name")?;
+    demo::revoke_keys(&engine, &tenant).await?;
     let has_keys = engine.has_keys().await?;
     require_keys(plan, has_keys)?;
     let listener = TcpListener::bind(config.server.listen)
@@ -90,18 +92,11 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         .with_context(|| format!("cannot listen on {}", config.server.listen))?;
     let url = format!("http://{}", listener.local_addr()?);
     if on_disk {
-        let started_at = jiff::Timestamp::now().to_string();
-        let (pid, url) = (std::process::id(), url.clone());
-        run_file::write(
-            data,
-            &RunFile {
-                pid,
-                url,
-                started_at,
-            },
-        )?;
+        write_run_file(data, &url)?;
     }
     let book = Arc::new(demo.joined(declared.book));
+    let scratch = Scratch::new(scratch_engine, tenant.clone(), Arc::clone(&book));
+    let scratch = Arc::new(scratch);
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
     let options = ServerOptions {
@@ -110,7 +105,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
         agents: Arc::clone(&book),
-        scratch: Some(scratch.clone()),
+        scratch: Some(Arc::clone(&scratch)),
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -122,10 +117,7 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let tenant: Name = "default".parse().context("the tenant has a name")?;
-    let (ours, declared) = (engine.clone(), Arc::clone(&book));
-    let runner = Runner::start_watched(ours, tenant.clone(), declared, on_step).await?;
-    let scratch_runner = Runner::start(scratch.clone(), tenant.clone(), book).await?;
+    let runner = Runner::start_watched(engine.clone(), tenant.clone(), book, on_step).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
         url: &url,
@@ -146,26 +138,14 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         }
     });
     let serving = serve(listener, router, accept, stop.clone());
-    tokio::pin!(serving);
-    tokio::select! {
-        () = &mut serving => {}
-        () = asked_to_stop() => {
-            output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
-            // Feeds and long polls end by themselves, so that the rest can finish.
-            engine.begin_stop();
-            scratch.begin_stop();
-            stop.cancel();
-            tokio::select! {
-                () = &mut serving => {}
-                () = asked_to_stop() => return Ok(Exit::Interrupted),
-            }
-        }
+    let is_clean = until_asked(serving, &engine, &stop, output).await;
+    if !is_clean {
+        return Ok(Exit::Interrupted);
     }
     stop.cancel();
     playing.stop().await;
     runner.stop().await;
-    scratch_runner.stop().await;
-    scratch.shut_down().await;
+    scratch.close().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;
@@ -173,6 +153,38 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+fn write_run_file(data: &Path, url: &str) -> anyhow::Result<()> {
+    let run = RunFile {
+        pid: std::process::id(),
+        url: url.to_owned(),
+        started_at: jiff::Timestamp::now().to_string(),
+    };
+    run_file::write(data, &run)
+}
+
+/// Serves until somebody asks this process to stop, and what was begun is finished. False if it is not,
+/// because they asked again.
+async fn until_asked(
+    serving: impl Future<Output = ()>,
+    engine: &Engine,
+    stop: &CancellationToken,
+    output: &Output,
+) -> bool {
+    tokio::pin!(serving);
+    tokio::select! {
+        () = &mut serving => return true,
+        () = asked_to_stop() => {}
+    }
+    output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
+    // Feeds and long polls end by themselves, so that the rest can finish.
+    engine.begin_stop();
+    stop.cancel();
+    tokio::select! {
+        () = &mut serving => true,
+        () = asked_to_stop() => false,
+    }
 }
 
 /// What is done at each step of a turn: nothing, unless a test says otherwise.
@@ -257,6 +269,7 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
     output.note(&format!(
         "  API        {url}/v1        schema {url}/openapi.json"
     ));
+    output.note(&format!("  OpenAI     {url}/openai/v1"));
     output.note(&format!(
         "  Health     {url}/healthz   metrics {url}/metrics"
     ));
@@ -293,9 +306,14 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
             "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
         ));
     }
+    let next = if names.is_empty() {
+        "statehold sessions list"
+    } else {
+        "statehold chat"
+    };
     let ms = greeting.begun.elapsed().as_millis();
     output.note(&format!(
-        "  Ready in {ms} ms. Try:  statehold sessions list        Stop: Ctrl-C"
+        "  Ready in {ms} ms. Try:  {next}        Stop: Ctrl-C"
     ));
 }
 
@@ -348,7 +366,12 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
 
 /// Which lines are written.
 pub(in crate::cli) fn log_filter(log: &Log) -> anyhow::Result<EnvFilter> {
-    EnvFilter::try_new(&log.level).with_context(|| {
+    let mut level = log.level.clone();
+    if !level.contains("rmcp") {
+        // It writes words of tool servers, at every connection.
+        level.push_str(",rmcp=off");
+    }
+    EnvFilter::try_new(level).with_context(|| {
         let message = format!(
             "`log.level` is {:?}, which is no level or filter",
             log.level

@@ -1,0 +1,94 @@
+//! What is laid down about a tool on a server, whichever of its names the operator wrote down.
+//!
+//! A policy may speak of a tool by the name that its server gives it, or with the server before that name.
+//! Both count, whatever name models see today: that depends on what other servers offer.
+
+use statehold_core::name::Name;
+use statehold_engine::policy::{Effective, Policies};
+
+use crate::mcp::sayable;
+
+/// What is laid down about one tool.
+pub(crate) struct ToolRules {
+    /// The name to record its calls under. The engine judges calls by their names, and comes to the same
+    /// under this one.
+    pub(crate) recorded: String,
+    pub(crate) effective: Effective,
+}
+
+impl ToolRules {
+    pub(crate) fn of(policies: &Policies, agent: &Name, server: &str, original: &str) -> Self {
+        let names = names(server, original);
+        let own = policies.agents.get(agent);
+        let is_named = |name: &&String| {
+            own.is_some_and(|own| own.tools.keys().any(|known| known.as_str() == **name))
+        };
+        let recorded = names.iter().find(is_named).cloned();
+        let all: Vec<&str> = names.iter().map(String::as_str).collect();
+        Self {
+            recorded: recorded.unwrap_or_else(|| original.to_owned()),
+            effective: policies.of_any(agent, &all),
+        }
+    }
+}
+
+/// The names of a tool, those that say most first.
+fn names(server: &str, original: &str) -> [String; 4] {
+    let plain = sayable(original);
+    [
+        format!("{server}__{original}"),
+        format!("{}__{plain}", sayable(server)),
+        original.to_owned(),
+        plain,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use statehold_engine::policy::{AgentPolicy, Approval, ToolPolicy};
+
+    use super::*;
+
+    #[track_caller]
+    fn check(named: &[(&str, Approval)], recorded: &str, needs_approval: bool) {
+        let tools = named.iter().map(|(name, approval)| {
+            let policy = ToolPolicy {
+                approval: Some(*approval),
+                ..ToolPolicy::default()
+            };
+            (name.parse().expect("a name"), policy)
+        });
+        let agent: Name = "a".parse().expect("a name");
+        let policy = AgentPolicy {
+            tools: tools.collect(),
+            ..AgentPolicy::default()
+        };
+        let policies = Policies {
+            agents: [(agent.clone(), policy)].into(),
+        };
+        let rules = ToolRules::of(&policies, &agent, "files.x", "user.delete");
+        assert_eq!(rules.recorded, recorded, "{named:?}");
+        for effective in [rules.effective, policies.of(&agent, recorded)] {
+            let args = serde_json::json!({});
+            assert_eq!(effective.needs_approval(&args), needs_approval, "{named:?}");
+        }
+    }
+
+    #[test]
+    fn every_name_of_a_tool_counts_and_the_engine_agrees() {
+        use Approval::{Always, Never};
+        check(&[], "user.delete", false);
+        check(&[("user.delete", Always)], "user.delete", true);
+        check(&[("user_delete", Always)], "user_delete", true);
+        let long = "files.x__user.delete";
+        check(&[(long, Always)], long, true);
+        check(&[(long, Never), ("user.delete", Always)], long, true);
+        check(&[(long, Always), ("user.delete", Never)], long, true);
+        check(
+            &[("files_x__user_delete", Always)],
+            "files_x__user_delete",
+            true,
+        );
+        check(&[("other__user.delete", Always)], "user.delete", false);
+    }
+}

@@ -1,0 +1,145 @@
+//! Which call answers a question, and which is only made again.
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::{Scene, content, finished, refused, words};
+use crate::rig::{Answer, text, until};
+
+impl Scene {
+    fn say_with_key(&self, said: &str, key: &str) -> JoinHandle<Answer> {
+        self.send(words("helper", said), &[("idempotency-key", key)])
+    }
+
+    async fn question(&self, request: &Value, title: &str) -> Value {
+        let question = json!({"kind": "question", "title": title});
+        self.ask(request, question).await
+    }
+
+    async fn is_open(&self, hold: &Value) -> bool {
+        let path = format!("/v1/holds/{}", text(hold, "id"));
+        self.ann.get(&path).await.ok(200)["status"] == "open"
+    }
+
+    async fn until_answered(&self, hold: &Value) {
+        until("it is answered", || async {
+            (!self.is_open(hold).await).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Makes a call and goes away.
+async fn given_up(call: JoinHandle<Answer>) {
+    call.abort();
+    drop(call.await);
+}
+
+#[tokio::test]
+async fn a_call_that_is_made_again_answers_no_question_that_it_never_saw() {
+    let scene = Scene::new().await;
+    let call = scene.say("go");
+    let request = scene.claim().await;
+    let first = scene.question(&request, "Sure?").await;
+    finished(call).await.ok(200);
+    let call = scene.say("yes");
+    scene.until_answered(&first).await;
+    given_up(call).await;
+
+    // The answer was lost on its way, and another question is open: it is not answered unseen.
+    let next = scene.question(&request, "Really?").await;
+    let body = finished(scene.say("yes")).await.ok(200);
+    assert_eq!(body["statehold"]["holds"][0]["id"], next["id"]);
+    assert!(scene.is_open(&next).await);
+    assert_eq!(scene.turns().await, 1);
+    let call = scene.say("yes");
+    scene.until_answered(&next).await;
+    // An answer that is sent again is no new turn.
+    let mut again = scene.stream("yes").await;
+    scene.complete(&request, "Done.").await;
+    assert_eq!(content(&finished(call).await), "Done.");
+    assert_eq!(again.rest().await.0, "Done.");
+    assert_eq!(scene.turns().await, 1);
+}
+
+#[tokio::test]
+async fn what_a_turn_began_with_is_no_answer_to_its_question_unless_it_is_a_choice() {
+    let scene = Scene::new().await;
+    let call = scene.say("yes");
+    let request = scene.claim().await;
+    let open = scene.question(&request, "Sure?").await;
+    finished(call).await.ok(200);
+    // However often a client that comes back says it.
+    for _ in 0..2 {
+        let body = finished(scene.say("yes")).await.ok(200);
+        assert_eq!(body["statehold"]["holds"][0]["id"], open["id"]);
+        assert!(scene.is_open(&open).await);
+    }
+    assert_eq!(scene.turns().await, 1);
+    let call = scene.say("I am");
+    scene.until_answered(&open).await;
+    given_up(call).await;
+
+    let choice = json!({
+        "kind": "question", "title": "Really?", "response_schema": {"enum": ["yes", "no"]},
+    });
+    let choice = scene.ask(&request, choice).await;
+    // Told of it first, then taken at its word.
+    let body = finished(scene.say("yes")).await.ok(200);
+    assert_eq!(body["statehold"]["holds"][0]["id"], choice["id"]);
+    let call = scene.say("yes");
+    scene.until_answered(&choice).await;
+    scene.complete(&request, "Done.").await;
+    assert_eq!(content(&finished(call).await), "Done.");
+    assert_eq!(scene.turns().await, 1);
+}
+
+#[tokio::test]
+async fn a_call_with_the_same_key_answers_no_question_that_came_up_since() {
+    let scene = Scene::new().await;
+    // It began a turn, which has asked since.
+    let call = scene.say_with_key("hello", "one");
+    let request = scene.claim().await;
+    given_up(call).await;
+    let first = scene.question(&request, "Which?").await;
+    for _ in 0..2 {
+        let answer = finished(scene.say_with_key("hello", "one")).await;
+        assert_eq!(answer.ok(200)["statehold"]["status"], "paused");
+        assert!(scene.is_open(&first).await);
+    }
+
+    // It answered a question, and the turn has asked another since.
+    let call = scene.say_with_key("this", "two");
+    scene.until_answered(&first).await;
+    given_up(call).await;
+    let second = scene.question(&request, "And then?").await;
+    for _ in 0..2 {
+        let answer = finished(scene.say_with_key("this", "two")).await;
+        let body = answer.ok(200);
+        assert_eq!(body["statehold"]["holds"][0]["id"], second["id"]);
+        assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+        assert!(scene.is_open(&second).await);
+    }
+    let other = finished(scene.say_with_key("that", "two")).await;
+    refused(&other, 422, "key_reused");
+    assert!(scene.is_open(&second).await);
+
+    // A key that is new answers, also in the words of the answer before.
+    let call = scene.say_with_key("this", "three");
+    scene.until_answered(&second).await;
+    scene.complete(&request, "Done.").await;
+    assert_eq!(content(&finished(call).await), "Done.");
+    assert_eq!(scene.turns().await, 1);
+
+    // The turn of another call asks: a call that was answered long ago gets its own answer.
+    let call = scene.say("another");
+    let asking = scene.claim().await;
+    let third = scene.question(&asking, "What?").await;
+    finished(call).await.ok(200);
+    for (said, key) in [("hello", "one"), ("this", "two")] {
+        let answer = finished(scene.say_with_key(said, key)).await;
+        assert_eq!(content(&answer), "Done.");
+        assert!(scene.is_open(&third).await);
+    }
+    assert_eq!(scene.turns().await, 2);
+}
