@@ -41,8 +41,9 @@ struct RecordedNote {
 }
 
 /// The notes that gateways write beside those with the state.
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "conversation_recreated",
+    crate::history::LEFT_OUT,
     "shared_context_clipped",
     "state_pruned",
     "state_set_aside",

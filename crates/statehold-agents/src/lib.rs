@@ -6,6 +6,7 @@ mod conversations;
 #[cfg(test)]
 mod fault_server;
 mod gateway;
+mod history;
 mod http;
 mod llm;
 mod mcp;

@@ -17,6 +17,7 @@ use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
 use crate::gateway::shared_block;
+use crate::history::left_out_note;
 use crate::mcp::{Tool, ToolError, ToolServers};
 use crate::model::{Model, Question, Said, Wish};
 use crate::runner::{Run, StepDone, StepKind, Told, Toolbox};
@@ -25,7 +26,7 @@ use crate::turn::{Agent, Answer, TurnError};
 use crate::voice::{BREAK, Voice};
 use crate::words::{Words, raw};
 use judge::{Judge, Refused};
-use talk::Talk;
+use talk::{Talk, with_files};
 
 /// A model with tools.
 pub(crate) struct Llm {
@@ -146,14 +147,15 @@ impl Agent for Llm {
     async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
         let mut talk = Talk::default();
         let history = run.history().await?;
-        if history.is_empty() {
+        let left_out = if history.is_empty() {
             // Who has a history here cannot bring another along.
-            talk.push_brought(run.input.data.as_ref());
-        }
-        talk.push_history(&history);
+            talk.push_brought(run.input.data.as_ref())
+        } else {
+            talk.push_history(&history)
+        };
         drop(history);
         let shared = run.shared(&run.spec.import).await?;
-        let before = shared_block(&shared, &run.input.text());
+        let before = shared_block(&shared, &with_files(&run.input));
         talk.push_input(&run.input, before.as_deref());
         let agent = run.spec.name.clone();
         let mut toolbox = Toolbox::new(Arc::clone(&self.tools), self.spec.tool_servers.clone());
@@ -178,6 +180,7 @@ impl Agent for Llm {
                 answer
                     .notes
                     .push(("prompt", raw(&json!({"digest": digest}))));
+                answer.notes.extend(left_out_note(left_out));
                 return Ok(answer);
             }
             let tried = || said.tool_calls.iter().filter(|wish| wish.error.is_none());

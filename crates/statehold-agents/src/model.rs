@@ -8,12 +8,15 @@ use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
 use crate::chat::{ChatCall, ChatClient, ChatEndpoint, ChatReply, Usage};
+use crate::http::CallError;
 use crate::spec::ModelSpec;
 use crate::turn::TurnError;
 use crate::words::raw;
 
 /// Where nothing is said about tokens, so many bytes count as one.
 const BYTES_PER_TOKEN: usize = 4;
+/// An error that has a piece of this length of what was sent repeats it.
+const REPEATED_CHARS_MIN: usize = 24;
 
 /// A model, and the way to it.
 #[derive(Clone)]
@@ -116,6 +119,7 @@ impl Model {
         let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
         let reply = self.chat.chat(&self.endpoint, &call, on_text).await;
         let reply = reply.map_err(|error| {
+            let error = without_what_was_sent(error, &call.messages);
             let message = format!("the model `{}`: {error}", self.name);
             TurnError::failed(error.code(), message)
         })?;
@@ -126,6 +130,50 @@ impl Model {
     pub(crate) fn name(&self) -> &Name {
         &self.name
     }
+}
+
+/// An error that does not repeat the prompt or anything else that the model was told: errors are kept and
+/// shown to people who may not see those.
+fn without_what_was_sent(error: CallError, sent: &[Raw]) -> CallError {
+    let CallError::Status { status, message } = error else {
+        return error;
+    };
+    let said: Vec<char> = one_line(&message).chars().collect();
+    let sent: Vec<String> = sent.iter().flat_map(texts).collect();
+    let repeats = said.windows(REPEATED_CHARS_MIN).any(|piece| {
+        let piece: String = piece.iter().collect();
+        sent.iter().any(|text| text.contains(&piece))
+    });
+    let message = if repeats {
+        "what it said is not shown because it repeats what it was told".to_owned()
+    } else {
+        message
+    };
+    CallError::Status { status, message }
+}
+
+/// A message as it was sent, and the texts in it.
+fn texts(message: &Raw) -> Vec<String> {
+    fn collect(value: &Value, texts: &mut Vec<String>) {
+        match value {
+            Value::String(text) => texts.push(one_line(text)),
+            Value::Array(values) => values.iter().for_each(|value| collect(value, texts)),
+            Value::Object(members) => members.values().for_each(|value| collect(value, texts)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+    let mut texts = vec![one_line(message.get())];
+    if let Ok(value) = serde_json::from_str(message.get()) {
+        collect(&value, &mut texts);
+    }
+    texts
+}
+
+/// As errors are clipped: without line breaks, and with single spaces.
+fn one_line(text: &str) -> String {
+    let words = text.split(|c: char| c.is_control() || c.is_whitespace());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    words.join(" ")
 }
 
 /// What an answer took.
@@ -182,5 +230,36 @@ impl Took {
                 "total_tokens": usage.total_tokens,
             }))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_does_not_repeat_what_was_sent() {
+        let prompt = "You are the assistant.\nThe word of the day is \"xyzzy-plugh\".";
+        let sent = [raw(
+            &serde_json::json!({"role": "system", "content": prompt}),
+        )];
+        let shown = |message: &str| {
+            let error = CallError::Status {
+                status: http::StatusCode::BAD_REQUEST,
+                message: message.to_owned(),
+            };
+            without_what_was_sent(error, &sent).to_string()
+        };
+        for repeated in [
+            "cannot read: You are the assistant. The word of the day is",
+            r#"in {"content":"You are the assistant.\nThe word of the day"#,
+            r#"word of the day is "xyzzy-plugh"."#,
+        ] {
+            let shown = shown(repeated);
+            assert!(!shown.contains("word of the"), "{shown}");
+            assert!(shown.contains("400"), "{shown}");
+        }
+        let told = shown("model gpt-9 does not exist, ask the assistant.");
+        assert!(told.contains("model gpt-9 does not exist"), "{told}");
     }
 }

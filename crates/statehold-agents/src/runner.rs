@@ -46,7 +46,7 @@ pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
 pub(crate) use run::{Beside, Place, Run, StepDone};
 pub use run::{Lost, Moment, OnStep};
-pub(crate) use tools::{Told, Toolbox, told_of};
+pub(crate) use tools::{NotMade, Told, Toolbox, told_of};
 
 /// How long a turn is ours without a sign of life, and how often we give one.
 const LEASE: Duration = Duration::from_secs(30);
@@ -443,4 +443,24 @@ fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
         code: text("code").unwrap_or("agent_failed").to_owned(),
         message: message.unwrap_or("the agent gave no reason").to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_room_for_everything_that_is_claimed() {
+        let turns = Arc::new(Semaphore::new(CLAIM_MAX + 2));
+        let mut first = room(&turns).await.expect("room");
+        assert_eq!(first.num_permits(), CLAIM_MAX);
+        let second = room(&turns).await.expect("room");
+        assert_eq!((second.num_permits(), turns.available_permits()), (2, 0));
+        // What begins keeps its room, and what is not used is given back.
+        let turn = first.split(1);
+        drop((first, second));
+        assert_eq!(turns.available_permits(), CLAIM_MAX + 1);
+        drop(turn);
+        assert_eq!(turns.available_permits(), CLAIM_MAX + 2);
+    }
 }

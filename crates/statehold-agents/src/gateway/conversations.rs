@@ -18,7 +18,7 @@ use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
 use super::remembered::{self, Locks, Remembered};
-use super::shared::{self, Told};
+use super::shared::{self, Exported, Told};
 use super::{RecordedNote, failed, is_lost, of_record, recorded, trail, unprepared};
 use crate::conversations::{ConversationsClient, ConversationsEndpoint, Header};
 use crate::http::{CallError, HttpClient};
@@ -103,8 +103,9 @@ impl Agent for Conversations {
             said => said?,
         };
         let shared = said.shared_context.as_deref();
-        let state = shared::exported(&run.spec.export, shared, None);
+        let Exported { values, left_out } = shared::exported(&run.spec.export, shared, None);
         let mut notes = of_record(said.notes);
+        notes.extend(left_out);
         let mut words = Words::plain(&said.content);
         if known.was_lost {
             words.annotations = Some(raw(&BTreeMap::from([("conversation_recreated", true)])));
@@ -116,7 +117,7 @@ impl Agent for Conversations {
         }
         Ok(Answer {
             words,
-            state,
+            state: values,
             private: None,
             notes,
         })
@@ -306,16 +307,17 @@ fn title(session: SessionId, agent: &Name, generation: u32) -> String {
 
 /// What is said: what the agent is told first, the text, and where the files are.
 fn message(input: &Words, told: Option<&Told>) -> String {
-    let text = input.text();
-    let mut said = shared::block(told, &text).unwrap_or_default();
-    said.push_str(&text);
+    let mut said = input.text();
     for file in &input.attachments {
         if let Some(url) = file.url.as_ref().or(file.reference_url.as_ref()) {
             said.push_str("\n\nAttachment: ");
             said.push_str(url);
         }
     }
-    said
+    match shared::block(told, &said) {
+        Some(block) => format!("{block}{said}"),
+        None => said,
+    }
 }
 
 fn read<T: for<'de> Deserialize<'de>>(recorded: &Raw) -> Result<T, TurnError> {

@@ -16,7 +16,7 @@ use super::exchange::{self, Restored};
 use super::pause::{self, Delivery, Paused};
 use super::remembered::{self, Locks, Remembered};
 use super::said::{Its, Said};
-use super::shared::Told;
+use super::shared::{self, Told};
 use super::state::StateRules;
 use super::trail::{self, SessionTold};
 use super::{Note, failed, is_lost, unprepared};
@@ -107,7 +107,7 @@ impl Openai {
         if said.pause()?.is_some() {
             return Err(untracked());
         }
-        Ok(said.into_answer(&run.spec, true))
+        Ok(said.into_answer(&run.spec, true, has_tools(&run.input)))
     }
 
     /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
@@ -149,7 +149,7 @@ impl Openai {
                 its = used.clone();
             }
             let Some(paused) = paused else {
-                return Ok(said.into_answer(&run.spec, false));
+                return Ok(said.into_answer(&run.spec, false, false));
             };
             decisions = ask_people(run, &paused).await?;
         }
@@ -170,7 +170,7 @@ impl Openai {
         if said.pause()?.is_some() {
             return Err(untracked());
         }
-        Ok(said.into_answer(&run.spec, false))
+        Ok(said.into_answer(&run.spec, false, has_tools(&run.input)))
     }
 
     /// Calls the agent, once: what it said is recorded before anything follows.
@@ -209,7 +209,7 @@ impl Openai {
                 }
                 extra.insert("statehold".to_owned(), asked);
             }
-            let call = ChatCall {
+            let mut call = ChatCall {
                 messages: prepared.messages,
                 extra,
                 headers: trail::of_chat(here, told, &user, number),
@@ -221,7 +221,10 @@ impl Openai {
             };
             let mut teller = Teller::new(say, held_back);
             let mut hear = |piece: &str| teller.hear(piece);
-            let reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            let mut reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            if reply.as_ref().is_err_and(is_forbidden) && trail::drop_user(&mut call.headers) {
+                reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            }
             let reply = reply.map_err(|error| match place {
                 Place::Its(its) => lost_or_failed(&error, its),
                 Place::Ours | Place::Nowhere => failed(&error),
@@ -240,10 +243,10 @@ impl Openai {
             }
             let mut private = None;
             if let Place::Its(its) = place {
-                let answered_in = its.answered_in(said.session(paused.as_ref()))?;
-                private = (answered_in.generation != its.generation)
-                    .then(|| answered_in.remembered(here.session));
-                said.its = Some(answered_in);
+                let known = its.answered_in(said.session(paused.as_ref()))?;
+                private =
+                    (known.generation != its.generation).then(|| known.remembered(here.session));
+                said.its = Some(known);
             }
             let result = raw(&said);
             let beside = Beside {
@@ -290,17 +293,20 @@ async fn prepare_restored(run: &Run) -> Result<Prepared, TurnError> {
     let Restored {
         mut messages,
         mut notes,
+        ..
     } = restored;
     // In a task that has a history of its own, nobody brings another.
     let brought = Brought::of(&run.input).filter(|_| messages.is_empty());
     let brought = brought.unwrap_or_default();
-    messages.extend(brought.history);
+    let bring = exchange::brought(brought.history);
+    messages.extend(bring.messages);
+    notes.extend(bring.notes);
     let told = if brought.last.is_none() {
         told(run).await?
     } else {
         None
     };
-    let new = brought.last;
+    let new = brought.last.map(shared::guarded);
     messages.push(new.unwrap_or_else(|| exchange::user_message(&run.input, told.as_ref())));
     notes.extend(told.as_ref().and_then(Told::note));
     Ok(Prepared {
@@ -373,6 +379,11 @@ async fn require_free(run: &Run) -> Result<(), TurnError> {
     Err(TurnError::failed("agent_busy", message))
 }
 
+fn is_forbidden(error: &CallError) -> bool {
+    let forbidden = StatusCode::FORBIDDEN;
+    matches!(error, CallError::Status { status, .. } if *status == forbidden)
+}
+
 fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
     let is_gone = matches!(
         error,
@@ -386,6 +397,11 @@ fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
     } else {
         failed(error)
     }
+}
+
+/// Whether a caller brought tools: only then can they be told that one is to be called.
+fn has_tools(input: &Words) -> bool {
+    Brought::of(input).is_some_and(|brought| brought.passthrough.contains_key("tools"))
 }
 
 fn untracked() -> TurnError {

@@ -8,7 +8,7 @@ use statehold_engine::kept::{AttachmentBody, Raw};
 
 use super::exchange::{SetAside, StateNote};
 use super::pause::Paused;
-use super::shared::{self, Told};
+use super::shared::{self, Exported, Told};
 use super::state::StateRules;
 use super::{Note, RecordedNote, of_record, recorded, trail};
 use crate::chat::ChatReply;
@@ -113,8 +113,14 @@ impl Said {
         named.or_else(|| paused.and_then(|paused| paused.session.as_deref()))
     }
 
-    /// What the turn comes to. With `gives_back`, the state is kept for the next one.
-    pub(super) fn into_answer(self, spec: &AgentSpec, gives_back: bool) -> Answer {
+    /// What the turn comes to. With `gives_back`, the state is kept for the next one; with `tells_calls`,
+    /// whoever asked is told which tools the agent wants called.
+    pub(super) fn into_answer(
+        self,
+        spec: &AgentSpec,
+        gives_back: bool,
+        tells_calls: bool,
+    ) -> Answer {
         let said = self;
         let is_recreated = |note: &RecordedNote| note.name == "conversation_recreated";
         let was_recreated = said.notes.iter().any(is_recreated);
@@ -129,17 +135,23 @@ impl Said {
         ];
         let annotations: BTreeMap<&str, bool> =
             annotations.into_iter().filter(|(_, is)| *is).collect();
+        let calls = (!said.tool_calls.is_empty()).then(|| {
+            raw(&AnswerData {
+                tool_calls: &said.tool_calls,
+            })
+        });
         let words = Words {
             attachments: files(&said.attachments),
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
-            data: (!said.tool_calls.is_empty()).then(|| {
-                raw(&AnswerData {
-                    tool_calls: &said.tool_calls,
-                })
-            }),
+            data: calls.clone().filter(|_| tells_calls),
             ..Words::plain(text)
         };
         let mut notes = of_record(said.notes);
+        notes.extend(
+            calls
+                .filter(|_| !tells_calls)
+                .map(|calls| ("tool_calls", calls)),
+        );
         let mut kept = StateNote {
             state: said.state,
             attachments: said.attachments,
@@ -160,13 +172,15 @@ impl Said {
             }
         }
         let shared = said.shared_context.as_deref();
-        let state = shared::exported(&spec.export, shared, kept.state.as_deref());
+        let Exported { values, left_out } =
+            shared::exported(&spec.export, shared, kept.state.as_deref());
+        notes.extend(left_out);
         if gives_back {
             notes.extend(kept.note());
         }
         Answer {
             words,
-            state,
+            state: values,
             private: None,
             notes,
         }

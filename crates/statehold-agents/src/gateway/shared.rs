@@ -2,18 +2,22 @@
 //! it may write by what it answers. Nothing else passes from one to the other.
 
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::kept::Raw;
 
 use super::Note;
 use super::raw_object::RawObject;
-use crate::words::raw;
+use crate::words::{raw, text_of};
 
 const HEAD: &str = "[shared context]";
 const FOOT: &str = "[/shared context]";
 /// The most that a message is told, in bytes of JSON.
 const TOLD_BYTES_MAX: usize = 4 * 1024;
+/// The most that an agent may write under one key: bytes of JSON, and lists or objects in each other.
+const WRITTEN_BYTES_MAX: usize = 16 * 1024;
+const WRITTEN_DEPTH_MAX: usize = 32;
 
 /// What an agent is told with a message: an object on one line.
 #[derive(Debug, Clone)]
@@ -140,9 +144,10 @@ pub(super) fn exported(
     keys: &[StateKey],
     shared_context: Option<&RawValue>,
     state: Option<&RawValue>,
-) -> Vec<(StateKey, Raw)> {
+) -> Exported {
+    let mut exported = Exported::default();
     if keys.is_empty() {
-        return Vec::new();
+        return exported;
     }
     let in_state = || {
         let state = RawObject::parse(state?)?;
@@ -150,14 +155,79 @@ pub(super) fn exported(
     };
     let told = shared_context.and_then(RawObject::parse).or_else(in_state);
     let Some(told) = told else {
-        return Vec::new();
+        return exported;
     };
-    let keys = keys.iter().filter(|key| key.scope() == Scope::Session);
-    let values = keys.filter_map(|key| {
-        let value = told.get(key.as_str())?;
-        Some((key.clone(), value.to_owned()))
+    let mut left_out = Vec::new();
+    for key in keys.iter().filter(|key| key.scope() == Scope::Session) {
+        match told.get(key.as_str()).map(plain) {
+            Some(Some(value)) => exported.values.push((key.clone(), value)),
+            Some(None) => left_out.push(key.as_str()),
+            None => {}
+        }
+    }
+    exported.left_out = (!left_out.is_empty()).then(|| {
+        let note = serde_json::json!({
+            "keys": left_out,
+            "bytes_max": WRITTEN_BYTES_MAX,
+            "depth_max": WRITTEN_DEPTH_MAX,
+        });
+        ("shared_context_left_out", raw(&note))
     });
-    values.collect()
+    exported
+}
+
+/// What an agent writes for others.
+#[derive(Debug, Default)]
+pub(super) struct Exported {
+    pub(super) values: Vec<(StateKey, Raw)>,
+    /// What the trace says about values that are not written.
+    pub(super) left_out: Option<Note>,
+}
+
+/// A value that everybody can read: others read it who do not expect what one agent may write.
+fn plain(value: &RawValue) -> Option<Raw> {
+    if value.get().len() > WRITTEN_BYTES_MAX {
+        return None;
+    }
+    let value: Value = serde_json::from_str(value.get()).ok()?;
+    (depth(&value) <= WRITTEN_DEPTH_MAX).then(|| raw(&value))
+}
+
+fn depth(value: &Value) -> usize {
+    let inner = match value {
+        Value::Array(values) => values.iter().map(depth).max(),
+        Value::Object(members) => members.values().map(depth).max(),
+        _ => return 0,
+    };
+    1 + inner.unwrap_or(0)
+}
+
+/// A message of somebody else's history. One of the user's has an empty block before it if it has a block
+/// of its own.
+pub(super) fn guarded(message: Raw) -> Raw {
+    let members = RawObject::parse(&message);
+    let is_users = |members: &RawObject| {
+        let role = members.get("role");
+        role.is_some_and(|role| text_of(role) == "user")
+    };
+    let Some(mut members) = members.filter(is_users) else {
+        return message;
+    };
+    let Some(content) = members.get("content") else {
+        return message;
+    };
+    let Some(block) = block(None, &text_of(content)) else {
+        return message;
+    };
+    let content = match serde_json::from_str::<Vec<Raw>>(content.get()) {
+        Ok(parts) => {
+            let block = raw(&serde_json::json!({"type": "text", "text": block}));
+            raw(&std::iter::once(&block).chain(&parts).collect::<Vec<_>>())
+        }
+        Err(_) => raw(&format!("{block}{}", text_of(content))),
+    };
+    members.replace("content", content);
+    raw(&members)
 }
 
 #[cfg(test)]
@@ -227,14 +297,34 @@ mod tests {
         let state = json(r#"{"shared_context":{"place":"Rome","user:name":1,"other":2}}"#);
         let said = json(r#"{"place": 1.50}"#);
         let values = |said: Option<&RawValue>, state: Option<&RawValue>| {
-            let values = exported(&keys, said, state);
+            let values = exported(&keys, said, state).values;
             let values = values.iter().map(|(key, value)| format!("{key}={value}"));
             values.collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(values(Some(&said), Some(&state)), "place=1.50");
+        assert_eq!(values(Some(&said), Some(&state)), "place=1.5");
         assert_eq!(values(None, Some(&state)), "place=\"Rome\"");
         assert_eq!(values(Some(&json("7")), Some(&state)), "place=\"Rome\"");
         assert_eq!(values(None, Some(&json(r#"{"shared_context":7}"#))), "");
-        assert!(exported(&[], Some(&said), None).is_empty());
+        assert!(exported(&[], Some(&said), None).values.is_empty());
+    }
+    #[test]
+    fn what_others_could_not_read_is_not_written_and_said_so() {
+        let keys = ["big", "deep", "half", "huge", "fine"].map(key);
+        let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
+        let said = json(&format!(
+            r#"{{"big":"{}","deep":{},"half":"\ud800","huge":1e400,"fine":{}}}"#,
+            "x".repeat(WRITTEN_BYTES_MAX),
+            deep(33),
+            deep(32),
+        ));
+        let exported = exported(&keys, Some(&said), None);
+        assert_eq!(exported.values.len(), 1);
+        assert_eq!(exported.values[0].0, key("fine"));
+        let (name, note) = exported.left_out.expect("a note");
+        assert_eq!(name, "shared_context_left_out");
+        assert!(
+            note.get().contains(r#"["big","deep","half","huge"]"#),
+            "{note}"
+        );
     }
 }

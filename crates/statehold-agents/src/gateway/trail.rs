@@ -26,7 +26,7 @@ pub(super) enum SessionTold<'a> {
     Nothing,
 }
 
-type Headers = Vec<(HeaderName, HeaderValue)>;
+pub(super) type Headers = Vec<(HeaderName, HeaderValue)>;
 
 /// Where a call comes from.
 pub(super) fn origin(place: Place) -> Headers {
@@ -78,6 +78,14 @@ pub(super) fn of_chat(place: Place, told: SessionTold<'_>, user: &str, call: usi
         SessionTold::Nothing => {}
     }
     headers
+}
+
+/// Leaves out who the user is, if it was to be told. Not every key may speak for users where the agent is:
+/// one that may also decide there may not.
+pub(super) fn drop_user(headers: &mut Headers) -> bool {
+    let told = headers.len();
+    headers.retain(|(name, _)| *name != USER);
+    headers.len() < told
 }
 
 /// The key under which a service may tell that a call is made again.

@@ -13,8 +13,10 @@ use statehold_core::item::{CallMark, ItemKind, Role};
 use statehold_engine::StoredItem;
 use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 
+use crate::gateway::shared_block;
+use crate::history::newest;
 use crate::model::{Said, Wish};
-use crate::runner::{StepKind, recorded_step, told_of};
+use crate::runner::{NotMade, StepKind, recorded_step, told_of};
 use crate::words::{Words, raw, text_of};
 
 /// What a model is told of a call whose result nobody recorded: an endpoint refuses calls without one.
@@ -87,8 +89,26 @@ impl Talk {
         self.bytes.push(b'\n');
     }
 
+    /// A message. In one of the user's, nothing stands first that looks like what only we may say.
     pub(crate) fn push_text(&mut self, role: Role, text: &str) {
-        self.push(&Message::text(role, text));
+        let guard = match role {
+            Role::User | Role::Tool => shared_block(&[], text),
+            Role::Assistant => None,
+        };
+        match guard {
+            Some(guard) => self.push(&Message::text(role, &format!("{guard}{text}"))),
+            None => self.push(&Message::text(role, text)),
+        }
+    }
+
+    /// Earlier exchanges, as many of the newest as there is room for. Says how many are left out.
+    pub(crate) fn push_exchanges(&mut self, exchanges: Vec<Self>) -> usize {
+        let (kept, left_out) = newest(exchanges, |one| one.bytes.len());
+        for one in kept {
+            self.messages.extend(one.messages);
+            self.bytes.extend(one.bytes);
+        }
+        left_out
     }
 
     /// What a model said, and what it was told of each call, in the order of the calls. What it was not
@@ -124,16 +144,22 @@ impl Talk {
         }
     }
 
-    /// What came before in this task.
-    pub(crate) fn push_history(&mut self, items: &[StoredItem]) {
-        for turn in items.chunk_by(|a, b| a.placed.request == b.placed.request) {
-            Turn::read(turn).put(self);
-        }
+    /// What came before in this task. Says how many exchanges are left out.
+    pub(crate) fn push_history(&mut self, items: &[StoredItem]) -> usize {
+        let turns = items.chunk_by(|a, b| a.placed.request == b.placed.request);
+        let turns = turns.map(|turn| {
+            let mut told = Self::default();
+            Turn::read(turn).put(&mut told);
+            told
+        });
+        self.push_exchanges(turns.collect())
     }
 
     /// What a caller without a session brings along: only what users and assistants said. Instructions
     /// of the caller are words of the user here, and tools that it says were called were not called by us.
-    pub(crate) fn push_brought(&mut self, data: Option<&Raw>) {
+    /// Says how many exchanges are left out.
+    pub(crate) fn push_brought(&mut self, data: Option<&Raw>) -> usize {
+        let mut exchanges: Vec<Self> = Vec::new();
         let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
         let history = data
             .as_ref()
@@ -145,10 +171,19 @@ impl Talk {
                 _ => Role::User,
             };
             let text = text_of_value(message.get("content"));
-            if !text.is_empty() {
-                self.push_text(role, &text);
+            if text.is_empty() {
+                continue;
+            }
+            match exchanges.last_mut() {
+                Some(exchange) if role == Role::Assistant => exchange.push_text(role, &text),
+                _ => {
+                    let mut exchange = Self::default();
+                    exchange.push_text(role, &text);
+                    exchanges.push(exchange);
+                }
             }
         }
+        self.push_exchanges(exchanges)
     }
 
     /// What is asked in this turn. What stands before it may be another each time the turn goes on, so it
@@ -189,13 +224,7 @@ impl Turn {
             let item = &stored.placed.item;
             match (item.kind, item.call) {
                 (ItemKind::Step, _) => {
-                    let step = recorded_step(stored);
-                    let said = step.filter(|(kind, _)| *kind == StepKind::Model);
-                    let said = said.and_then(|(_, said)| serde_json::from_str(said.get()).ok());
-                    if let Some(said) = said {
-                        turn.has_steps = true;
-                        turn.said.push(Part::Model(said));
-                    }
+                    turn.take_step(recorded_step(stored));
                 }
                 (ItemKind::ToolCall, _) => turn.take_call(stored),
                 (ItemKind::ToolResult, Some(CallMark::Result { call, .. })) => {
@@ -212,6 +241,23 @@ impl Turn {
             }
         }
         turn
+    }
+
+    fn take_step(&mut self, step: Option<(StepKind, Raw)>) {
+        match step {
+            Some((StepKind::Model, said)) => {
+                if let Ok(said) = serde_json::from_str(said.get()) {
+                    self.has_steps = true;
+                    self.said.push(Part::Model(said));
+                }
+            }
+            Some((StepKind::ToolResult, told)) => {
+                if let Ok(NotMade { call, told }) = serde_json::from_str(told.get()) {
+                    self.told.insert(call, told);
+                }
+            }
+            _ => {}
+        }
     }
 
     fn take_call(&mut self, stored: &StoredItem) {
@@ -309,177 +355,4 @@ fn text_of_value(content: Option<&Value>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-    use statehold_core::digest::{BodyRef, PayloadKey};
-    use statehold_core::ids::{RequestId, TaskId};
-    use statehold_core::item::{CallOutcome, Item, PlacedItem, Visibility};
-    use statehold_core::time::Timestamp;
-    use statehold_engine::kept::to_bytes;
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn id(n: u128) -> ItemId {
-        ItemId::from_uuid(Uuid::from_u128(n))
-    }
-
-    /// The n-th item of a request.
-    fn item(request: u128, n: u128, kind: ItemKind, body: &ItemBody) -> StoredItem {
-        let body = to_bytes(body);
-        StoredItem {
-            placed: PlacedItem {
-                task: TaskId::from_uuid(Uuid::from_u128(1)),
-                request: RequestId::from_uuid(Uuid::from_u128(request)),
-                is_root: true,
-                rewound: false,
-                item: Item {
-                    attachments: Vec::new(),
-                    body: BodyRef::of(&PayloadKey::from_bytes([0; 32]), &body),
-                    call: None,
-                    id: id(n),
-                    kind,
-                    role: None,
-                    seq: 1,
-                    visibility: Visibility::Hidden,
-                },
-            },
-            at: Timestamp::from_micros(0),
-            body: Some(body),
-            attachments: Vec::new(),
-        }
-    }
-
-    fn said(request: u128, role: Role, text: &str) -> StoredItem {
-        let body = ItemBody {
-            content: Some(raw(&text)),
-            ..ItemBody::default()
-        };
-        let mut said = item(request, 0, ItemKind::Message, &body);
-        said.placed.item.role = Some(role);
-        said
-    }
-
-    fn call(request: u128, n: u128, call_id: Option<&str>) -> StoredItem {
-        let body = ItemBody {
-            name: Some("look".to_owned()),
-            call_id: call_id.map(str::to_owned),
-            arguments: Some(raw(&json!({"n": 1}))),
-            ..ItemBody::default()
-        };
-        let mut call = item(request, n, ItemKind::ToolCall, &body);
-        call.placed.item.call = Some(CallMark::Call {
-            gated: false,
-            idempotent: false,
-        });
-        call
-    }
-
-    fn result(request: u128, of: u128, text: &str) -> StoredItem {
-        let body = ItemBody {
-            result: Some(raw(&text)),
-            ..ItemBody::default()
-        };
-        let mut result = item(request, 100 + of, ItemKind::ToolResult, &body);
-        result.placed.item.call = Some(CallMark::Result {
-            call: id(of),
-            executed: None,
-            outcome: CallOutcome::Ran,
-        });
-        result
-    }
-
-    fn told(items: &[StoredItem]) -> Vec<Value> {
-        let mut talk = Talk::default();
-        talk.push_history(items);
-        let messages = talk.messages().iter();
-        messages
-            .map(|message| serde_json::from_str(message.get()).expect("JSON"))
-            .collect()
-    }
-
-    /// What an endpoint insists on: results directly behind their calls, one for each, no others.
-    #[track_caller]
-    fn assert_whole(messages: &[Value]) {
-        let mut open: Vec<&Value> = Vec::new();
-        for message in messages {
-            if message["role"] == "tool" {
-                assert_eq!(
-                    open.first(),
-                    Some(&&message["tool_call_id"]),
-                    "{messages:?}"
-                );
-                open.remove(0);
-                assert!(message["content"].is_string(), "{message}");
-            } else {
-                assert!(open.is_empty(), "{messages:?}");
-                let calls = message["tool_calls"].as_array();
-                open.extend(calls.into_iter().flatten().map(|call| &call["id"]));
-            }
-        }
-        assert!(open.is_empty(), "{messages:?}");
-    }
-
-    #[test]
-    fn what_another_kind_of_agent_did_is_told_with_its_calls() {
-        let messages = told(&[
-            said(1, Role::User, "Go"),
-            call(1, 1, Some("a")),
-            call(1, 2, None),
-            result(1, 2, "second"),
-            result(1, 1, "first"),
-            said(1, Role::Assistant, "Gone."),
-        ]);
-        assert_whole(&messages);
-        let contents: Vec<&Value> = messages.iter().map(|message| &message["content"]).collect();
-        assert_eq!(
-            contents,
-            [
-                &json!("Go"),
-                &json!(null),
-                &json!("first"),
-                &json!("second"),
-                &json!("Gone.")
-            ]
-        );
-    }
-
-    #[test]
-    fn broken_pairs_are_made_whole() {
-        let mut erased = call(2, 7, Some("z"));
-        erased.body = None;
-        let messages = told(&[
-            said(1, Role::User, "Go"),
-            call(1, 1, Some("a")),
-            call(1, 2, Some("b")),
-            result(1, 2, "second"),
-            result(1, 9, "of nothing"),
-            said(2, Role::User, "Again"),
-            erased,
-            result(2, 7, "of something erased"),
-            said(2, Role::Assistant, "Yes."),
-        ]);
-        assert_whole(&messages);
-        let contents: Vec<&Value> = messages.iter().map(|message| &message["content"]).collect();
-        assert_eq!(
-            contents,
-            [
-                &json!("Go"),
-                &json!(null),
-                &json!(NO_RESULT),
-                &json!("second"),
-                &json!("Again"),
-                &json!("Yes."),
-            ]
-        );
-    }
-
-    #[test]
-    fn what_stands_before_the_input_is_told_and_is_nothing_a_step_is_made_from() {
-        let (mut plain, mut with) = (Talk::default(), Talk::default());
-        plain.push_input(&Words::plain("Hi"), None);
-        with.push_input(&Words::plain("Hi"), Some("Paris. "));
-        assert_eq!(plain.bytes(), with.bytes());
-        assert!(with.messages()[0].get().contains("Paris. Hi"));
-    }
-}
+mod tests;

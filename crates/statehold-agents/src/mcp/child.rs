@@ -13,8 +13,24 @@ use super::error::clip;
 
 /// How much is kept of what a program last said to people.
 const SAID_BYTES_MAX: usize = 4 * 1024;
-/// The settings of this server, the token of its command line among them, are not for others.
-const OUR_VARIABLES: &str = "STATEHOLD_";
+/// What a program is told of the environment of this server: what programs need to run. Everything else
+/// may be a secret, of this server or of another agent.
+const VARIABLES: [&str; 9] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "VIRTUAL_ENV",
+];
+const BEGINNINGS: [&str; 4] = ["LC_", "PYTHON", "NODE", "SSL_CERT_"];
+/// In either case, as programs have it.
+const END: &str = "_PROXY";
+/// What a variable with a secret is called, also among those above.
+const SECRETS: [&str; 5] = ["TOKEN", "SECRET", "KEY", "PASSWORD", "CREDENTIAL"];
 
 /// The end of what a program wrote to its standard error.
 #[derive(Clone, Default)]
@@ -45,12 +61,9 @@ pub(super) fn start(
     arguments: &[String],
 ) -> std::io::Result<(TokioChildProcess, Said)> {
     let mut command = Command::new(program);
-    command.args(arguments).kill_on_drop(true);
-    for (key, _) in std::env::vars_os() {
-        if key.to_string_lossy().starts_with(OUR_VARIABLES) {
-            command.env_remove(key);
-        }
-    }
+    command.args(arguments).kill_on_drop(true).env_clear();
+    let told = std::env::vars_os().filter(|(name, _)| is_for_programs(&name.to_string_lossy()));
+    command.envs(told);
     #[cfg_attr(not(unix), expect(unused_mut, reason = "groups are of Unix"))]
     let mut command = CommandWrap::from(command);
     #[cfg(unix)]
@@ -65,6 +78,16 @@ pub(super) fn start(
     Ok((child, said))
 }
 
+fn is_for_programs(name: &str) -> bool {
+    let upper = name.to_uppercase();
+    let is_secret = SECRETS.iter().any(|word| upper.contains(word));
+    let is_needed = VARIABLES.contains(&name)
+        || BEGINNINGS.iter().any(|begin| name.starts_with(begin))
+        || name.ends_with(END)
+        || name.ends_with(&END.to_lowercase());
+    is_needed && !is_secret
+}
+
 /// Reads until the program ends: one that is not read from would stop at a full pipe.
 async fn listen(server: Name, mut errors: impl AsyncRead + Unpin, said: Said) {
     let mut buffer = vec![0; SAID_BYTES_MAX];
@@ -72,5 +95,36 @@ async fn listen(server: Name, mut errors: impl AsyncRead + Unpin, said: Said) {
         let bytes = &buffer[..length];
         tracing::debug!(%server, said = %String::from_utf8_lossy(bytes), "a tool server");
         said.push(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_told_what_it_needs_and_nothing_else() {
+        for needed in [
+            "PATH",
+            "HOME",
+            "LC_ALL",
+            "PYTHONPATH",
+            "NODE_EXTRA_CA_CERTS",
+            "SSL_CERT_FILE",
+            "HTTPS_PROXY",
+            "no_proxy",
+        ] {
+            assert!(is_for_programs(needed), "{needed}");
+        }
+        for other in [
+            "OPENAI_API_KEY",
+            "STATEHOLD__AGENTS__GPA",
+            "NODE_AUTH_TOKEN",
+            "AWS_SECRET_ACCESS_KEY",
+            "MY_PATH",
+            "",
+        ] {
+            assert!(!is_for_programs(other), "{other}");
+        }
     }
 }

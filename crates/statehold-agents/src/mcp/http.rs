@@ -250,9 +250,13 @@ async fn refused(
     let body = read(answer, PROBLEM_BYTES_MAX).await?.unwrap_or_default();
     let error = match serde_json::from_slice(&body) {
         Ok(ServerJsonRpcMessage::Error(error)) if error.id.as_ref() == Some(&id) => error.error,
-        // Servers that lost their sessions in a restart say so in different ways. In none of them did
-        // they look at what they were asked.
-        _ if status == StatusCode::BAD_REQUEST && has_session => {
+        // Servers that lost their sessions in a restart say so in different ways, and what is asked there
+        // is asked again in a new session. A tool may have run before its server said anything, so it is
+        // called again only if it is clear that this is about the session.
+        said if status == StatusCode::BAD_REQUEST
+            && has_session
+            && (!is_call(message) || said.as_ref().is_ok_and(is_about_session)) =>
+        {
             return Err(StreamableHttpError::SessionExpired);
         }
         Ok(ServerJsonRpcMessage::Error(error)) => error.error,
@@ -264,6 +268,21 @@ async fn refused(
     // The answer of a server that did not understand the question may lack its id.
     let said = ServerJsonRpcMessage::error(error, Some(id));
     Ok(StreamableHttpPostResponse::Json(said, None))
+}
+
+fn is_call(message: &ClientJsonRpcMessage) -> bool {
+    let ClientJsonRpcMessage::Request(request) = message else {
+        return false;
+    };
+    matches!(request.request, ClientRequest::CallToolRequest(_))
+}
+
+/// Whether a server says that it does not know the session.
+fn is_about_session(said: &ServerJsonRpcMessage) -> bool {
+    let ServerJsonRpcMessage::Error(error) = said else {
+        return false;
+    };
+    error.error.message.to_lowercase().contains("session")
 }
 
 fn is_discovery(message: &ClientJsonRpcMessage) -> bool {
@@ -320,4 +339,38 @@ fn events(
         (event, _) => event,
     });
     events.boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    async fn is_sent_again(method: &str, status: u16, body: &str) -> bool {
+        let message = json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": {"name": "x"}});
+        let message = serde_json::from_value(message).expect("a message");
+        let answer = http::Response::builder().status(status);
+        let answer = answer.body(body.to_owned()).expect("an answer");
+        let outcome = refused(answer.into(), &message, true).await;
+        matches!(outcome, Err(StreamableHttpError::SessionExpired))
+    }
+
+    #[tokio::test]
+    async fn a_tool_is_called_again_only_if_the_session_is_what_is_wrong() {
+        let lost = r#"{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"Bad Request: No valid session ID provided"}}"#;
+        let other =
+            r#"{"jsonrpc":"2.0","id":"server-error","error":{"code":-32603,"message":"it broke"}}"#;
+        for (method, status, body, again) in [
+            ("tools/call", 404, "", true),
+            ("tools/call", 400, lost, true),
+            ("tools/call", 400, other, false),
+            ("tools/call", 400, "no", false),
+            ("tools/call", 500, lost, false),
+            ("tools/list", 400, "no", true),
+        ] {
+            let is = is_sent_again(method, status, body).await;
+            assert_eq!(is, again, "{method} {status} {body}");
+        }
+    }
 }

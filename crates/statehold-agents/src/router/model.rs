@@ -24,11 +24,17 @@ async fn exchanges(run: &Run) -> Result<Talk, TurnError> {
         talk.push_brought(run.input.data.as_ref());
     }
     let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
-    for item in history.iter().filter(is_said) {
-        if let Some((role, words)) = item.placed.item.role.zip(Words::of_item(item)) {
-            talk.push_text(role, &with_files(&words));
+    let turns = history.chunk_by(|a, b| a.placed.request == b.placed.request);
+    let turns = turns.map(|turn| {
+        let mut told = Talk::default();
+        for item in turn.iter().filter(is_said) {
+            if let Some((role, words)) = item.placed.item.role.zip(Words::of_item(item)) {
+                told.push_text(role, &with_files(&words));
+            }
         }
-    }
+        told
+    });
+    talk.push_exchanges(turns.collect());
     Ok(talk)
 }
 

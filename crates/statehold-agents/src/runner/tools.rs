@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, StatePatch};
@@ -23,7 +24,7 @@ use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
-use super::run::{Moment, Run, hidden};
+use super::run::{Moment, Run, StepDone, hidden};
 use crate::gateway::traceparent;
 use crate::mcp::{CallMeta, Tool, ToolError, ToolServers};
 use crate::model::Wish;
@@ -80,6 +81,14 @@ pub(crate) struct Told {
     pub(crate) text: String,
 }
 
+/// What a model was told about a call that was neither made nor asked about, as its step keeps it. There
+/// is no result of a call that nobody decided about.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct NotMade {
+    pub(crate) call: ItemId,
+    pub(crate) told: String,
+}
+
 /// A call with everything that is known about it here.
 struct Open<'a> {
     call: RecordedCall,
@@ -128,6 +137,12 @@ impl Run {
                 told.insert(one.call.id, Told { outcome, text });
             }
         }
+        // What the model was told before, it is told again.
+        while self.next_recorded() == Some(StepKind::ToolResult) {
+            let NotMade { call, told: text } = self.not_made(None).await?;
+            let outcome = None;
+            told.insert(call, Told { outcome, text });
+        }
         let can_run = |one: &Open<'_>| one.is_new && !one.call.gated;
         loop {
             let missing = || open.iter().filter(|one| !told.contains_key(&one.call.id));
@@ -159,10 +174,32 @@ impl Run {
                 .collect();
             let mut new: Vec<(ItemId, Told)> = self.ask_about(&asked, toolbox).await?;
             new.extend(self.run_all(next, toolbox).await?);
-            told.extend(new);
+            for (call, new) in new {
+                if new.outcome.is_none() {
+                    let told = new.text.clone();
+                    self.not_made(Some(NotMade { call, told })).await?;
+                }
+                told.insert(call, new);
+            }
         }
         let in_order = open.iter().filter_map(|one| told.remove(&one.call.id));
         Ok(in_order.collect())
+    }
+
+    /// Records what is told about a call that is not made, or gives what was recorded.
+    async fn not_made(&mut self, new: Option<NotMade>) -> Result<NotMade, TurnError> {
+        let work = async {
+            let new = new.ok_or_else(|| step_mismatch("a call had not been made"))?;
+            Ok(StepDone {
+                result: raw(&new),
+                usage: None,
+            })
+        };
+        let step = self.step(StepKind::ToolResult, b"not made", work).await?;
+        serde_json::from_str(step.get()).map_err(|error| {
+            let message = format!("what is recorded of a call cannot be read: {error}");
+            TurnError::failed("step_malformed", message)
+        })
     }
 
     /// The calls of a message: as they were recorded, or recorded now, all or none.

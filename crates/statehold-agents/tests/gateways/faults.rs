@@ -81,8 +81,6 @@ async fn everything_goes_wrong(spec: AgentSpec) -> Outcome {
         // The turn left nothing but what was asked.
         let items = rig.items(session, agent, ItemKind::Message).await;
         assert_eq!(items.len(), 3, "{fault}");
-        let values = rig.engine.session_values(session).await?;
-        assert!(values.is_empty());
         // The session is usable: the same task goes on.
         let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;
         assert_eq!(tasks.len(), 1);

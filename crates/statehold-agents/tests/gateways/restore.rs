@@ -266,7 +266,12 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     let last = json!({"role": "tool", "tool_call_id": "c1", "content": "8"});
     let data = json!({"history": history, "last": last, "passthrough": {}});
     let request = rig.ask_bringing(other, "gpa", "8", &data).await;
-    rig.ended(request).await;
+    let ended = rig.ended(request).await;
+    // Who brought no tools is not told to call any.
+    assert!(crate::world::said(&ended).data.is_none());
+    let notes = rig.notes(other, "gpa").await;
+    assert_eq!(notes[0].0, "tool_calls");
+    assert_eq!(notes[0].1["tool_calls"][0]["id"], "c1");
     let seen = server.seen()[1].json();
     assert_eq!(seen["messages"][2], last);
     assert_eq!(seen["messages"].as_array().map(Vec::len), Some(3));

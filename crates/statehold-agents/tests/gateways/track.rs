@@ -104,6 +104,26 @@ async fn a_session_that_the_agent_lost_is_made_anew_once() -> Outcome {
 }
 
 #[tokio::test]
+async fn a_key_that_may_not_speak_for_users_makes_the_session_all_the_same() -> Outcome {
+    let sessions = Sessions::default();
+    let played = Arc::clone(&sessions);
+    let server = Server::start(move |seen| match seen.header("x-statehold-user") {
+        Some(_) => Play::json(403, &json!({"error": {"message": "not this user"}})),
+        None => play(&played, seen),
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    assert_eq!(rig.turn(session, "far", "one").await, "answer 1");
+    assert_eq!(rig.turn(session, "far", "two").await, "answer 2");
+    assert_eq!(server.seen().len(), 3);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_that_names_no_session_cannot_be_tracked() -> Outcome {
     let server = Server::start(|_| Play::says("hm")).await;
     let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;

@@ -90,11 +90,14 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
                 keys.sort_unstable();
                 keys.dedup();
                 assert_eq!(keys.len(), 3, "{place}");
-                let is_unsure = kind == StepKind::ToolResult;
-                assert!(
-                    called.len() == 3 || is_unsure && called.len() <= 5,
-                    "{place}: {called:?}"
-                );
+                // The first two are under way together: with the one, the other may be lost.
+                let again = match (kind, moment, nth) {
+                    (StepKind::ToolResult, Moment::Before, 1) => 1..=2,
+                    (StepKind::ToolResult, Moment::Before, _) => 1..=1,
+                    (StepKind::ToolResult, Moment::After, 1) => 0..=1,
+                    _ => 0..=0,
+                };
+                assert!(again.contains(&(called.len() - 3)), "{place}: {called:?}");
                 let last = model.asked();
                 let last = last.last().expect("calls")["messages"]
                     .as_array()
@@ -260,10 +263,18 @@ async fn hidden_arguments_that_were_lost_before_anybody_was_asked_are_not_made_u
             .await
             .expect("it takes too long");
         first.stop().await;
+        // What the model is to be told is recorded before it is: the next one tells the same.
+        let (hook, reached) = lost_at(StepKind::ToolResult, Moment::After, 1);
+        let next = rig.watched(hook).await;
+        tokio::time::timeout(PATIENCE, reached.notified())
+            .await
+            .expect("it takes too long");
+        next.stop().await;
         let second = rig.runner().await;
         let ended = rig.ended(request).await;
         completed(&ended);
         assert_eq!((tools.called().len(), ended.holds.len()), (0, 0));
+        assert_eq!(model.asked().len(), 2);
         let told = model.messages(1)[3]["content"].clone();
         assert!(
             told.as_str().is_some_and(|told| told.contains("not kept")),

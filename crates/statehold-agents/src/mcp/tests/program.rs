@@ -108,6 +108,30 @@ async fn a_program_that_does_not_start_was_not_called() {
 }
 
 #[tokio::test]
+async fn a_program_does_not_get_the_variables_of_this_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let note = folder.path().join("env");
+    let script = format!("env >{}; exit 1", note.display());
+    let asks = ToolTransport::Command {
+        program: "sh".to_owned(),
+        arguments: vec!["-c".to_owned(), script],
+    };
+    let servers = servers([("asks", asks)]);
+    servers
+        .tools(&[name("asks")])
+        .await
+        .expect_err("it is no server");
+    let told = std::fs::read_to_string(&note).expect("it was started");
+    let has = |begin: &str| told.lines().any(|line| line.starts_with(begin));
+    assert!(has("PATH="), "{told}");
+    // This test was started with some of these.
+    assert!(
+        std::env::var_os("CARGO_PKG_NAME").is_some() && !has("CARGO"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
 async fn a_program_that_does_not_answer_ends_with_all_that_it_started() {
     let folder = tempfile::tempdir().expect("a folder");
     let note = folder.path().join("pid");

@@ -274,12 +274,11 @@ async fn generate(
                 let mut turns = 0;
                 while !is_over.load(Ordering::Relaxed) {
                     if let Some(pool) = lanes.pool.as_ref().filter(|_| turns % SESSION_TURNS == 0) {
-                        session = match pool.take() {
-                            Some(session) => session,
-                            None => {
-                                pool.made_late.fetch_add(1, Ordering::Relaxed);
-                                create(&mut HttpClient::connect(lanes.address).await?, 0).await?
-                            }
+                        session = if let Some(session) = pool.take() {
+                            session
+                        } else {
+                            pool.made_late.fetch_add(1, Ordering::Relaxed);
+                            create(&mut HttpClient::connect(lanes.address).await?, 0).await?
                         };
                     }
                     turns += 1;
