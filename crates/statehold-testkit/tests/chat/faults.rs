@@ -1,6 +1,7 @@
 //! Agents and models that do everything wrong: the client gets an error that says so, nothing of the half
 //! answer stays, and the session goes on.
 
+use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -91,7 +92,8 @@ fn config(at: &str) -> String {
     let mut config = String::new();
     let mut names = Vec::new();
     for (suffix, seconds) in [("", 100), ("-hasty", 1)] {
-        config.push_str(&format!(
+        write!(
+            config,
             r#"
             [models.main{suffix}]
             base_url = "{at}/model/v1"
@@ -114,17 +116,20 @@ fn config(at: &str) -> String {
             model = "main{suffix}"
             prompt = "You are told what to say."
             "#
-        ));
+        )
+        .expect("a text takes everything");
         names.extend(AGENTS.map(|agent| format!("{agent}{suffix}")));
     }
     let rules = names
         .iter()
         .map(|name| format!(r#"{{ pattern = "^{name} ", agent = "{name}" }}"#));
     let rules: Vec<String> = rules.collect();
-    config.push_str(&format!(
-        "[agents.coordinator]\nkind = \"router\"\nagents = {names:?}\nrules = [{}]\n",
-        rules.join(", ")
-    ));
+    let rules = rules.join(", ");
+    write!(
+        config,
+        "[agents.coordinator]\nkind = \"router\"\nagents = {names:?}\nrules = [{rules}]\n"
+    )
+    .expect("a text takes everything");
     config
 }
 

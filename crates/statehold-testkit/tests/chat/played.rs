@@ -289,7 +289,9 @@ async fn send(to: mpsc::Sender<io::Result<Bytes>>, steps: Vec<Step>) -> Option<(
                 to.send(Ok(bytes.clone())).await.ok()?;
             },
             Step::Wait(time) => tokio::time::sleep(time).await,
-            Step::Meet(barrier) => drop(barrier.wait().await),
+            Step::Meet(barrier) => {
+                barrier.wait().await;
+            }
             Step::Cut => {
                 // What was said before is sent before the connection ends.
                 while to.capacity() < to.max_capacity() {
