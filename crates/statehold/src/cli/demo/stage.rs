@@ -101,15 +101,11 @@ fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
             }
         });
         if asked.is_ok() {
-            for process in std::mem::take(&mut *locked(&running))
-                .into_iter()
-                .filter_map(pid)
-            {
-                if kill_process(process, Signal::KILL).is_err() {
-                    // It has ended by itself.
-                    continue;
-                }
-            }
+            let left = std::mem::take(&mut *locked(&running));
+            let ended = left.into_iter().filter_map(pid);
+            // Those that cannot be killed have ended by themselves.
+            let ended = ended.filter(|process| kill_process(*process, Signal::KILL).is_ok());
+            tracing::debug!(processes = ended.count(), "the tour was stopped");
             drop(std::fs::remove_dir_all(data));
             std::process::exit(i32::from(Exit::Interrupted.code()));
         }
