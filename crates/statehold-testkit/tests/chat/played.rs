@@ -26,6 +26,8 @@ use tokio::task::JoinHandle;
 pub(crate) struct Seen {
     pub(crate) method: Method,
     pub(crate) path: String,
+    /// What says that two calls are the same.
+    pub(crate) key: Option<String>,
     pub(crate) body: Value,
 }
 
@@ -255,7 +257,10 @@ async fn answer(
         // The server died while it asked.
         Err(_) => return std::future::pending().await,
     };
+    let key = head.headers.get("idempotency-key");
+    let key = key.and_then(|key| key.to_str().ok());
     let seen = Seen {
+        key: key.map(str::to_owned),
         method: head.method,
         path: head.uri.path().to_owned(),
         body: serde_json::from_slice(&body).unwrap_or_default(),
