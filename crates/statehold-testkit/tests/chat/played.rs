@@ -26,6 +26,8 @@ use tokio::task::JoinHandle;
 pub(crate) struct Seen {
     pub(crate) method: Method,
     pub(crate) path: String,
+    /// What says that two calls are the same.
+    pub(crate) key: Option<String>,
     pub(crate) body: Value,
 }
 
@@ -255,7 +257,10 @@ async fn answer(
         // The server died while it asked.
         Err(_) => return std::future::pending().await,
     };
+    let key = head.headers.get("idempotency-key");
+    let key = key.and_then(|key| key.to_str().ok());
     let seen = Seen {
+        key: key.map(str::to_owned),
         method: head.method,
         path: head.uri.path().to_owned(),
         body: serde_json::from_slice(&body).unwrap_or_default(),
@@ -289,7 +294,9 @@ async fn send(to: mpsc::Sender<io::Result<Bytes>>, steps: Vec<Step>) -> Option<(
                 to.send(Ok(bytes.clone())).await.ok()?;
             },
             Step::Wait(time) => tokio::time::sleep(time).await,
-            Step::Meet(barrier) => drop(barrier.wait().await),
+            Step::Meet(barrier) => {
+                barrier.wait().await;
+            }
             Step::Cut => {
                 // What was said before is sent before the connection ends.
                 while to.capacity() < to.max_capacity() {

@@ -2,6 +2,8 @@
 //! recorded and after. Another process goes on: what is recorded is not done again, what may have run is
 //! not run again silently, and the client's next try gets the one answer.
 
+mod stories;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
@@ -10,147 +12,17 @@ use serde_json::{Value, json};
 use statehold_agents::runner::StepKind;
 use tokio::sync::Semaphore;
 
+use stories::{Death, STORIES, Story, TOOLS, expected, expected_holds};
+
 use crate::played::{Play, Played, Seen, begun, called_tool, tool_server};
 use crate::stage::{Ask, Stage, program, until};
 
 /// How many stories are told at once.
 const LANES: usize = 3;
 const MOMENTS: [&str; 2] = ["before", "after"];
-/// The tools in the order in which the model wants them: whether each honours keys.
-const TOOLS: [(&str, bool); 4] = [
-    ("look", true),
-    ("note", false),
-    ("pay", true),
-    ("wipe", false),
-];
 
-/// A turn, and everything that happens in it.
-struct Story {
-    agent: &'static str,
-    asked: &'static str,
-    answer: &'static str,
-    /// Every kind of step in it, and how often.
-    steps: &'static [(StepKind, usize)],
-    /// Every call in it that leaves the server.
-    calls: &'static [&'static str],
-}
-
-const STORIES: [Story; 3] = [
-    Story {
-        agent: "gpa",
-        asked: "gpa: what is new?",
-        answer: "Nothing is new today.",
-        steps: &[
-            (StepKind::Route, 1),
-            (StepKind::Child, 1),
-            (StepKind::AgentCall, 1),
-            (StepKind::Answer, 2),
-        ],
-        calls: &["chooser", "gpa"],
-    },
-    Story {
-        agent: "ums",
-        asked: "ums: who is there?",
-        answer: "Ann and Bob are there.",
-        steps: &[
-            (StepKind::Route, 1),
-            (StepKind::Child, 1),
-            (StepKind::Conversation, 1),
-            (StepKind::AgentCall, 1),
-            (StepKind::Answer, 2),
-        ],
-        calls: &["chooser", "ums begin", "ums say"],
-    },
-    Story {
-        agent: "assistant",
-        asked: "assistant: do it all.",
-        answer: "It is all done.",
-        steps: &[
-            (StepKind::Route, 1),
-            (StepKind::Child, 1),
-            (StepKind::Model, 5),
-            (StepKind::ToolCall, 4),
-            (StepKind::Hold, 2),
-            (StepKind::ToolResult, 4),
-            (StepKind::Answer, 2),
-        ],
-        calls: &[
-            "chooser", "model 0", "model 1", "model 2", "model 3", "model 4", "look", "note",
-            "pay", "wipe",
-        ],
-    },
-];
-
-/// Where the server dies.
-#[derive(Debug, Clone, Copy)]
-struct Death {
-    kind: StepKind,
-    moment: &'static str,
-    time: usize,
-}
-
-impl std::fmt::Display for Death {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}:{}", self.kind.word(), self.moment, self.time)
-    }
-}
-
+/// How often what was called.
 type Counts = BTreeMap<String, usize>;
-
-/// What was called in all, after this death: what was not recorded may be called once more.
-fn expected(story: &Story, death: Option<Death>) -> Counts {
-    let mut counts: Counts = story
-        .calls
-        .iter()
-        .map(|call| ((*call).to_owned(), 1))
-        .collect();
-    let Some(death) = death.filter(|death| death.moment == "before") else {
-        return counts;
-    };
-    let again = match death.kind {
-        StepKind::Route => Some("chooser".to_owned()),
-        StepKind::Model => Some(format!("model {}", death.time - 1)),
-        StepKind::AgentCall if story.agent == "ums" => Some("ums say".to_owned()),
-        StepKind::AgentCall => Some(story.agent.to_owned()),
-        // It is looked for, not begun again.
-        StepKind::Conversation => Some("ums find".to_owned()),
-        StepKind::ToolResult => {
-            let (tool, honours_keys) = TOOLS[death.time - 1];
-            honours_keys.then(|| tool.to_owned())
-        }
-        StepKind::ToolCall | StepKind::Hold | StepKind::Child | StepKind::Answer => None,
-    };
-    if let Some(again) = again {
-        *counts.entry(again).or_default() += 1;
-    }
-    counts
-}
-
-/// What people were asked: the two approvals, and about a call that may have run.
-fn expected_holds(story: &Story, death: Option<Death>) -> Vec<String> {
-    let mut holds = Vec::new();
-    for (at, (tool, honours_keys)) in TOOLS.into_iter().enumerate() {
-        if story.agent != "assistant" {
-            break;
-        }
-        let is_gated = at >= 2;
-        if is_gated {
-            holds.push(format!("approval {tool}"));
-        }
-        let was_lost = death.is_some_and(|death| {
-            let may_have_run = match (death.kind, death.moment) {
-                (StepKind::ToolCall, "after") => !is_gated,
-                (StepKind::ToolResult, "before") => true,
-                _ => false,
-            };
-            may_have_run && death.time == at + 1
-        });
-        if was_lost && !honours_keys {
-            holds.push(format!("reconcile {tool}"));
-        }
-    }
-    holds
-}
 
 /// What a call is counted as. None for what may be repeated at will: lists of tools and the like.
 fn name_of(seen: &Seen) -> Option<String> {
@@ -354,10 +226,12 @@ impl Telling {
         );
         let mut keys: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for seen in self.played.seen() {
-            if let Some((tool, key)) = called_tool(&seen) {
-                keys.entry(tool.to_owned())
-                    .or_default()
-                    .insert(key.to_owned());
+            let said = seen.key.clone().filter(|_| seen.path.ends_with("/chat"));
+            let said = said.map(|key| ("ums say".to_owned(), key));
+            let called = called_tool(&seen);
+            let called = called.map(|(tool, key)| (tool.to_owned(), key.to_owned()));
+            for (what, key) in said.into_iter().chain(called) {
+                keys.entry(what).or_default().insert(key);
             }
         }
         let is_one = keys.values().all(|keys| keys.len() == 1);
