@@ -20,8 +20,9 @@ const MARKERS: usize = 512;
 const PAUSE: Duration = Duration::from_millis(25);
 /// The agents, one of each kind.
 const AGENTS: [&str; 3] = ["gpa", "ums", "assistant"];
-/// What all rounds after the first may leave behind in memory. The answers of each have 20 MiB, and each is
-/// drafted twice: for the agent and for the coordinator.
+/// What the rounds after the first may add to the memory in use: sessions that are kept at hand, and pages
+/// of the store, both up to a limit. The answers of each round have 20 MiB, and each is drafted twice, for the
+/// agent and for the coordinator: if one of these were not let go of, it would be 60 MiB or more in addition.
 const GROWTH_MAX: u64 = 48 << 20;
 /// What the server may ever have in use.
 const MEMORY_MAX: u64 = 640 << 20;

@@ -59,6 +59,8 @@ impl Stage {
             Some(place) => command.env("STATEHOLD_DIE_AT", place),
             None => command.env_remove("STATEHOLD_DIE_AT"),
         };
+        // What is free goes back to the system at once, so that memory in use is memory that is needed.
+        command.env("MIMALLOC_PURGE_DELAY", "0");
         let log = directory.join("server.log");
         let started = move || ServerProcess::start_command(command, &data, &log);
         self.server = Some(tokio::task::spawn_blocking(started).await??);
