@@ -72,9 +72,16 @@ async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
         .map(|task| (task.agent.to_string(), task.requests.len()))
         .collect();
     assert_eq!(counts, [("coordinator".to_owned(), 3)]);
-    let math = rig.engine.open_tasks_of(session, &name("math")).await?;
-    let weather = rig.engine.open_tasks_of(session, &name("weather")).await?;
-    assert_eq!((math.len(), weather.len()), (1, 1));
+    // Each has one task, and in it exactly what it was asked and said.
+    let math = ["What's 2+2", "2+2 is 4", "What's the square root of 121?", "11"];
+    let weather = ["Weather in Rahway", "Sunny, 72"];
+    for (agent, expected) in [("math", math.as_slice()), ("weather", weather.as_slice())] {
+        let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;
+        let [task] = tasks.as_slice() else {
+            panic!("{agent} has one task, not {}", tasks.len());
+        };
+        assert_eq!(rig.history(session, *task).await, expected, "{agent}");
+    }
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
@@ -92,6 +99,10 @@ async fn a_turn_that_needs_no_history_reads_no_items() -> Outcome {
         rig.ended(request).await;
     }
     assert_eq!(rig.engine.items_read(), 0);
+    // Whoever does read a history is counted.
+    let math = rig.engine.open_tasks_of(session, &name("math")).await?;
+    assert_eq!(rig.history(session, math[0]).await.len(), 40);
+    assert_eq!(rig.engine.items_read(), 40);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -9,8 +9,8 @@ use statehold_agents::spec::{
 };
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
-use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
-use statehold_core::item::{Attachment, AttachmentSource};
+use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, TaskId};
+use statehold_core::item::{Attachment, AttachmentSource, ItemKind};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::session::Owner;
@@ -280,6 +280,19 @@ impl Rig {
         let items = page.expect("a transcript").items;
         items
             .iter()
+            .rev()
+            .map(|item| words(item.body.as_deref()))
+            .collect()
+    }
+
+    /// What was asked and said in a task.
+    pub(crate) async fn history(&self, session: SessionId, task: TaskId) -> Vec<String> {
+        let page = self.engine.task_items(session, task, None, 100).await;
+        let items = page.expect("a history").items;
+        let messages = items
+            .iter()
+            .filter(|item| item.placed.item.kind == ItemKind::Message);
+        messages
             .rev()
             .map(|item| words(item.body.as_deref()))
             .collect()

@@ -5,6 +5,7 @@
 
 mod stage;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -148,15 +149,12 @@ impl Tour<'_> {
             let what = "the answer is word for word the expected one";
             self.claim(told.out.trim() == *expected, what, &told.out)?;
         }
-        let tree = stage.tree(&session)?;
-        let counts = requests_by_agent(&tree);
+        let mut tasks = requests_by_task(&stage.tree(&session)?);
+        tasks.sort();
         let expected = [("coordinator", 3), ("math-agent", 2), ("weather-agent", 1)];
-        let is_kept = expected.iter().all(|(agent, count)| {
-            let found = counts.iter().find(|(name, _)| name == agent);
-            found.is_some_and(|(_, found)| found == count)
-        });
+        let expected = expected.map(|(agent, count)| (agent.to_owned(), count));
         let what = "one task of the coordinator with three requests; math-agent remembers two turns, weather-agent one";
-        self.claim(is_kept, what, &format!("{counts:?}"))?;
+        self.claim(tasks == expected, what, &format!("{tasks:?}"))?;
         Ok(session)
     }
 
@@ -177,12 +175,13 @@ impl Tour<'_> {
         self.say(&format!("coordinator> ⏸ This needs a person: {title}"))?;
         self.draw(stage, session)?;
         let chain = text(&hold, "chain").to_owned();
-        let levels = chain.matches('←').count();
         let what = format!(
             "{alias} is open, and everything above it waits: {}",
             cell(&chain)
         );
-        self.claim(levels >= 2, &what, &chain)?;
+        let way = way_to(&stage.tree(session)?, text(&hold, "id"));
+        let is_paused = way == ["paused waiting", "paused held"];
+        self.claim(is_paused, &what, &format!("{chain}: {way:?}"))?;
         let runs = stage.delete_runs(session)?;
         self.claim(runs == 0, "nothing was deleted", &runs.to_string())?;
         Ok(hold)
@@ -303,22 +302,41 @@ impl Tour<'_> {
     }
 }
 
-/// How many requests each agent has had, over all of its tasks.
-fn requests_by_agent(tree: &Value) -> Vec<(String, usize)> {
-    fn count(tasks: &[Value], counts: &mut Vec<(String, usize)>) {
+/// The agent of each task, and how many requests it has had. A task stands below every request that used
+/// it.
+fn requests_by_task(tree: &Value) -> Vec<(String, usize)> {
+    fn count<'a>(tasks: &'a [Value], counts: &mut BTreeMap<&'a str, (String, usize)>) {
         for task in tasks {
             let requests = elements(task, "requests");
-            let agent = text(task, "agent");
-            match counts.iter_mut().find(|(name, _)| name == agent) {
-                Some((_, known)) => *known += requests.len(),
-                None => counts.push((agent.to_owned(), requests.len())),
-            }
+            let agent = || (text(task, "agent").to_owned(), 0);
+            counts.entry(text(task, "id")).or_insert_with(agent).1 += requests.len();
             for request in requests {
                 count(elements(request, "tasks"), counts);
             }
         }
     }
-    let mut counts = Vec::new();
+    let mut counts = BTreeMap::new();
     count(elements(tree, "tasks"), &mut counts);
-    counts
+    counts.into_values().collect()
+}
+
+/// The status of every task and request on the way down to a hold. Empty if it is not in the tree.
+fn way_to(tree: &Value, hold: &str) -> Vec<String> {
+    fn find(tasks: &[Value], hold: &str, way: &mut Vec<String>) -> bool {
+        for task in tasks {
+            for request in elements(task, "requests") {
+                way.push(format!("{} {}", text(task, "status"), text(request, "status")));
+                let mut holds = elements(request, "holds").iter();
+                let is_here = holds.any(|open| text(open, "id") == hold);
+                if is_here || find(elements(request, "tasks"), hold, way) {
+                    return true;
+                }
+                way.pop();
+            }
+        }
+        false
+    }
+    let mut way = Vec::new();
+    find(elements(tree, "tasks"), hold, &mut way);
+    way
 }

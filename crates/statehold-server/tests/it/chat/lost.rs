@@ -5,7 +5,7 @@ use serde_json::Value;
 use statehold_core::ids::RequestId;
 
 use super::{COMPLETIONS, Scene, content, finished, setup, words};
-use crate::rig::{Rig, Who, text, until};
+use crate::rig::{Rig, text, until};
 
 /// Waits until the server has noticed that a client is gone.
 async fn alone(scene: &Scene, connections: usize) {
@@ -112,25 +112,7 @@ async fn an_answer_that_was_lost_with_the_server_is_given_once_by_the_next() {
     call.abort();
     drop(call.await);
     scene.complete(&request, "hi").await;
-    let Scene {
-        rig,
-        ann,
-        helper,
-        session,
-    } = scene;
-    let rig = rig.restart_with(setup()).await;
-    let scene = Scene {
-        ann: Who {
-            address: rig.address,
-            ..ann
-        },
-        helper: Who {
-            address: rig.address,
-            ..helper
-        },
-        rig,
-        session,
-    };
+    let scene = scene.restarted().await;
     let answer = finished(scene.say("hello")).await;
     assert_eq!(content(&answer), "hi");
     assert_eq!(answer.header("idempotency-replayed"), Some("true"));

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Event, Scene, content, finished, refused, setup, words};
 use crate::rest::act;
-use crate::rig::{Rig, Who, text};
+use crate::rig::{Feed, Rig, text};
 
 /// A turn that was told as paused, and the hold it waits for.
 async fn paused(scene: &Scene, said: &str) -> (Value, Value, Value) {
@@ -96,13 +96,35 @@ async fn what_somebody_types_never_approves() {
     }
 }
 
+/// The answer that a feed tells with the first end of a request, after its pause and the decision.
+async fn told_of_the_end(feed: &mut Feed) -> String {
+    let (mut was_paused, mut was_decided) = (false, false);
+    loop {
+        let told = feed.next().await.expect("the feed goes on").data;
+        let Some(events) = told["events"].as_array() else {
+            continue;
+        };
+        let find = |kind: &str| events.iter().find(|event| event["type"] == kind);
+        was_paused |= find("hold_opened").is_some();
+        was_decided |= was_paused && find("hold_decided").is_some();
+        if find("request_ended").is_some() {
+            assert!(was_decided, "the feed tells of the pause and the decision");
+            let said = find("items_appended").expect("the answer comes with the end");
+            return text(&said["items"][0], "content");
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_came_since_comes_with_the_next_call() {
     for is_stream in [false, true] {
         let scene = Scene::new().await;
+        let path = format!("/v1/sessions/{}/events", scene.session);
+        let mut feed = scene.ann.follow(&path, None).await;
         let (paying, hold, _) = paused(&scene, "pay").await;
         scene.approve(&hold).await;
         scene.complete(&paying, "Paid 4.").await;
+        assert_eq!(told_of_the_end(&mut feed).await, "Paid 4.");
         let (said, statehold) = if is_stream {
             let mut stream = scene.stream("thanks").await;
             assert_eq!(stream.text().await, "Paid 4.\n\n");
@@ -148,25 +170,7 @@ async fn the_same_words_after_the_decision_get_the_answer_itself() {
 async fn an_answer_that_came_after_a_restart_comes_with_the_next_call_too() {
     let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
     let (paying, hold, _) = paused(&scene, "pay").await;
-    let Scene {
-        rig,
-        ann,
-        helper,
-        session,
-    } = scene;
-    let rig = rig.restart_with(setup()).await;
-    let scene = Scene {
-        ann: Who {
-            address: rig.address,
-            ..ann
-        },
-        helper: Who {
-            address: rig.address,
-            ..helper
-        },
-        rig,
-        session,
-    };
+    let scene = scene.restarted().await;
     scene.approve(&hold).await;
     scene.complete(&paying, "Paid 4.").await;
     for expected in ["Paid 4.\n\nBye.", "Bye."] {

@@ -123,25 +123,7 @@ async fn a_server_that_stops_says_so_and_loses_nothing() {
     let answer = super::finished(waiting).await;
     refused(&answer, 503, "stopping");
 
-    let Scene {
-        rig,
-        ann,
-        helper,
-        session,
-    } = scene;
-    let rig = rig.restart_with(setup()).await;
-    let scene = Scene {
-        ann: crate::rig::Who {
-            address: rig.address,
-            ..ann
-        },
-        helper: crate::rig::Who {
-            address: rig.address,
-            ..helper
-        },
-        rig,
-        session,
-    };
+    let scene = scene.restarted().await;
     // The turn goes on: whoever asks again hears of it.
     let mut stream = scene.stream("hello").await;
     scene.complete(&request, "hi, ann").await;
