@@ -146,14 +146,15 @@ impl Llm {
 impl Agent for Llm {
     async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
         let mut talk = Talk::default();
-        let history = run.history().await?;
-        let left_out = if history.is_empty() {
+        let past = run.past().await?;
+        let is_cut = past.is_cut;
+        let left_out = if past.items.is_empty() {
             // Who has a history here cannot bring another along.
             talk.push_brought(run.input.data.as_ref())
         } else {
-            talk.push_history(&history)
+            talk.push_history(&past.items)
         };
-        drop(history);
+        drop(past);
         let shared = run.shared(&run.spec.import).await?;
         let before = shared_block(&shared, &with_files(&run.input));
         talk.push_input(&run.input, before.as_deref());
@@ -180,7 +181,7 @@ impl Agent for Llm {
                 answer
                     .notes
                     .push(("prompt", raw(&json!({"digest": digest}))));
-                answer.notes.extend(left_out_note(left_out));
+                answer.notes.extend(left_out_note(left_out, is_cut));
                 return Ok(answer);
             }
             let tried = || said.tool_calls.iter().filter(|wish| wish.error.is_none());

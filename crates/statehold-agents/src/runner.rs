@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use statehold_core::command::Command;
+use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
@@ -383,7 +383,20 @@ impl Shared {
             .engine
             .submit(place.session, &call, &command, &payloads, &reply)
             .await;
-        done.map(drop).map_err(TurnError::from)
+        if !matches!(
+            done,
+            Err(EngineError::Rejected(Rejection::HoldsOpen { .. }))
+        ) {
+            return done.map(drop).map_err(TurnError::from);
+        }
+        // People are being asked, so it cannot end yet. Given back, it ends once they have decided; what
+        // they decide meanwhile must not look like something that a lost worker was about to do.
+        let command = Command::ReleaseLease { by: place.fenced() };
+        let left = self
+            .engine
+            .submit(place.session, &call, &command, &payloads, &reply)
+            .await;
+        left.map(drop).map_err(TurnError::from)
     }
 
     /// Keeps a lease alive. Ends when there is nothing to keep.

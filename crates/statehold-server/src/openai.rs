@@ -209,6 +209,7 @@ impl ChatCall {
             task: self.task,
             words: &words,
             credential: self.credential.as_ref(),
+            decides_elsewhere: self.chat.wants_own_holds(),
         };
         let taken = message.take_up(self.chat.decisions()).await?;
         let place = Place {

@@ -11,7 +11,7 @@ use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 use super::Note;
 use super::shared::{self, Told};
 use super::state::StateRules;
-use crate::history::{left_out_note, newest};
+use crate::history::{Past, left_out_note, newest};
 use crate::words::{Words, raw};
 
 /// The note that goes with an answer, if there is something to give back or to repeat.
@@ -131,11 +131,11 @@ pub(super) struct SetAside<'a> {
 }
 
 /// The exchanges of a task's past, oldest first. Those without an answer are not among them.
-pub(super) fn restore(items: &[StoredItem], rules: Option<&StateRules>) -> Restored {
+pub(super) fn restore(past: &Past, rules: Option<&StateRules>) -> Restored {
     let mut restored = Restored::default();
     let (mut left_out, mut exchange) = (0, Exchange::default());
     let mut current: Option<RequestId> = None;
-    for item in items {
+    for item in &past.items {
         let request = item.placed.request;
         if current != Some(request) {
             restored.take(std::mem::take(&mut exchange), rules, &mut left_out);
@@ -147,7 +147,7 @@ pub(super) fn restore(items: &[StoredItem], rules: Option<&StateRules>) -> Resto
     let bytes = |(asked, answered): &(Raw, Raw)| asked.get().len() + answered.get().len();
     let (kept, too_old) = newest(std::mem::take(&mut restored.exchanges), bytes);
     restored.messages = kept.into_iter().flat_map(|(a, b)| [a, b]).collect();
-    restored.notes.extend(left_out_note(too_old));
+    restored.notes.extend(left_out_note(too_old, past.is_cut));
     if left_out > 0 {
         let note = raw(&LeftOut { pairs: left_out });
         restored.notes.push(("state_pruned", note));
@@ -220,7 +220,7 @@ pub(super) fn brought(history: Vec<Raw>) -> Restored {
     let (kept, too_old) = newest(exchanges, bytes);
     Restored {
         messages: kept.into_iter().flatten().collect(),
-        notes: left_out_note(too_old).into_iter().collect(),
+        notes: left_out_note(too_old, false).into_iter().collect(),
         ..Restored::default()
     }
 }

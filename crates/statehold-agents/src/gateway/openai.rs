@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use http::StatusCode;
@@ -31,6 +32,9 @@ use crate::words::{Words, raw};
 const GATEWAY: &str = "openai";
 /// How often an agent may wait for people in one turn.
 const PAUSES_MAX: usize = 64;
+/// How long to wait before an agent that cannot be told a decision is told again.
+const DELIVERY_RESTS_SECONDS: [u64; 5] = [1, 2, 5, 10, 30];
+const DELIVERY_REST_SECONDS_MAX: u64 = 60;
 /// How much of an answer is held back until it is clear that the agent does not wait: what it says about
 /// waiting is for its own users, not for ours.
 const HELD_BACK_BYTES: usize = 2 * 1024;
@@ -222,6 +226,23 @@ impl Openai {
             let mut teller = Teller::new(say, held_back);
             let mut hear = |piece: &str| teller.hear(piece);
             let mut reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            let mut rests = DELIVERY_RESTS_SECONDS.into_iter();
+            while let Err(error) = &reply
+                && !decisions.deliveries.is_empty()
+                && error.may_pass()
+            {
+                // A person has decided: an agent that is away is told when it is back, however long that
+                // takes. One that is there and fails has a few tries.
+                let rest = match rests.next() {
+                    Some(rest) => rest,
+                    None if error.is_absence() => DELIVERY_REST_SECONDS_MAX,
+                    None => break,
+                };
+                tracing::warn!(request = %here.request, %error, "a decision waits for its agent");
+                tokio::time::sleep(Duration::from_secs(rest)).await;
+                // What was heard before must not be heard twice; the whole answer is recorded.
+                reply = self.chat.chat(&endpoint, &call, &mut |_| ()).await;
+            }
             if reply.as_ref().is_err_and(is_forbidden) && trail::drop_user(&mut call.headers) {
                 reply = self.chat.chat(&endpoint, &call, &mut hear).await;
             }
@@ -279,13 +300,13 @@ async fn told(run: &Run) -> Result<Option<Told>, TurnError> {
 
 /// Everything that the agent said and was asked in this task, and the new message.
 async fn prepare_restored(run: &Run) -> Result<Prepared, TurnError> {
-    let items = run.history().await?;
+    let past = run.past().await?;
     let rules = StateRules::of(&run.spec);
     let restored = match rules {
-        None => exchange::restore(&items, None),
+        None => exchange::restore(&past, None),
         // Schemas and long states take their time.
         Some(rules) => {
-            let work = move || exchange::restore(&items, Some(&rules));
+            let work = move || exchange::restore(&past, Some(&rules));
             let restored = tokio::task::spawn_blocking(work).await;
             restored.map_err(|_| unprepared())?
         }

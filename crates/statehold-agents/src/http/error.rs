@@ -77,6 +77,26 @@ impl CallError {
         }
     }
 
+    /// Whether the service is away, and has not heard of the call.
+    pub(crate) fn is_absence(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => self.is_transient(),
+            Self::Status { status, .. } => {
+                let (busy, away) = (
+                    StatusCode::TOO_MANY_REQUESTS,
+                    StatusCode::SERVICE_UNAVAILABLE,
+                );
+                *status == busy || *status == away
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the same call may go better if it is made again, or is given more time.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.is_transient() || matches!(self, Self::Timeout { .. })
+    }
+
     /// Whether the same call may go better if it is made again.
     pub(super) fn is_transient(&self) -> bool {
         match self {

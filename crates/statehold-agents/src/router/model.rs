@@ -19,7 +19,7 @@ use crate::words::{Words, raw};
 /// What the router itself said and was asked before: role and text, nothing else.
 async fn exchanges(run: &Run) -> Result<Talk, TurnError> {
     let mut talk = Talk::default();
-    let history = run.history().await?;
+    let history = run.past().await?.items;
     if history.is_empty() {
         talk.push_brought(run.input.data.as_ref());
     }

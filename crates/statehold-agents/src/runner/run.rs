@@ -14,18 +14,15 @@ use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_engine::kept::{ItemBody, Raw, to_bytes};
 use statehold_engine::{
     Call, Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail, Payloads, Reply,
-    StoredItem,
 };
 
 use super::Shared;
 use super::child::step_mismatch;
 use super::journal::{Journal, StepBody, StepKind};
+use crate::history::Past;
 use crate::spec::AgentSpec;
 use crate::turn::{Answer, TurnError};
 use crate::words::{Words, raw};
-
-/// How many items of a history are read at a time.
-const PAGE: usize = 500;
 
 /// Before a step is committed, and after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -313,22 +310,15 @@ impl Run {
         done.map(drop).map_err(TurnError::from)
     }
 
-    /// What came before this request in its task, oldest first: everything, as the agent sees it.
-    pub(crate) async fn history(&self) -> Result<Vec<StoredItem>, TurnError> {
-        let Place { session, task, .. } = self.place;
-        let mut newest_first = Vec::new();
-        let mut before = None;
-        loop {
-            let page = self.engine.task_items(session, task, before, PAGE).await?;
-            before = page.next;
-            newest_first.extend(page.items);
-            if before.is_none() {
-                break;
-            }
-        }
-        newest_first.retain(|item| item.placed.request != self.place.request);
-        newest_first.reverse();
-        Ok(newest_first)
+    /// What came before this request in its task, as far back as anybody needs it.
+    pub(crate) async fn past(&self) -> Result<Past, TurnError> {
+        let Place {
+            session,
+            task,
+            request,
+            ..
+        } = self.place;
+        Ok(Past::read(&self.engine, session, task, request).await?)
     }
 
     /// The values of session keys that are there.

@@ -1,6 +1,7 @@
 //! An agent that waits for a person itself: people are asked here, and it is told what they decide.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use statehold_agents::spec::Memory;
@@ -59,6 +60,35 @@ async fn asked(rig: &Rig, request: RequestId) -> Vec<HoldDetail> {
 
 fn body(hold: &HoldDetail) -> HoldBody {
     parse(hold.body.as_deref())
+}
+
+#[tokio::test]
+async fn a_decision_waits_for_an_agent_that_is_away() -> Outcome {
+    let holds = json!([{"id": "hld_a", "kind": "approval", "title": "Delete Bob?"}]);
+    let tries = AtomicUsize::new(0);
+    let server = Server::start(move |seen| match decisions(seen) {
+        None => paused(&holds),
+        Some(_) if tries.fetch_add(1, Ordering::Relaxed) == 0 => {
+            Play::json(503, &json!({"error": {"message": "restarting"}}))
+        }
+        Some(_) => Play::says("deleted").with_header("x-statehold-session", "ses_far"),
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let request = rig.ask(session, "far", "delete Bob").await;
+    let holds = asked(&rig, request).await;
+    rig.decide(&holds[0], DecisionKind::Approve, None).await;
+    assert_eq!(answer_of(&rig.ended(request).await), "deleted");
+    // It was told twice, and knows by the key that it is the same decision.
+    let told: Vec<_> = server.seen().iter().filter_map(decisions).collect();
+    assert_eq!(told.len(), 2);
+    assert_eq!(told[0], told[1]);
+    assert!(told[0][0]["key"].is_string(), "{told:?}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
 }
 
 #[tokio::test]

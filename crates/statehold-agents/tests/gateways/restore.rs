@@ -291,3 +291,33 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     rig.engine.shut_down().await;
     Ok(())
 }
+
+#[tokio::test]
+async fn of_a_long_past_no_more_is_read_than_could_be_sent() -> Outcome {
+    let state = format!(r#"{{"state":{{"memory":"{}"}}}}"#, "x".repeat(1_000_000));
+    let server = Server::start(move |_| Play::says_with("ok", Some(&state))).await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    for turn in 0..24 {
+        let before = rig.engine.items_read();
+        rig.turn(session, "gpa", &format!("turn {turn}")).await;
+        let read = rig.engine.items_read() - before;
+        assert!(read <= 60, "turn {turn} reads {read} items");
+    }
+    let seen = server.seen();
+    let told = seen.last().expect("a call").messages();
+    // Four states of this size are sent, the newest ones.
+    let said: Vec<&str> = told.iter().map(|(_, said)| said.as_str()).collect();
+    assert_eq!(said.len(), 9, "{said:?}");
+    assert_eq!((said[0], said[8]), ("turn 19", "turn 23"));
+    let notes = rig.notes(session, "gpa").await;
+    let mut left_out = notes.iter().filter(|(name, _)| name == "history_left_out");
+    assert!(
+        left_out.any(|(_, note)| note["and_all_before"] == true),
+        "the trace says that there was more"
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

@@ -1,8 +1,10 @@
 //! Tool calls that wait for a person: approved, changed, refused, answered, and never made otherwise.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
+use statehold_agents::runner::{Moment, StepKind};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestStatus;
@@ -153,6 +155,36 @@ async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees(
     assert_eq!(files.called()[0].args, json!({"user_id": 1}));
     assert_eq!((files.called().len(), mail.called().len()), (1, 1));
     work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_turn_that_fails_while_people_are_asked_goes_on_with_what_they_decide() -> Outcome {
+    let tools = tools().await;
+    let model = ScriptedModel::start([
+        calls(&[("c1", "delete_user", json!({"user_id": 7}))]),
+        text("Done."),
+    ])
+    .await;
+    let book = assistant_book(&model, &Declared::with_tools(&tools));
+    let rig = Rig::with(book, policies()).await;
+    let has_failed = AtomicBool::new(false);
+    let on_step = move |kind, moment| {
+        let is_asked = (kind, moment) == (StepKind::Hold, Moment::After);
+        assert!(!is_asked || has_failed.swap(true, Ordering::Relaxed));
+    };
+    let runner = rig.watched(Arc::new(on_step)).await;
+    let session = rig.session("assistant").await;
+    let request = rig.ask(session, "assistant", "Delete user 7").await;
+    let holds = paused(&rig, request, 1).await;
+    decide(&rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    let ended = rig.ended(request).await;
+    completed(&ended);
+    // Nobody is asked whether the call has run: it had not.
+    assert_eq!(ended.holds.len(), 1);
+    assert_eq!(tools.called().len(), 1);
+    runner.stop().await;
+    rig.engine.shut_down().await;
     Ok(())
 }
 

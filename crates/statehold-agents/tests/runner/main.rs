@@ -73,7 +73,12 @@ async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
         .collect();
     assert_eq!(counts, [("coordinator".to_owned(), 3)]);
     // Each has one task, and in it exactly what it was asked and said.
-    let math = ["What's 2+2", "2+2 is 4", "What's the square root of 121?", "11"];
+    let math = [
+        "What's 2+2",
+        "2+2 is 4",
+        "What's the square root of 121?",
+        "11",
+    ];
     let weather = ["Weather in Rahway", "Sunny, 72"];
     for (agent, expected) in [("math", math.as_slice()), ("weather", weather.as_slice())] {
         let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;

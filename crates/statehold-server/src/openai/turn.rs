@@ -72,6 +72,8 @@ pub(crate) struct Message<'a> {
     pub(crate) task: Option<TaskId>,
     pub(crate) words: &'a Words,
     pub(crate) credential: Option<&'a Credential>,
+    /// Whether the caller lets people decide elsewhere: it brings decisions, and its messages are none.
+    pub(crate) decides_elsewhere: bool,
 }
 
 /// The caller as a client and nothing more; without any right, if they are none.
@@ -143,7 +145,12 @@ impl Message<'_> {
                 return Ok((answered, true));
             }
         }
-        if let Some((question, root)) = self.only_question().await? {
+        let question = if self.decides_elsewhere {
+            None
+        } else {
+            self.only_question().await?
+        };
+        if let Some((question, root)) = question {
             let detail = self.app.engine.request(&search.reader, root).await?;
             if self.is_answer(search, &question, &detail).await? {
                 self.respond(&question).await?;

@@ -325,7 +325,11 @@ fn way_to(tree: &Value, hold: &str) -> Vec<String> {
     fn find(tasks: &[Value], hold: &str, way: &mut Vec<String>) -> bool {
         for task in tasks {
             for request in elements(task, "requests") {
-                way.push(format!("{} {}", text(task, "status"), text(request, "status")));
+                way.push(format!(
+                    "{} {}",
+                    text(task, "status"),
+                    text(request, "status")
+                ));
                 let mut holds = elements(request, "holds").iter();
                 let is_here = holds.any(|open| text(open, "id") == hold);
                 if is_here || find(elements(request, "tasks"), hold, way) {

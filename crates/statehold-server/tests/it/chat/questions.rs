@@ -143,3 +143,24 @@ async fn a_call_with_the_same_key_answers_no_question_that_came_up_since() {
     }
     assert_eq!(scene.turns().await, 2);
 }
+
+#[tokio::test]
+async fn who_lets_people_decide_elsewhere_answers_no_question_with_a_message() {
+    let scene = Scene::new().await;
+    let own = |said: &str| {
+        let mut body = words("helper", said);
+        body["statehold"] = json!({"holds": "own"});
+        scene.send(body, &[])
+    };
+    let call = own("weather?");
+    let asking = scene.claim().await;
+    let hold = scene.question(&asking, "Which Springfield?").await;
+    finished(call).await.ok(200);
+    // Another matter, while nobody there waits for the answer any more.
+    let call = own("Delete user 5");
+    let other = scene.claim().await;
+    assert_ne!(other["id"], asking["id"]);
+    scene.complete(&other, "No.").await;
+    assert_eq!(content(&finished(call).await), "No.");
+    assert!(scene.is_open(&hold).await);
+}
