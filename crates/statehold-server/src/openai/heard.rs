@@ -8,6 +8,7 @@ use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::RequestId;
 use statehold_core::item::Role as Speaker;
 use statehold_core::request::RequestOutcome;
+use statehold_core::time::Timestamp;
 use statehold_engine::kept::{DecisionBody, parse};
 use statehold_engine::{
     Caller, Engine, EngineError, HoldDetail, HoldFilter, HoldOrder, RequestDetail, SessionSummary,
@@ -24,6 +25,9 @@ const DECIDED_MAX: usize = 20;
 const ANSWERED_STEP: usize = 100;
 /// How long keys are known: a day.
 const KEY_KNOWN_MS: u64 = 24 * 3_600 * 1_000;
+/// From when on a key may be forgotten: a minute early, because commit times may run ahead of the clock
+/// that keys go by.
+const KEY_FORGOTTEN_MS: u64 = KEY_KNOWN_MS - 60 * 1_000;
 /// How many live turns of an agent are looked at for one to attach to.
 const LIVE_MAX: usize = 64;
 /// How many messages are looked at to find the newest turn of an agent.
@@ -75,7 +79,7 @@ impl<'a> Search<'a> {
     }
 
     /// Whether the call says what a turn began with.
-    pub(crate) fn is_input(&self, detail: &RequestDetail) -> bool {
+    fn is_input(&self, detail: &RequestDetail) -> bool {
         input_of(detail).is_some_and(|item| {
             item.role == Some(Speaker::User)
                 && item.body == self.input.body
@@ -83,28 +87,54 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// Whether the call can be the one that said this then. Without a key it is known by its words alone;
+    /// with one, words count where the key of then may be forgotten.
+    fn may_have_said(&self, then: Timestamp) -> bool {
+        self.message.asked.key_text().is_none()
+            || then.plus_ms(KEY_FORGOTTEN_MS) <= self.engine().now()
+    }
+
+    /// Whether the call can be the one that began a turn, by what it says.
+    pub(crate) fn may_have_begun(&self, detail: &RequestDetail) -> bool {
+        let sign = Sign::of(detail);
+        self.is_input(detail) && sign.is_some_and(|sign| self.may_have_said(sign.started_at))
+    }
+
     /// Whether the call says what a turn has heard last: its input, or an answer to its question.
     pub(crate) async fn is_repeat(&mut self, detail: &RequestDetail) -> Result<bool, Problem> {
-        if self.is_input(detail) {
+        Ok(self.is_input(detail) || self.answered_at(detail).await?.is_some())
+    }
+
+    /// Whether the call can be one that a turn has heard before.
+    async fn may_be_repeat(&mut self, detail: &RequestDetail) -> Result<bool, Problem> {
+        if self.may_have_begun(detail) {
             return Ok(true);
         }
+        let answered_at = self.answered_at(detail).await?;
+        Ok(answered_at.is_some_and(|then| self.may_have_said(then)))
+    }
+
+    /// When the caller answered the last question of a turn, if that was with these words.
+    async fn answered_at(&mut self, detail: &RequestDetail) -> Result<Option<Timestamp>, Problem> {
         let Some(sign) = Sign::of(detail) else {
-            return Ok(false);
+            return Ok(None);
         };
         let (message, text) = (self.message, raw_text(&self.message.words.text));
         if !message.words.files.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let decided = self.decided().await?;
         let last = decided.iter().find(|hold| {
             let root = hold.lineage.first().map(|step| step.request);
             root == Some(sign.id) && is_answered_by(hold, &message.asked.caller)
         });
-        let content = last.and_then(|hold| {
+        let is_same = |hold: &&HoldDetail| {
             let words: DecisionBody = parse(hold.decision_body.as_deref());
-            words.content
-        });
-        Ok(content.is_some_and(|content| content.get() == text.get()))
+            words
+                .content
+                .is_some_and(|content| content.get() == text.get())
+        };
+        Ok(last.filter(is_same).and_then(|hold| hold.decided_at))
     }
 
     /// The turn of the question that the same call has answered before. A key is looked for as long as
@@ -199,13 +229,17 @@ impl<'a> Search<'a> {
 
     /// A turn that has heard these words and goes on, or has ended without its client having learnt it.
     pub(crate) async fn repeated(&mut self) -> Result<Option<(RequestId, bool)>, Problem> {
+        // Where every key is still known, there is nothing to look for.
+        if !self.may_have_said(self.summary.created_at) {
+            return Ok(None);
+        }
         let session = self.message.session;
         for live in self.live_turns().await? {
             let detail = self.engine().request(&self.reader, live).await?;
             let sign = Sign::of(&detail);
             let is_meant =
                 sign.is_some_and(|sign| sign.ended.is_none() && self.is_meant(&detail, &sign));
-            if is_meant && self.is_repeat(&detail).await? {
+            if is_meant && self.may_be_repeat(&detail).await? {
                 return Ok(Some((live, false)));
             }
         }
@@ -227,16 +261,19 @@ impl<'a> Search<'a> {
                 continue;
             };
             let is_owed = told.is_owed(session, request, sign.started_at, ended_at);
-            if is_owed && self.is_repeat(&detail).await? {
+            if is_owed && self.may_be_repeat(&detail).await? {
                 return Ok(Some((request, true)));
             }
             if !was_paused {
                 unwanted.push(request);
             }
         }
-        // A client that says something else has moved on; only what it was told to wait for is due.
-        for request in unwanted {
-            told.forget(session, request);
+        // A client that says something else has moved on; only what it was told to wait for is due. One
+        // with keys can still ask for each of its calls.
+        if self.message.asked.key_text().is_none() {
+            for request in unwanted {
+                told.forget(session, request);
+            }
         }
         Ok(None)
     }

@@ -136,7 +136,7 @@ impl Message<'_> {
         start: &Command,
         payloads: &Payloads,
     ) -> Result<(RequestId, bool), Problem> {
-        // A key says by itself which call is the same, whatever has come up since.
+        // A key says by itself which call is the same, whatever has come up since, while it is known.
         if self.asked.key_text().is_some() {
             if let Some(begun) = self.begun_by_key(start, payloads).await? {
                 return Ok((begun, true));
@@ -160,11 +160,7 @@ impl Message<'_> {
                 return Ok((root, false));
             }
         }
-        let found = match self.asked.key_text() {
-            Some(_) => None,
-            None => search.repeated().await?,
-        };
-        match found {
+        match search.repeated().await? {
             Some(found) => Ok(found),
             None => self.begin(start, payloads).await,
         }
@@ -178,8 +174,7 @@ impl Message<'_> {
         detail: &RequestDetail,
     ) -> Result<bool, Problem> {
         // A client that comes back repeats itself, also when it has been told of the question.
-        let is_keyed = self.asked.key_text().is_some();
-        if !is_keyed && search.is_input(detail) && !offers(question, &self.words.text) {
+        if search.may_have_begun(detail) && !offers(question, &self.words.text) {
             return Ok(false);
         }
         // A call that is made again is no answer to a question that its client never saw.

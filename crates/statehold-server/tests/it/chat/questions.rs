@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::{Scene, content, finished, refused, words};
-use crate::rig::{Answer, text, until};
+use super::{Scene, content, finished, refused, setup, words};
+use crate::rig::{Answer, Rig, Setup, text, until};
 
 impl Scene {
     fn say_with_key(&self, said: &str, key: &str) -> JoinHandle<Answer> {
@@ -163,4 +163,85 @@ async fn who_lets_people_decide_elsewhere_answers_no_question_with_a_message() {
     scene.complete(&other, "No.").await;
     assert_eq!(content(&finished(call).await), "No.");
     assert!(scene.is_open(&hold).await);
+}
+
+/// On a server whose clock can be moved.
+async fn scene_with_clock() -> Scene {
+    let mut timed = setup();
+    timed.server.clock = Setup::with_clock(0).server.clock;
+    Scene::begin(Rig::on_disk_with(timed).await).await
+}
+
+impl Scene {
+    /// Moves the clock beyond the time for which keys are known.
+    async fn next_day(&self) {
+        let admin = self.rig.key(&["admin"]).await;
+        let day = json!({"step_seconds": 86_401});
+        admin.post("/v1/dev/clock", &day).await.ok(200);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_made_again_for_days_is_one_turn() {
+    let scene = scene_with_clock().await;
+    let call = scene.say_with_key("delete it", "one");
+    let request = scene.claim().await;
+    let hold = scene.ask_approval(&request).await;
+    finished(call).await.ok(200);
+    for _ in 0..3 {
+        scene.next_day().await;
+        let answer = finished(scene.say_with_key("delete it", "one")).await;
+        let body = answer.ok(200);
+        assert_eq!(body["statehold"]["holds"][0]["id"], hold["id"]);
+        assert_eq!(scene.turns().await, 1);
+    }
+
+    // Nor is the answer lost, if it comes while nobody asks.
+    scene.approve(&hold).await;
+    let request = scene.claim().await;
+    scene.complete(&request, "Deleted.").await;
+    let answer = finished(scene.say_with_key("delete it", "one")).await;
+    assert_eq!(content(&answer), "Deleted.");
+    assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+    assert_eq!(scene.turns().await, 1);
+
+    // It was told: said once more under a key, it is said anew.
+    let call = scene.say_with_key("delete it", "two");
+    let request = scene.claim().await;
+    scene.complete(&request, "Deleted again.").await;
+    assert_eq!(content(&finished(call).await), "Deleted again.");
+    assert_eq!(scene.turns().await, 2);
+}
+
+#[tokio::test]
+async fn a_call_that_is_made_again_for_days_answers_no_question_of_its_own_turn() {
+    let scene = scene_with_clock().await;
+    let call = scene.say_with_key("book a room", "one");
+    let request = scene.claim().await;
+    let first = scene.question(&request, "Which?").await;
+    finished(call).await.ok(200);
+    scene.next_day().await;
+    let body = finished(scene.say_with_key("book a room", "one"))
+        .await
+        .ok(200);
+    assert_eq!(body["statehold"]["holds"][0]["id"], first["id"]);
+    assert!(scene.is_open(&first).await);
+
+    // The words of an answer count from when they were said, not from when the turn began.
+    let call = scene.say_with_key("the blue one", "two");
+    scene.until_answered(&first).await;
+    let request = scene.claim().await;
+    given_up(call).await;
+    let other = scene.say_with_key("the blue one", "three");
+    let another = scene.claim().await;
+    scene.complete(&another, "It is blue.").await;
+    assert_eq!(content(&finished(other).await), "It is blue.");
+    assert_eq!(scene.turns().await, 2);
+    scene.next_day().await;
+    let again = scene.say_with_key("the blue one", "two");
+    let retaken = scene.claim().await;
+    assert_eq!(retaken["id"], request["id"]);
+    scene.complete(&retaken, "Booked.").await;
+    assert_eq!(content(&finished(again).await), "Booked.");
+    assert_eq!(scene.turns().await, 2);
 }
