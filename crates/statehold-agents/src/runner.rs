@@ -58,6 +58,8 @@ const CLAIM_MAX: usize = 64;
 const REST: Duration = Duration::from_secs(1);
 /// How many turns of one agent are under way at once. The others wait in line.
 const TURNS_MAX: usize = 1_024;
+/// The longest name of an error that is passed on, in bytes.
+const CODE_BYTES_MAX: usize = 64;
 
 /// Why no work can be done.
 #[derive(Debug, thiserror::Error)]
@@ -452,8 +454,10 @@ fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
     let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let text = |name: &str| value.get(name).and_then(serde_json::Value::as_str);
     let message = value.as_str().or_else(|| text("message"));
+    // A worker may call it what it likes.
+    let code = text("code").filter(|code| code.len() <= CODE_BYTES_MAX);
     Some(TurnFailure {
-        code: text("code").unwrap_or("agent_failed").to_owned(),
+        code: code.unwrap_or("agent_failed").to_owned(),
         message: message.unwrap_or("the agent gave no reason").to_owned(),
     })
 }

@@ -1,13 +1,16 @@
 //! One turn of an agent that this server works for itself, and how it can end.
 
 use async_trait::async_trait;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use statehold_core::command::Rejection;
 use statehold_engine::EngineError;
 use statehold_engine::kept::Raw;
 
 use crate::runner::Run;
 use crate::words::Words;
+
+/// What is kept of what went wrong, in characters: what we say ourselves, and an end to what others said.
+const MESSAGE_CHARS_MAX: usize = 2_000;
 
 /// An agent that this server works for itself. It keeps nothing between turns: what it must remember is
 /// in the history, the steps and the state of its task.
@@ -67,7 +70,30 @@ pub(crate) struct TurnFailure {
     /// A stable word.
     pub(crate) code: String,
     /// What happened, and what to do next.
+    #[serde(serialize_with = "clipped")]
     pub(crate) message: String,
+}
+
+/// Clips where it is written, so that nothing unbounded is kept whoever made it.
+fn clipped<S: Serializer>(message: &str, to: S) -> Result<S::Ok, S::Error> {
+    match message.char_indices().nth(MESSAGE_CHARS_MAX) {
+        Some((end, _)) => to.collect_str(&format_args!("{}…", &message[..end])),
+        None => to.serialize_str(message),
+    }
+}
+
+/// Why somebody else's JSON cannot be read: the place and the kind of the mistake. The error itself would
+/// repeat what stands there, of any length and whoever's it is.
+pub(crate) fn why_unreadable(error: &serde_json::Error) -> String {
+    use serde_json::error::Category;
+    let what = match error.classify() {
+        Category::Syntax => "this is not JSON",
+        Category::Data => "something has another form than it must have, or is missing",
+        Category::Eof => "it ends too early",
+        Category::Io => "it cannot be read",
+    };
+    let (line, column) = (error.line(), error.column());
+    format!("{what} (line {line}, column {column})")
 }
 
 impl TurnError {
@@ -117,6 +143,36 @@ impl From<EngineError> for TurnError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_went_wrong_is_kept_with_an_end() {
+        let kept = |message: &str| {
+            let failure = TurnFailure {
+                code: "agent_error".to_owned(),
+                message: message.to_owned(),
+            };
+            let kept = serde_json::to_value(&failure).expect("JSON");
+            kept["message"].as_str().expect("text").to_owned()
+        };
+        let whole = "ü".repeat(MESSAGE_CHARS_MAX);
+        assert_eq!(kept(&whole), whole);
+        assert_eq!(kept(&"ü".repeat(1_000_000)), format!("{whole}…"));
+    }
+
+    #[test]
+    fn why_json_cannot_be_read_repeats_nothing_of_it() {
+        for (json, says) in [
+            (r#""a secret""#, "another form"),
+            (r#"{"a secret": 1, "a secret": 2}"#, "another form"),
+            ("a secret", "not JSON"),
+            ("[\"a secret", "ends too early"),
+        ] {
+            let error = serde_json::from_str::<Vec<u64>>(json).expect_err(json);
+            let why = why_unreadable(&error);
+            assert!(why.contains(says) && why.contains("line 1"), "{why}");
+            assert!(!why.contains("secret"), "{why}");
+        }
+    }
 
     #[test]
     fn what_is_refused_for_good_ends_the_turn_and_what_passes_is_tried_again() {

@@ -15,7 +15,7 @@ use statehold_engine::kept::Raw;
 use statehold_engine::{NewAction, NewAsk, Schema};
 
 use crate::runner::Decided;
-use crate::turn::TurnError;
+use crate::turn::{TurnError, why_unreadable};
 use crate::words::raw;
 
 /// How many holds of an agent are asked here at a time. The others come when these are decided.
@@ -114,8 +114,10 @@ impl Paused {
         if status.status.as_deref() != Some("paused") {
             return Ok(None);
         }
-        let mut paused: Self = serde_json::from_str(said.get())
-            .map_err(|error| malformed(&format!("`statehold` cannot be read: {error}")))?;
+        let mut paused: Self = serde_json::from_str(said.get()).map_err(|error| {
+            let why = why_unreadable(&error);
+            malformed(&format!("`statehold` cannot be read: {why}"))
+        })?;
         let is_sound = |id: &str| {
             (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
         };

@@ -12,7 +12,7 @@ use crate::llm::talk::{Talk, with_files};
 use crate::model::{Model, Question, Said, Took};
 use crate::runner::{Run, StepDone, StepKind};
 use crate::spec::AgentBook;
-use crate::turn::TurnError;
+use crate::turn::{TurnError, why_unreadable};
 use crate::voice::Voice;
 use crate::words::{Words, raw};
 
@@ -97,7 +97,8 @@ impl Chooser {
         };
         messages.push(raw(&json!({"role": "assistant", "content": reply.content})));
         let again = format!(
-            "That cannot be read as a decision: {wrong}. Answer again, with nothing but the JSON object."
+            "That cannot be read as a decision: {wrong}. Answer again, with nothing but the JSON object \
+             that has `agent_name` and `additional_instructions`."
         );
         messages.push(raw(&json!({"role": "user", "content": again})));
         let (reply, again) = self.model.ask(question(messages), &mut |_| ()).await?;
@@ -172,7 +173,7 @@ fn decision(content: &str) -> Result<Route, String> {
     if text.is_empty() {
         return Err("it is empty".to_owned());
     }
-    serde_json::from_str(text).map_err(|error| error.to_string())
+    serde_json::from_str(text).map_err(|error| why_unreadable(&error))
 }
 
 /// The model that writes the last words.

@@ -239,6 +239,7 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
         ),
         (json!([]), "agent_malformed"),
         (json!("none"), "agent_malformed"),
+        (json!("x".repeat(1_000_000)), "agent_malformed"),
         (
             json!([{"id": "a b", "kind": "question"}]),
             "agent_malformed",
@@ -285,7 +286,10 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
         let request = rig.ask(session, "far", "wait").await;
         let ended = rig.ended(request).await;
         let error = error(&ended);
-        assert_eq!(error["code"], code, "{shown:.200}: {error}");
+        assert_eq!(error["code"], code, "{shown:.200}: {error:.200}");
+        // What it said does not come along.
+        let kept = error.to_string().len();
+        assert!(kept < 1_000, "{shown:.200}: {kept} bytes");
         assert_eq!(ended.holds.len(), 0, "{shown:.200}");
         assert_eq!(rig.turn(session, "far", "go on").await, "fine");
         runner.stop().await;

@@ -116,7 +116,8 @@ async fn a_decision_that_cannot_be_read_is_asked_for_once_more() -> Outcome {
         text("I think math."),
         to("math", None),
         text("I think math."),
-        text("Math!"),
+        // All that it was told, as one text.
+        text(r#""You are the coordinator of several agents.""#),
         to("plumber", None),
     ])
     .await;
@@ -131,6 +132,7 @@ async fn a_decision_that_cannot_be_read_is_asked_for_once_more() -> Outcome {
     let request = rig.ask(session, "coordinator", "2+3").await;
     let failed = error(&rig.ended(request).await);
     assert_eq!(failed["code"], "route_malformed", "{failed}");
+    assert!(!failed.to_string().contains("You are"), "{failed}");
     let request = rig.ask(session, "coordinator", "A leak").await;
     let failed = error(&rig.ended(request).await);
     assert_eq!(failed["code"], "agent_unknown", "{failed}");
