@@ -17,6 +17,8 @@ use crate::words::raw;
 const BYTES_PER_TOKEN: usize = 4;
 /// An error that has a piece of this length of what was sent repeats it.
 const REPEATED_CHARS_MIN: usize = 24;
+/// What is shown in its place.
+const NOT_SHOWN: &str = "what it said is not shown because it repeats what it was told";
 
 /// A model, and the way to it.
 #[derive(Clone)]
@@ -117,12 +119,19 @@ impl Model {
             stream: question.stream,
         };
         let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
-        let reply = self.chat.chat(&self.endpoint, &call, on_text).await;
-        let reply = reply.map_err(|error| {
-            let error = without_what_was_sent(error, &call.messages);
-            let message = format!("the model `{}`: {error}", self.name);
-            TurnError::failed(error.code(), message)
-        })?;
+        let reply = match self.chat.chat(&self.endpoint, &call, on_text).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                let code = error.code();
+                // All that was sent is looked through, which may be long.
+                let shown = tokio::task::spawn_blocking(move || {
+                    without_what_was_sent(error, &call.messages).to_string()
+                });
+                let shown = shown.await.unwrap_or_else(|_| NOT_SHOWN.to_owned());
+                let message = format!("the model `{}`: {shown}", self.name);
+                return Err(TurnError::failed(code, message));
+            }
+        };
         let took = Took::of(&reply, asked);
         Ok((reply, took))
     }
@@ -138,18 +147,30 @@ fn without_what_was_sent(error: CallError, sent: &[Raw]) -> CallError {
     let CallError::Status { status, message } = error else {
         return error;
     };
-    let said: Vec<char> = one_line(&message).chars().collect();
-    let sent: Vec<String> = sent.iter().flat_map(texts).collect();
-    let repeats = said.windows(REPEATED_CHARS_MIN).any(|piece| {
-        let piece: String = piece.iter().collect();
-        sent.iter().any(|text| text.contains(&piece))
-    });
-    let message = if repeats {
-        "what it said is not shown because it repeats what it was told".to_owned()
+    let message = if repeats(&message, sent) {
+        NOT_SHOWN.to_owned()
     } else {
         message
     };
     CallError::Status { status, message }
+}
+
+/// Whether an error has a piece of what was sent. All pieces are looked for at once: what was sent is read
+/// through once, however long it is.
+fn repeats(said: &str, sent: &[Raw]) -> bool {
+    let said: Vec<char> = one_line(said).chars().collect();
+    let pieces = said.windows(REPEATED_CHARS_MIN);
+    let pieces = pieces.map(|piece| regex::escape(&piece.iter().collect::<String>()));
+    let pieces: Vec<String> = pieces.collect();
+    if pieces.is_empty() {
+        return false;
+    }
+    let Ok(any_piece) = regex::Regex::new(&pieces.join("|")) else {
+        // What cannot be looked for is not shown.
+        return true;
+    };
+    let mut sent = sent.iter().flat_map(texts);
+    sent.any(|text| any_piece.is_match(&text))
 }
 
 /// A message as it was sent, and the texts in it.
@@ -259,6 +280,12 @@ mod tests {
             assert!(!shown.contains("word of the"), "{shown}");
             assert!(shown.contains("400"), "{shown}");
         }
+        // Wherever in it, and whatever stands around it.
+        let noise: String = ('!'..='~').cycle().take(2_000_000).collect();
+        let far = [raw(&format!("{noise} {prompt} {noise}"))];
+        assert!(repeats(r#"(a|b)* word of the day is "xyzzy?"#, &far));
+        assert!(!repeats(r#"(a|b)* word of the day was "xyzzy?"#, &far));
+        assert!(!repeats("short", &far) && !repeats("", &far));
         let told = shown("model gpt-9 does not exist, ask the assistant.");
         assert!(told.contains("model gpt-9 does not exist"), "{told}");
     }

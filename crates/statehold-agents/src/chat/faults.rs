@@ -385,6 +385,20 @@ async fn one_event_without_end_is_cut_early() {
 }
 
 #[tokio::test]
+async fn tool_calls_without_end_are_cut_early() {
+    // In one piece, where the index is left out, and in an answer that is whole.
+    let calls: Vec<String> = (0..400_000).map(|n| format!(r#"{{"id":"{n}"}}"#)).collect();
+    let message = format!(r#"{{"tool_calls":[{}]}}"#, calls.join(","));
+    for name in ["delta", "message"] {
+        let body = format!(r#"{{"choices":[{{"{name}":{message},"finish_reason":"stop"}}]}}"#);
+        let outcome = ask(vec![Play::json(&body), good()], 3).await;
+        let expected = CallError::TooLarge("at most 1,024 tool calls");
+        assert_eq!(outcome.error(), &expected, "{name}");
+        assert_eq!(outcome.calls, 1);
+    }
+}
+
+#[tokio::test]
 async fn an_answer_of_a_hundred_megabytes_is_not_read_to_its_end() {
     const PIECE: usize = 64 * 1024;
     const PIECES: usize = 100_000_000 / PIECE;

@@ -1,12 +1,15 @@
 //! An answer, put together from one envelope or from many.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::envelope::{ContentPart, Envelope, Message, ToolCall};
 use crate::http::CallError;
+
+/// How many tools may be wanted called in one answer.
+const TOOL_CALLS_MAX: usize = 1_024;
 
 /// A tool that a model wants called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +55,8 @@ pub(super) struct Assembly {
     reply: Reply,
     /// By their place in the answer: services send pieces of several in any order.
     tool_calls: BTreeMap<u64, ToolCallWish>,
+    /// The place of each, by its id.
+    places: HashMap<String, u64>,
 }
 
 impl Assembly {
@@ -149,22 +154,23 @@ impl Assembly {
         match call.id.as_deref().filter(|id| !id.is_empty()) {
             None => last.unwrap_or(0),
             Some(id) => {
-                let mut known = self.tool_calls.iter();
-                let known = known
-                    .find(|(_, wish)| wish.id == id)
-                    .map(|(index, _)| *index);
+                let known = self.places.get(id).copied();
                 known.unwrap_or_else(|| last.map_or(0, |last| last.saturating_add(1)))
             }
         }
     }
 
     fn take_tool_call(&mut self, index: u64, call: ToolCall<'_>) -> Result<(), CallError> {
+        if self.tool_calls.len() == TOOL_CALLS_MAX && !self.tool_calls.contains_key(&index) {
+            return Err(CallError::TooLarge("at most 1,024 tool calls"));
+        }
         let wish = self.tool_calls.entry(index).or_insert(ToolCallWish {
             id: String::new(),
             name: String::new(),
             arguments: String::new(),
         });
         if let Some(id) = call.id.filter(|_| wish.id.is_empty()) {
+            self.places.entry(id.clone()).or_insert(index);
             wish.id = id;
         }
         let Some(function) = call.function else {

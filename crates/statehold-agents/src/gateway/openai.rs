@@ -111,7 +111,8 @@ impl Openai {
         if said.pause()?.is_some() {
             return Err(untracked());
         }
-        Ok(said.into_answer(&run.spec, true, has_tools(&run.input)))
+        let tells_calls = has_tools(&run.input);
+        said.into_answer(&run.spec, true, tells_calls).await
     }
 
     /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
@@ -153,7 +154,7 @@ impl Openai {
                 its = used.clone();
             }
             let Some(paused) = paused else {
-                return Ok(said.into_answer(&run.spec, false, false));
+                return said.into_answer(&run.spec, false, false).await;
             };
             decisions = ask_people(run, &paused).await?;
         }
@@ -174,7 +175,8 @@ impl Openai {
         if said.pause()?.is_some() {
             return Err(untracked());
         }
-        Ok(said.into_answer(&run.spec, false, has_tools(&run.input)))
+        let tells_calls = has_tools(&run.input);
+        said.into_answer(&run.spec, false, tells_calls).await
     }
 
     /// Calls the agent, once: what it said is recorded before anything follows.

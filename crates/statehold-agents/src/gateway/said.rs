@@ -115,12 +115,12 @@ impl Said {
 
     /// What the turn comes to. With `gives_back`, the state is kept for the next one; with `tells_calls`,
     /// whoever asked is told which tools the agent wants called.
-    pub(super) fn into_answer(
+    pub(super) async fn into_answer(
         self,
         spec: &AgentSpec,
         gives_back: bool,
         tells_calls: bool,
-    ) -> Answer {
+    ) -> Result<Answer, TurnError> {
         let said = self;
         let is_recreated = |note: &RecordedNote| note.name == "conversation_recreated";
         let was_recreated = said.notes.iter().any(is_recreated);
@@ -158,7 +158,10 @@ impl Said {
             told: said.told,
         };
         if let (Some(rules), Some(state)) = (StateRules::of(spec), &kept.state) {
-            match rules.apply(state) {
+            // Schemas and long states take their time.
+            let looked_at = state.clone();
+            let work = move || rules.apply(&looked_at);
+            match tokio::task::spawn_blocking(work).await.map_err(unjudged)? {
                 Ok(given) if given.was_reset => {
                     let note = raw(&BTreeMap::from([("tool_call_history", "was no list")]));
                     notes.push(("state_reset", note));
@@ -178,13 +181,19 @@ impl Said {
         if gives_back {
             notes.extend(kept.note());
         }
-        Answer {
+        Ok(Answer {
             words,
             state: values,
             private: None,
             notes,
-        }
+        })
     }
+}
+
+fn unjudged(_: tokio::task::JoinError) -> TurnError {
+    let message =
+        "the agent's state could not be looked at; ask again, and look into the log of the server";
+    TurnError::failed("internal", message)
 }
 
 /// The files of an answer, as far as they say where they are.

@@ -112,36 +112,30 @@ fn last_pairs(state: &RawValue, keep: usize) -> Option<(Raw, usize)> {
 struct Group {
     first: usize,
     pairs: usize,
-    ids: BTreeSet<String>,
 }
 
 fn prune_history(members: &mut RawObject, keep: usize) -> Option<usize> {
     let entries: Vec<Raw> = serde_json::from_str(members.get(HISTORY)?.get()).ok()?;
     let mut groups: Vec<Group> = Vec::new();
+    let mut known: BTreeSet<String> = BTreeSet::new();
     for (first, entry) in entries.iter().enumerate() {
         let entry = RawObject::parse(entry)?;
         let calls: Option<Vec<Raw>> = entry.get(CALLS).and_then(read);
         let calls = calls.filter(|calls| !calls.is_empty());
         let answers: Option<String> = entry.get("tool_call_id").and_then(read);
         match (calls, answers) {
-            (Some(calls), _) => groups.push(Group {
-                first,
-                pairs: calls.len(),
-                ids: ids(&calls)?,
-            }),
-            (None, Some(answers)) => {
-                // A result whose call is not there: what belongs together is not clear.
-                let mut groups = groups.iter();
-                groups.find(|group| group.ids.contains(&answers))?;
+            (Some(calls), _) => {
+                known.extend(ids(&calls)?);
+                let pairs = calls.len();
+                groups.push(Group { first, pairs });
             }
+            // A result whose call is not there: what belongs together is not clear.
+            (None, Some(answers)) if !known.contains(&answers) => return None,
+            (None, Some(_)) => {}
             // Something said in between belongs to what it follows.
             (None, None) if entry.get("role").is_some() && !groups.is_empty() => {}
             // A call with its result in one.
-            (None, None) => groups.push(Group {
-                first,
-                pairs: 1,
-                ids: BTreeSet::new(),
-            }),
+            (None, None) => groups.push(Group { first, pairs: 1 }),
         }
     }
     let (mut kept, mut from) = (0, entries.len());
@@ -251,6 +245,17 @@ mod tests {
         prunes(1, state, last, 1);
         prunes(2, state, last, 1);
         prunes(3, state, state, 0);
+    }
+
+    #[test]
+    fn a_history_of_many_calls_is_looked_through_once() {
+        let calls = (0..100_000).map(|n| format!(r#"{{"tool_calls":[{{"id":"c{n}"}}]}}"#));
+        let results = (0..100_000).map(|_| r#"{"tool_call_id":"c99999"}"#.to_owned());
+        let all: Vec<String> = calls.chain(results).collect();
+        let last = &all[99_999..];
+        let state =
+            |entries: &[String]| format!(r#"{{"tool_call_history":[{}]}}"#, entries.join(","));
+        prunes(1, &state(&all), &state(last), 99_999);
     }
 
     #[test]
