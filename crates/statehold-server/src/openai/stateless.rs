@@ -70,7 +70,7 @@ impl Stateless<'_> {
     ) -> Result<(Place, ScratchSession), Problem> {
         let book = &self.app.options.agents;
         let scratch = self.app.options.scratch.as_ref();
-        let scratch = scratch.filter(|_| !reaches_worker(book, self.agent));
+        let scratch = scratch.filter(|_| !works_in_sessions_only(book, self.agent));
         let Some(scratch) = scratch else {
             return Err(Problem::new(
                 Code::AgentNeedsSession,
@@ -189,15 +189,16 @@ pub(crate) fn needs_session() -> Problem {
     )
 }
 
-/// Whether an agent, or one that it asks, works in another process.
-fn reaches_worker(book: &AgentBook, agent: &Name) -> bool {
+/// Whether an agent, or one that it asks, cannot do without a session: it works in another process, or it
+/// keeps the conversation elsewhere, where it would stay, and hears only what is new.
+fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
     let (mut open, mut seen) = (vec![agent], BTreeSet::new());
     while let Some(agent) = open.pop() {
         if !seen.insert(agent) {
             continue;
         }
         match book.agent(agent).map(|spec| &spec.kind) {
-            None | Some(AgentKind::Worker) => return true,
+            None | Some(AgentKind::Worker | AgentKind::Conversations(_)) => return true,
             Some(AgentKind::Router(router)) => open.extend(&router.agents),
             Some(_) => {}
         }

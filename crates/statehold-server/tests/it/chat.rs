@@ -16,8 +16,8 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, Memory, OpenaiSpec, RouterSpec,
-    Routing,
+    AgentBook, AgentKind, AgentSpec, ChatDefault, ConversationsSpec, FinalAnswer, Memory,
+    OpenaiSpec, RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -71,6 +71,10 @@ fn book() -> Arc<AgentBook> {
         credential: None,
         memory: Memory::Restore,
     }));
+    let archive = AgentKind::Conversations(Arc::new(ConversationsSpec {
+        base_url: "http://127.0.0.1:1".to_owned(),
+        credential: None,
+    }));
     let agents = [
         agent("helper", AgentKind::Worker, ChatDefault::Stateful),
         agent("boss", AgentKind::Worker, ChatDefault::Stateful),
@@ -78,6 +82,12 @@ fn book() -> Arc<AgentBook> {
         agent("service", service, ChatDefault::Stateless),
         agent("desk", router(&["service"]), ChatDefault::Stateless),
         agent("team", router(&["desk", "quiet"]), ChatDefault::Stateless),
+        agent("archive", archive, ChatDefault::Stateless),
+        agent(
+            "office",
+            router(&["desk", "archive"]),
+            ChatDefault::Stateless,
+        ),
     ];
     Arc::new(AgentBook {
         agents: agents.into(),

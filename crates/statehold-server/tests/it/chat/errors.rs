@@ -182,7 +182,9 @@ async fn every_declared_agent_is_a_model() {
         let names: Vec<String> = data.iter().map(|model| text(model, "id")).collect();
         assert_eq!(
             names,
-            ["boss", "desk", "helper", "quiet", "service", "team"]
+            [
+                "archive", "boss", "desk", "helper", "office", "quiet", "service", "team"
+            ]
         );
         let one = ann.get(&format!("{base}/models/helper")).await.ok(200);
         assert_eq!(one["id"], "helper");

@@ -295,7 +295,7 @@ async fn a_stream_is_written_as_it_comes_and_goes_with_its_client() {
 }
 
 #[tokio::test]
-async fn a_pause_and_an_agent_of_another_process_need_a_session() {
+async fn a_pause_and_an_agent_that_works_or_remembers_elsewhere_need_a_session() {
     let stage = Stage::new().await;
     for is_stream in [false, true] {
         let mut body = words("service", "pay");
@@ -322,7 +322,7 @@ async fn a_pause_and_an_agent_of_another_process_need_a_session() {
         }
         stage.empty().await;
     }
-    for model in ["quiet", "team"] {
+    for model in ["quiet", "team", "archive", "office"] {
         let error = refused(
             &finished(stage.send(&words(model, "x"))).await,
             422,

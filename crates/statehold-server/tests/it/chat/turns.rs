@@ -151,7 +151,7 @@ async fn an_agent_that_nobody_declared_is_reached_through_its_session() {
     let error = refused(&ann.post(COMPLETIONS, &body).await, 404, "agent_unknown");
     assert_eq!(error["param"], "model");
     let message = text(&error, "message");
-    assert!(message.contains("other, boss, desk, helper"), "{message}");
+    assert!(message.contains("other, archive, boss, desk"), "{message}");
     let answer = ann.post(COMPLETIONS, &words("other", "hello")).await;
     refused(&answer, 404, "agent_unknown");
 }
