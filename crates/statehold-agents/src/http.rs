@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use statehold_engine::Credential;
 use tokio::time::Instant;
 
-pub(crate) use error::{CallError, Obstacle};
+pub(crate) use error::{CallError, Obstacle, clip};
 
 /// How long finding and reaching the other side may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -288,7 +288,7 @@ impl Answer<'_> {
     }
 
     fn refusal(&self, status: StatusCode, said: &str) -> CallError {
-        let message = error::clip(said, self.request.secrets());
+        let message = clip(said, self.request.secrets());
         let message = if message.is_empty() {
             status
                 .canonical_reason()

@@ -157,7 +157,7 @@ impl ToolServers {
                             tool: tool.original.clone(),
                         });
                     }
-                    return Err(ToolError::of(&tool.server, failure));
+                    return Err(ToolError::of(&server.spec, failure));
                 }
             }
         }
@@ -196,7 +196,7 @@ impl ToolServers {
             server.forget(&reached.connection).await;
             let is_gone = matches!(failure, Failure::Gone { .. });
             if !is_gone || !may_reconnect || reached.is_new {
-                return Err(ToolError::of(name, failure));
+                return Err(ToolError::of(&server.spec, failure));
             }
             may_reconnect = false;
         }
@@ -239,7 +239,7 @@ impl Server {
         };
         let reached = tokio::time::timeout_at(deadline, reach).await;
         let reached = reached.unwrap_or(Err(Failure::Slow { sent: false }));
-        reached.map_err(|failure| ToolError::of(&self.spec.name, failure))
+        reached.map_err(|failure| ToolError::of(&self.spec, failure))
     }
 
     /// Takes a connection out of use. Calls that are under way on it may end.

@@ -262,6 +262,17 @@ pub struct ToolServerSpec {
     pub timeout: Duration,
 }
 
+impl ToolServerSpec {
+    /// What must not be shown, should the server repeat it.
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
+        let credential = match &self.transport {
+            ToolTransport::Http { credential, .. } => credential.as_ref(),
+            ToolTransport::Command { .. } => None,
+        };
+        credential.map(Credential::expose).into_iter()
+    }
+}
+
 /// How a tool server is reached.
 #[derive(Debug)]
 pub enum ToolTransport {

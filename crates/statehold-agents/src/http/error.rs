@@ -162,7 +162,7 @@ fn has_cause<E: Error + 'static>(error: &reqwest::Error) -> bool {
 }
 
 /// What somebody said, as one line of a length that can be shown, without what we must not show.
-pub(super) fn clip<'a>(said: &str, secrets: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn clip<'a>(said: &str, secrets: impl Iterator<Item = &'a str>) -> String {
     let mut said = said.to_owned();
     for secret in secrets {
         said = said.replace(secret, "…");

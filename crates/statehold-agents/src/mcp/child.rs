@@ -9,8 +9,6 @@ use statehold_core::name::Name;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
-use super::error::clip;
-
 /// How much is kept of what a program last said to people.
 const SAID_BYTES_MAX: usize = 4 * 1024;
 /// What a program is told of the environment of this server: what programs need to run. Everything else
@@ -42,7 +40,7 @@ impl Said {
         let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().rev().find(|line| !line.trim().is_empty())?;
-        Some(clip(last))
+        Some(last.to_owned())
     }
 
     fn push(&self, bytes: &[u8]) {

@@ -26,9 +26,9 @@ use tokio::time::Instant;
 
 use super::Tool;
 use super::child::{self, Said};
-use super::error::clip;
 use super::http::{ANSWER_BYTES_MAX, HttpClient, PostError};
 use super::listing::{TOOLS_MAX, accepted};
+use crate::http::clip;
 use crate::spec::{ToolServerSpec, ToolTransport};
 
 /// How long a list of tools is believed without asking again.
@@ -319,7 +319,7 @@ async fn open(
 
 /// Why there is no connection. Nothing was asked yet, so nothing was done.
 fn not_made(spec: &ToolServerSpec, error: ClientInitializeError, said: Option<&Said>) -> Failure {
-    let words = clip(&error.to_string());
+    let words = clip(&error.to_string(), spec.secrets());
     let failure = match error {
         // Its words are in what becomes of it, unless the other way works.
         ClientInitializeError::JsonRpcError(error) => return Failure::Said(error),
@@ -327,6 +327,7 @@ fn not_made(spec: &ToolServerSpec, error: ClientInitializeError, said: Option<&S
         _ => Failure::Gone { sent: false },
     };
     let said = said.and_then(Said::last_line);
+    let said = said.map(|line| clip(&line, spec.secrets()));
     tracing::warn!(server = %spec.name, error = words, said, "a tool server cannot be connected to");
     match failure {
         Failure::Refused { message, .. } => Failure::Refused {

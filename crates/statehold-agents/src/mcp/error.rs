@@ -4,9 +4,8 @@ use rmcp::model::{ErrorCode, ErrorData};
 use statehold_core::name::Name;
 
 use super::connection::Failure;
-
-/// The most of a server's own words that is passed on.
-const MESSAGE_CHARS_MAX: usize = 300;
+use crate::http::clip;
+use crate::spec::ToolServerSpec;
 
 /// What our own side says in place of an answer that is too large to be read.
 pub(super) const TOO_LARGE: ErrorCode = ErrorCode(-31_001);
@@ -47,8 +46,10 @@ fn unsure(may_have_run: bool) -> &'static str {
 }
 
 impl ToolError {
-    pub(super) fn of(server: &Name, failure: Failure) -> Self {
-        let server = server.clone();
+    /// What a failure comes to. These words are told to models, and kept: what the server is called with
+    /// is not in them, also if it says so itself.
+    pub(super) fn of(spec: &ToolServerSpec, failure: Failure) -> Self {
+        let server = spec.name.clone();
         match failure {
             Failure::Gone { sent } => Self::Unreachable {
                 server,
@@ -60,14 +61,14 @@ impl ToolError {
             },
             Failure::Refused { message, sent } => Self::Refused {
                 server,
-                message: clip(&message),
+                message: clip(&message, spec.secrets()),
                 may_have_run: sent,
             },
             Failure::Said(error) if error.code == TOO_LARGE => Self::TooLarge { server },
             Failure::Said(error) => Self::Refused {
                 server,
                 may_have_run: !means_not_run(&error),
-                message: clip(&error.message),
+                message: clip(&error.message, spec.secrets()),
             },
         }
     }
@@ -105,14 +106,4 @@ fn means_not_run(error: &ErrorData) -> bool {
             | ErrorCode::METHOD_NOT_FOUND
             | ErrorCode::INVALID_PARAMS
     )
-}
-
-/// One short line of a text from elsewhere.
-pub(super) fn clip(text: &str) -> String {
-    let mut chars = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    let mut clipped: String = chars.by_ref().take(MESSAGE_CHARS_MAX).collect();
-    if chars.next().is_some() {
-        clipped.push('…');
-    }
-    clipped
 }

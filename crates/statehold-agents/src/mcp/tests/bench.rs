@@ -114,6 +114,14 @@ fn said(text: impl Into<String>) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
 
+/// What a caller showed.
+fn shown(context: &RequestContext<RoleServer>) -> String {
+    let parts = context.extensions.get::<http::request::Parts>();
+    let shown = parts.and_then(|parts| parts.headers.get("authorization"));
+    let shown = shown.map_or("nobody", |shown| shown.to_str().expect("text"));
+    shown.to_owned()
+}
+
 impl ServerHandler for Bench {
     fn get_info(&self) -> ServerConfig {
         let can = ServerCapabilities::builder()
@@ -201,11 +209,7 @@ impl ServerHandler for Bench {
         let arguments = request.arguments.unwrap_or_default();
         let result = match request.name.as_ref() {
             "meta" => said(serde_json::to_string(&context.meta).expect("JSON")),
-            "who" => {
-                let parts = context.extensions.get::<http::request::Parts>();
-                let shown = parts.and_then(|parts| parts.headers.get("authorization"));
-                said(shown.map_or("nobody", |shown| shown.to_str().expect("text")))
-            }
+            "who" => said(shown(&context)),
             "together" => {
                 self.together.wait().await;
                 said("met")
@@ -226,7 +230,10 @@ impl ServerHandler for Bench {
                 ContentBlock::image("AAAA", "image/png"),
                 ContentBlock::text("as asked"),
             ]),
-            "broken" => return Err(ErrorData::internal_error("the disk is full", None)),
+            "broken" => {
+                let words = format!("the disk is full for {}", shown(&context));
+                return Err(ErrorData::internal_error(words, None));
+            }
             "pid" => said(std::process::id().to_string()),
             "leave" => std::process::exit(3),
             _ => said(

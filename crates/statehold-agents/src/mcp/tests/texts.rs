@@ -44,7 +44,12 @@ fn an_empty_answer_is_an_empty_text() {
 #[test]
 fn the_words_of_a_server_are_one_short_line() {
     let said = rmcp::model::ErrorData::internal_error("bad\n\u{1b}[2J".repeat(100), None);
-    let error = ToolError::of(&name("bench"), crate::mcp::connection::Failure::Said(said));
+    let spec = ToolServerSpec {
+        name: name("bench"),
+        transport: bench::at(([127, 0, 0, 1], 1).into(), None),
+        timeout: PATIENCE,
+    };
+    let error = ToolError::of(&spec, crate::mcp::connection::Failure::Said(said));
     let words = error.to_string();
     assert!(
         !words.contains('\n') && !words.contains('\u{1b}'),
