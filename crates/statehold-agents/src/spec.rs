@@ -16,6 +16,8 @@ use statehold_engine::{Credential, Schema};
 pub const TIMEOUT: Duration = Duration::from_mins(1);
 /// How often a call that failed before its first word is made again, unless something else is declared.
 pub const RETRIES: u32 = 2;
+/// What is shorter is no secret, in bytes.
+const SECRET_BYTES_MIN: usize = 8;
 
 /// Everything that is declared: agents, the models they use, the tool servers they use.
 #[derive(Debug, Default)]
@@ -265,11 +267,14 @@ pub struct ToolServerSpec {
 impl ToolServerSpec {
     /// What must not be shown, should the server repeat it.
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
-        let credential = match &self.transport {
-            ToolTransport::Http { credential, .. } => credential.as_ref(),
-            ToolTransport::Command { .. } => None,
+        let (credential, variables) = match &self.transport {
+            ToolTransport::Http { credential, .. } => (credential.as_ref(), &[][..]),
+            ToolTransport::Command { environment, .. } => (None, environment.as_slice()),
         };
-        credential.map(Credential::expose).into_iter()
+        let values = variables.iter().map(|(_, value)| value.expose());
+        // Not every variable holds a secret, and what is short stands in many messages.
+        let values = values.filter(|value| value.len() >= SECRET_BYTES_MIN);
+        credential.map(Credential::expose).into_iter().chain(values)
     }
 }
 
@@ -289,5 +294,7 @@ pub enum ToolTransport {
         program: String,
         /// Its arguments.
         arguments: Vec<String>,
+        /// Variables that it has beside those that programs need to run.
+        environment: Vec<(String, Credential)>,
     },
 }

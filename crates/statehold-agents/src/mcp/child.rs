@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use process_wrap::tokio::CommandWrap;
 use rmcp::transport::TokioChildProcess;
 use statehold_core::name::Name;
+use statehold_engine::Credential;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 /// How much is kept of what a program last said to people.
 const SAID_BYTES_MAX: usize = 4 * 1024;
-/// What a program is told of the environment of this server: what programs need to run. Everything else
-/// may be a secret, of this server or of another agent.
+/// What every program is told of the environment of this server: what programs need to run. Everything
+/// else may be a secret, of this server or of another agent, and is told only where it is declared.
 const VARIABLES: [&str; 9] = [
     "PATH",
     "HOME",
@@ -57,11 +58,14 @@ pub(super) fn start(
     server: &Name,
     program: &str,
     arguments: &[String],
+    environment: &[(String, Credential)],
 ) -> std::io::Result<(TokioChildProcess, Said)> {
     let mut command = Command::new(program);
     command.args(arguments).kill_on_drop(true).env_clear();
     let told = std::env::vars_os().filter(|(name, _)| is_for_programs(&name.to_string_lossy()));
     command.envs(told);
+    let declared = environment.iter();
+    command.envs(declared.map(|(name, value)| (name, value.expose())));
     #[cfg_attr(not(unix), expect(unused_mut, reason = "groups are of Unix"))]
     let mut command = CommandWrap::from(command);
     #[cfg(unix)]

@@ -305,8 +305,12 @@ async fn open(
             let service = serve_client_with_lifecycle(listener, transport, way).await;
             service.map_err(|error| not_made(spec, error, None))
         }
-        ToolTransport::Command { program, arguments } => {
-            let child = child::start(&spec.name, program, arguments);
+        ToolTransport::Command {
+            program,
+            arguments,
+            environment,
+        } => {
+            let child = child::start(&spec.name, program, arguments, environment);
             let (child, said) = child.map_err(|error| {
                 tracing::warn!(server = %spec.name, program, %error, "the program of a tool server does not start");
                 Failure::Gone { sent: false }

@@ -106,20 +106,33 @@ impl<'a> Reading<'a> {
         let variable = server.credential_env.as_ref();
         let credential = variable.and_then(|variable| self.credential(&place, variable));
         let transport = match (&server.url, &server.command) {
-            (Some(url), None) => ToolTransport::Http {
-                url: url.text().to_owned(),
-                credential,
-            },
+            (Some(url), None) => {
+                if server.env.is_some() {
+                    let what = "is for servers with a command";
+                    let hint = "name the variable with what it is called with in credential_env";
+                    self.wrong(format!("{place}.env"), what, hint);
+                }
+                ToolTransport::Http {
+                    url: url.text().to_owned(),
+                    credential,
+                }
+            }
             (None, Some(command)) => {
                 if server.credential_env.is_some() {
                     let what = "is for servers with a url";
-                    let hint =
-                        "a program has the environment of this server; leave the setting out";
+                    let hint = "name the variables that the program gets: env = [\"NAME\"]";
                     self.wrong(format!("{place}.credential_env"), what, hint);
                 }
+                let variables = server.env.iter().flatten();
                 ToolTransport::Command {
                     program: command.program.text().to_owned(),
                     arguments: command.arguments.clone(),
+                    environment: variables
+                        .filter_map(|variable| {
+                            let value = self.passed_on(&place, variable)?;
+                            Some((variable.name().to_owned(), value))
+                        })
+                        .collect(),
                 }
             }
             (Some(_), Some(_)) => {

@@ -24,7 +24,7 @@ const SCHEMAS: [&str; 2] = ["approval_if", "state_schema"];
 /// Settings whose text is for a model and for nobody else.
 const PROMPTS: [&str; 3] = ["answer_prompt", "prompt", "routing_prompt"];
 /// Settings that somebody might put a secret into, although it does not belong there.
-const DELICATE: [&str; 4] = ["base_url", "command", "credential_env", "url"];
+const DELICATE: [&str; 5] = ["base_url", "command", "credential_env", "env", "url"];
 
 /// A key of one of these sections, looked at closely.
 pub(super) enum NamedKey {

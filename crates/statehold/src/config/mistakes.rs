@@ -96,27 +96,46 @@ impl<'a> Reading<'a> {
         self.wrong(key, "is missing", hint);
     }
 
-    /// What a variable of the environment holds.
+    /// What a variable of the environment holds that something is called with.
     pub(super) fn credential(&mut self, place: &str, variable: &Variable) -> Option<Credential> {
         let name = variable.name();
+        let hint = format!("set {name} to the credential itself, or leave the setting out");
+        self.held_by(format!("{place}.credential_env"), variable, true, hint)
+    }
+
+    /// What a variable of the environment holds that a program gets.
+    pub(super) fn passed_on(&mut self, place: &str, variable: &Variable) -> Option<Credential> {
+        let hint = format!("set {}, or leave its name out", variable.name());
+        self.held_by(format!("{place}.env"), variable, false, hint)
+    }
+
+    fn held_by(
+        &mut self,
+        key: String,
+        variable: &Variable,
+        is_for_header: bool,
+        hint: String,
+    ) -> Option<Credential> {
+        let name = variable.name();
+        let fits =
+            |text: &str| !is_for_header || text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
         let mut environment = self.around.environment.iter();
         let found = environment.find(|(found, _)| found == name);
         let text = found.map(|(_, text)| text.to_str().unwrap_or_default().to_owned());
         let what = match &text {
             None => format!("names {name}, which is not set"),
             Some(text) if text.is_empty() => format!("names {name}, which is empty or not UTF-8"),
-            Some(text) if !text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) => {
+            Some(text) if !fits(text) => {
                 format!("names {name}, which has characters that no header can carry")
             }
             Some(_) => format!("names {name}, which has more than {CREDENTIAL_BYTES_MAX} bytes"),
         };
-        let usable = text.filter(|text| text.bytes().all(|byte| (0x20..0x7f).contains(&byte)));
-        let credential = usable.and_then(Credential::new);
-        if credential.is_none() {
-            let hint = format!("set {name} to the credential itself, or leave the setting out");
-            self.wrong(format!("{place}.credential_env"), &what, hint);
+        let usable = text.filter(|text| fits(text));
+        let held = usable.and_then(Credential::new);
+        if held.is_none() {
+            self.wrong(key, &what, hint);
         }
-        credential
+        held
     }
 
     /// The text of a file that a setting names. Relative names count from the configuration file.

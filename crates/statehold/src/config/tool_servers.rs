@@ -15,6 +15,9 @@ pub(crate) struct ToolServer {
     /// The variable of the environment that holds what it is called with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) credential_env: Option<Variable>,
+    /// The variables of the environment that its program gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) env: Option<Vec<Variable>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timeout_seconds: Option<Timeout>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,8 +35,8 @@ impl ToolServer {
 }
 
 /// The settings of a tool server, by name.
-pub(super) const TOOL_SERVER_SETTINGS: [&str; 4] =
-    ["command", "credential_env", "timeout_seconds", "url"];
+pub(super) const TOOL_SERVER_SETTINGS: [&str; 5] =
+    ["command", "credential_env", "env", "timeout_seconds", "url"];
 
 /// A program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

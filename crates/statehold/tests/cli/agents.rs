@@ -47,6 +47,42 @@ fn agents_are_listed_and_shown_as_they_are_declared() {
 }
 
 #[test]
+fn what_a_tool_server_gets_of_the_environment_is_shown_by_name_only() {
+    let declared = [
+        (
+            "STATEHOLD__TOOL_SERVERS__NOTES",
+            "{ command = [\"notes\"], env = [\"NOTES_TOKEN\"] }",
+        ),
+        (
+            "STATEHOLD__MODELS__MAIN",
+            "{ base_url = \"http://127.0.0.1:1/v1\", model = \"x\" }",
+        ),
+        (
+            "STATEHOLD__AGENTS__CLERK",
+            "{ kind = \"llm\", model = \"main\", prompt = \"Write.\", tool_servers = [\"notes\"] }",
+        ),
+        ("NOTES_TOKEN", "a-secret-note"),
+    ];
+    for json in [&[][..], &["--json"]] {
+        let ended = run(&[&["config", "show"], json].concat(), &declared);
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(ended.out.contains("NOTES_TOKEN"), "{}", ended.out);
+        assert!(!ended.out.contains("a-secret-note"), "{}", ended.out);
+    }
+    let live = Live::start_with(&declared);
+    for shown in [
+        &["agents", "show", "clerk", "--json"][..],
+        &["agents", "list", "--json"],
+    ] {
+        let shown = live.check(shown, 0, &["clerk"]);
+        assert!(!shown.out.contains("a-secret-note"), "{}", shown.out);
+    }
+    let ended = run(&["config", "validate"], &declared[..3]);
+    let says = "`tool_servers.notes.env` names NOTES_TOKEN, which is not set";
+    assert!(ended.out.contains(says), "{ended:?}");
+}
+
+#[test]
 fn mistakes_are_found_before_a_server_starts() {
     let fine = run(&["config", "validate"], &DECLARED);
     assert_eq!(fine.code, 0, "{fine:?}");

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use rmcp::ServiceExt;
 use serde_json::json;
+use statehold_engine::Credential;
 
 use super::bench::Bench;
 use super::*;
@@ -29,6 +30,7 @@ fn program() -> ToolTransport {
     ToolTransport::Command {
         program: this.to_str().expect("a path in UTF-8").to_owned(),
         arguments: arguments.map(str::to_owned).to_vec(),
+        environment: Vec::new(),
     }
 }
 
@@ -91,6 +93,7 @@ async fn a_program_that_does_not_start_was_not_called() {
     let of = |program: &str, arguments: &[&str]| ToolTransport::Command {
         program: program.to_owned(),
         arguments: arguments.iter().map(|&text| text.to_owned()).collect(),
+        environment: Vec::new(),
     };
     let servers = servers([
         ("absent", of("/nonexistent/program", &[])),
@@ -108,13 +111,15 @@ async fn a_program_that_does_not_start_was_not_called() {
 }
 
 #[tokio::test]
-async fn a_program_does_not_get_the_variables_of_this_server() {
+async fn a_program_gets_the_variables_that_are_declared_and_no_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let note = folder.path().join("env");
     let script = format!("env >{}; exit 1", note.display());
+    let value = Credential::new("notes-secret".to_owned()).expect("a value");
     let asks = ToolTransport::Command {
         program: "sh".to_owned(),
         arguments: vec!["-c".to_owned(), script],
+        environment: vec![("NOTES_TOKEN".to_owned(), value)],
     };
     let servers = servers([("asks", asks)]);
     servers
@@ -124,6 +129,7 @@ async fn a_program_does_not_get_the_variables_of_this_server() {
     let told = std::fs::read_to_string(&note).expect("it was started");
     let has = |begin: &str| told.lines().any(|line| line.starts_with(begin));
     assert!(has("PATH="), "{told}");
+    assert!(has("NOTES_TOKEN=notes-secret"), "{told}");
     // This test was started with some of these.
     assert!(
         std::env::var_os("CARGO_PKG_NAME").is_some() && !has("CARGO"),
@@ -139,6 +145,7 @@ async fn a_program_that_does_not_answer_ends_with_all_that_it_started() {
     let stuck = ToolTransport::Command {
         program: "sh".to_owned(),
         arguments: vec!["-c".to_owned(), script],
+        environment: Vec::new(),
     };
     let servers = servers_within(Duration::from_secs(1), [("stuck", stuck)]);
 

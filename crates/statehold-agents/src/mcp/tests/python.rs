@@ -92,6 +92,7 @@ async fn its_tools_are_used_as_a_program() {
     let command = ToolTransport::Command {
         program: python(),
         arguments: vec![script()],
+        environment: Vec::new(),
     };
     let servers = servers([("python", command)]);
     use_its_tools(&servers).await;

@@ -25,6 +25,7 @@ const WHOLE: &str = r#"
     timeout_seconds = 5
     [tool_servers.local]
     command = ["python3", "server.py"]
+    env = ["LOCAL_TOKEN"]
     [agents.coordinator]
     kind = "router"
     description = "Chooses."
@@ -63,7 +64,8 @@ const WHOLE: &str = r#"
     [agents.math]
 "#;
 
-const VARIABLES: [(&str, &str); 3] = [
+const VARIABLES: [(&str, &str); 4] = [
+    ("LOCAL_TOKEN", "local-secret"),
     ("OPENAI_API_KEY", "sk-main"),
     ("FILES_TOKEN", "files-secret"),
     ("GPA_TOKEN", "gpa-secret"),
@@ -134,8 +136,13 @@ fn everything_that_is_declared_is_in_the_book() {
     );
     let local = &book.tool_servers[&name("local")];
     assert!(
-        matches!(&local.transport, ToolTransport::Command { program, arguments } if program == "python3" && arguments == &["server.py"])
+        matches!(&local.transport, ToolTransport::Command { program, arguments, .. } if program == "python3" && arguments == &["server.py"])
     );
+    assert!(
+        matches!(&local.transport, ToolTransport::Command { environment, .. }
+            if matches!(&environment[..], [(name, value)] if name == "LOCAL_TOKEN" && value.expose() == "local-secret"))
+    );
+    assert!(!format!("{local:?}").contains("local-secret"));
 
     let coordinator = agent("coordinator");
     assert_eq!(coordinator.openai_default, ChatDefault::Stateful);
@@ -345,6 +352,7 @@ fn the_lists_of_settings_are_whole() {
         [tool_servers.t]
         command = ["x"]
         credential_env = "X"
+        env = ["X"]
         timeout_seconds = 1
         url = "http://h"
     "#;

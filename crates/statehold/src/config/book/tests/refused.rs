@@ -196,7 +196,13 @@ fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
     mistaken(
         &Place::new(command, &[("KEY", "x")]),
         "tool_servers.t.credential_env",
-        &["servers with a url"],
+        &["servers with a url", "env = [\"NAME\"]"],
+    );
+    let url = "[tool_servers.t]\nurl = \"http://h/\"\nenv = [\"KEY\"]\n";
+    mistaken(
+        &Place::new(url, &[("KEY", "x")]),
+        "tool_servers.t.env",
+        &["servers with a command", "credential_env"],
     );
 }
 
@@ -218,6 +224,12 @@ fn secrets_come_from_variables_that_hold_something() {
         &Place::new(model, &[]),
         "models.m.credential_env",
         &["K", "not set"],
+    );
+    let program = "[tool_servers.m]\ncommand = [\"x\"]\nenv = [\"A\", \"B\"]\n";
+    mistaken(
+        &Place::new(program, &[("A", "two\nlines")]),
+        "tool_servers.m.env",
+        &["B", "not set", "leave its name out"],
     );
     let server = "[tool_servers.m]\nurl = \"http://h\"\ncredential_env = \"K\"\n";
     mistaken(
@@ -377,6 +389,7 @@ fn neither_secrets_nor_prompts_are_said_or_shown() {
         "[agents.a]\nbase_url = \"http://me:SECRET@h/\"\n",
         "[models.m]\nbase_url = \"http://h/?key=SECRET\"\n",
         "[tool_servers.t]\nurl = \"http://h/#SECRET\"\n",
+        "[tool_servers.t]\nenv = [\"TOKEN=SECRET\"]\n",
         "[agents.a]\nprompt = [\"SECRET\"]\n",
         "[agents.a]\ncredential = \"SECRET\"\n",
     ] {
@@ -396,6 +409,7 @@ fn neither_secrets_nor_prompts_are_said_or_shown() {
     assert!(prompt.starts_with("(14 bytes, sha256 "), "{prompt}");
     assert!(shown("agents.coordinator.rules").contains("(9 bytes, sha256 "));
     assert_eq!(shown("agents.gpa.credential_env"), "GPA_TOKEN");
+    assert!(shown("tool_servers.local.env").contains("LOCAL_TOKEN"));
     assert_eq!(shown("agents.math"), "{}");
     let all: Vec<String> = explained
         .iter()
