@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use http::StatusCode;
-use http::header::{HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_engine::Credential;
@@ -50,6 +50,8 @@ pub(crate) struct ConversationReply {
     pub(crate) conversation_id: String,
     /// `shared_context` of the answer, as it was written.
     pub(crate) shared_context: Option<Box<RawValue>>,
+    /// The headers of the answer.
+    pub(crate) headers: HeaderMap,
 }
 
 /// Calls one service that keeps conversations. Cheap to make: connections are the pool's.
@@ -148,6 +150,7 @@ impl ConversationsClient {
             content: reply.content,
             conversation_id: reply.conversation_id.unwrap_or_else(|| id.to_owned()),
             shared_context: reply.shared_context,
+            headers: answer.headers().clone(),
         })
     }
 

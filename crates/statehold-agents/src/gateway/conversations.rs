@@ -59,6 +59,9 @@ struct Said {
     conversation: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared_context: Option<Raw>,
+    /// What it calls its side of the call.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    ids: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     notes: Vec<RecordedNote>,
 }
@@ -226,6 +229,7 @@ impl Conversations {
                 remembered.raw()
             });
             let said = Said {
+                ids: trail::returned(&reply.headers),
                 content: reply.content,
                 conversation: reply.conversation_id,
                 shared_context: reply.shared_context,

@@ -59,6 +59,29 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
     Ok(())
 }
 
+#[tokio::test]
+async fn what_the_service_calls_its_side_of_a_call_is_kept() -> Outcome {
+    let service = Arc::new(Service::default());
+    let server = Server::start(move |seen| {
+        let play = service.play(seen, |_| "hi".to_owned());
+        play.with_header("x-conversation-id", "theirs")
+            .with_header("x-statehold-request", "req_theirs")
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    assert_eq!(rig.turn(session, "ums", "hello").await, "hi");
+    let steps = rig.items(session, "ums", ItemKind::Step).await;
+    let step: Value =
+        serde_json::from_str(steps[1].data.as_ref().expect("data").get()).expect("JSON");
+    let ids = json!({"x-conversation-id": "theirs", "x-statehold-request": "req_theirs"});
+    assert_eq!(step["result"]["ids"], ids, "{step}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
 /// Loses the answer to the first creation.
 async fn losing_server(service: &Arc<Service>) -> Server {
     let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
