@@ -110,10 +110,8 @@ impl Llm {
             })
         };
         let said = run.step(StepKind::Model, talk.bytes(), work).await?;
-        let said: Said = serde_json::from_str(said.get()).map_err(|error| {
-            let message = format!("what the model said cannot be read again: {error}");
-            TurnError::failed("step_malformed", message)
-        })?;
+        let said: Said = serde_json::from_str(said.get())
+            .map_err(|error| TurnError::step_malformed("what the model said", &error))?;
         if whole.is_none() {
             voice.say(&said.text);
         }

@@ -123,10 +123,8 @@ impl Agent for Router {
 }
 
 fn read_route(route: &Raw) -> Result<Route, TurnError> {
-    serde_json::from_str(route.get()).map_err(|error| {
-        let message = format!("the decision where to route this turn cannot be read: {error}");
-        TurnError::failed("route_malformed", message)
-    })
+    serde_json::from_str(route.get())
+        .map_err(|error| TurnError::step_malformed("where this turn was routed", &error))
 }
 
 /// The first rule that fits, or the agent for everything else.

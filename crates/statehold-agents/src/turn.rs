@@ -103,6 +103,16 @@ impl TurnError {
             message: message.into(),
         })
     }
+
+    /// What was recorded of a turn cannot be read by the one that goes on.
+    pub(crate) fn step_malformed(what: &str, error: &serde_json::Error) -> Self {
+        let why = why_unreadable(error);
+        let message = format!(
+            "{what} cannot be read again: {why}; its agent may have been declared anew in between, or the \
+             server replaced. Nothing was done twice; ask again"
+        );
+        Self::failed("step_malformed", message)
+    }
 }
 
 impl From<EngineError> for TurnError {
@@ -157,6 +167,16 @@ mod tests {
         let whole = "ü".repeat(MESSAGE_CHARS_MAX);
         assert_eq!(kept(&whole), whole);
         assert_eq!(kept(&"ü".repeat(1_000_000)), format!("{whole}…"));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_says_what_to_do() {
+        let error = serde_json::from_str::<u64>("x").expect_err("no number");
+        let error = TurnError::step_malformed("what was said", &error).to_string();
+        assert!(
+            error.ends_with("Nothing was done twice; ask again"),
+            "{error}"
+        );
     }
 
     #[test]

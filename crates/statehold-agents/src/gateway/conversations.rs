@@ -325,8 +325,6 @@ fn message(input: &Words, told: Option<&Told>) -> String {
 }
 
 fn read<T: for<'de> Deserialize<'de>>(recorded: &Raw) -> Result<T, TurnError> {
-    serde_json::from_str(recorded.get()).map_err(|error| {
-        let message = format!("what was recorded is in a form that is not known: {error}");
-        TurnError::failed("step_mismatch", message)
-    })
+    serde_json::from_str(recorded.get())
+        .map_err(|error| TurnError::step_malformed("what the service said", &error))
 }

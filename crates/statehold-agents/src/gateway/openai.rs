@@ -158,7 +158,10 @@ impl Openai {
             };
             decisions = ask_people(run, &paused).await?;
         }
-        let message = format!("the agent waited for people {PAUSES_MAX} times in one turn");
+        let message = format!(
+            "the agent waited for people {PAUSES_MAX} times in one turn; ask for less at once, or look at \
+             why it goes on asking"
+        );
         Err(TurnError::failed("agent_pauses_too_often", message))
     }
 
@@ -250,7 +253,8 @@ impl Openai {
             }
             let reply = reply.map_err(|error| match place {
                 Place::Its(its) => lost_or_failed(&error, its),
-                Place::Ours | Place::Nowhere => failed(&error),
+                Place::Ours => unknown_or_failed(&error),
+                Place::Nowhere => failed(&error),
             })?;
             let usage = reply.usage.map(|usage| {
                 raw(&serde_json::json!({
@@ -281,11 +285,8 @@ impl Openai {
         let said = run
             .step_beside(StepKind::AgentCall, &made_from, work)
             .await?;
-        serde_json::from_str(said.get()).map_err(|error| {
-            let message =
-                format!("what the agent said is recorded in a form that is not known: {error}");
-            TurnError::failed("step_mismatch", message)
-        })
+        serde_json::from_str(said.get())
+            .map_err(|error| TurnError::step_malformed("what the agent said", &error))
     }
 }
 
@@ -420,6 +421,26 @@ fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
     } else {
         failed(error)
     }
+}
+
+/// What became of a call that named our session. Whoever keeps sessions under that name has none of ours,
+/// as another Statehold does, and says the same as one who does not know the model.
+fn unknown_or_failed(error: &CallError) -> TurnError {
+    let is_unknown = matches!(
+        error,
+        CallError::Status {
+            status: StatusCode::NOT_FOUND,
+            ..
+        }
+    );
+    if !is_unknown {
+        return failed(error);
+    }
+    let message = format!(
+        "{error}; declare the agent with memory = \"track\" if it keeps sessions itself, as another \
+         Statehold does; if not, check `base_url` and `model`"
+    );
+    TurnError::failed(error.code(), message)
 }
 
 /// Whether a caller brought tools: only then can they be told that one is to be called.

@@ -293,7 +293,9 @@ pub(super) fn outcome(decided: &Decided) -> Option<(ItemId, CallOutcome, Raw)> {
 }
 
 fn malformed(what: &str) -> TurnError {
-    let message = format!("the agent's answer cannot be understood: {what}");
+    let message = format!(
+        "the agent's answer cannot be understood: {what}; look at what it sends as `statehold`, and ask again"
+    );
     TurnError::failed("agent_malformed", message)
 }
 

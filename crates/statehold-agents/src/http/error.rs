@@ -39,7 +39,9 @@ pub(crate) enum CallError {
     #[error("the answer cannot be understood: {0}; check `base_url` and what the service speaks")]
     Malformed(&'static str),
     /// It does not end.
-    #[error("the answer is longer than is read: {0}")]
+    #[error(
+        "the answer is longer than is read: {0}; ask for less at once, or let the service say less"
+    )]
     TooLarge(&'static str),
     /// The conversation is not there any more.
     #[error("the service does not know the conversation any more; a new one can be begun")]
@@ -179,6 +181,12 @@ pub(crate) fn clip<'a>(said: &str, secrets: impl Iterator<Item = &'a str>) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_says_what_to_do() {
+        let error = CallError::TooLarge("at most 8 MiB").to_string();
+        assert!(error.contains("ask for less at once"), "{error}");
+    }
 
     #[test]
     fn what_somebody_said_is_shown_in_one_short_line_without_secrets() {

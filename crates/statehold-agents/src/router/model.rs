@@ -237,10 +237,8 @@ impl Finisher {
         };
         let said = run.step(StepKind::Model, talk.bytes(), work).await;
         let said = said.map_err(|error| kept_below(agent, error))?;
-        let said: Said = serde_json::from_str(said.get()).map_err(|error| {
-            let message = format!("the last words cannot be read again: {error}");
-            TurnError::failed("step_malformed", message)
-        })?;
+        let said: Said = serde_json::from_str(said.get())
+            .map_err(|error| TurnError::step_malformed("what the last words were", &error))?;
         if !is_new {
             voice.say(&said.text);
         }

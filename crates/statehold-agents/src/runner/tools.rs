@@ -196,10 +196,8 @@ impl Run {
             })
         };
         let step = self.step(StepKind::ToolResult, b"not made", work).await?;
-        serde_json::from_str(step.get()).map_err(|error| {
-            let message = format!("what is recorded of a call cannot be read: {error}");
-            TurnError::failed("step_malformed", message)
-        })
+        serde_json::from_str(step.get())
+            .map_err(|error| TurnError::step_malformed("what is recorded of a call", &error))
     }
 
     /// The calls of a message: as they were recorded, or recorded now, all or none.

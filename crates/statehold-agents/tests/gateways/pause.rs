@@ -230,6 +230,36 @@ async fn an_agent_that_asks_too_much_at_once_is_mirrored_in_parts() -> Outcome {
 }
 
 #[tokio::test]
+async fn an_agent_that_never_stops_asking_fails_and_says_what_to_do() -> Outcome {
+    let server = Server::start(|seen| {
+        let asked = decisions(seen).map_or(0, |told| {
+            let last = told[0]["hold_id"].as_str().expect("an id");
+            last["hld_".len()..].parse::<usize>().expect("a number") + 1
+        });
+        paused(&json!([{"id": format!("hld_{asked}"), "kind": "question", "title": "Why?"}]))
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    let request = rig.ask(session, "far", "go on").await;
+    for _ in 0..64 {
+        let holds = asked(&rig, request).await;
+        let open = holds.iter().find(|hold| hold.closed.is_none());
+        let open = open.expect("an open question");
+        rig.decide(open, DecisionKind::Respond, Some("because"))
+            .await;
+    }
+    let error = error(&rig.ended(request).await);
+    assert_eq!(error["code"], "agent_pauses_too_often", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("ask for less at once"), "{message}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() -> Outcome {
     let long = "x".repeat(20_000);
     let holds = [
@@ -287,6 +317,10 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
         let ended = rig.ended(request).await;
         let error = error(&ended);
         assert_eq!(error["code"], code, "{shown:.200}: {error:.200}");
+        // What to do next does.
+        if code == "agent_malformed" {
+            assert!(error.to_string().contains("ask again"), "{error:.200}");
+        }
         // What it said does not come along.
         let kept = error.to_string().len();
         assert!(kept < 1_000, "{shown:.200}: {kept} bytes");

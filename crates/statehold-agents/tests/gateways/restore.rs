@@ -145,6 +145,25 @@ async fn the_agent_is_told_who_asks_and_what_it_calls_itself_is_kept() -> Outcom
 }
 
 #[tokio::test]
+async fn an_agent_that_looks_for_our_session_among_its_own_is_to_be_tracked() -> Outcome {
+    let unknown = json!({"error": {"message": "no such thing", "code": "not_found"}});
+    let server = Server::start(move |_| Play::json(404, &unknown)).await;
+    for (memory, says_so) in [(Memory::Restore, true), (Memory::Track, false)] {
+        let rig = Rig::new(vec![Arc::new(chat("far", &server, memory))]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("far").await;
+        let error = rig.failing_turn(session, "far", "hello").await;
+        assert_eq!(error["code"], "agent_error", "{error}");
+        let message = error["message"].as_str().expect("text");
+        assert!(message.contains("404: no such thing"), "{message}");
+        assert_eq!(message.contains("memory = \"track\""), says_so, "{message}");
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_state_that_does_not_fit_is_set_aside_and_the_conversation_goes_on() -> Outcome {
     let server = Server::start(|seen| {
         let state = match seen.said().as_str() {
