@@ -26,7 +26,7 @@ mod reply;
 mod tests;
 
 use connection::{Connection, Failure};
-pub(crate) use error::ToolError;
+pub(crate) use error::{NoAnswer, ToolError};
 use http::HttpClient;
 pub(crate) use listing::sayable;
 pub(crate) use reply::ToolReply;

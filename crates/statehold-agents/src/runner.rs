@@ -80,6 +80,31 @@ pub enum RunnerError {
     },
 }
 
+/// How a runner works.
+pub struct RunnerOptions {
+    /// Told of every step.
+    pub on_step: OnStep,
+    /// Whether people can be asked something. Where nothing is kept, nobody could answer.
+    pub asks_people: bool,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self {
+            on_step: Arc::new(|_, _| ()),
+            asks_people: true,
+        }
+    }
+}
+
+impl std::fmt::Debug for RunnerOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunnerOptions")
+            .field("asks_people", &self.asks_people)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Works until it is stopped.
 pub struct Runner {
     tasks: TaskTracker,
@@ -98,6 +123,7 @@ pub(crate) struct Shared {
     engine: Engine,
     caller: Caller,
     on_step: OnStep,
+    asks_people: bool,
     ours: BTreeMap<Name, Ours>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -123,7 +149,7 @@ impl Runner {
         tenant: Name,
         book: Arc<AgentBook>,
     ) -> Result<Self, RunnerError> {
-        Self::start_watched(engine, tenant, book, Arc::new(|_, _| ())).await
+        Self::start_with(engine, tenant, book, RunnerOptions::default()).await
     }
 
     /// The same, telling somebody of every step.
@@ -136,6 +162,24 @@ impl Runner {
         tenant: Name,
         book: Arc<AgentBook>,
         on_step: OnStep,
+    ) -> Result<Self, RunnerError> {
+        let options = RunnerOptions {
+            on_step,
+            ..RunnerOptions::default()
+        };
+        Self::start_with(engine, tenant, book, options).await
+    }
+
+    /// The same, working as is said.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runner::start`].
+    pub async fn start_with(
+        engine: Engine,
+        tenant: Name,
+        book: Arc<AgentBook>,
+        options: RunnerOptions,
     ) -> Result<Self, RunnerError> {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let clients =
@@ -150,7 +194,8 @@ impl Runner {
         let shared = Arc::new(Shared {
             engine,
             caller: Caller::worker_of_server(tenant.clone()),
-            on_step,
+            on_step: options.on_step,
+            asks_people: options.asks_people,
             ours,
             tasks: tasks.clone(),
             stop: stop.clone(),

@@ -9,7 +9,7 @@ use statehold_core::name::Name;
 use statehold_engine::{Engine, EngineError};
 use tokio::sync::Mutex;
 
-use crate::runner::{Runner, RunnerError};
+use crate::runner::{Runner, RunnerError, RunnerOptions};
 use crate::spec::AgentBook;
 
 /// How many turns one engine takes before it is replaced.
@@ -87,7 +87,12 @@ impl Scratch {
             Source::Made { make, tenant, book } => {
                 let engine = make().await?;
                 let (tenant, book) = (tenant.clone(), Arc::clone(book));
-                let runner = Runner::start(engine.clone(), tenant, book).await?;
+                // What is asked here goes with the engine before anybody can answer.
+                let options = RunnerOptions {
+                    asks_people: false,
+                    ..RunnerOptions::default()
+                };
+                let runner = Runner::start_with(engine.clone(), tenant, book, options).await?;
                 (engine, Some(runner))
             }
             Source::Given(engine) => (engine.clone(), None),

@@ -283,6 +283,9 @@ pub struct Cold {
     /// For a claim: what is laid down about calls that nobody was asked about, in case people must be
     /// asked whether they ran.
     pub laid_down: BTreeMap<ItemId, AskedAbout>,
+    /// For a claim: calls whose tools gave no answer, also when they were called again. People are asked
+    /// about them even if they may be repeated.
+    pub unanswered: BTreeSet<ItemId>,
 }
 
 /// A hold with its one decision.

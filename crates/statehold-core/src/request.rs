@@ -177,11 +177,17 @@ impl LiveRequest {
             .is_some_and(|lease| now < extended_until.unwrap_or(lease.until).max(lease.until))
     }
 
-    /// Tool calls that may have run and cannot safely run again.
-    pub fn uncertain_calls(&self) -> impl Iterator<Item = ItemId> + '_ {
-        self.calls
+    /// Tool calls that may have run and cannot safely run again, or ran again and again without an answer.
+    pub fn uncertain_calls<'a>(
+        &'a self,
+        unanswered: &'a BTreeSet<ItemId>,
+    ) -> impl Iterator<Item = ItemId> + 'a {
+        let started = self
+            .calls
             .iter()
-            .filter(|(_, call)| matches!(call.state, CallState::Started { .. }) && !call.idempotent)
+            .filter(|(_, call)| matches!(call.state, CallState::Started { .. }));
+        started
+            .filter(|(id, call)| !call.idempotent || unanswered.contains(id))
             .map(|(id, _)| *id)
     }
 }

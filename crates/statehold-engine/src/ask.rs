@@ -4,6 +4,7 @@
 //! call that waits is bound to the digest that people will approve.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -14,16 +15,18 @@ use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Effect, Hold, HoldKind, NewHold, OnExpiry, Risk,
 };
 use statehold_core::ids::{HoldId, IdMint, ItemId, RequestId, SessionId};
-use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::item::{CallMark, ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::name::Name;
-use statehold_core::request::AskedAbout;
+use statehold_core::request::{AskedAbout, CallState, OpenCall};
 use statehold_core::session::SessionState;
+use statehold_store::StoredItem;
 
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::holds::payload;
 use crate::kept::{
-    ActionBody, DecisionBody, HoldBody, ItemBody, LOST_TITLE, Raw, Reason, parse, to_bytes,
+    ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
+    RECONCILE_TITLE, Raw, Reason, parse, to_bytes,
 };
 use crate::mailbox::{Call, Committed, Done, Reply};
 use crate::payloads::Payloads;
@@ -349,12 +352,37 @@ impl Engine {
         Ok(found.map(|item| parse(item.body.as_deref())))
     }
 
+    /// Calls of a request that may be repeated, and whose worker left because they gave no answer however
+    /// often they were.
+    pub(crate) async fn unanswered(
+        &self,
+        state: &SessionState,
+        request: RequestId,
+    ) -> Result<BTreeSet<ItemId>, EngineError> {
+        let Some(live) = state.requests.get(&request) else {
+            return Ok(BTreeSet::new());
+        };
+        let may_be_repeated =
+            |call: &OpenCall| call.idempotent && matches!(call.state, CallState::Started { .. });
+        if !live.calls.values().any(may_be_repeated) {
+            return Ok(BTreeSet::new());
+        }
+        let written = self
+            .recent_items(state.session, live.task, CALLS_LOOKED_AT)
+            .await?;
+        // About what was noted before the last hold, people were asked already.
+        let noted = noted_without_answer(&written);
+        let noted = noted.filter(|noted| noted.holds_opened == live.holds_opened);
+        Ok(noted.map(|noted| noted.call).collect())
+    }
+
     /// The policies of calls that may have run without anybody being asked: if people must find out,
     /// they are those who could have approved them.
     pub(crate) async fn laid_down(
         &self,
         state: &SessionState,
         request: RequestId,
+        unanswered: &BTreeSet<ItemId>,
     ) -> Result<BTreeMap<ItemId, AskedAbout>, EngineError> {
         let mut laid_down = BTreeMap::new();
         let (Some(live), Some(task)) = (state.requests.get(&request), state.task_of(request))
@@ -366,7 +394,8 @@ impl Engine {
                 .get(call)
                 .is_some_and(|open| open.asked.is_none())
         };
-        let calls: BTreeSet<ItemId> = live.uncertain_calls().filter(is_new).collect();
+        let calls = live.uncertain_calls(unanswered).filter(is_new);
+        let calls: BTreeSet<ItemId> = calls.collect();
         if calls.is_empty() || !self.policies().agents.contains_key(&task.agent) {
             return Ok(laid_down);
         }
@@ -402,43 +431,62 @@ impl Engine {
         hold: &Hold,
     ) -> Result<Vec<u8>, EngineError> {
         let mut body = HoldBody {
-            title: LOST_TITLE.to_owned(),
+            title: RECONCILE_TITLE.to_owned(),
             ..HoldBody::default()
         };
         let Some(call) = hold.call else {
             return Ok(to_bytes(&body));
         };
         let store = &self.inner().store;
+        let (mut approval, mut asked_before) = (None, 0);
         for asked in store.holds_of(hold.request).await? {
             let Some(closed) = store.closed_hold(asked).await? else {
                 continue;
             };
-            if closed.hold.call != Some(call) || closed.hold.kind != HoldKind::Approval {
+            if closed.hold.call != Some(call) {
                 continue;
             }
-            let opened = self.record(session, closed.hold.opened_at).await?;
-            let decided = self.record(session, closed.decided_by).await?;
-            let first: HoldBody = parse(payload(opened.as_ref(), closed.hold.body).as_deref());
-            let words = payload(decided.as_ref(), closed.decision.body);
-            let words: DecisionBody = parse(words.as_deref());
-            body.title = format!("{LOST_TITLE} {}", first.title);
-            body.comment_required = first.comment_required;
-            body.action = first.action.map(|action| match words.args {
-                None => action,
-                Some(args) => ActionBody {
-                    args,
-                    redactions: words.redactions,
-                    sealed: words.sealed,
-                    ..action
-                },
-            });
-            if let Some(action) = &mut body.action {
-                action.digest = hold.digest.or(action.digest);
-                action.args_schema = None;
+            match closed.hold.kind {
+                HoldKind::Approval => approval = approval.or(Some(closed)),
+                HoldKind::Reconcile if closed.hold.number < hold.number => {
+                    asked_before = closed.hold.number;
+                }
+                _ => {}
             }
-            return Ok(to_bytes(&body));
         }
-        body.action = self.recorded_action(session, hold, call).await?;
+        let written = self
+            .recent_items(session, hold.task, CALLS_LOOKED_AT)
+            .await?;
+        let why = why_unknown(&written, call, asked_before..hold.number);
+        body.message = Some(why.to_owned());
+        let Some(closed) = approval else {
+            let item = written.iter().find(|item| item.placed.item.id == call);
+            body.action = match item {
+                Some(item) => self.recorded_action(session, hold, item).await?,
+                None => None,
+            };
+            return Ok(to_bytes(&body));
+        };
+        let opened = self.record(session, closed.hold.opened_at).await?;
+        let decided = self.record(session, closed.decided_by).await?;
+        let first: HoldBody = parse(payload(opened.as_ref(), closed.hold.body).as_deref());
+        let words = payload(decided.as_ref(), closed.decision.body);
+        let words: DecisionBody = parse(words.as_deref());
+        body.title = format!("{RECONCILE_TITLE} {}", first.title);
+        body.comment_required = first.comment_required;
+        body.action = first.action.map(|action| match words.args {
+            None => action,
+            Some(args) => ActionBody {
+                args,
+                redactions: words.redactions,
+                sealed: words.sealed,
+                ..action
+            },
+        });
+        if let Some(action) = &mut body.action {
+            action.digest = hold.digest.or(action.digest);
+            action.args_schema = None;
+        }
         Ok(to_bytes(&body))
     }
 
@@ -447,14 +495,15 @@ impl Engine {
         &self,
         session: SessionId,
         hold: &Hold,
-        call: ItemId,
+        item: &StoredItem,
     ) -> Result<Option<ActionBody>, EngineError> {
-        let written = self
-            .recent_items(session, hold.task, CALLS_LOOKED_AT)
-            .await?;
-        let Some(item) = written.iter().find(|item| item.placed.item.id == call) else {
-            return Ok(None);
-        };
+        let idempotent = matches!(
+            item.placed.item.call,
+            Some(CallMark::Call {
+                idempotent: true,
+                ..
+            })
+        );
         let item: ItemBody = parse(item.body.as_deref());
         let (Some(tool), Some(arguments)) = (item.name, item.arguments) else {
             return Ok(None);
@@ -471,7 +520,7 @@ impl Engine {
             call_id: item.call_id,
             effect: hold.effect.or(policy.policy.effect),
             risk: hold.risk.or(policy.policy.risk),
-            idempotent: false,
+            idempotent,
             digest: hold.digest,
             redactions,
             sealed: None,
@@ -514,6 +563,33 @@ impl Engine {
             })?;
         }
         Ok(())
+    }
+}
+
+/// What workers noted of calls that gave no answer.
+fn noted_without_answer(written: &[StoredItem]) -> impl Iterator<Item = NoAnswerBody> {
+    let notes = written
+        .iter()
+        .filter(|item| item.placed.item.kind == ItemKind::Note);
+    notes.filter_map(|item| {
+        let body: ItemBody = parse(item.body.as_deref());
+        let data = body
+            .data
+            .filter(|_| body.name.as_deref() == Some(NO_ANSWER))?;
+        serde_json::from_str(data.get()).ok()
+    })
+}
+
+/// Why it is not known whether a call ran: what its worker noted since people were asked about it last, or
+/// else that nobody was left to note anything. Clients read this.
+fn why_unknown(written: &[StoredItem], call: ItemId, holds: Range<u32>) -> &'static str {
+    let mut noted = noted_without_answer(written)
+        .filter(|noted| noted.call == call && holds.contains(&noted.holds_opened));
+    match noted.next().map(|noted| noted.reason) {
+        Some(NoAnswerReason::Timeout) => "The tool did not answer in time.",
+        Some(NoAnswerReason::ConnectionLost) => "The connection to the tool was lost.",
+        Some(NoAnswerReason::Unclear) => "What came back from the tool is no answer.",
+        None => "The worker was lost during this action.",
     }
 }
 

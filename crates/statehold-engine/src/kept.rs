@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_core::digest::Digest;
 use statehold_core::hold::{Effect, Risk};
-use statehold_core::ids::HoldId;
+use statehold_core::ids::{HoldId, ItemId};
 
 /// JSON as it came, validated and never interpreted.
 pub type Raw = Box<RawValue>;
@@ -52,7 +52,35 @@ pub struct AttachmentBody {
 }
 
 /// What a `reconcile` hold is called: nobody gave it a title.
-pub const LOST_TITLE: &str = "A worker was lost during this action: did it run?";
+pub const RECONCILE_TITLE: &str = "It is not known whether this action ran: did it?";
+
+/// What a note is called that says that a tool gave no answer.
+pub const NO_ANSWER: &str = "tool_no_answer";
+
+/// What is kept, under `data` of a note, of a call whose tool gave no answer: why the next claim asks
+/// people about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoAnswerBody {
+    /// The call.
+    pub call: ItemId,
+    /// Why nobody knows what became of it.
+    pub reason: NoAnswerReason,
+    /// How many holds its request had opened by then. One that is opened later may be about this.
+    pub holds_opened: u32,
+}
+
+/// Why nobody knows what became of a call. Never in the words of the other side: clients read what this
+/// comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoAnswerReason {
+    /// It did not answer in time.
+    Timeout,
+    /// The connection was lost.
+    ConnectionLost,
+    /// What came back is no answer.
+    Unclear,
+}
 
 /// What is kept of a hold's words.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -608,7 +608,8 @@ impl Engine {
         require_policy(inner, state, submission)?;
         let mut cold = inner.cold(state, command.named()).await?;
         if let Command::ClaimRequest { request, .. } = command {
-            cold.laid_down = self.laid_down(state, *request).await?;
+            cold.unanswered = self.unanswered(state, *request).await?;
+            cold.laid_down = self.laid_down(state, *request, &cold.unanswered).await?;
         }
         let ctx = Context {
             now: inner.clock.now(),

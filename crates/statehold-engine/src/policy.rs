@@ -37,6 +37,16 @@ pub enum Approval {
     Worker,
 }
 
+/// What happens when a tool was called and gave no answer, so that nobody knows whether it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNoAnswer {
+    /// A person is asked whether it ran.
+    Ask,
+    /// The model is told, and may call it again.
+    Tell,
+}
+
 /// What is laid down about a tool. What is not said here is up to the worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ToolPolicy {
@@ -57,6 +67,9 @@ pub struct ToolPolicy {
     pub idempotent: Option<bool>,
     /// What happens when nobody decides in time.
     pub on_expiry: Option<OnExpiry>,
+    /// What happens when nobody knows whether a call ran. For agents that this server works for itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_no_answer: Option<OnNoAnswer>,
     /// How many people must approve, at least.
     pub quorum: Option<u16>,
     /// Places in the arguments that nobody but the worker sees.
@@ -114,6 +127,10 @@ impl ToolPolicy {
             expires_in_seconds: both(self.expires_in_seconds, other.expires_in_seconds, u64::min),
             idempotent: both(self.idempotent, other.idempotent, |a, b| a && b),
             on_expiry: self.on_expiry.or(other.on_expiry),
+            on_no_answer: both(self.on_no_answer, other.on_no_answer, |a, b| match (a, b) {
+                (OnNoAnswer::Tell, OnNoAnswer::Tell) => OnNoAnswer::Tell,
+                _ => OnNoAnswer::Ask,
+            }),
             quorum: self.quorum.max(other.quorum),
             redact: both(self.redact, other.redact, united),
             redact_rules: both(self.redact_rules, other.redact_rules, united),
@@ -168,6 +185,7 @@ impl Policies {
             expires_in_seconds: own.expires_in_seconds.or(all.expires_in_seconds),
             idempotent: own.idempotent.or(all.idempotent),
             on_expiry: own.on_expiry.or(all.on_expiry),
+            on_no_answer: own.on_no_answer.or(all.on_no_answer),
             quorum: own.quorum.or(all.quorum),
             redact: own.redact.or_else(|| all.redact.clone()),
             redact_rules: own.redact_rules.or_else(|| all.redact_rules.clone()),
@@ -241,6 +259,16 @@ impl Effective {
                 let condition = self.policy.approval_if.as_ref();
                 condition.is_some_and(|condition| condition.is_met(args))
             }
+        }
+    }
+
+    /// Whether a person is asked about a call that gave no answer. If nothing is said, what only looks may
+    /// look again.
+    pub fn asks_without_answer(&self) -> bool {
+        match self.policy.on_no_answer {
+            Some(OnNoAnswer::Ask) => true,
+            Some(OnNoAnswer::Tell) => false,
+            None => self.policy.effect != Some(Effect::Read),
         }
     }
 
@@ -445,6 +473,38 @@ mod tests {
         );
         let plain = policies.of(&name("ums"), "delete").policy;
         assert_eq!(plain.quorum, None);
+    }
+
+    #[test]
+    fn people_are_asked_about_calls_without_an_answer_unless_it_is_said_otherwise() {
+        let says = |effect, on_no_answer| ToolPolicy {
+            effect,
+            on_no_answer,
+            ..ToolPolicy::default()
+        };
+        let (read, write) = (Some(Effect::Read), Some(Effect::Write));
+        let (ask, tell) = (Some(OnNoAnswer::Ask), Some(OnNoAnswer::Tell));
+        let agent = AgentPolicy {
+            every_tool: ToolPolicy::default(),
+            tools: [
+                (name("look"), says(read, None)),
+                (name("peek"), says(read, ask)),
+                (name("pay"), says(write, ask)),
+                (name("files__pay"), says(read, tell)),
+                (name("send"), says(write, tell)),
+            ]
+            .into(),
+        };
+        let policies = Policies {
+            agents: [(name("ums"), agent)].into(),
+        };
+        let asks = |tool: &str| policies.of(&name("ums"), tool).asks_without_answer();
+        assert!(asks("other"));
+        assert!(!asks("look"), "it only looks");
+        assert!(asks("peek"), "what is said goes over that");
+        assert!(asks("pay") && !asks("send"));
+        assert!(asks("files__pay"), "the stricter of both");
+        assert!(Effective::default().asks_without_answer());
     }
 
     #[track_caller]

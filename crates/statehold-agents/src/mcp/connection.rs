@@ -51,8 +51,10 @@ pub(super) enum Failure {
     Slow { sent: bool },
     /// The server answered with an error.
     Said(ErrorData),
-    /// The question was not taken, or its answer is not one.
+    /// The question was not taken, or its answer is not one that can be used here.
     Refused { message: String, sent: bool },
+    /// The question may have arrived, and what came back is no answer of an MCP server.
+    Unclear(String),
 }
 
 /// What the library calls back when a server says something by itself. This side offers nothing: no
@@ -156,7 +158,9 @@ impl Connection {
             ServerResult::CreateTaskResult(_) => Err(refused(
                 "the tool answers later, and its answer is not waited for here",
             )),
-            _ => Err(refused("its answer is not the answer of a tool")),
+            _ => Err(Failure::Unclear(
+                "what came back is not the answer of a tool".to_owned(),
+            )),
         }
     }
 
@@ -334,7 +338,7 @@ fn not_made(spec: &ToolServerSpec, error: ClientInitializeError, said: Option<&S
     let said = said.map(|line| clip(&line, spec.secrets()));
     tracing::warn!(server = %spec.name, error = words, said, "a tool server cannot be connected to");
     match failure {
-        Failure::Refused { message, .. } => Failure::Refused {
+        Failure::Refused { message, .. } | Failure::Unclear(message) => Failure::Refused {
             message,
             sent: false,
         },
@@ -347,10 +351,9 @@ fn unanswered(error: ServiceError) -> Failure {
     match error {
         ServiceError::McpError(error) => Failure::Said(error),
         ServiceError::TransportSend(error) => not_sent(error.error.as_ref()),
-        ServiceError::UnexpectedResponse => Failure::Refused {
-            message: "its answer is not one to what it was asked".to_owned(),
-            sent: true,
-        },
+        ServiceError::UnexpectedResponse => {
+            Failure::Unclear("what came back is not an answer to what it was asked".to_owned())
+        }
         _ => Failure::Gone { sent: true },
     }
 }
@@ -367,24 +370,25 @@ fn not_sent(error: &(dyn Error + Send + Sync + 'static)) -> Failure {
             StreamableHttpError::SessionExpired
             | StreamableHttpError::Client(PostError::NotSent(_)),
         ) => Failure::Gone { sent: false },
-        Some(StreamableHttpError::Client(PostError::Status(status))) => Failure::Refused {
-            message: format!("the answer was {status}"),
-            sent: !matches!(
-                *status,
+        Some(StreamableHttpError::Client(PostError::Status(status))) => {
+            let message = format!("the answer was {status}");
+            match *status {
                 StatusCode::UNAUTHORIZED
-                    | StatusCode::FORBIDDEN
-                    | StatusCode::NOT_FOUND
-                    | StatusCode::METHOD_NOT_ALLOWED
-                    | StatusCode::PAYLOAD_TOO_LARGE
-                    | StatusCode::TOO_MANY_REQUESTS
-            ),
-        },
+                | StatusCode::FORBIDDEN
+                | StatusCode::NOT_FOUND
+                | StatusCode::METHOD_NOT_ALLOWED
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::TOO_MANY_REQUESTS => Failure::Refused {
+                    message,
+                    sent: false,
+                },
+                // Somebody in between may have given up on a tool that is at work.
+                _ => Failure::Unclear(message),
+            }
+        }
         Some(
             StreamableHttpError::UnexpectedContentType(_) | StreamableHttpError::Deserialize(_),
-        ) => Failure::Refused {
-            message: "its answer is not one that MCP knows".to_owned(),
-            sent: true,
-        },
+        ) => Failure::Unclear("what came back is nothing that MCP knows".to_owned()),
         _ => Failure::Gone { sent: true },
     }
 }

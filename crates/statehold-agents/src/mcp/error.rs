@@ -35,6 +35,20 @@ pub(crate) enum ToolError {
         message: String,
         may_have_run: bool,
     },
+    /// What came in place of an answer does not say what became of the call.
+    #[error("the tool server {server} gave no answer: {message}; the tool may have done its work")]
+    Unclear { server: Name, message: String },
+}
+
+/// Why nobody knows what became of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoAnswer {
+    /// It took longer than it may.
+    Late,
+    /// The connection was lost.
+    Lost,
+    /// What came back is no answer of a tool server.
+    Unclear,
 }
 
 fn unsure(may_have_run: bool) -> &'static str {
@@ -64,6 +78,10 @@ impl ToolError {
                 message: clip(&message, spec.secrets()),
                 may_have_run: sent,
             },
+            Failure::Unclear(message) => Self::Unclear {
+                server,
+                message: clip(&message),
+            },
             Failure::Said(error) if error.code == TOO_LARGE => Self::TooLarge { server },
             Failure::Said(error) => Self::Refused {
                 server,
@@ -81,7 +99,41 @@ impl ToolError {
             | Self::Timeout { may_have_run, .. }
             | Self::Refused { may_have_run, .. } => *may_have_run,
             Self::NoSuchTool { .. } => false,
-            Self::TooLarge { .. } => true,
+            Self::TooLarge { .. } | Self::Unclear { .. } => true,
+        }
+    }
+
+    /// Why it is unknown whether the tool did its work. None if it surely did not, and none if its server
+    /// answered: what was answered is what came of the call, also if it is an error.
+    pub(crate) fn no_answer(&self) -> Option<NoAnswer> {
+        match self {
+            Self::Timeout { may_have_run, .. } => may_have_run.then_some(NoAnswer::Late),
+            Self::Unreachable { may_have_run, .. } => may_have_run.then_some(NoAnswer::Lost),
+            Self::Unclear { .. } => Some(NoAnswer::Unclear),
+            Self::NoSuchTool { .. } | Self::TooLarge { .. } | Self::Refused { .. } => None,
+        }
+    }
+
+    /// The same, of something that was asked before the tool could be called.
+    pub(crate) fn before_the_call(self) -> Self {
+        match self {
+            Self::Unreachable { server, .. } => Self::Unreachable {
+                server,
+                may_have_run: false,
+            },
+            Self::Timeout { server, .. } => Self::Timeout {
+                server,
+                may_have_run: false,
+            },
+            Self::Refused {
+                server, message, ..
+            }
+            | Self::Unclear { server, message } => Self::Refused {
+                server,
+                message,
+                may_have_run: false,
+            },
+            other @ (Self::NoSuchTool { .. } | Self::TooLarge { .. }) => other,
         }
     }
 
@@ -92,7 +144,7 @@ impl ToolError {
             Self::Timeout { .. } => "tool_timeout",
             Self::NoSuchTool { .. } => "tool_unknown",
             Self::TooLarge { .. } => "tool_too_large",
-            Self::Refused { .. } => "tool_refused",
+            Self::Refused { .. } | Self::Unclear { .. } => "tool_refused",
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Tool calls as durable steps. All calls of one message are recorded before any runs; each result is
 //! recorded as it comes; what a policy gates runs only after a person's decision.
 //!
-//! A call whose result is recorded is never made again. After a crash, one without a result is made
-//! again under its key if the tool honours keys; about the others the engine asks people first.
+//! A call whose result is recorded is never made again. One without a result, because of a crash or because
+//! its tool gave no answer, is made again under its key if the tool honours keys; about the others the
+//! engine asks people first, when the turn is claimed again.
 
 mod person;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde::{Deserialize, Serialize};
@@ -19,14 +21,14 @@ use statehold_core::ids::ItemId;
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem};
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, OpenCall};
-use statehold_engine::kept::{ItemBody, Raw, to_bytes};
+use statehold_engine::kept::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw, to_bytes};
 use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{Moment, Run, StepDone, hidden};
 use crate::gateway::traceparent;
-use crate::mcp::{CallMeta, Tool, ToolError, ToolServers};
+use crate::mcp::{CallMeta, NoAnswer, Tool, ToolError, ToolServers};
 use crate::model::Wish;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
@@ -34,6 +36,9 @@ use crate::words::raw;
 
 pub(crate) use person::told_of;
 use person::{Decided, decided};
+
+/// How long we wait before a tool that gave no answer is called again, at first. It doubles.
+const PAUSE_FIRST: Duration = Duration::from_millis(200);
 
 /// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
 /// them.
@@ -113,9 +118,26 @@ enum Next {
     Stuck(String),
 }
 
+/// What was done about a call.
+enum Settled {
+    /// It has a result, or never will have one.
+    Told(Told),
+    /// It was made, and nobody knows what became of it.
+    Unanswered(NoAnswer),
+    /// Nothing: it waits for a person.
+    Waits,
+}
+
+/// What came of a call that was made.
+enum Came {
+    Result(Raw),
+    Nothing(NoAnswer),
+}
+
 /// What is known of a live request at one revision.
 struct Look {
     holds: Vec<HoldDetail>,
+    holds_opened: u32,
     calls: BTreeMap<ItemId, OpenCall>,
     revision: u64,
 }
@@ -144,12 +166,15 @@ impl Run {
             told.insert(call, Told { outcome, text });
         }
         let can_run = |one: &Open<'_>| one.is_new && !one.call.gated;
+        // Calls that nobody knows the outcome of. They are left to people once nothing else can be done.
+        let mut unanswered: BTreeSet<ItemId> = BTreeSet::new();
+        let mut to_note: Vec<(ItemId, NoAnswer)> = Vec::new();
         loop {
             let missing = || open.iter().filter(|one| !told.contains_key(&one.call.id));
             if missing().next().is_none() {
                 break;
             }
-            let needs_look = !missing().all(can_run);
+            let needs_look = !unanswered.is_empty() || !missing().all(can_run);
             let look = if needs_look {
                 Some(self.look().await?)
             } else {
@@ -157,10 +182,20 @@ impl Run {
             };
             let mut next = Vec::new();
             for one in missing() {
-                next.push((one, next_of(one, look.as_ref())?));
+                let what = if unanswered.contains(&one.call.id) {
+                    Next::Wait
+                } else {
+                    next_of(one, look.as_ref())?
+                };
+                next.push((one, what));
             }
             let is_moving = next.iter().any(|(_, next)| !matches!(next, Next::Wait));
             if let (false, Some(look)) = (is_moving, &look) {
+                if !to_note.is_empty() {
+                    let notes = std::mem::take(&mut to_note);
+                    self.note_unanswered(notes, look.holds_opened).await?;
+                    continue;
+                }
                 if let Some(left) = self.leave_at(look.revision).await {
                     return Err(left);
                 }
@@ -173,7 +208,16 @@ impl Run {
                 .map(|(one, _)| *one)
                 .collect();
             let mut new: Vec<(ItemId, Told)> = self.ask_about(&asked, toolbox).await?;
-            new.extend(self.run_all(next, toolbox).await?);
+            for (call, settled) in self.run_all(next, toolbox).await? {
+                match settled {
+                    Settled::Told(told) => new.push((call, told)),
+                    Settled::Unanswered(why) => {
+                        unanswered.insert(call);
+                        to_note.push((call, why));
+                    }
+                    Settled::Waits => {}
+                }
+            }
             for (call, new) in new {
                 if new.outcome.is_none() {
                     let told = new.text.clone();
@@ -334,6 +378,7 @@ impl Run {
         let live = detail.live.ok_or(TurnError::Gone)?;
         Ok(Look {
             holds: detail.holds,
+            holds_opened: live.holds_opened,
             calls: live.calls,
             revision: detail.revision,
         })
@@ -344,7 +389,7 @@ impl Run {
         &self,
         next: Vec<(&Open<'_>, Next)>,
         toolbox: &mut Toolbox,
-    ) -> Result<Vec<(ItemId, Told)>, TurnError> {
+    ) -> Result<Vec<(ItemId, Settled)>, TurnError> {
         let runs = next.iter().any(|(_, next)| matches!(next, Next::Run(..)));
         let tools = if runs {
             Some(toolbox.tools().await)
@@ -356,11 +401,11 @@ impl Run {
             .into_iter()
             .map(|(one, next)| self.settle(one, next, tools, servers));
         let mut settled: FuturesUnordered<_> = settled.collect();
-        let mut told = Vec::new();
+        let mut all = Vec::new();
         while let Some(done) = settled.next().await {
-            told.extend(done?);
+            all.push(done?);
         }
-        Ok(told)
+        Ok(all)
     }
 
     /// Does what can be done about one call.
@@ -370,38 +415,43 @@ impl Run {
         next: Next,
         tools: Option<&Result<Arc<Vec<Tool>>, ToolError>>,
         servers: &ToolServers,
-    ) -> Result<Option<(ItemId, Told)>, TurnError> {
+    ) -> Result<(ItemId, Settled), TurnError> {
+        let id = one.call.id;
         let (outcome, result, note) = match next {
-            Next::Ask | Next::Wait => return Ok(None),
+            Next::Ask | Next::Wait => return Ok((id, Settled::Waits)),
             Next::Stuck(text) => {
                 let outcome = None;
-                return Ok(Some((one.call.id, Told { outcome, text })));
+                return Ok((id, Settled::Told(Told { outcome, text })));
             }
             Next::Record(outcome, result) => (outcome, result, None),
             Next::Run(arguments, note) => {
-                let result = match tools {
+                let came = match tools {
                     Some(Ok(tools)) => self.run_tool(one, &arguments, tools, servers).await,
-                    Some(Err(error)) => failed(error),
-                    None => raw(&()),
+                    Some(Err(error)) => Came::Result(failed(&error.clone().before_the_call())),
+                    None => Came::Result(raw(&())),
                 };
-                (CallOutcome::Ran, result, note)
+                match came {
+                    Came::Result(result) => (CallOutcome::Ran, result, note),
+                    Came::Nothing(why) => return Ok((id, Settled::Unanswered(why))),
+                }
             }
         };
-        let done = self.record_result(one, outcome, result, note).await?;
-        Ok(Some(done))
+        let told = self.record_result(one, outcome, result, note).await?;
+        Ok((id, Settled::Told(told)))
     }
 
+    /// Calls a tool. If it gives no answer and honours keys, it is called again under the same one.
     async fn run_tool(
         &self,
         one: &Open<'_>,
         arguments: &RawValue,
         tools: &[Tool],
         servers: &ToolServers,
-    ) -> Raw {
+    ) -> Came {
         let Some(tool) = tools.iter().find(|tool| is_meant(tool, one.wish)) else {
-            return raw(&serde_json::json!({
+            return Came::Result(raw(&serde_json::json!({
                 "error": "there is no such tool any more; nothing was called"
-            }));
+            })));
         };
         let arguments = serde_json::from_str(arguments.get()).unwrap_or_default();
         let meta = CallMeta {
@@ -411,11 +461,74 @@ impl Run {
             traceparent: Some(traceparent(self.place)),
         };
         let key = one.call.id.to_string();
-        match servers.call(tool, &arguments, &key, &meta).await {
-            Ok(reply) if reply.is_error => raw(&serde_json::json!({"error": reply.content})),
-            Ok(reply) => raw(&reply.content),
-            Err(error) => failed(&error),
+        let mut again = if one.call.idempotent {
+            self.spec.retries
+        } else {
+            0
+        };
+        let mut pause = PAUSE_FIRST;
+        let mut unanswered: Option<(NoAnswer, ToolError)> = None;
+        loop {
+            let error = match servers.call(tool, &arguments, &key, &meta).await {
+                Ok(reply) if reply.is_error => {
+                    return Came::Result(raw(&serde_json::json!({"error": reply.content})));
+                }
+                Ok(reply) => return Came::Result(raw(&reply.content)),
+                Err(error) => error,
+            };
+            unanswered = match error.no_answer() {
+                Some(why) => Some((why, error)),
+                // Nothing came of this one, so what became of the one before is as unknown as it was.
+                None if !error.may_have_run() && unanswered.is_some() => unanswered,
+                None => return Came::Result(failed(&error)),
+            };
+            if again == 0 {
+                break;
+            }
+            again -= 1;
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2);
         }
+        match unanswered {
+            Some((why, _)) if self.asks_about(one) => Came::Nothing(why),
+            Some((_, error)) => Came::Result(failed(&error)),
+            None => Came::Result(raw(&())),
+        }
+    }
+
+    /// Whether people find out what became of a call that gave no answer. If not, the model is told.
+    fn asks_about(&self, one: &Open<'_>) -> bool {
+        let (policies, agent) = (self.engine.policies(), &self.spec.name);
+        let rules = ToolRules::of(policies, agent, &one.wish.server, &one.wish.original);
+        self.runner.asks_people && rules.effective.asks_without_answer()
+    }
+
+    /// Notes why people will be asked about some calls, once nobody holds the request any more.
+    async fn note_unanswered(
+        &self,
+        unanswered: Vec<(ItemId, NoAnswer)>,
+        holds_opened: u32,
+    ) -> Result<(), TurnError> {
+        let mut payloads = self.payloads().await?;
+        let notes = unanswered.into_iter().map(|(call, why)| {
+            let data = NoAnswerBody {
+                call,
+                reason: match why {
+                    NoAnswer::Late => NoAnswerReason::Timeout,
+                    NoAnswer::Lost => NoAnswerReason::ConnectionLost,
+                    NoAnswer::Unclear => NoAnswerReason::Unclear,
+                },
+                holds_opened,
+            };
+            let body = ItemBody {
+                name: Some(NO_ANSWER.to_owned()),
+                data: Some(raw(&data)),
+                ..ItemBody::default()
+            };
+            hidden(ItemKind::Note, payloads.put(to_bytes(&body)))
+        });
+        let notes = notes.collect();
+        self.append(notes, &payloads).await
     }
 
     async fn record_result(
@@ -424,7 +537,7 @@ impl Run {
         outcome: CallOutcome,
         result: Raw,
         note: Option<String>,
-    ) -> Result<(ItemId, Told), TurnError> {
+    ) -> Result<Told, TurnError> {
         let body = ItemBody {
             name: Some(one.call.tool.clone()),
             call_id: one.call.call_id.clone(),
@@ -443,11 +556,10 @@ impl Run {
         };
         self.append(vec![item], &payloads).await?;
         self.reach(StepKind::ToolResult, Moment::After);
-        let told = Told {
+        Ok(Told {
             outcome: Some(outcome),
             text: told_of(&body),
-        };
-        Ok((one.call.id, told))
+        })
     }
 
     /// Gives the request back if nothing has happened since. None if something has: a decision that

@@ -17,7 +17,11 @@ use crate::rig::{Outcome, PATIENCE, Rig, agent, error, router};
 use crate::upstream::{Says, ScriptedModel, ToolServer, calls, text, tool};
 
 /// Loses the turn when a step is reached for the n-th time.
-fn lost_at(kind: StepKind, moment: Moment, nth: usize) -> (OnStep, Arc<tokio::sync::Notify>) {
+pub(crate) fn lost_at(
+    kind: StepKind,
+    moment: Moment,
+    nth: usize,
+) -> (OnStep, Arc<tokio::sync::Notify>) {
     let reached = Arc::new(tokio::sync::Notify::new());
     let (told, seen) = (Arc::clone(&reached), AtomicUsize::new(0));
     let hook: OnStep = Arc::new(move |at, when| {

@@ -25,6 +25,10 @@ pub(crate) struct Declared {
     pub(crate) tools: Vec<(&'static str, String)>,
     pub(crate) steps_max: u32,
     pub(crate) tokens_max: Option<u64>,
+    /// How often a tool that honours keys is called again.
+    pub(crate) retries: u32,
+    /// How long a tool may take.
+    pub(crate) timeout: Duration,
 }
 
 impl Declared {
@@ -40,6 +44,8 @@ impl Declared {
             tools: Vec::new(),
             steps_max: 16,
             tokens_max: None,
+            retries: 0,
+            timeout: Duration::from_secs(20),
         }
     }
 }
@@ -67,7 +73,10 @@ pub(crate) fn assistant(declared: &Declared) -> Arc<AgentSpec> {
         steps_max: declared.steps_max,
         tokens_max: declared.tokens_max,
     };
-    agent("assistant", AgentKind::Llm(Arc::new(spec)))
+    let agent = agent("assistant", AgentKind::Llm(Arc::new(spec)));
+    let mut agent = Arc::into_inner(agent).expect("nobody else has it");
+    agent.retries = declared.retries;
+    Arc::new(agent)
 }
 
 pub(crate) fn assistant_book(model: &ScriptedModel, declared: &Declared) -> AgentBook {
@@ -78,7 +87,7 @@ pub(crate) fn assistant_book(model: &ScriptedModel, declared: &Declared) -> Agen
                 url: url.clone(),
                 credential: None,
             },
-            timeout: Duration::from_secs(20),
+            timeout: declared.timeout,
         };
         (name(server), Arc::new(spec))
     });

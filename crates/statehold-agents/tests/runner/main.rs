@@ -5,6 +5,7 @@ mod crashes;
 mod llm;
 mod rig;
 mod routed;
+mod unanswered;
 mod upstream;
 
 use std::sync::Arc;

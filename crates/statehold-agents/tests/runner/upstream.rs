@@ -1,7 +1,6 @@
 //! A model behind chat completions that says what it is told to say, and a tool server, both over HTTP.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use http_body_util::{BodyExt, Full};
@@ -33,7 +32,11 @@ where
                         let method = request.method().clone();
                         let body = request.into_body().collect().await.expect("a body");
                         let body = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-                        Ok::<_, Infallible>(answer(method, body).await)
+                        let answer = answer(method, body).await;
+                        match answer.extensions().get::<Cut>() {
+                            Some(Cut) => Err(std::io::Error::other("cut")),
+                            None => Ok(answer),
+                        }
                     }
                 });
                 let io = TokioIo::new(stream);
@@ -47,6 +50,10 @@ where
     });
     format!("http://{address}")
 }
+
+/// The connection ends in place of this answer.
+#[derive(Clone, Copy)]
+struct Cut;
 
 fn response(status: u16, kind: &str, body: impl Into<Bytes>) -> Answer {
     let mut response = Response::new(Full::new(body.into()));
@@ -189,8 +196,10 @@ pub(crate) struct Called {
     pub(crate) traceparent: String,
 }
 
-/// What a tool does. It may wait.
-type Does = Arc<dyn Fn(Called) -> futures_util::future::BoxFuture<'static, Value> + Send + Sync>;
+/// What a tool does. It may wait. A text is its answer; a number is a status and nothing else; null ends the
+/// connection without a word.
+pub(crate) type Does =
+    Arc<dyn Fn(Called) -> futures_util::future::BoxFuture<'static, Value> + Send + Sync>;
 
 /// A server of tools.
 #[derive(Clone)]
@@ -252,6 +261,15 @@ impl ToolServer {
                         }
                         heard.lock().expect("no panic").push(call.clone());
                         let said = does(call).await;
+                        if let Some(status) = said.as_u64() {
+                            let status = u16::try_from(status).expect("a status");
+                            return response(status, "text/plain", "");
+                        }
+                        if said.is_null() {
+                            let mut answer = response(200, "text/plain", "");
+                            answer.extensions_mut().insert(Cut);
+                            return answer;
+                        }
                         json!({"content": [{"type": "text", "text": said}]})
                     }
                     _ => json!({}),

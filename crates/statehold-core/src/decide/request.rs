@@ -139,7 +139,8 @@ pub(super) fn claim(
     if !is_free {
         return Err(Rejection::NotClaimable { request, status });
     }
-    let uncertain: Vec<_> = live.uncertain_calls().collect();
+    let unanswered = &draft.ctx.cold.unanswered;
+    let uncertain: Vec<_> = live.uncertain_calls(unanswered).collect();
     let is_lost = status == RequestStatus::Running;
     if uncertain.is_empty() {
         return lease(draft, request, ttl_ms);

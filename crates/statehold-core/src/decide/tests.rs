@@ -54,6 +54,8 @@ struct World {
     decided: BTreeMap<HoldId, DecidedHold>,
     ended: BTreeMap<RequestId, RequestOutcome>,
     closed: BTreeMap<TaskId, TaskStatus>,
+    /// Calls of which a claim learns that they gave no answer.
+    unanswered: BTreeSet<ItemId>,
     aliases: Aliases,
 }
 
@@ -103,6 +105,7 @@ impl World {
             decided: BTreeMap::new(),
             ended: BTreeMap::new(),
             closed: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
             aliases: Aliases::default(),
         }
     }
@@ -303,6 +306,7 @@ impl World {
             request: request.and_then(|id| Some((id, *self.ended.get(&id)?))),
             task: task.filter(|id| self.closed.contains_key(id)),
             past,
+            unanswered: self.unanswered.clone(),
             ..Cold::default()
         }
     }

@@ -49,9 +49,14 @@ fn one(detail: &HoldDetail, base: &str) -> String {
         ),
         HoldKind::Approval | HoldKind::Reconcile => {
             let who = if may_decide { "" } else { " of somebody else" };
+            // To approve one that asks whether something ran is to run it again: look at it first.
+            let verb = match detail.hold.kind {
+                HoldKind::Reconcile => "show",
+                _ => "approve",
+            };
             format!(
                 "{agent} waits for a decision{who} ({alias}): {what}\nDecide at {place} or with: \
-                 statehold approvals approve {alias}"
+                 statehold approvals {verb} {alias}"
             )
         }
     }

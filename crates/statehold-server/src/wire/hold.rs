@@ -14,7 +14,7 @@ use serde::Serialize;
 use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
-use statehold_engine::kept::{LOST_TITLE, parse};
+use statehold_engine::kept::{RECONCILE_TITLE, parse};
 use statehold_engine::{Committed, HoldChangeKind, HoldCounts, HoldDetail, LineageStep};
 use utoipa::ToSchema;
 
@@ -34,7 +34,7 @@ use super::time;
 pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
     let body: HoldBody = parse(body);
     if body.title.is_empty() && kind == HoldKind::Reconcile {
-        LOST_TITLE.to_owned()
+        RECONCILE_TITLE.to_owned()
     } else {
         body.title
     }

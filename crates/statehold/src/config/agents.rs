@@ -8,7 +8,8 @@ use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::limits::QUORUM_MAX;
 use statehold_core::name::Name;
 use statehold_engine::policy::{
-    AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy, decide_by_text, parse_decide_by,
+    AgentPolicy, Approval, ArgsCondition, OnNoAnswer, Policies, ToolPolicy, decide_by_text,
+    parse_decide_by,
 };
 use statehold_engine::{PathRule, Pattern};
 
@@ -58,6 +59,8 @@ pub(crate) struct Tool {
     #[serde(skip_serializing_if = "Option::is_none")]
     on_expiry: Option<OnExpiry>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    on_no_answer: Option<OnNoAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     quorum: Option<Quorum>,
     #[serde(skip_serializing_if = "Option::is_none")]
     redact: Option<Vec<PathRule>>,
@@ -68,7 +71,7 @@ pub(crate) struct Tool {
 }
 
 /// The settings of a tool, by name.
-pub(super) const TOOL_SETTINGS: [&str; 12] = [
+pub(super) const TOOL_SETTINGS: [&str; 13] = [
     "approval",
     "approval_if",
     "comment_required",
@@ -77,6 +80,7 @@ pub(super) const TOOL_SETTINGS: [&str; 12] = [
     "expires_in_seconds",
     "idempotent",
     "on_expiry",
+    "on_no_answer",
     "quorum",
     "redact",
     "redact_rules",
@@ -139,6 +143,7 @@ impl Tool {
             expires_in_seconds: self.expires_in_seconds.map(Into::into),
             idempotent: self.idempotent,
             on_expiry: self.on_expiry,
+            on_no_answer: self.on_no_answer,
             quorum: self.quorum.map(Into::into),
             redact: self.redact.clone(),
             redact_rules: self.redact_rules.clone(),

@@ -308,6 +308,7 @@ impl<'a> Reading<'a> {
     }
 
     fn llm(&mut self, place: &str, declaration: &mut Declaration) -> Option<LlmSpec> {
+        declaration.retries.get_or_insert(RETRIES);
         let steps_max = *declaration.steps_max.get_or_insert(STEPS_MAX);
         let prompt = self.prompt(place, declaration);
         let model = self.declared_model(place, declaration.model.as_ref());

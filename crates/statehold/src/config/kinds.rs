@@ -183,7 +183,7 @@ pub(super) const SETTINGS: [(&str, &[Kind]); 26] = [
     ("otherwise", &[Router]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
-    ("retries", &[Openai, Conversations]),
+    ("retries", &[Openai, Conversations, Llm]),
     ("route_by", &[Router]),
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),

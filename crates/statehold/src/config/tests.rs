@@ -227,6 +227,7 @@ fn agents_and_their_tools_have_policies() {
         quorum = 2
         expires_in_seconds = 3600
         on_expiry = "reject"
+        on_no_answer = "tell"
         comment_required = true
         redact = ["/email", "/cards/*/number"]
         redact_rules = ["secret", "email", "card"]
@@ -241,6 +242,10 @@ fn agents_and_their_tools_have_policies() {
     let delete = of("ums-agent", "delete_user");
     assert_eq!(delete.quorum, Some(2));
     assert_eq!(delete.expires_in_seconds, Some(3600));
+    assert_eq!(
+        delete.on_no_answer,
+        Some(statehold_engine::policy::OnNoAnswer::Tell)
+    );
     assert_eq!(delete.redact.map(|paths| paths.len()), Some(2));
     assert_eq!(of("ums-agent", "other").quorum, None);
     assert!(of("ums-agent", "other").decide_by.is_some());

@@ -203,7 +203,7 @@ fn refusal(hold: Option<&HoldDetail>, words: &DecisionBody) -> String {
     let mut text = match (status, is_lost) {
         (Some(HoldStatus::Rejected), false) => "A person refused this call. It was not made, and must not be made again.",
         (Some(HoldStatus::Rejected), true) => {
-            "The server was restarted during this call. A person found that it did not run, and it must not be made again."
+            "It was not known whether this call ran. A person found that it did not, and it must not be made again."
         }
         (Some(HoldStatus::Expired), _) => "Nobody decided in time whether this call may be made. It was not made.",
         _ => "The question whether this call may be made was withdrawn. It was not made.",

@@ -310,6 +310,21 @@ fn a_call_with_a_result_is_no_reason_to_ask() {
 }
 
 #[test]
+fn a_call_that_was_repeated_without_an_answer_is_asked_about_all_the_same() {
+    let mut w = lost_in_a_call(&repeatable_call());
+    w.unanswered.insert(w.call("R1"));
+    w.ok_by(worker(2), w.claim("R1"));
+    w.check("T1 paused R1#1 held h1");
+    let hold = &w.state.holds[&w.hold("R1.h1")];
+    assert_eq!(hold.kind, HoldKind::Reconcile);
+    w.ok(w.approve("R1.h1"));
+    w.check("T1 running R1#1 queued");
+    // It is somebody's word by now that it runs again.
+    w.ok_by(worker(2), w.claim("R1"));
+    w.check("T1 running R1#2 running");
+}
+
+#[test]
 fn a_call_that_must_not_run_twice_is_asked_about() {
     let mut w = lost_in_a_call(&risky_call());
     w.ok_by(worker(2), w.claim("R1"));

@@ -255,7 +255,8 @@ impl<'a> Turn<'a> {
             format!(", expires {}", self.output.times.at_present().show(at))
         });
         let verb = match text(hold, "kind") {
-            "approval" | "reconcile" => "approve",
+            "approval" => "approve",
+            // To approve one that asks whether something ran is to run it again: look at it first.
             _ => "show",
         };
         format!(

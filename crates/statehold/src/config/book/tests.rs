@@ -325,6 +325,7 @@ fn the_lists_of_settings_are_whole() {
         memory = "track"
         model = "x"
         on_expiry = "fail"
+        on_no_answer = "tell"
         openai_default = "stateful"
         otherwise = "b"
         prompt = "x"
