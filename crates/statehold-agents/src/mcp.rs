@@ -2,7 +2,8 @@
 //!
 //! A server is connected to on its first use. The connection is shared by everybody who uses it, and
 //! is made anew once it is broken. What a server says about its tools, and what its tools answer, is
-//! text from elsewhere: it is measured and cut here, and believed by nobody.
+//! text from elsewhere: it is measured and cut here, and believed by nobody. That a tool may be called
+//! again is believed only of servers that the configuration trusts; that it destroys something, of all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -47,8 +48,10 @@ pub(crate) struct Tool {
     pub(crate) description: Option<String>,
     /// What its arguments look like.
     pub(crate) input_schema: Arc<Value>,
-    /// Whether its server says that a second call does no more than the first.
+    /// Whether its server says that a second call does no more than the first, and is believed.
     pub(crate) idempotent: bool,
+    /// Whether its server says that it only looks, and is believed.
+    pub(crate) only_reads: bool,
     /// Whether its server says that it destroys something, if it says anything.
     pub(crate) destructive: Option<bool>,
 }

@@ -258,6 +258,8 @@ pub struct ModelSpec {
 pub struct ToolServerSpec {
     /// Its name.
     pub name: Name,
+    /// Whether it is believed when it says that a tool may be called again, or only looks.
+    pub trust_hints: bool,
     /// How it is reached.
     pub transport: ToolTransport,
     /// How long one call may take.

@@ -262,6 +262,14 @@ impl Effective {
         }
     }
 
+    /// The same, if nothing is laid down about the effect of a tool that is known only to look.
+    #[must_use]
+    pub fn or_read(mut self, only_reads: bool) -> Self {
+        let known = only_reads.then_some(Effect::Read);
+        self.policy.effect = self.policy.effect.or(known);
+        self
+    }
+
     /// Whether a person is asked about a call that gave no answer. If nothing is said, what only looks may
     /// look again.
     pub fn asks_without_answer(&self) -> bool {
@@ -505,6 +513,12 @@ mod tests {
         assert!(asks("pay") && !asks("send"));
         assert!(asks("files__pay"), "the stricter of both");
         assert!(Effective::default().asks_without_answer());
+        assert!(!Effective::default().or_read(true).asks_without_answer());
+        let pay = policies.of(&name("ums"), "pay");
+        assert!(
+            pay.or_read(true).asks_without_answer(),
+            "a policy goes over it"
+        );
     }
 
     #[track_caller]

@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use statehold_core::digest::require_exact_numbers;
+use statehold_core::hold::Effect;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
+use statehold_engine::policy::Effective;
 use statehold_engine::{Engine, Schema};
 
 use crate::chat::ToolCallWish;
@@ -97,7 +99,7 @@ impl Judge<'_> {
             original: tool.original.clone(),
             tool: name,
             gated,
-            idempotent: rules.effective.policy.idempotent.unwrap_or(tool.idempotent),
+            idempotent: is_idempotent(tool, rules.effective),
             hidden: shown.is_some(),
             error: None,
         };
@@ -130,6 +132,14 @@ impl Judge<'_> {
         let policies = self.engine.policies();
         ToolRules::of(policies, self.agent, tool.server.as_str(), &tool.original)
     }
+}
+
+/// Whether a tool may be called again under the same key: the policy says so, or else its server, if that
+/// is believed. What a policy says about its effect goes over what its server says.
+fn is_idempotent(tool: &Tool, effective: Effective) -> bool {
+    let said = effective.policy.idempotent;
+    let only_reads = || effective.or_read(tool.only_reads).policy.effect == Some(Effect::Read);
+    said.unwrap_or_else(|| tool.idempotent || tool.only_reads && only_reads())
 }
 
 fn read_arguments(written: &str) -> Result<Value, String> {

@@ -218,7 +218,7 @@ impl Connection {
                 });
             };
             for tool in page.tools {
-                match accepted(&self.spec.name, tool) {
+                match accepted(&self.spec, tool) {
                     Some(tool) if tools.len() < TOOLS_MAX => tools.push(tool),
                     _ => left_out += 1,
                 }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use statehold_core::name::Name;
 
 use super::Tool;
+use crate::spec::ToolServerSpec;
 
 /// The most tools that one server may have.
 pub(super) const TOOLS_MAX: usize = 256;
@@ -16,22 +16,23 @@ const DESCRIPTION_BYTES_MAX: usize = 4 * 1024;
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 
 /// A tool as its server describes it. None if no model could use it.
-pub(super) fn accepted(server: &Name, tool: rmcp::model::Tool) -> Option<Tool> {
+pub(super) fn accepted(server: &ToolServerSpec, tool: rmcp::model::Tool) -> Option<Tool> {
     let name = sayable(&tool.name);
     let schema = Value::Object(Arc::unwrap_or_clone(tool.input_schema));
     let is_usable =
         (1..=NAME_BYTES_MAX).contains(&name.len()) && schema.to_string().len() <= SCHEMA_BYTES_MAX;
     let hints = tool.annotations.unwrap_or_default();
-    let says = |hint: Option<bool>| hint.unwrap_or(false);
+    let says = |hint: Option<bool>| server.trust_hints && hint == Some(true);
     is_usable.then(|| Tool {
-        server: server.clone(),
+        server: server.name.clone(),
         name,
         original: tool.name.into_owned(),
         description: tool
             .description
             .map(|text| clipped(&text, DESCRIPTION_BYTES_MAX).to_owned()),
         input_schema: Arc::new(schema),
-        idempotent: says(hints.idempotent_hint) || says(hints.read_only_hint),
+        idempotent: says(hints.idempotent_hint),
+        only_reads: says(hints.read_only_hint),
         destructive: hints.destructive_hint,
     })
 }

@@ -32,9 +32,24 @@ fn servers_within(
     timeout: Duration,
     declared: impl IntoIterator<Item = (&'static str, ToolTransport)>,
 ) -> ToolServers {
+    declared_servers(timeout, false, declared)
+}
+
+fn trusted_servers(
+    declared: impl IntoIterator<Item = (&'static str, ToolTransport)>,
+) -> ToolServers {
+    declared_servers(PATIENCE, true, declared)
+}
+
+fn declared_servers(
+    timeout: Duration,
+    trust_hints: bool,
+    declared: impl IntoIterator<Item = (&'static str, ToolTransport)>,
+) -> ToolServers {
     let specs = declared.into_iter().map(|(server, transport)| {
         let spec = ToolServerSpec {
             name: name(server),
+            trust_hints,
             transport,
             timeout,
         };

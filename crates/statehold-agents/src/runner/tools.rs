@@ -490,17 +490,18 @@ impl Run {
             pause = pause.saturating_mul(2);
         }
         match unanswered {
-            Some((why, _)) if self.asks_about(one) => Came::Nothing(why),
+            Some((why, _)) if self.asks_about(one, tool) => Came::Nothing(why),
             Some((_, error)) => Came::Result(failed(&error)),
             None => Came::Result(raw(&())),
         }
     }
 
     /// Whether people find out what became of a call that gave no answer. If not, the model is told.
-    fn asks_about(&self, one: &Open<'_>) -> bool {
+    fn asks_about(&self, one: &Open<'_>, tool: &Tool) -> bool {
         let (policies, agent) = (self.engine.policies(), &self.spec.name);
         let rules = ToolRules::of(policies, agent, &one.wish.server, &one.wish.original);
-        self.runner.asks_people && rules.effective.asks_without_answer()
+        let effective = rules.effective.or_read(tool.only_reads);
+        self.runner.asks_people && effective.asks_without_answer()
     }
 
     /// Notes why people will be asked about some calls, once nobody holds the request any more.

@@ -66,7 +66,10 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
                 )
                 .await;
                 let model = ScriptedModel::start([]).await;
-                let declared = Declared::with_tools(&tools);
+                let declared = Declared {
+                    trust_hints: true,
+                    ..Declared::with_tools(&tools)
+                };
                 let rig = Rig::with(assistant_book(&model, &declared), Policies::default()).await;
                 let (hook, reached) = lost_at(kind, moment, nth);
                 let first = rig.watched(hook).await;

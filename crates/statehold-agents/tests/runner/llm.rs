@@ -29,6 +29,8 @@ pub(crate) struct Declared {
     pub(crate) retries: u32,
     /// How long a tool may take.
     pub(crate) timeout: Duration,
+    /// Whether the tool servers are believed.
+    pub(crate) trust_hints: bool,
 }
 
 impl Declared {
@@ -46,6 +48,7 @@ impl Declared {
             tokens_max: None,
             retries: 0,
             timeout: Duration::from_secs(20),
+            trust_hints: false,
         }
     }
 }
@@ -83,6 +86,7 @@ pub(crate) fn assistant_book(model: &ScriptedModel, declared: &Declared) -> Agen
     let servers = declared.tools.iter().map(|(server, url)| {
         let spec = ToolServerSpec {
             name: name(server),
+            trust_hints: declared.trust_hints,
             transport: ToolTransport::Http {
                 url: url.clone(),
                 credential: None,

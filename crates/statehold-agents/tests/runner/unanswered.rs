@@ -355,3 +355,45 @@ async fn where_nothing_is_kept_nobody_can_be_asked_and_the_model_is_told() -> Ou
     assert!(told.contains("may have done its work"), "{told}");
     Ok(())
 }
+
+#[tokio::test]
+async fn what_a_tool_server_says_of_its_tools_counts_only_if_it_is_trusted() -> Outcome {
+    let write = || ToolPolicy {
+        effect: Some(Effect::Write),
+        ..ToolPolicy::default()
+    };
+    // Whether it is trusted, the hint, the policy; how often it is called by itself, and whether a person
+    // is asked then.
+    for (trust_hints, hint, pay, called, asks) in [
+        (false, "idempotentHint", ToolPolicy::default(), 1, true),
+        (false, "readOnlyHint", ToolPolicy::default(), 1, true),
+        (true, "idempotentHint", ToolPolicy::default(), 2, true),
+        (true, "readOnlyHint", ToolPolicy::default(), 2, false),
+        (true, "readOnlyHint", write(), 1, true),
+    ] {
+        let case = format!("{trust_hints} {hint} {pay:?}");
+        let tools = failing(2, cut()).await;
+        let mut offered = tool("pay");
+        offered["annotations"] = json!({hint: true});
+        tools.offer(vec![offered]);
+        let model = ScriptedModel::start(pays_once()).await;
+        let declared = Declared {
+            retries: 1,
+            trust_hints,
+            ..Declared::with_tools(&tools)
+        };
+        let work = AtWork::start(&model, declared, about_pay(pay)).await;
+        let request = work.ask("Pay 5").await;
+        if asks {
+            let hold = asked(&work.rig, request, LOST).await;
+            called_under_one_key(&tools, called);
+            decide(&work.rig, &hold, DecisionKind::Reject, json!({})).await;
+        }
+        let ended = work.rig.ended(request).await;
+        completed(&ended);
+        assert_eq!(ended.holds.len(), usize::from(asks), "{case}");
+        called_under_one_key(&tools, called);
+        work.end().await;
+    }
+    Ok(())
+}

@@ -83,6 +83,7 @@ fn config(at: &str) -> String {
         model = "main"
         [tool_servers.tools]
         url = "{at}/tools/mcp"
+        trust_hints = true
         [agents.coordinator]
         kind = "router"
         agents = ["gpa", "ums", "assistant"]

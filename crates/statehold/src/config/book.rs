@@ -149,6 +149,7 @@ impl<'a> Reading<'a> {
         };
         Some(ToolServerSpec {
             name: name.clone(),
+            trust_hints: server.trust_hints.unwrap_or(false),
             transport,
             timeout: timeout(server.timeout_seconds),
         })

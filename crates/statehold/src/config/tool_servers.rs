@@ -20,6 +20,9 @@ pub(crate) struct ToolServer {
     pub(super) env: Option<Vec<Variable>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timeout_seconds: Option<Timeout>,
+    /// Whether it is believed when it says that a tool may be called again, or only looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) trust_hints: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) url: Option<Address>,
 }
@@ -29,14 +32,21 @@ impl ToolServer {
     pub(super) fn with_defaults(&self) -> Self {
         Self {
             timeout_seconds: self.timeout_seconds.or(Some(TIMEOUT_SECONDS)),
+            trust_hints: self.trust_hints.or(Some(false)),
             ..self.clone()
         }
     }
 }
 
 /// The settings of a tool server, by name.
-pub(super) const TOOL_SERVER_SETTINGS: [&str; 5] =
-    ["command", "credential_env", "env", "timeout_seconds", "url"];
+pub(super) const TOOL_SERVER_SETTINGS: [&str; 6] = [
+    "command",
+    "credential_env",
+    "env",
+    "timeout_seconds",
+    "trust_hints",
+    "url",
+];
 
 /// A program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -125,7 +125,7 @@ async fn what_a_server_says_about_its_tools_is_cut_to_size() {
 }
 
 #[tokio::test]
-async fn hints_are_passed_on() {
+async fn hints_make_a_tool_more_dangerous_and_only_trusted_ones_less() {
     let bench = Bench::default();
     bench.with_hints("echo", ToolAnnotations::new().read_only(true));
     bench.with_hints(
@@ -133,13 +133,18 @@ async fn hints_are_passed_on() {
         ToolAnnotations::new().idempotent(true).destructive(true),
     );
     let served = Served::start(&bench).await;
-    let servers = servers([("bench", served.transport())]);
+    for (servers, is_trusted) in [
+        (servers([("bench", served.transport())]), false),
+        (trusted_servers([("bench", served.transport())]), true),
+    ] {
+        let echo = tool(&servers, "bench", "echo").await;
+        let wrong = tool(&servers, "bench", "wrong").await;
+        let large = tool(&servers, "bench", "large").await;
 
-    let echo = tool(&servers, "bench", "echo").await;
-    let wrong = tool(&servers, "bench", "wrong").await;
-    let large = tool(&servers, "bench", "large").await;
-
-    assert_eq!((echo.idempotent, echo.destructive), (true, None));
-    assert_eq!((wrong.idempotent, wrong.destructive), (true, Some(true)));
-    assert_eq!((large.idempotent, large.destructive), (false, None));
+        assert_eq!((echo.idempotent, echo.only_reads), (false, is_trusted));
+        assert_eq!((wrong.idempotent, wrong.only_reads), (is_trusted, false));
+        assert_eq!((large.idempotent, large.only_reads), (false, false));
+        assert_eq!(wrong.destructive, Some(true));
+        assert_eq!((echo.destructive, large.destructive), (None, None));
+    }
 }

@@ -23,6 +23,7 @@ const WHOLE: &str = r#"
     url = "http://127.0.0.1:9001/mcp"
     credential_env = "FILES_TOKEN"
     timeout_seconds = 5
+    trust_hints = true
     [tool_servers.local]
     command = ["python3", "server.py"]
     env = ["LOCAL_TOKEN"]
@@ -131,10 +132,12 @@ fn everything_that_is_declared_is_in_the_book() {
     );
     let files = &book.tool_servers[&name("files")];
     assert_eq!(files.timeout, Duration::from_secs(5));
+    assert!(files.trust_hints);
     assert!(
         matches!(&files.transport, ToolTransport::Http { url, credential: Some(_) } if url.ends_with("/mcp"))
     );
     let local = &book.tool_servers[&name("local")];
+    assert!(!local.trust_hints, "nobody is believed by default");
     assert!(
         matches!(&local.transport, ToolTransport::Command { program, arguments, .. } if program == "python3" && arguments == &["server.py"])
     );
@@ -355,6 +358,7 @@ fn the_lists_of_settings_are_whole() {
         credential_env = "X"
         env = ["X"]
         timeout_seconds = 1
+        trust_hints = true
         url = "http://h"
     "#;
     let (config, _) = Place::new(every, &[]).finished();
