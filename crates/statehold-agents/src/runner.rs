@@ -56,7 +56,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(30);
 const CLAIM_MAX: usize = 64;
 /// How long to rest when the store fails.
 const REST: Duration = Duration::from_secs(1);
-/// How many turns of one agent are under way at once. The others wait in line.
+/// How many turns of one agent are under way at once, as a rule. The others wait in line.
 const TURNS_MAX: usize = 1_024;
 /// The longest name of an error that is passed on, in bytes.
 const CODE_BYTES_MAX: usize = 64;
@@ -84,6 +84,9 @@ pub enum RunnerError {
 pub struct RunnerOptions {
     /// Told of every step.
     pub on_step: OnStep,
+    /// How many turns of one agent are under way at once. Those that only wait until another turn of their
+    /// session ends do not count.
+    pub turns_max: usize,
     /// Whether people can be asked something. Where nothing is kept, nobody could answer.
     pub asks_people: bool,
 }
@@ -92,6 +95,7 @@ impl Default for RunnerOptions {
     fn default() -> Self {
         Self {
             on_step: Arc::new(|_, _| ()),
+            turns_max: TURNS_MAX,
             asks_people: true,
         }
     }
@@ -100,6 +104,7 @@ impl Default for RunnerOptions {
 impl std::fmt::Debug for RunnerOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RunnerOptions")
+            .field("turns_max", &self.turns_max)
             .field("asks_people", &self.asks_people)
             .finish_non_exhaustive()
     }
@@ -136,6 +141,23 @@ struct Ours {
     agent: Arc<dyn Agent>,
     /// How many more turns may be under way.
     turns: Arc<Semaphore>,
+}
+
+/// The seat of one turn among those that are under way.
+pub(crate) struct Seat {
+    turns: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Seat {
+    /// Waits for something that another turn ends, and leaves the seat to others meanwhile.
+    pub(crate) async fn left_for<T>(&mut self, wait: impl Future<Output = T>) -> T {
+        self.permit = None;
+        let done = wait.await;
+        // Whoever has a seat waits for nobody who has none, so there will be one.
+        self.permit = Arc::clone(&self.turns).acquire_owned().await.ok();
+        done
+    }
 }
 
 impl Runner {
@@ -187,7 +209,10 @@ impl Runner {
         let mut ours = BTreeMap::new();
         for (name, spec) in &book.agents {
             if let Some(agent) = agent_of(spec, &book, &clients)? {
-                let (spec, turns) = (Arc::clone(spec), Arc::new(Semaphore::new(TURNS_MAX)));
+                let (spec, turns) = (
+                    Arc::clone(spec),
+                    Arc::new(Semaphore::new(options.turns_max)),
+                );
                 ours.insert(name.clone(), Ours { spec, agent, turns });
             }
         }
@@ -326,13 +351,13 @@ impl Shared {
         permit: OwnedSemaphorePermit,
     ) {
         let (shared, ours) = (Arc::clone(self), ours.clone());
-        let claimed_at = Instant::now();
-        self.tasks.spawn(async move {
-            shared
-                .take_turn(ours.spec, ours.agent, request, claimed_at)
-                .await;
-            drop(permit);
-        });
+        let claimed = (request, Instant::now());
+        let seat = Seat {
+            turns: ours.turns,
+            permit: Some(permit),
+        };
+        let turn = shared.take_turn(ours.spec, ours.agent, claimed, seat);
+        self.tasks.spawn(turn);
     }
 
     /// Room for one more turn of an agent that is ours.
@@ -347,14 +372,14 @@ impl Shared {
         self: Arc<Self>,
         spec: Arc<AgentSpec>,
         agent: Arc<dyn Agent>,
-        claimed: ClaimedRequest,
-        claimed_at: Instant,
+        (claimed, claimed_at): (ClaimedRequest, Instant),
+        seat: Seat,
     ) {
         let Some(place) = Place::of(&claimed) else {
             return;
         };
         let ended = self
-            .try_turn(place, &spec, &*agent, (claimed, claimed_at))
+            .try_turn(place, &spec, &*agent, (claimed, claimed_at), seat)
             .await;
         let ended = match ended {
             Err(TurnError::Failed(failure)) => self.fail(place, &failure).await,
@@ -375,11 +400,12 @@ impl Shared {
         spec: &Arc<AgentSpec>,
         agent: &dyn Agent,
         (claimed, claimed_at): (ClaimedRequest, Instant),
+        seat: Seat,
     ) -> Result<(), TurnError> {
         // There as long as this turn is, however it ends.
         let _draft = self.engine.open_draft(place.request);
         self.require_ours(place, claimed_at).await?;
-        let mut run = Run::open(Arc::clone(self), Arc::clone(spec), claimed).await?;
+        let mut run = Run::open(Arc::clone(self), Arc::clone(spec), claimed, seat).await?;
         let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
         let outcome = tokio::select! {
             biased;

@@ -118,7 +118,7 @@ impl Openai {
     /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
     /// talk into each other.
     async fn tracked(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        let _turn = self.locks.hold(run.place.session).await;
+        let _turn = self.locks.hold(run).await;
         if Brought::of(&run.input).is_some() {
             return self.stateless(run).await;
         }

@@ -66,9 +66,14 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// Waits until no other turn of this agent uses the conversation of this session.
-    pub(super) async fn hold(&self, session: SessionId) -> tokio::sync::OwnedMutexGuard<()> {
-        self.lock_of(session).lock_owned().await
+    /// Waits until no other turn of this agent uses the conversation of this run's session. However many
+    /// turns of one session wait, those of others go on.
+    pub(super) async fn hold(&self, run: &mut Run) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = self.lock_of(run.place.session);
+        match Arc::clone(&lock).try_lock_owned() {
+            Ok(held) => held,
+            Err(_) => run.seat.left_for(lock.lock_owned()).await,
+        }
     }
 
     fn lock_of(&self, session: SessionId) -> Arc<tokio::sync::Mutex<()>> {

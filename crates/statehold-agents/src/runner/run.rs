@@ -16,9 +16,9 @@ use statehold_engine::{
     Call, Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail, Payloads, Reply,
 };
 
-use super::Shared;
 use super::child::step_mismatch;
 use super::journal::{Journal, StepBody, StepKind};
+use super::{Seat, Shared};
 use crate::history::Past;
 use crate::spec::AgentSpec;
 use crate::turn::{Answer, TurnError};
@@ -99,6 +99,8 @@ pub(crate) struct Run {
     /// Holds that it has opened, in order.
     pub(crate) holds: VecDeque<HoldDetail>,
     pub(super) runner: Arc<Shared>,
+    /// Its place among the turns that are under way.
+    pub(crate) seat: Seat,
     next_step: usize,
 }
 
@@ -108,6 +110,7 @@ impl Run {
         runner: Arc<Shared>,
         spec: Arc<AgentSpec>,
         claimed: ClaimedRequest,
+        seat: Seat,
     ) -> Result<Self, TurnError> {
         let (engine, caller) = (runner.engine.clone(), runner.caller.clone());
         let place = Place::of(&claimed).ok_or(TurnError::Gone)?;
@@ -150,6 +153,7 @@ impl Run {
                 .collect(),
             holds: detail.holds.into(),
             runner,
+            seat,
             next_step: 0,
         })
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 use statehold_core::item::ItemKind;
+use statehold_core::request::{LiveRequest, RequestStatus};
 
 use crate::rig::{Outcome, Rig};
 use crate::server::{Play, Seen, Server, Service, Step, locked};
@@ -77,6 +78,54 @@ async fn what_the_service_calls_its_side_of_a_call_is_kept() -> Outcome {
         serde_json::from_str(steps[1].data.as_ref().expect("data").get()).expect("JSON");
     let ids = json!({"x-conversation-id": "theirs", "x-statehold-request": "req_theirs"});
     assert_eq!(step["result"]["ids"], ids, "{step}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn turns_of_one_session_that_wait_in_line_leave_room_for_those_of_others() -> Outcome {
+    let service = Arc::new(Service::default());
+    let (played, go_on) = (Arc::clone(&service), Arc::new(tokio::sync::Notify::new()));
+    let told = Arc::clone(&go_on);
+    let server = Server::start(move |seen| {
+        let play = played.play(seen, |said| said.join(", "));
+        if seen.text.contains("slow") {
+            return play.once(&told);
+        }
+        play
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.limited(2).await;
+    let (crowded, other) = (rig.session("ums").await, rig.session("ums").await);
+    let mut waiting = vec![rig.ask(crowded, "ums", "slow").await];
+    let is_asked = |said: &str| {
+        let seen = server.seen();
+        seen.iter().any(|seen| seen.text.contains(said))
+    };
+    while !is_asked("slow") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for n in 0..8 {
+        waiting.push(rig.ask(crowded, "ums", &format!("later {n}")).await);
+    }
+    // All of them are begun, and none but the first is under way.
+    for request in &waiting {
+        let is_begun = |live: &LiveRequest| live.status == RequestStatus::Running;
+        rig.until(*request, |detail| {
+            detail.live.as_ref().is_some_and(is_begun)
+        })
+        .await;
+    }
+    assert_eq!(rig.turn(other, "ums", "hello").await, "hello");
+    assert!(!is_asked("later"));
+    go_on.notify_one();
+    for request in waiting {
+        answer_of(&rig.ended(request).await);
+    }
+    assert_eq!(locked(&service.conversations).len(), 2);
+    assert_eq!(locked(&service.under_way).most, 2, "one in each");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

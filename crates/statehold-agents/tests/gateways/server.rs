@@ -80,6 +80,8 @@ pub(crate) enum Step {
     Repeat(Bytes, usize),
     /// Nothing comes for this long.
     Wait(Duration),
+    /// Nothing comes until somebody says so.
+    Until(Arc<tokio::sync::Notify>),
     /// Nothing more comes, and nobody hangs up.
     Hang,
     /// The connection ends here, in the middle of the body.
@@ -141,6 +143,11 @@ impl Play {
 
     pub(crate) fn with_header(mut self, name: &'static str, value: &str) -> Self {
         self.headers.push((name, value.to_owned()));
+        self
+    }
+
+    pub(crate) fn once(mut self, told: &Arc<tokio::sync::Notify>) -> Self {
+        self.body.insert(0, Step::Until(Arc::clone(told)));
         self
     }
 
@@ -253,6 +260,10 @@ fn body_of(mut steps: Vec<Step>) -> Body {
             }
             Step::Wait(time) => {
                 tokio::time::sleep(time).await;
+                Bytes::new()
+            }
+            Step::Until(told) => {
+                told.notified().await;
                 Bytes::new()
             }
             Step::Hang => std::future::pending().await,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use serde_json::value::to_raw_value;
+use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{AgentKind, AgentSpec, ConversationsSpec, Memory, OpenaiSpec};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
@@ -45,6 +46,17 @@ pub(crate) fn brief(mut spec: AgentSpec) -> AgentSpec {
 }
 
 impl Rig {
+    /// Works with so many turns of one agent at a time.
+    pub(crate) async fn limited(&self, turns_max: usize) -> Runner {
+        let options = RunnerOptions {
+            turns_max,
+            ..RunnerOptions::default()
+        };
+        let (engine, book) = (self.engine.clone(), Arc::clone(&self.book));
+        let started = Runner::start_with(engine, name("default"), book, options).await;
+        started.expect("the runner starts")
+    }
+
     /// Says something, and gives the answer.
     pub(crate) async fn turn(&self, session: SessionId, agent: &str, text: &str) -> String {
         let request = self.ask(session, agent, text).await;
