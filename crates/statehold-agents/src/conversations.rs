@@ -54,6 +54,17 @@ pub(crate) struct ConversationReply {
     pub(crate) headers: HeaderMap,
 }
 
+/// What a service's list says about a conversation.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is there.
+    There(String),
+    /// It is not.
+    NotThere,
+    /// It is not at the beginning, and the list is longer than anything that is read.
+    Unseen,
+}
+
 /// Calls one service that keeps conversations. Cheap to make: connections are the pool's.
 #[derive(Debug, Clone)]
 pub(crate) struct ConversationsClient {
@@ -78,12 +89,15 @@ impl ConversationsClient {
         created.id()
     }
 
-    /// The newest conversation with this title, if there is one.
-    pub(crate) async fn find(&self, title: &str) -> Result<Option<String>, CallError> {
+    /// Looks for the newest conversation with this title. Of a list that is too long, the beginning is read.
+    pub(crate) async fn find(&self, title: &str) -> Result<Found, CallError> {
         let request = self.request(&["conversations"])?;
-        let body = self.whole(&request).await?;
-        let all: Vec<Conversation> = serde_json::from_slice(&body)
-            .map_err(|_| CallError::Malformed("it is not a list of conversations"))?;
+        let (body, is_whole) = self.beginning(&request).await?;
+        let all: Vec<Conversation> = if is_whole {
+            serde_json::from_slice(&body).map_err(|_| NO_LIST)?
+        } else {
+            beginning_of(&body)?
+        };
         // They are listed with the newest first, as far as they do not say otherwise themselves.
         let named = all.iter().filter(|one| one.title.as_deref() == Some(title));
         let newest = named.reduce(|newest, one| {
@@ -93,7 +107,11 @@ impl ConversationsClient {
                 newest
             }
         });
-        newest.map(Conversation::id).transpose()
+        match newest {
+            Some(found) => found.id().map(Found::There),
+            None if is_whole => Ok(Found::NotThere),
+            None => Ok(Found::Unseen),
+        }
     }
 
     /// Says something in a conversation. The pieces of the answer's text go to `on_text` as they come.
@@ -168,6 +186,30 @@ impl ConversationsClient {
         }
     }
 
+    /// As much of the body of an answer as is read, and whether that is all of it.
+    async fn beginning(&self, request: &Request) -> Result<(Vec<u8>, bool), CallError> {
+        let mut attempts = self.attempts();
+        loop {
+            let outcome = match self.http.send(request, attempts.deadline()).await {
+                Ok(mut answer) => {
+                    let mut read = Vec::new();
+                    loop {
+                        match answer.piece().await {
+                            Ok(Some(piece)) => read.extend_from_slice(&piece),
+                            Ok(None) => break Ok((read, true)),
+                            Err(CallError::TooLarge(_)) => break Ok((read, false)),
+                            Err(error) => break Err(error),
+                        }
+                    }
+                }
+                Err(error) => Err(error),
+            };
+            if let Some(outcome) = attempts.settle(outcome, false).await {
+                return outcome;
+            }
+        }
+    }
+
     fn request(&self, path: &[&str]) -> Result<Request, CallError> {
         let ConversationsEndpoint {
             base_url,
@@ -181,6 +223,27 @@ impl ConversationsClient {
 
     fn attempts(&self) -> Attempts {
         Attempts::new(self.endpoint.timeout, self.endpoint.retries)
+    }
+}
+
+const NO_LIST: CallError = CallError::Malformed("it is not a list of conversations");
+
+/// The conversations at the beginning of a list, up to where it is cut.
+fn beginning_of(list: &[u8]) -> Result<Vec<Conversation<'_>>, CallError> {
+    let list = list.trim_ascii_start().strip_prefix(b"[");
+    let mut rest = list.ok_or(NO_LIST)?;
+    let mut all = Vec::new();
+    loop {
+        let mut next = serde_json::Deserializer::from_slice(rest).into_iter();
+        let Some(Ok(one)) = next.next() else {
+            return Ok(all);
+        };
+        all.push(one);
+        rest = rest[next.byte_offset()..].trim_ascii_start();
+        let Some(after) = rest.strip_prefix(b",") else {
+            return Ok(all);
+        };
+        rest = after;
     }
 }
 

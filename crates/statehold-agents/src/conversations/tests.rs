@@ -106,13 +106,32 @@ async fn the_newest_conversation_with_a_title_is_found() {
         let body = format!("[{}]", list.join(","));
         let server = FaultServer::start(vec![Play::json(&body)]).await;
         let found = client(&server, 0).find("t").await.expect("a list");
-        assert_eq!(found.as_deref(), expected, "{body}");
+        let expected = expected.map_or(Found::NotThere, |id| Found::There(id.to_owned()));
+        assert_eq!(found, expected, "{body}");
         let seen = &server.seen()[0];
         assert_eq!(
             (seen.method.as_str(), seen.path.as_str()),
             ("GET", "/ums/conversations")
         );
     }
+}
+
+#[tokio::test]
+async fn of_a_list_that_is_too_long_the_beginning_is_looked_through() {
+    let other = format!(r#"{{"id":"x","title":"{}"}}"#, "é".repeat(512));
+    let many = vec![other; 9 * 1024].join(",");
+    let ours = r#"{"id":"c1","title":"t"}"#;
+    for (list, expected) in [
+        (format!("[{ours},{many}]"), Found::There("c1".to_owned())),
+        (format!("[{many},{ours}]"), Found::Unseen),
+    ] {
+        let server = FaultServer::start(vec![Play::json(&list)]).await;
+        let found = client(&server, 0).find("t").await.expect("a list");
+        assert_eq!(found, expected);
+    }
+    let server = FaultServer::start(vec![Play::json(&format!(r#"{{"all":[{many}]}}"#))]).await;
+    let error = client(&server, 0).find("t").await.expect_err("no list");
+    assert_eq!(error.code(), "agent_malformed");
 }
 
 #[tokio::test]

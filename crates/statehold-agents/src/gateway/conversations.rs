@@ -1,5 +1,7 @@
 //! Services that keep conversations. Only the id of one is kept here; it is begun once, also when turns
-//! race, an answer is lost or this process dies in between.
+//! race, an answer is lost or this process dies in between. Where it cannot be looked for afterwards, because
+//! the service does not list what it has or lists too much, another is begun rather than none ever: what
+//! may be left over there has not a word in it, and the trace says so.
 //!
 //! What is said in a conversation stays there. While this process lives, it is not said again once it may
 //! have arrived: the turn fails and says so. If the process dies after it was said and before the answer
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
@@ -20,7 +23,7 @@ use statehold_engine::kept::Raw;
 use super::remembered::{self, Locks, Remembered};
 use super::shared::{self, Exported, Told};
 use super::{RecordedNote, failed, is_lost, of_record, recorded, trail, unprepared};
-use crate::conversations::{ConversationsClient, ConversationsEndpoint, Header};
+use crate::conversations::{ConversationsClient, ConversationsEndpoint, Found, Header};
 use crate::http::{CallError, HttpClient};
 use crate::runner::{Beside, Run, StepDone, StepKind};
 use crate::spec::ConversationsSpec;
@@ -40,13 +43,16 @@ pub(crate) struct Conversations {
 }
 
 /// A conversation, as it is recorded when it was begun.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Begun {
     conversation: String,
     generation: u32,
     /// It was there already: an answer had been lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     found: bool,
+    /// One may have been begun before, and could not be looked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unseen: bool,
     /// The service had lost the one before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     recreated: bool,
@@ -75,6 +81,8 @@ struct Known {
     is_being_begun: bool,
     /// The service lost it, or it is that of the session which this one was copied from.
     was_lost: bool,
+    /// Another may have been begun in this turn or before it.
+    was_unseen: bool,
 }
 
 #[async_trait]
@@ -97,8 +105,8 @@ impl Agent for Conversations {
                 let lost = Known {
                     conversation: None,
                     generation: known.generation,
-                    is_being_begun: false,
                     was_lost: true,
+                    ..Known::default()
                 };
                 known = self.begin(run, lost).await?;
                 self.say(run, &known).await?
@@ -117,6 +125,13 @@ impl Agent for Conversations {
                 "the service lost the conversation",
             )]));
             notes.push(("conversation_recreated", note));
+        }
+        if known.was_unseen {
+            let note = raw(&BTreeMap::from([(
+                "reason",
+                "one may have been begun before, and the service's list could not be looked through",
+            )]));
+            notes.push(("conversation_unseen", note));
         }
         Ok(Answer {
             words,
@@ -166,15 +181,10 @@ impl Conversations {
         let (client, retries) = (self.client(run, 0), run.spec.retries);
         let key = trail::idempotency(run.place, run.steps_taken(), "-begin");
         let work = async move {
-            let (conversation, found) =
+            let mut begun =
                 begin_once(&client, (&title, &key), known.is_being_begun, retries).await?;
-            remembered.conversation = Some(conversation.clone());
-            let begun = Begun {
-                conversation,
-                generation,
-                found,
-                recreated: was_lost,
-            };
+            (begun.generation, begun.recreated) = (generation, was_lost);
+            remembered.conversation = Some(begun.conversation.clone());
             let done = StepDone {
                 result: raw(&begun),
                 usage: None,
@@ -194,6 +204,7 @@ impl Conversations {
             generation: begun.generation,
             is_being_begun: false,
             was_lost: begun.recreated,
+            was_unseen: begun.unseen || known.was_unseen,
         })
     }
 
@@ -266,26 +277,38 @@ async fn look_up(run: &Run) -> Result<Known, TurnError> {
         is_being_begun,
         was_lost: is_elsewhere || is_being_begun && known.is_another,
         conversation: known.conversation.filter(|_| is_here),
+        was_unseen: false,
     })
 }
 
-/// Begins a conversation, or finds the one that was begun when its answer was lost. Also says which.
+/// Begins a conversation, or finds the one that was begun when its answer was lost.
 async fn begin_once(
     client: &ConversationsClient,
     (title, key): (&str, &Header),
     may_be_there: bool,
     retries: u32,
-) -> Result<(String, bool), TurnError> {
+) -> Result<Begun, TurnError> {
     let (mut may_be_there, mut rest) = (may_be_there, REST);
+    let mut begun = Begun::default();
     for left in (0..=retries).rev() {
         if may_be_there {
-            let found = client.find(title).await.map_err(|error| failed(&error))?;
-            if let Some(found) = found {
-                return Ok((found, true));
+            match client.find(title).await {
+                Ok(Found::There(conversation)) => {
+                    (begun.conversation, begun.found) = (conversation, true);
+                    return Ok(begun);
+                }
+                Ok(Found::NotThere) => begun.unseen = false,
+                Ok(Found::Unseen) => begun.unseen = true,
+                Err(error) if is_transient(&error) => return Err(failed(&error)),
+                // It will not be told later either.
+                Err(_) => begun.unseen = true,
             }
         }
         match client.create(title, key).await {
-            Ok(created) => return Ok((created, false)),
+            Ok(conversation) => {
+                begun.conversation = conversation;
+                return Ok(begun);
+            }
             Err(error) if left > 0 && is_transient(&error) => {
                 tokio::time::sleep(rest).await;
                 (may_be_there, rest) = (true, rest.saturating_mul(2));
@@ -299,7 +322,10 @@ async fn begin_once(
 fn is_transient(error: &CallError) -> bool {
     match error {
         CallError::Timeout { .. } | CallError::Unreachable(_) | CallError::CutOff => true,
-        CallError::Status { status, .. } => status.is_server_error() || status.as_u16() == 429,
+        CallError::Status { status, .. } => match *status {
+            StatusCode::NOT_IMPLEMENTED => false,
+            status => status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS,
+        },
         CallError::Malformed(_) | CallError::TooLarge(_) | CallError::NotFound => false,
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
 use statehold_core::item::ItemKind;
@@ -169,6 +170,90 @@ async fn a_conversation_whose_creation_was_not_answered_is_found() -> Outcome {
         runner.stop().await;
         rig.engine.shut_down().await;
     }
+    Ok(())
+}
+
+/// Loses the answer to the first creation, and answers with something else when it is asked for the list.
+async fn secretive_server(service: &Arc<Service>, list: Play) -> Server {
+    let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
+    Server::start(move |seen| {
+        if seen.method == Method::GET {
+            return list.clone();
+        }
+        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        if begins(seen) && !is_lost.swap(true, Ordering::SeqCst) {
+            return Play::text(200, "application/json", vec![Step::Cut]);
+        }
+        play
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_conversation_that_cannot_be_looked_for_is_begun_once_more_and_said_so() -> Outcome {
+    let other = json!({"id": "other", "title": "x".repeat(1024)}).to_string() + ",";
+    let long = vec![
+        Step::Text("[".to_owned()),
+        Step::Repeat(Bytes::from(other), 9 * 1024),
+        Step::Text("{}]".to_owned()),
+    ];
+    for list in [
+        Play::text(200, "application/json", long),
+        Play::json(405, &json!({"detail": "Method Not Allowed"})),
+        Play::json(200, &json!({"detail": "no list"})),
+    ] {
+        let service = Arc::new(Service::default());
+        let server = secretive_server(&service, list).await;
+        let mut spec = conversations("ums", &server);
+        spec.retries = 1;
+        let rig = Rig::new(vec![Arc::new(spec)]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("ums").await;
+        assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
+        assert_eq!(rig.turn(session, "ums", "again").await, "answer 2");
+        let seen = server.seen();
+        let begun = seen.iter().filter(|seen| begins(seen));
+        let keys: Vec<_> = begun.map(|seen| seen.header("idempotency-key")).collect();
+        assert_eq!(keys.len(), 2);
+        assert!(keys[0].is_some() && keys[0] == keys[1], "{keys:?}");
+        assert_eq!(locked(&service.conversations)[0].2.len(), 0, "not a word");
+        let notes = rig.notes(session, "ums").await;
+        let names: Vec<&str> = notes.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["conversation_unseen"]);
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_list_that_fails_for_now_is_asked_for_again_in_the_next_turn() -> Outcome {
+    let service = Arc::new(Service::default());
+    let (played, is_lost) = (Arc::clone(&service), AtomicBool::new(false));
+    let is_down = AtomicBool::new(true);
+    let server = Server::start(move |seen| {
+        if seen.method == Method::GET && is_down.swap(false, Ordering::SeqCst) {
+            return Play::json(503, &json!({"detail": "later"}));
+        }
+        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        if begins(seen) && !is_lost.swap(true, Ordering::SeqCst) {
+            return Play::text(200, "application/json", vec![Step::Cut]);
+        }
+        play
+    })
+    .await;
+    let mut spec = conversations("ums", &server);
+    spec.retries = 1;
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    let error = rig.failing_turn(session, "ums", "hello").await;
+    assert_eq!(error["code"], "agent_error");
+    assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
+    assert_eq!(locked(&service.conversations).len(), 1);
+    assert_eq!(rig.notes(session, "ums").await.len(), 0);
+    runner.stop().await;
+    rig.engine.shut_down().await;
     Ok(())
 }
 
