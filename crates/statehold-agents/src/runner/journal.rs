@@ -15,57 +15,50 @@ use super::tools::told_of;
 /// How many items are read at a time.
 const PAGE: usize = 200;
 
-/// What kinds of steps there are. Each is committed before the next begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StepKind {
-    /// Who gets the turn.
-    Route,
-    /// What a model said.
-    Model,
-    /// What an agent behind a gateway said.
-    AgentCall,
-    /// The conversation that a service made for a task.
-    Conversation,
-    /// A tool call that begins. An item of its own, whose id is the execution key.
-    ToolCall,
-    /// What a tool call came to. An item of its own.
-    ToolResult,
-    /// A person is asked. A hold.
-    Hold,
-    /// Another agent is asked. A request of its own.
-    Child,
-    /// The last words, and with them the end.
-    Answer,
+/// Writes down every kind once: the kind, its word, and the list of all of them.
+macro_rules! step_kinds {
+    ($(#[$of_all:meta])* pub enum $name:ident { $($(#[$of_one:meta])* $kind:ident = $word:literal,)+ }) => {
+        $(#[$of_all])*
+        pub enum $name {
+            $($(#[$of_one])* #[serde(rename = $word)] $kind,)+
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [Self; [$($word),+].len()] = [$(Self::$kind),+];
+
+            /// The word for it.
+            pub fn word(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $word,)+
+                }
+            }
+        }
+    };
 }
 
-impl StepKind {
-    /// All of them.
-    pub const ALL: [Self; 9] = [
-        Self::Route,
-        Self::Model,
-        Self::AgentCall,
-        Self::Conversation,
-        Self::ToolCall,
-        Self::ToolResult,
-        Self::Hold,
-        Self::Child,
-        Self::Answer,
-    ];
-
-    /// The word for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Route => "route",
-            Self::Model => "model",
-            Self::AgentCall => "agent_call",
-            Self::Conversation => "conversation",
-            Self::ToolCall => "tool_call",
-            Self::ToolResult => "tool_result",
-            Self::Hold => "hold",
-            Self::Child => "child",
-            Self::Answer => "answer",
-        }
+step_kinds! {
+    /// What kinds of steps there are. Each is committed before the next begins.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    pub enum StepKind {
+        /// Who gets the turn.
+        Route = "route",
+        /// What a model said.
+        Model = "model",
+        /// What an agent behind a gateway said.
+        AgentCall = "agent_call",
+        /// The conversation that a service made for a task.
+        Conversation = "conversation",
+        /// A tool call that begins. An item of its own, whose id is the execution key.
+        ToolCall = "tool_call",
+        /// What a tool call came to. An item of its own.
+        ToolResult = "tool_result",
+        /// A person is asked. A hold.
+        Hold = "hold",
+        /// Another agent is asked. A request of its own.
+        Child = "child",
+        /// The last words, and with them the end.
+        Answer = "answer",
     }
 }
 
@@ -177,4 +170,27 @@ fn step_of(body: &ItemBody) -> Option<StepBody> {
 pub(crate) fn recorded_step(stored: &StoredItem) -> Option<(StepKind, Raw)> {
     let step = step_of(&parse(stored.body.as_deref()))?;
     Some((step.step, step.result))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn steps_are_kept_under_the_words_that_they_are_told_by() {
+        for kind in StepKind::ALL {
+            let kept = serde_json::to_value(kind).expect("JSON");
+            assert_eq!(kept, kind.word());
+            let read: StepKind = serde_json::from_value(kept).expect("a kind");
+            assert_eq!(read, kind);
+        }
+        let words: BTreeSet<&str> = StepKind::ALL.map(StepKind::word).into();
+        assert_eq!(words.len(), StepKind::ALL.len());
+        // What was recorded before must be read for ever.
+        let first = ["route", "model", "agent_call", "conversation", "tool_call"];
+        let rest = ["tool_result", "hold", "child", "answer"];
+        assert!(first.iter().chain(&rest).all(|word| words.contains(word)));
+    }
 }

@@ -679,3 +679,6 @@ fn failed(error: &ToolError) -> Raw {
     }
     raw(&serde_json::json!({"error": message}))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! A decision that arrives in the moment between the last look and the leave.
+
+use std::time::Duration;
+
+use serde_json::json;
+use statehold_core::command::StartRequest;
+use statehold_core::digest::Digest;
+use statehold_core::hold::DecisionKind;
+use statehold_core::ids::{IdMint, SessionId, Shard};
+use statehold_core::name::Name;
+use statehold_core::request::{RequestOutcome, RequestStatus};
+use statehold_core::session::Owner;
+use statehold_core::task::CloseOn;
+use statehold_engine::{
+    Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAnswer, SystemClock,
+};
+use statehold_store::memory::MemoryStore;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::super::{Seat, Shared};
+use super::*;
+use crate::spec::{AgentBook, AgentKind, AgentSpec, ChatDefault};
+use crate::turn::Answer;
+use crate::words::Words;
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn wish() -> Wish {
+    Wish {
+        id: "c1".to_owned(),
+        name: "pay".to_owned(),
+        arguments: r#"{"amount":5}"#.to_owned(),
+        server: "files".to_owned(),
+        original: "pay".to_owned(),
+        tool: "pay".to_owned(),
+        gated: true,
+        idempotent: false,
+        hidden: false,
+        error: None,
+    }
+}
+
+/// An engine with one request of an agent, and the hands of the server and of a person.
+struct Scene {
+    engine: Engine,
+    person: Caller,
+    server: Caller,
+    session: SessionId,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let engine = Engine::start(
+            Arc::new(MemoryStore::new()),
+            Arc::new(MemoryKeys::default()),
+            Arc::new(SystemClock),
+            EngineOptions::default(),
+        );
+        let engine = engine.await.expect("an engine in memory");
+        let tenant = name("default");
+        let user = engine.user_id(&tenant, "bob").await.expect("a user");
+        let shard = Shard::of_owner("default", "app", &user.to_string());
+        let mut mint = IdMint::new(engine.now(), shard, 7);
+        let scene = Self {
+            engine,
+            person: Caller::local(tenant.clone()),
+            server: Caller::worker_of_server(tenant.clone()),
+            session: SessionId::from_uuid(mint.next_uuid()),
+        };
+        scene
+            .submit(|_| Command::CreateSession {
+                owner: Owner {
+                    tenant,
+                    app: name("app"),
+                    user,
+                    agent: name("assistant"),
+                },
+                name: None,
+                labels: None,
+                state: StatePatch::default(),
+                ttl: None,
+            })
+            .await;
+        scene
+            .submit(|input| {
+                Command::StartRequest(StartRequest {
+                    agent: name("assistant"),
+                    task: None,
+                    parent: None,
+                    input,
+                    attachments: Vec::new(),
+                    close_on: CloseOn::Never,
+                    lease_ttl_ms: None,
+                    items: Vec::new(),
+                    state: StatePatch::default(),
+                    output: None,
+                })
+            })
+            .await;
+        scene
+    }
+
+    async fn submit(&self, command: impl FnOnce(statehold_core::digest::BodyRef) -> Command) {
+        let user = self.engine.user_id(&name("default"), "bob").await;
+        let user = user.expect("a user");
+        let payloads = self.engine.payloads_for(&name("default"), user).await;
+        let mut payloads = payloads.expect("keys");
+        let said = ItemBody {
+            content: Some(raw(&"Pay 5")),
+            ..ItemBody::default()
+        };
+        let command = command(payloads.put(to_bytes(&said)));
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let call = Call::by(self.person.clone());
+        let done = self
+            .engine
+            .submit(self.session, &call, &command, &payloads, &reply);
+        done.await.expect("it is done");
+    }
+
+    /// What is claimed, unless people are asked first.
+    async fn claim(&self) -> Option<ClaimedRequest> {
+        let claim = Claim {
+            agent: name("assistant"),
+            max: 1,
+            wait: Duration::ZERO,
+            lease_ms: 60_000,
+            request: None,
+        };
+        let claimed = self.engine.claim(&self.server, &claim).await;
+        claimed.expect("a claim").pop()
+    }
+
+    async fn open(&self, claimed: ClaimedRequest) -> Run {
+        let shared = Shared {
+            engine: self.engine.clone(),
+            caller: self.server.clone(),
+            on_step: Arc::new(|_, _| ()),
+            asks_people: true,
+            ours: BTreeMap::new(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        };
+        let spec = AgentSpec {
+            name: name("assistant"),
+            description: None,
+            kind: AgentKind::Worker,
+            import: Vec::new(),
+            export: Vec::new(),
+            state_schema: None,
+            keep_pairs: None,
+            timeout: Duration::from_secs(10),
+            retries: 0,
+            openai_default: ChatDefault::Stateless,
+            digest: Digest::sha256(b"assistant"),
+        };
+        let seat = Seat {
+            turns: Arc::new(Semaphore::new(1)),
+            permit: None,
+        };
+        let run = Run::open(Arc::new(shared), Arc::new(spec), claimed, seat).await;
+        run.expect("a run")
+    }
+
+    async fn approve(&self, hold: &HoldDetail) {
+        let hold = self.engine.hold(&self.person, hold.hold.id).await;
+        let hold = hold.expect("the hold");
+        let answer = NewAnswer {
+            kind: DecisionKind::Approve,
+            digest: hold.hold.digest,
+            args: None,
+            content: None,
+            comment: None,
+            reason: None,
+        };
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let call = Call::by(self.person.clone());
+        let decided = self.engine.decide_hold(&call, None, &hold, answer, &reply);
+        decided.await.expect("a decision");
+    }
+}
+
+/// A run that has asked a person about the call, and looked for the last time before it leaves.
+async fn about_to_leave<'w>(run: &mut Run, wish: &'w Wish) -> (Open<'w>, Look) {
+    let mut open = run.take_calls(&[wish], None).await.expect("a call");
+    let one = open.pop().expect("a call");
+    let servers = Arc::new(ToolServers::new(&AgentBook::default()));
+    let mut toolbox = Toolbox::new(servers, Vec::new());
+    let stuck = run.ask_about(&[&one], &mut toolbox).await;
+    assert!(stuck.expect("a hold").is_empty());
+    let look = run.look().await.expect("a look");
+    let next = next_of(&one, Some(&look)).expect("something to do");
+    assert!(matches!(next, Next::Wait));
+    (one, look)
+}
+
+#[tokio::test]
+async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
+    let (scene, wish) = (Scene::new().await, wish());
+    let mut run = scene.open(scene.claim().await.expect("a request")).await;
+    let (one, look) = about_to_leave(&mut run, &wish).await;
+    scene.approve(&look.holds[0]).await;
+    assert!(run.leave_at(look.revision).await.is_none(), "it must stay");
+
+    let look = run.look().await.expect("it is still ours");
+    let Next::Run(arguments, None) = next_of(&one, Some(&look)).expect("something to do") else {
+        panic!("what was approved runs");
+    };
+    assert_eq!(arguments.get(), r#"{"amount":5}"#);
+    let result = raw(&json!("paid"));
+    let recorded = run.record_result(&one, CallOutcome::Ran, result, None);
+    assert_eq!(recorded.await.expect("a result").text, "paid");
+    let done = run.complete(Answer::plain(Words::plain("Paid."))).await;
+    done.expect("an end");
+    let ended = scene.engine.request(&scene.person, run.place.request).await;
+    let ended = ended.expect("the request");
+    let outcome = ended.ended.map(|ended| ended.outcome);
+    assert_eq!(outcome, Some(RequestOutcome::Completed));
+    assert_eq!(
+        ended.holds.len(),
+        1,
+        "nobody is asked what a lost worker did"
+    );
+    scene.engine.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_decision_after_the_leave_is_carried_out_by_the_next_run() {
+    let (scene, wish) = (Scene::new().await, wish());
+    let mut run = scene.open(scene.claim().await.expect("a request")).await;
+    let (_, look) = about_to_leave(&mut run, &wish).await;
+    let left = run.leave_at(look.revision).await;
+    assert!(matches!(left, Some(TurnError::Paused)), "{left:?}");
+    assert!(scene.claim().await.is_none(), "it waits for a person");
+    scene.approve(&look.holds[0]).await;
+
+    let claimed = scene.claim().await.expect("it goes on");
+    let live = claimed.detail.live.clone().expect("it lives");
+    assert_eq!(live.status, RequestStatus::Running);
+    assert_eq!(claimed.detail.holds.len(), 1, "nobody is asked again");
+    let mut run = scene.open(claimed).await;
+    let mut open = run.take_calls(&[&wish], None).await.expect("the call");
+    let one = open.pop().expect("the call");
+    let look = run.look().await.expect("a look");
+    let next = next_of(&one, Some(&look)).expect("something to do");
+    assert!(matches!(next, Next::Run(..)));
+    scene.engine.shut_down().await;
+}
