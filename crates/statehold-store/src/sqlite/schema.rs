@@ -1,7 +1,9 @@
 //! Opening a file: is it ours, is it whole, is it of a version we know?
 
-use rusqlite::{Connection, MAIN_DB, OpenFlags};
 use std::path::Path;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, MAIN_DB, OpenFlags};
 
 use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use crate::port::StoreError;
@@ -49,6 +51,10 @@ fn harden(conn: &Connection) -> Result<(), StoreError> {
     )
     .map_err(corrupt_or_unavailable("the settings"))?;
     conn.set_prepared_statement_cache_capacity(128);
+    // Plans do not depend on what is bound: otherwise every use of a statement with a bound limit would
+    // parse and plan it again.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)
+        .map_err(corrupt_or_unavailable("the settings"))?;
     Ok(())
 }
 
