@@ -64,6 +64,9 @@ async fn measure(rounds: usize) -> Result<Value> {
                 } else {
                     (rig.filled(kind, turns).await?, turns)
                 };
+                // Whatever came before, each begins after a turn without a history.
+                let before = rig.filled(kind, 0).await?;
+                rig.turn(before, kind, 0, &arrivals).await?;
                 let one = rig.turn(session, kind, turns, &arrivals).await?;
                 if round > 0 {
                     seen.add(&one);

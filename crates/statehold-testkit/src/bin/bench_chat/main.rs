@@ -1,6 +1,7 @@
 //! What a turn through a coordinator costs beside its agent, against a plain reverse proxy in the same
 //! run; and what it costs to prepare a long history for a call, against reading it:
-//! `bench_chat [--quick] [--json FILE] [--program STATEHOLD] [--turns-only | --history-only]`.
+//! `bench_chat [--quick] [--json FILE] [--program STATEHOLD] [--connections N]
+//! [--turns-only | --history-only]`.
 //!
 //! The agent, the proxy and the server are processes of their own and get the same calls from the same
 //! load generator in this process. `bench_chat agent DIRECTORY` and `bench_chat proxy DIRECTORY ADDRESS`
@@ -56,8 +57,14 @@ fn main() -> Result<()> {
         let beside = std::env::current_exe()?.with_file_name("statehold");
         let program = value("--program").unwrap_or(beside);
         ensure!(program.is_file(), "there is no {}", program.display());
+        let only = value("--connections");
+        let only = only.as_deref().and_then(Path::to_str).map(str::parse);
         let bench = Bench {
             program,
+            connections: match only.transpose().context("--connections takes a number")? {
+                Some(only) => vec![only],
+                None => CONNECTIONS.to_vec(),
+            },
             rounds,
             duration: Duration::from_millis(milliseconds),
         };
@@ -75,6 +82,7 @@ fn main() -> Result<()> {
 
 struct Bench {
     program: PathBuf,
+    connections: Vec<u64>,
     rounds: usize,
     duration: Duration,
 }
@@ -161,7 +169,7 @@ impl Bench {
         );
         let mut lines = Vec::new();
         let mut commits = 0.0;
-        for connections in CONNECTIONS {
+        for &connections in &self.connections {
             let servers = Servers::start(&self.program)?;
             let counted = drive::commits_per_turn(servers.statehold.address());
             commits = runtime()?.block_on(counted)?;
@@ -182,7 +190,7 @@ impl Bench {
 
     fn lines(&self, connections: u64, servers: &Servers) -> Result<Vec<Line>> {
         let mut rates: [[Vec<Rate>; 3]; 2] = Default::default();
-        let mut commit = Vec::new();
+        let mut commits: [Vec<f64>; 2] = Default::default();
         let seconds = self.duration.as_secs_f64();
         let wanted = TURNS_PER_SECOND_MAX * seconds / drive::SESSION_TURNS as f64;
         #[expect(
@@ -192,16 +200,20 @@ impl Bench {
         )]
         let wanted = wanted as usize + 2 * usize::try_from(connections)?;
         for round in 1..=self.rounds {
-            commit.push(commits::measure(connections, self.duration / 4)?);
-            for (form, rates) in Form::ALL.into_iter().zip(&mut rates) {
+            let both = rates.iter_mut().zip(&mut commits);
+            for (form, (rates, commits)) in Form::ALL.into_iter().zip(both) {
                 let targets = [
                     ("agent", &servers.agent, None),
                     ("proxy", &servers.proxy, None),
                     ("statehold", &servers.statehold, Some(&servers.pool)),
                 ];
+                // A disk that others use is slow for moments: commits alone are timed around the turns
+                // that they are compared with.
+                let alone = || commits::measure(connections, self.duration / 4);
                 for ((name, server, pool), rates) in targets.into_iter().zip(rates) {
                     if let Some(pool) = pool {
                         runtime()?.block_on(pool.fill(server.address(), wanted))?;
+                        commits.push(alone()?);
                     }
                     let lanes = Lanes {
                         address: server.address(),
@@ -218,19 +230,24 @@ impl Bench {
                     );
                     rates.push(rate);
                 }
+                commits.push(alone()?);
             }
         }
-        let lines = Form::ALL.into_iter().zip(rates).map(|(form, rates)| {
-            let [agent, proxy, statehold] = rates.map(|rates| middle(&rates));
-            Line {
-                connections,
-                form,
-                agent,
-                proxy,
-                statehold,
-                commit_us: median(&commit),
-            }
-        });
+        let both = rates.into_iter().zip(commits);
+        let lines = Form::ALL
+            .into_iter()
+            .zip(both)
+            .map(|(form, (rates, commits))| {
+                let [agent, proxy, statehold] = rates.map(|rates| middle(&rates));
+                Line {
+                    connections,
+                    form,
+                    agent,
+                    proxy,
+                    statehold,
+                    commit_us: median(&commits),
+                }
+            });
         Ok(lines.collect())
     }
 }
@@ -292,25 +309,36 @@ fn print_lines(lines: &[Line], commits: f64) {
             line.commit_us / 1e3,
             alone / 1e3
         );
+        let share = match share(line, commits) {
+            Some(share) => format!("{:.0}%", 100.0 * share),
+            None => "noise".to_owned(),
+        };
         println!(
-            "{:>11}  {:>8}  {:>8.2}  {:>12.2}  {shown:>21}  {:>7.0}%  {:>8.1}",
+            "{:>11}  {:>8}  {:>8.2}  {:>12.2}  {shown:>21}  {share:>8}  {:>8.1}",
             line.connections,
             line.form.name(),
             proxy / 1e3,
             ours / 1e3,
-            100.0 * alone / ours,
             ours / proxy,
         );
     }
     println!(
         "  commits alone: as many commits of 1 KB by as many writers, grouped, with nothing around \
-         them\n  in the figures of statehold: HTTP on both sides, the session's rights, routing by \
+         them, timed just before\n  and after the turns; `noise` where they took longer than the turns \
+         that contain them, because others use the disk\n  in the figures of statehold: HTTP on both sides, the session's rights, routing by \
          rules, up to {} earlier\n  exchanges given back to the agent, each step durable before the \
          next, the whole conversation kept\n  not in them: models, tools, TLS, the making of sessions, \
          the agent's own time (taken off in the last table)\n  the load generator, the agent and the \
          server share the processors of this machine",
         drive::SESSION_TURNS - 1,
     );
+}
+
+/// How much of what is added are the commits. None where they took longer alone than in the turns: then
+/// the disk was not the same for both.
+fn share(line: &Line, commits: f64) -> Option<f64> {
+    let share = commits * line.commit_us / line.added_us(&line.statehold);
+    (0.0..=1.0).contains(&share).then_some(share)
 }
 
 fn line_json(line: &Line, commits: f64) -> Value {
@@ -324,6 +352,7 @@ fn line_json(line: &Line, commits: f64) -> Value {
         "agent": side(&line.agent), "proxy": side(&line.proxy), "statehold": side(&line.statehold),
         "added_by_proxy_us": proxy.round(), "added_by_statehold_us": ours.round(),
         "commit_alone_us": line.commit_us.round(), "commits_alone_us": (commits * line.commit_us).round(),
+        "commits_share": share(line, commits).map(rounded),
         "p50_to_proxy": rounded(line.statehold.p50_us / line.proxy.p50_us),
         "rate_to_proxy": rounded(line.statehold.per_second / line.proxy.per_second),
     })
