@@ -20,7 +20,7 @@ use crate::gateway::shared_block;
 use crate::history::left_out_note;
 use crate::mcp::{Tool, ToolError, ToolServers};
 use crate::model::{Model, Question, Said, Wish};
-use crate::runner::{Run, StepDone, StepKind, Told, Toolbox};
+use crate::runner::{Beside, Run, StepDone, StepKind, Told, Toolbox};
 use crate::spec::LlmSpec;
 use crate::turn::{Agent, Answer, TurnError};
 use crate::voice::{BREAK, Voice};
@@ -104,12 +104,17 @@ impl Llm {
                 finish_reason: reply.finish_reason,
                 tokens: took.tokens,
             };
-            Ok(StepDone {
+            let beside = Beside {
+                waits: said.tool_calls.is_empty(),
+                ..Beside::default()
+            };
+            let done = StepDone {
                 result: raw(&said),
                 usage: took.recorded(),
-            })
+            };
+            Ok((done, beside))
         };
-        let said = run.step(StepKind::Model, talk.bytes(), work).await?;
+        let said = run.step_beside(StepKind::Model, talk.bytes(), work).await?;
         let said: Said = serde_json::from_str(said.get())
             .map_err(|error| TurnError::step_malformed("what the model said", &error))?;
         if whole.is_none() {

@@ -421,7 +421,15 @@ impl Shared {
             let message = "the server has a bug here; nothing that was not recorded has happened";
             Err(TurnError::failed("internal", message))
         });
-        run.complete(outcome?).await
+        match outcome {
+            Ok(answer) => run.complete(&answer).await,
+            Err(error) => {
+                if let TurnError::Failed(_) = &error {
+                    run.record_waiting().await?;
+                }
+                Err(error)
+            }
+        }
     }
 
     /// What was claimed a while ago may be somebody else's by now: that is asked before anything is done.

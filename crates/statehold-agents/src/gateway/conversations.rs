@@ -89,7 +89,7 @@ struct Known {
 impl Agent for Conversations {
     async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
         // Two turns in one conversation would be mixed up there.
-        let _turn = self.locks.hold(run).await;
+        run.conversation = Some(self.locks.hold(run).await);
         let mut known = Known::default();
         while run.next_recorded() == Some(StepKind::Conversation) {
             known = self.begin(run, known).await?;
@@ -252,6 +252,7 @@ impl Conversations {
             };
             let beside = Beside {
                 private,
+                waits: true,
                 ..Beside::default()
             };
             Ok((done, beside))

@@ -118,7 +118,7 @@ impl Openai {
     /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
     /// talk into each other.
     async fn tracked(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        let _turn = self.locks.hold(run).await;
+        run.conversation = Some(self.locks.hold(run).await);
         if Brought::of(&run.input).is_some() {
             return self.stateless(run).await;
         }
@@ -279,6 +279,7 @@ impl Openai {
             let beside = Beside {
                 private,
                 results: decisions.results,
+                waits: paused.is_none(),
             };
             Ok((StepDone { result, usage }, beside))
         };

@@ -10,7 +10,7 @@ use statehold_engine::StoredItem;
 use super::Route;
 use crate::llm::talk::{Talk, with_files};
 use crate::model::{Model, Question, Said, Took};
-use crate::runner::{Run, StepDone, StepKind};
+use crate::runner::{Beside, Run, StepDone, StepKind};
 use crate::spec::AgentBook;
 use crate::turn::{TurnError, why_unreadable};
 use crate::voice::Voice;
@@ -230,12 +230,17 @@ impl Finisher {
                 finish_reason: reply.finish_reason,
                 tokens: took.tokens,
             };
-            Ok(StepDone {
+            let beside = Beside {
+                waits: true,
+                ..Beside::default()
+            };
+            let done = StepDone {
                 result: raw(&said),
                 usage: took.recorded(),
-            })
+            };
+            Ok((done, beside))
         };
-        let said = run.step(StepKind::Model, talk.bytes(), work).await;
+        let said = run.step_beside(StepKind::Model, talk.bytes(), work).await;
         let said = said.map_err(|error| kept_below(agent, error))?;
         let said: Said = serde_json::from_str(said.get())
             .map_err(|error| TurnError::step_malformed("what the last words were", &error))?;

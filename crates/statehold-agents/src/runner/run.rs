@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use statehold_core::command::{Command, Fenced, Output, StatePatch, StateSet};
-use statehold_core::digest::Digest;
+use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::CallTarget;
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
@@ -15,6 +15,7 @@ use statehold_engine::kept::{ItemBody, Raw, to_bytes};
 use statehold_engine::{
     Call, Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail, Payloads, Reply,
 };
+use tokio::sync::OwnedMutexGuard;
 
 use super::child::step_mismatch;
 use super::journal::{Journal, StepBody, StepKind};
@@ -82,6 +83,41 @@ pub(crate) struct Beside {
     pub(crate) private: Option<Raw>,
     /// What became of recorded tool calls.
     pub(crate) results: Vec<(ItemId, CallOutcome, Raw)>,
+    /// The step waits for what follows from it without anything in between, and is committed with that:
+    /// the end of the request, or the start of another. If that does not come after all, the step is
+    /// committed by itself.
+    pub(crate) waits: bool,
+}
+
+/// A step that is made, as it is going to be committed.
+pub(super) struct MadeStep {
+    pub(super) kind: StepKind,
+    body: Vec<u8>,
+    beside: Beside,
+}
+
+impl MadeStep {
+    /// The items of the step, and what the agent remembers with it.
+    fn put(&self, payloads: &mut Payloads) -> (Vec<NewItem>, Option<BodyRef>) {
+        let mut items = vec![hidden(ItemKind::Step, payloads.put(self.body.clone()))];
+        for (call, outcome, result) in &self.beside.results {
+            let body = ItemBody {
+                result: Some(result.clone()),
+                ..ItemBody::default()
+            };
+            let mark = NewCallMark::Result {
+                call: CallTarget::Recorded(*call),
+                outcome: *outcome,
+            };
+            items.push(NewItem {
+                call: Some(mark),
+                ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
+            });
+        }
+        let private = self.beside.private.as_ref();
+        let private = private.map(|value| payloads.put(value.get().as_bytes().to_vec()));
+        (items, private)
+    }
 }
 
 /// One request in the hands of this server.
@@ -98,10 +134,14 @@ pub(crate) struct Run {
     pub(super) children: VecDeque<(RequestId, Name)>,
     /// Holds that it has opened, in order.
     pub(crate) holds: VecDeque<HoldDetail>,
+    /// Nobody else speaks in the conversation that this run uses, until it is over.
+    pub(crate) conversation: Option<OwnedMutexGuard<()>>,
     pub(super) runner: Arc<Shared>,
     /// Its place among the turns that are under way.
     pub(crate) seat: Seat,
     next_step: usize,
+    /// A step that is committed with what follows from it.
+    pub(super) waiting: Option<MadeStep>,
 }
 
 impl Run {
@@ -152,9 +192,11 @@ impl Run {
                 .map(|(_, id, agent)| (id, agent))
                 .collect(),
             holds: detail.holds.into(),
+            conversation: None,
             runner,
             seat,
             next_step: 0,
+            waiting: None,
         })
     }
 
@@ -228,40 +270,56 @@ impl Run {
             usage: done.usage,
         };
         self.reach(kind, Moment::Before);
-        let data = raw(&step);
         let body = ItemBody {
             name: Some(kind.word().to_owned()),
-            data: Some(data),
+            data: Some(raw(&step)),
             ..ItemBody::default()
         };
-        let mut payloads = self.payloads().await?;
-        let mut items = vec![hidden(ItemKind::Step, payloads.put(to_bytes(&body)))];
-        for (call, outcome, result) in beside.results {
-            let body = ItemBody {
-                result: Some(result),
-                ..ItemBody::default()
-            };
-            let mark = NewCallMark::Result {
-                call: CallTarget::Recorded(call),
-                outcome,
-            };
-            items.push(NewItem {
-                call: Some(mark),
-                ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
-            });
+        let made = MadeStep {
+            kind,
+            body: to_bytes(&body),
+            beside,
+        };
+        if made.beside.waits {
+            self.waiting = Some(made);
+        } else {
+            self.record(&made).await?;
         }
-        let private = beside.private;
+        // A step that failed was none: whatever is done in its place has its number.
+        self.next_step += 1;
+        Ok(step.result)
+    }
+
+    /// Commits a step by itself.
+    async fn record(&self, step: &MadeStep) -> Result<(), TurnError> {
+        let (command, payloads) = self.appending(step).await?;
+        self.submit(&command, &payloads).await?;
+        self.reach(step.kind, Moment::After);
+        Ok(())
+    }
+
+    /// The command that commits a step by itself.
+    pub(super) async fn appending(
+        &self,
+        step: &MadeStep,
+    ) -> Result<(Command, Payloads), EngineError> {
+        let mut payloads = self.payloads().await?;
+        let (items, task_state) = step.put(&mut payloads);
         let command = Command::AppendItems {
             by: self.fenced(),
             items,
             state: StatePatch::default(),
-            task_state: private.map(|value| payloads.put(value.get().as_bytes().to_vec())),
+            task_state,
         };
-        self.submit(&command, &payloads).await?;
-        // A step that failed was none: whatever is done in its place has its number.
-        self.next_step += 1;
-        self.reach(kind, Moment::After);
-        Ok(step.result)
+        Ok((command, payloads))
+    }
+
+    /// Commits a step that waits for something which does not come: what led to an error is in the trace.
+    pub(super) async fn record_waiting(&mut self) -> Result<(), TurnError> {
+        match self.waiting.take() {
+            Some(step) => self.record(&step).await,
+            None => Ok(()),
+        }
     }
 
     /// What was recorded next. None if the run is where nobody was before.
@@ -306,6 +364,10 @@ impl Run {
         command: &Command,
         payloads: &Payloads,
     ) -> Result<(), TurnError> {
+        assert!(
+            self.waiting.is_none(),
+            "each step is committed before the next"
+        );
         let reply: Reply = Arc::new(|_| Vec::new());
         let done = self
             .engine
@@ -353,18 +415,45 @@ impl Run {
     }
 
     /// Ends the request with its answer.
-    pub(super) async fn complete(&self, answer: Answer) -> Result<(), TurnError> {
+    pub(super) async fn complete(&mut self, answer: &Answer) -> Result<(), TurnError> {
+        self.reach(StepKind::Answer, Moment::Before);
+        let Some(last) = self.waiting.take() else {
+            self.end(answer, None).await?;
+            self.reach(StepKind::Answer, Moment::After);
+            return Ok(());
+        };
+        match self.end(answer, Some(&last)).await {
+            // What cannot be taken together may be taken one after the other; and if not, the trace has
+            // what led there.
+            Err(TurnError::Failed(_)) => {
+                self.record(&last).await?;
+                self.end(answer, None).await?;
+            }
+            ended => {
+                ended?;
+                self.reach(last.kind, Moment::After);
+            }
+        }
+        self.reach(StepKind::Answer, Moment::After);
+        Ok(())
+    }
+
+    /// Commits the answer, and with it the last step, if that is not committed yet.
+    async fn end(&self, answer: &Answer, last: Option<&MadeStep>) -> Result<(), TurnError> {
         let mut payloads = self.payloads().await?;
-        let output: Output = answer.words.put(&mut payloads);
-        let notes = answer.notes.iter().map(|(name, data)| {
+        let (mut items, mut task_state) = match last {
+            Some(last) => last.put(&mut payloads),
+            None => Default::default(),
+        };
+        items.extend(answer.notes.iter().map(|(name, data)| {
             let body = ItemBody {
                 name: Some((*name).to_owned()),
                 data: Some(data.clone()),
                 ..ItemBody::default()
             };
             hidden(ItemKind::Note, payloads.put(to_bytes(&body)))
-        });
-        let items = notes.collect();
+        }));
+        let output: Output = answer.words.put(&mut payloads);
         let sets = answer.state.iter().map(|(key, value)| StateSet {
             key: key.clone(),
             value: payloads.put(value.get().as_bytes().to_vec()),
@@ -374,8 +463,9 @@ impl Run {
             set: sets.collect(),
             ..StatePatch::default()
         };
-        let private = answer.private;
-        let task_state = private.map(|value| payloads.put(value.get().as_bytes().to_vec()));
+        if let Some(private) = &answer.private {
+            task_state = Some(payloads.put(private.get().as_bytes().to_vec()));
+        }
         let command = Command::CompleteRequest {
             by: self.fenced(),
             output,
@@ -385,15 +475,12 @@ impl Run {
             close_task: false,
             cancel_children: true,
         };
-        self.reach(StepKind::Answer, Moment::Before);
-        self.submit(&command, &payloads).await?;
-        self.reach(StepKind::Answer, Moment::After);
-        Ok(())
+        self.submit(&command, &payloads).await
     }
 }
 
 /// An item that clients never see.
-pub(crate) fn hidden(kind: ItemKind, body: statehold_core::digest::BodyRef) -> NewItem {
+pub(crate) fn hidden(kind: ItemKind, body: BodyRef) -> NewItem {
     NewItem {
         kind,
         visibility: Visibility::Hidden,

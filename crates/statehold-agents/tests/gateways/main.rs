@@ -1,6 +1,7 @@
 //! Agents in other processes, called over HTTP: what they are told, what is kept of what they say, and
 //! what becomes of a turn in which they do not do what they should.
 
+mod commits;
 mod context;
 mod conversation;
 mod faults;

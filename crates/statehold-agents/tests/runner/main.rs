@@ -1,6 +1,7 @@
 //! Turns that the server takes itself: routed, waited for, paused, gone on with after the process is lost.
 
 mod approvals;
+mod commits;
 mod crashes;
 mod llm;
 mod rig;

@@ -12,7 +12,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, TaskId};
 use statehold_core::item::{Attachment, AttachmentSource, ItemKind};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
+use statehold_core::record::{CommandName, Event};
 use statehold_core::session::Owner;
 use statehold_core::task::CloseOn;
 use statehold_engine::kept::{AttachmentBody, ItemBody, to_bytes};
@@ -269,6 +269,20 @@ impl Rig {
             .submit(session, &self.call(), &command, &payloads, &reply)
             .await;
         done.expect("an answer");
+    }
+
+    /// The commands of a session's records after a revision, in order.
+    pub(crate) async fn commands_after(
+        &self,
+        session: SessionId,
+        revision: u64,
+    ) -> Vec<CommandName> {
+        let feed = self.engine.feed(&self.local, session, revision, 500).await;
+        let entries = feed.expect("records");
+        let commands = entries.iter();
+        commands
+            .map(|entry| entry.stored.record.content.command)
+            .collect()
     }
 
     /// What a session's user reads, oldest first.

@@ -93,18 +93,24 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Counts {
     let Some(death) = death.filter(|death| death.moment == "before") else {
         return counts;
     };
+    // The last call of the agent is recorded with its answer, which is the first of the two.
+    let last = match story.agent {
+        "ums" => "ums say".to_owned(),
+        "assistant" => format!("model {}", TOOLS.len()),
+        agent => agent.to_owned(),
+    };
     let again = match death.kind {
         StepKind::Route => Some("chooser".to_owned()),
         StepKind::Model => Some(format!("model {}", death.time - 1)),
-        StepKind::AgentCall if story.agent == "ums" => Some("ums say".to_owned()),
-        StepKind::AgentCall => Some(story.agent.to_owned()),
+        StepKind::AgentCall => Some(last),
+        StepKind::Answer => (death.time == 1).then_some(last),
         // It is looked for, not begun again.
         StepKind::Conversation => Some("ums find".to_owned()),
         StepKind::ToolResult => {
             let (tool, honours_keys) = TOOLS[death.time - 1];
             honours_keys.then(|| tool.to_owned())
         }
-        StepKind::ToolCall | StepKind::Hold | StepKind::Child | StepKind::Answer => None,
+        StepKind::ToolCall | StepKind::Hold | StepKind::Child => None,
     };
     if let Some(again) = again {
         *counts.entry(again).or_default() += 1;

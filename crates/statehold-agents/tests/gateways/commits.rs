@@ -1,0 +1,132 @@
+//! What a turn of an agent in another process costs in commits: counted, because each is a wait for the
+//! disk.
+
+use std::sync::Arc;
+
+use statehold_agents::spec::Memory;
+use statehold_core::command::{Command, StatePatch, StateSet};
+use statehold_core::item::ItemKind;
+use statehold_core::limits::{COMMAND_KEYS_MAX, SESSION_KEYS_MAX};
+use statehold_core::record::CommandName::{
+    AppendItems, ClaimRequest, CompleteRequest, FailRequest, StartRequest,
+};
+use statehold_core::scope::MergePolicy;
+use statehold_engine::Reply;
+
+use crate::rig::{Outcome, Rig, router};
+use crate::server::{Play, Server, Service};
+use crate::world::{chat, conversations};
+
+#[tokio::test]
+async fn a_turn_through_a_router_is_six_commits() -> Outcome {
+    let server = Server::start(|_| Play::says("hello to you")).await;
+    let rig = Rig::new(vec![
+        router("coordinator", &[(".", "agent")], &["agent"]),
+        Arc::new(chat("agent", &server, Memory::Restore)),
+    ])
+    .await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    let mut revision = 1;
+    for _ in 0..3 {
+        let said = rig.turn(session, "coordinator", "hello").await;
+        assert_eq!(said, "hello to you");
+        let commands = rig.commands_after(session, revision).await;
+        let right = [
+            StartRequest,
+            ClaimRequest,
+            // The route, and right behind it the request to the agent, with its lease.
+            AppendItems,
+            StartRequest,
+            // What the agent said and the end of its request, and that of the turn.
+            CompleteRequest,
+            CompleteRequest,
+        ];
+        assert_eq!(commands, right);
+        revision += 6;
+    }
+    let steps = rig.items(session, "agent", ItemKind::Step).await;
+    assert_eq!(steps.len(), 3);
+    let routes = rig.items(session, "coordinator", ItemKind::Step).await;
+    assert_eq!(routes.len(), 3);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_said_in_a_conversation_is_committed_with_the_end() -> Outcome {
+    let service = Arc::new(Service::default());
+    let server = Server::start(move |seen| service.play(seen, |said| said.join(", "))).await;
+    let rig = Rig::new(vec![Arc::new(conversations("agent", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("agent").await;
+    rig.turn(session, "agent", "one").await;
+    // That one is to be begun, and that it is, are commits of their own.
+    let first = rig.commands_after(session, 1).await;
+    let right = [
+        StartRequest,
+        ClaimRequest,
+        AppendItems,
+        AppendItems,
+        CompleteRequest,
+    ];
+    assert_eq!(first, right);
+    rig.turn(session, "agent", "two").await;
+    let second = rig.commands_after(session, 1 + 5).await;
+    assert_eq!(second, [StartRequest, ClaimRequest, CompleteRequest]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// Fills a session with as many keys as it may have.
+async fn fill(rig: &Rig, session: statehold_core::ids::SessionId) {
+    let owner = rig.engine.owner(session).await.expect("an owner");
+    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
+    let mut payloads = payloads.expect("keys");
+    let value = payloads.put(b"1".to_vec());
+    let keys: Vec<usize> = (0..SESSION_KEYS_MAX).collect();
+    for some in keys.chunks(COMMAND_KEYS_MAX) {
+        let set = some.iter().map(|n| StateSet {
+            key: format!("key-{n}").parse().expect("a key"),
+            value,
+            merge: MergePolicy::Replace,
+        });
+        let patch = StatePatch {
+            set: set.collect(),
+            ..StatePatch::default()
+        };
+        let command = Command::PutState { patch, by: None };
+        let reply: Reply = Arc::new(|_| Vec::new());
+        let done = rig
+            .engine
+            .submit(session, &rig.call(), &command, &payloads, &reply)
+            .await;
+        done.expect("there is room");
+    }
+}
+
+#[tokio::test]
+async fn what_an_agent_said_is_in_the_trace_also_if_its_answer_is_refused() -> Outcome {
+    let told = r#"{"state":{"shared_context":{"place":"Rome"}}}"#;
+    let server = Server::start(move |_| Play::says_with("hello to you", Some(told))).await;
+    let mut spec = chat("agent", &server, Memory::Restore);
+    spec.export = vec!["place".parse().expect("a key")];
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("agent").await;
+    fill(&rig, session).await;
+    let before = rig.engine.session(&rig.local, session).await?.revision;
+    let failed = rig.failing_turn(session, "agent", "hello").await;
+    assert_eq!(failed["code"], "limit_reached", "{failed}");
+    let commands = rig.commands_after(session, before).await;
+    let right = [StartRequest, ClaimRequest, AppendItems, FailRequest];
+    assert_eq!(commands, right);
+    let steps = rig.items(session, "agent", ItemKind::Step).await;
+    assert_eq!(steps.len(), 1);
+    assert_eq!(server.seen().len(), 1, "it is asked once");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
