@@ -11,7 +11,7 @@ use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
 use crate::model::Model;
-use crate::runner::{ChildAnswer, Run, StepDone, StepKind};
+use crate::runner::{Beside, ChildAnswer, Run, StepDone, StepKind};
 use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, Rule};
 use crate::turn::{Agent, Answer, TurnError};
 use crate::words::{Words, raw};
@@ -76,12 +76,19 @@ impl Router {
                 // There is a chooser then.
                 Routing::Model { .. } => by_rules(&[], None, &text)?,
             };
-            Ok(StepDone {
+            let done = StepDone {
                 result: raw(&route),
                 usage: None,
-            })
+            };
+            // Nobody was asked: if it is lost with the request that follows from it, nothing is.
+            let beside = Beside {
+                waits: true,
+                ..Beside::default()
+            };
+            Ok((done, beside))
         };
-        let route = run.step(StepKind::Route, text.as_bytes(), work).await?;
+        let text = text.as_bytes();
+        let route = run.step_beside(StepKind::Route, text, work).await?;
         read_route(&route)
     }
 

@@ -211,9 +211,23 @@ pub(crate) struct Submission<'a> {
 
 /// What became of one attempt.
 enum Attempt {
-    Done(Done),
+    /// It is durable. What was put in line right behind it may not be yet.
+    Done(Done, Option<InLine>),
     /// What it was decided on never became durable.
     Again,
+}
+
+/// A command that is decided, and not in line yet.
+struct Ready {
+    commit: Commit,
+    body: Vec<u8>,
+    credential: Option<PendingCredential>,
+}
+
+/// A command that is in line to become durable.
+struct InLine {
+    done: Done,
+    told: oneshot::Receiver<Result<u64, StoreError>>,
 }
 
 impl Engine {
@@ -336,6 +350,51 @@ impl Engine {
         self.submit_keyed(session, &submission).await
     }
 
+    /// Sends two commands, the second right behind the first: it is decided on what the first comes to,
+    /// both are in line before either is durable, and nothing comes between them. Waits until both are
+    /// durable. The second has the reply and may bring a credential.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::submit_with_credential`]. If the first is refused or lost, so is the second; if only
+    /// the second is, the first stays.
+    pub async fn submit_both(
+        &self,
+        session: SessionId,
+        caller: &Caller,
+        first: (&Command, &Payloads),
+        second: (&Command, &Payloads, &Reply),
+        credential: Option<&Credential>,
+    ) -> Result<Done, EngineError> {
+        let call = Call::by(caller.clone());
+        let no_reply: Reply = Arc::new(|_| Vec::new());
+        let first = Submission {
+            call: &call,
+            command: first.0,
+            payloads: first.1,
+            reply: &no_reply,
+            credential: None,
+            is_system: false,
+        };
+        let second = Submission {
+            command: second.0,
+            payloads: second.1,
+            reply: second.2,
+            credential,
+            ..first
+        };
+        rights::require_role(caller, first.command)?;
+        rights::require_role(caller, second.command)?;
+        let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
+        if let Some(behind) = behind
+            && let Ok(Ok(_)) = behind.told.await
+        {
+            return Ok(behind.done);
+        }
+        // It did not come to a commit, or that was lost: it is decided by itself.
+        Ok(self.submit_in_line(session, &second, None).await?.0)
+    }
+
     /// Sends a command of the server itself: timers, recovery.
     pub(crate) async fn submit_system(
         &self,
@@ -365,7 +424,7 @@ impl Engine {
             rights::require_role(&submission.call.caller, submission.command)?;
         }
         let Some(key) = submission.call.key else {
-            return self.submit_again_and_again(session, submission).await;
+            return Ok(self.submit_in_line(session, submission, None).await?.0);
         };
         let _turn = self.inner().in_flight.enter(key.key).await;
         if let Some(answer) = self.kept_answer(key).await? {
@@ -377,7 +436,7 @@ impl Engine {
                 "too many idempotency keys were used in a day; try again later, or without one",
             ));
         }
-        let done = self.submit_again_and_again(session, submission).await?;
+        let (done, _) = self.submit_in_line(session, submission, None).await?;
         kept.fetch_add(1, Ordering::Relaxed);
         Ok(done)
     }
@@ -405,15 +464,19 @@ impl Engine {
         }))
     }
 
-    async fn submit_again_and_again(
+    /// Decides a command, as often as what it was decided on is lost, and waits until it is durable. What
+    /// goes behind it is in line by then, if it came to a commit.
+    async fn submit_in_line(
         &self,
         session: SessionId,
         submission: &Submission<'_>,
-    ) -> Result<Done, EngineError> {
+        behind: Option<&Submission<'_>>,
+    ) -> Result<(Done, Option<InLine>), EngineError> {
         let mailbox = self.mailbox(session);
         for _ in 0..RETRIES_MAX {
-            if let Attempt::Done(done) = self.attempt(&mailbox, submission).await? {
-                return Ok(done);
+            let attempt = self.attempt(&mailbox, submission, behind).await?;
+            if let Attempt::Done(done, behind) = attempt {
+                return Ok((done, behind));
             }
         }
         Err(EngineError::TooMany(
@@ -425,6 +488,7 @@ impl Engine {
         &self,
         mailbox: &Arc<Mailbox>,
         submission: &Submission<'_>,
+        behind: Option<&Submission<'_>>,
     ) -> Result<Attempt, EngineError> {
         let inner = self.inner();
         let mut durable = mailbox.durable.subscribe();
@@ -467,42 +531,72 @@ impl Engine {
                 return Err(error);
             }
         };
-        let (commit, body) = self.prepare(&head.state, submission, record, late.is_none())?;
-        let after = Arc::new(commit.after.clone());
-        let aftermath = Aftermath::of(inner, &commit);
-        let credential = submission
-            .credential
-            .map(|credential| {
-                let credentials = &inner.credentials;
-                credentials.keep(credential, submission.command, &commit)
-            })
-            .transpose()?;
-        let pending = inner.store.begin_commit(commit).await?;
-        // From here to the spawned task there is no await: a caller that goes away cannot leave a
-        // head that builds on a commit nobody waits for.
-        let revision = after.revision;
-        head.state = Arc::clone(&after);
-        let told = self.wait_in_background(mailbox, after, pending, aftermath, credential);
+        let ready = self.prepare(&head.state, submission, record, late.is_none())?;
+        // Both are decided before the first is in line, so that one write to the disk takes both.
+        let behind = match behind.filter(|_| late.is_none()) {
+            Some(behind) => self.decide_behind(&ready.commit.after, behind).await,
+            None => None,
+        };
+        let InLine { done, told } = self.put_in_line(mailbox, head, ready).await?;
+        let behind = match behind {
+            // If it finds no place, it is decided again once the first is durable.
+            Some(behind) => self.put_in_line(mailbox, head, behind).await.ok(),
+            None => None,
+        };
         drop(slot);
         match told.await.unwrap_or(Err(StoreError::Stopped)) {
             Ok(_) => match late {
                 Some(late) => Err(late.into()),
-                None => Ok(Attempt::Done(Done {
-                    revision,
-                    body,
-                    replayed: false,
-                })),
+                None => Ok(Attempt::Done(done, behind)),
             },
             Err(StoreError::Conflict { .. }) => Ok(Attempt::Again),
             Err(StoreError::KeyTaken { .. }) => match submission.call.key {
                 Some(key) => match self.kept_answer(key).await? {
-                    Some(done) => Ok(Attempt::Done(done)),
+                    Some(done) => Ok(Attempt::Done(done, None)),
                     None => Ok(Attempt::Again),
                 },
                 None => Ok(Attempt::Again),
             },
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:
+    /// whatever it comes to is then found out when the state is durable.
+    async fn decide_behind(
+        &self,
+        state: &SessionState,
+        submission: &Submission<'_>,
+    ) -> Option<Ready> {
+        if is_missing(state, &submission.command.named()) {
+            return None;
+        }
+        match self.decide(state, submission).await {
+            Ok(Outcome::Commit(record)) => self.prepare(state, submission, record, true).ok(),
+            _ => None,
+        }
+    }
+
+    /// Puts a command in line that was decided on the head, which it replaces.
+    async fn put_in_line(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        head: &mut Head,
+        ready: Ready,
+    ) -> Result<InLine, EngineError> {
+        let after = Arc::new(ready.commit.after.clone());
+        let aftermath = Aftermath::of(self.inner(), &ready.commit);
+        let pending = self.inner().store.begin_commit(ready.commit).await?;
+        // From here to the spawned task there is no await: a caller that goes away cannot leave a
+        // head that builds on a commit nobody waits for.
+        head.state = Arc::clone(&after);
+        let done = Done {
+            revision: after.revision,
+            body: ready.body,
+            replayed: false,
+        };
+        let told = self.wait_in_background(mailbox, after, pending, aftermath, ready.credential);
+        Ok(InLine { done, told })
     }
 
     /// The commit of a record, and the answer that its caller gets. A command that is refused after
@@ -513,12 +607,21 @@ impl Engine {
         submission: &Submission<'_>,
         record: Record,
         is_done: bool,
-    ) -> Result<(Commit, Vec<u8>), EngineError> {
+    ) -> Result<Ready, EngineError> {
         let bodies = submission.payloads.of(&record);
         let mut commit = Commit::new(before, record, bodies)
             .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        let credential = submission.credential.map(|credential| {
+            let credentials = &self.inner().credentials;
+            credentials.keep(credential, submission.command, &commit)
+        });
+        let credential = credential.transpose()?;
         if !is_done {
-            return Ok((commit, Vec::new()));
+            return Ok(Ready {
+                commit,
+                body: Vec::new(),
+                credential,
+            });
         }
         let body = (submission.reply)(&Committed {
             before,
@@ -537,7 +640,11 @@ impl Engine {
                 expires_at: self.inner().clock.now().plus_ms(KEPT_MS),
             });
         }
-        Ok((commit, body))
+        Ok(Ready {
+            commit,
+            body,
+            credential,
+        })
     }
 
     /// Waits for a commit to a state also if its caller goes away, and tells what became of it.
@@ -633,11 +740,12 @@ impl Engine {
         let body = self
             .answer_again(session, submission.reply, revision)
             .await?;
-        Ok(Attempt::Done(Done {
+        let done = Done {
             revision,
             body,
             replayed: true,
-        }))
+        };
+        Ok(Attempt::Done(done, None))
     }
 
     /// Writes the answer to a record again, from the log.

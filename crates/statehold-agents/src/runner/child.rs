@@ -9,7 +9,7 @@ use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::CloseOn;
-use statehold_engine::{Committed, Ended, Progress, Reply};
+use statehold_engine::{Committed, Done, Ended, Payloads, Progress, Reply};
 
 use super::journal::StepKind;
 use super::run::{Moment, Run};
@@ -74,18 +74,7 @@ impl Run {
             started.unwrap_or_default()
         });
         self.reach(StepKind::Child, Moment::Before);
-        let credential = self.credential.clone();
-        let done = self
-            .engine
-            .submit_with_credential(
-                self.place.session,
-                &self.call(),
-                &command,
-                &payloads,
-                &reply,
-                credential.as_ref(),
-            )
-            .await?;
+        let done = self.send_start(&command, &payloads, &reply).await?;
         let id = String::from_utf8_lossy(&done.body).parse();
         let id =
             id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))?;
@@ -103,6 +92,34 @@ impl Run {
             }
         }
         Ok(id)
+    }
+
+    /// Starts a request, right behind the step that it follows from, if that waits for it.
+    async fn send_start(
+        &mut self,
+        command: &Command,
+        payloads: &Payloads,
+        reply: &Reply,
+    ) -> Result<Done, TurnError> {
+        let (session, credential) = (self.place.session, self.credential.clone());
+        let credential = credential.as_ref();
+        let Some(step) = self.waiting.take() else {
+            let call = self.call();
+            let engine = &self.engine;
+            let done = engine
+                .submit_with_credential(session, &call, command, payloads, reply, credential)
+                .await;
+            return Ok(done?);
+        };
+        let (append, with) = self.appending(&step).await?;
+        let first = (&append, &with);
+        let second = (command, payloads, reply);
+        let done = self
+            .engine
+            .submit_both(session, &self.caller, first, second, credential)
+            .await?;
+        self.reach(step.kind, Moment::After);
+        Ok(done)
     }
 
     /// Waits until a request has ended. If it waits for a person, nobody stays to wait with it.

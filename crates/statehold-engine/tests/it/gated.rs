@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use statehold_core::digest::Digest;
@@ -30,7 +30,9 @@ pub(crate) struct GatedStore {
     inner: Arc<MemoryStore>,
     gate: watch::Sender<bool>,
     line: Arc<Mutex<()>>,
-    fails_next: Arc<AtomicBool>,
+    /// Which commit from now fails: 1 is the next, 0 is none.
+    fails_at: Arc<AtomicUsize>,
+    begun: AtomicUsize,
     questions: AtomicUsize,
 }
 
@@ -40,7 +42,8 @@ impl GatedStore {
             inner: Arc::new(MemoryStore::new()),
             gate: watch::Sender::new(true),
             line: Arc::default(),
-            fails_next: Arc::default(),
+            fails_at: Arc::default(),
+            begun: AtomicUsize::new(0),
             questions: AtomicUsize::new(0),
         }
     }
@@ -60,9 +63,19 @@ impl GatedStore {
         &self.inner
     }
 
+    /// How many commits were put in line since the last time.
+    pub(crate) fn take_begun(&self) -> usize {
+        self.begun.swap(0, Ordering::SeqCst)
+    }
+
     /// Makes the next commit that is written fail for want of room.
     pub(crate) fn fail_next(&self) {
-        self.fails_next.store(true, Ordering::SeqCst);
+        self.fail_at(1);
+    }
+
+    /// Makes the n-th commit from now fail for want of room.
+    pub(crate) fn fail_at(&self, nth: usize) {
+        self.fails_at.store(nth, Ordering::SeqCst);
     }
 }
 
@@ -70,13 +83,15 @@ impl GatedStore {
 impl Store for GatedStore {
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         let (inner, line) = (Arc::clone(&self.inner), Arc::clone(&self.line));
-        let (mut gate, fails) = (self.gate.subscribe(), Arc::clone(&self.fails_next));
+        let (mut gate, fails_at) = (self.gate.subscribe(), Arc::clone(&self.fails_at));
+        self.begun.fetch_add(1, Ordering::SeqCst);
         // The place in line is taken now, whenever the caller waits for it.
         let turn = line.lock_owned();
         let written = tokio::spawn(async move {
             let _turn = turn.await;
             drop(gate.wait_for(|open| *open).await);
-            if fails.swap(false, Ordering::SeqCst) {
+            let order = Ordering::SeqCst;
+            if fails_at.fetch_update(order, order, |nth| nth.checked_sub(1)) == Ok(1) {
                 return Err(StoreError::Full);
             }
             inner.commit(commit).await

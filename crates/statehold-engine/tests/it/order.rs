@@ -7,7 +7,7 @@ use statehold_engine::EngineError;
 use crate::rig::{Rig, request_of};
 
 /// Lets everything that can go on go on.
-async fn settle() {
+pub(crate) async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use statehold_core::command::{Command, Fenced, StartRequest, StatePatch};
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
-use statehold_core::record::Event;
+use statehold_core::record::{Event, RecordContent};
 use statehold_core::session::{Owner, TimeToLive};
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
@@ -128,6 +128,16 @@ impl Rig {
         self.engine
             .submit(self.session, &call, &command, &payloads, &reply)
             .await
+    }
+
+    /// The records from a revision on.
+    pub(crate) async fn records_from(&self, revision: u64) -> Vec<RecordContent> {
+        let feed = self
+            .engine
+            .feed(&self.caller, self.session, revision - 1, 100);
+        let entries = feed.await.expect("records");
+        let records = entries.into_iter();
+        records.map(|entry| entry.stored.record.content).collect()
     }
 
     pub(crate) async fn revision(&self) -> u64 {
