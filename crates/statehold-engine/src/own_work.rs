@@ -149,7 +149,7 @@ impl Engine {
         Ok(self.inner().store.task_state(task).await?)
     }
 
-    /// The requests of people that an agent works on in a session, by the age of their tasks.
+    /// The requests of people that an agent works on in a session, oldest first.
     ///
     /// # Errors
     ///
@@ -160,11 +160,12 @@ impl Engine {
         agent: &Name,
     ) -> Result<Vec<RequestId>, EngineError> {
         let state = self.durable_state(session).await?;
-        let tasks = state.tasks.values();
-        let roots = tasks.filter(|task| task.agent == *agent && task.parent.is_none());
-        let mut live: Vec<_> = roots
-            .filter_map(|task| Some((task.number, task.live?)))
-            .collect();
+        let requests = state.requests.values();
+        let roots = requests.filter(|live| {
+            let task = state.tasks.get(&live.task);
+            live.parent.is_none() && task.is_some_and(|task| task.agent == *agent)
+        });
+        let mut live: Vec<_> = roots.map(|live| (live.number, live.id)).collect();
         live.sort_unstable();
         Ok(live.into_iter().map(|(_, request)| request).collect())
     }

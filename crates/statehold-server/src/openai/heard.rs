@@ -212,19 +212,9 @@ impl<'a> Search<'a> {
 
     /// The turns of the agent that go on, newest first.
     async fn live_turns(&self) -> Result<Vec<RequestId>, Problem> {
-        // Before the first record nothing has ended: what is left of the tree is what is live.
-        let tree = self
-            .engine()
-            .tree(&self.reader, self.message.session, Some(1), 0);
-        let tasks = tree.await?.tasks.into_iter();
-        let own = tasks.filter(|task| task.agent == *self.message.agent);
-        let mut live: Vec<(u64, RequestId)> = own
-            .flat_map(|task| task.requests)
-            .map(|request| (request.number, request.id))
-            .collect();
-        live.sort_unstable_by(|one, other| other.cmp(one));
-        live.truncate(LIVE_MAX);
-        Ok(live.into_iter().map(|(_, id)| id).collect())
+        let (session, agent) = (self.message.session, self.message.agent);
+        let live = self.engine().live_roots_of(session, agent).await?;
+        Ok(live.into_iter().rev().take(LIVE_MAX).collect())
     }
 
     /// A turn that has heard these words and goes on, or has ended without its client having learnt it.

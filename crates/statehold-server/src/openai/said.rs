@@ -222,8 +222,7 @@ impl Account {
                             let agent = if let Some(agent) = agents.get(task) {
                                 String::clone(agent)
                             } else {
-                                let found = engine.task(reader, *task, false).await?;
-                                found.task.agent.to_string()
+                                engine.agent_of(session, *task).await?.to_string()
                             };
                             if !account.via.contains(&agent) {
                                 account.via.push(agent);

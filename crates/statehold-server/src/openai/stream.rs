@@ -126,23 +126,25 @@ impl Writer {
         let mut is_drafted = true;
         let mut told = Vec::new();
         loop {
-            let look = place.look().await?;
-            if look.sign.ended.is_some() {
-                place.engine.forget_draft(place.request);
-                return Ok(look);
-            }
-            if look.is_paused() {
+            let (look, revision) = place.glance().await?;
+            let is_paused = look.as_ref().is_some_and(Look::is_paused);
+            if let Some(look) = look {
+                if look.sign.ended.is_some() {
+                    place.engine.forget_draft(place.request);
+                    return Ok(look);
+                }
                 let waits = Instant::now() < self.wait_until && self.pauses == Pauses::Told;
-                if !waits {
+                if is_paused && !waits {
                     return Ok(look);
                 }
                 let holds = look.hold_ids();
-                if told != holds {
+                if is_paused && told != holds {
                     self.tell_pause(&look).await?;
                     told = holds;
                 }
             }
-            let mut changed = std::pin::pin!(place.changed(&look));
+            let changed = place.engine.changed_after(place.session, revision);
+            let mut changed = std::pin::pin!(changed);
             let app = self.app.clone();
             let mut stopping_now = std::pin::pin!(app.engine.stopping());
             loop {
@@ -161,7 +163,7 @@ impl Writer {
                         break;
                     }
                     () = &mut stopping_now => return Err(stopping().into()),
-                    () = tokio::time::sleep_until(self.wait_until), if look.is_paused() => break,
+                    () = tokio::time::sleep_until(self.wait_until), if is_paused => break,
                     () = keep_alive => {
                         let comment = Bytes::from_static(b": still here\n\n");
                         self.hand_over(comment, None).await?;

@@ -55,6 +55,25 @@ pub(crate) struct TakenUp {
     pub(crate) earlier: Vec<Earlier>,
 }
 
+/// The turn that a call is about.
+struct Found {
+    request: RequestId,
+    /// Its task, if the call has just begun it.
+    begun_in: Option<TaskId>,
+    /// Whether the same call was made before.
+    is_replay: bool,
+}
+
+impl Found {
+    fn known(request: RequestId, is_replay: bool) -> Self {
+        Self {
+            request,
+            begun_in: None,
+            is_replay,
+        }
+    }
+}
+
 /// The answer of a turn that was told as paused, which came since.
 #[derive(Debug, Clone)]
 pub(crate) struct Earlier {
@@ -106,13 +125,17 @@ impl Message<'_> {
         let summary = engine.session(&reader, self.session).await?;
         let mut search = Search::new(self, reader, summary, input);
         let _alone = engine.turn(self.session).await;
-        let (request, is_replay) = if decisions.is_empty() {
+        let found = if decisions.is_empty() {
             self.find_or_start(&mut search, &start, &payloads).await?
         } else {
-            (self.decide(decisions).await?, false)
+            Found::known(self.decide(decisions).await?, false)
         };
+        let (request, is_replay) = (found.request, found.is_replay);
         self.app.told.begin(self.session, request);
-        let detail = engine.request(&search.reader, request).await?;
+        let task = match found.begun_in {
+            Some(task) => task,
+            None => engine.request(&search.reader, request).await?.task.id,
+        };
         let earlier = search.earlier(request).await?;
         Ok(TakenUp {
             place: Place {
@@ -120,7 +143,7 @@ impl Message<'_> {
                 reader: search.reader,
                 caller: self.asked.caller.clone(),
                 session: self.session,
-                task: detail.task.id,
+                task,
                 request,
                 tells_own_holds: false,
             },
@@ -129,20 +152,20 @@ impl Message<'_> {
         })
     }
 
-    /// The turn to go on with, and whether the same call was made before.
+    /// The turn to go on with.
     async fn find_or_start(
         &self,
         search: &mut Search<'_>,
         start: &Command,
         payloads: &Payloads,
-    ) -> Result<(RequestId, bool), Problem> {
+    ) -> Result<Found, Problem> {
         // A key says by itself which call is the same, whatever has come up since, while it is known.
         if self.asked.key_text().is_some() {
             if let Some(begun) = self.begun_by_key(start, payloads).await? {
-                return Ok((begun, true));
+                return Ok(Found::known(begun, true));
             }
             if let Some(answered) = search.answered_by_key().await? {
-                return Ok((answered, true));
+                return Ok(Found::known(answered, true));
             }
         }
         let question = if self.decides_elsewhere {
@@ -154,14 +177,14 @@ impl Message<'_> {
             let detail = self.app.engine.request(&search.reader, root).await?;
             if self.is_answer(search, &question, &detail).await? {
                 self.respond(&question).await?;
-                return Ok((root, false));
+                return Ok(Found::known(root, false));
             }
             if self.asked.key_text().is_none() {
-                return Ok((root, false));
+                return Ok(Found::known(root, false));
             }
         }
         match search.repeated().await? {
-            Some(found) => Ok(found),
+            Some((request, is_replay)) => Ok(Found::known(request, is_replay)),
             None => self.begin(start, payloads).await,
         }
     }
@@ -228,13 +251,9 @@ impl Message<'_> {
         }
     }
 
-    async fn begin(
-        &self,
-        start: &Command,
-        payloads: &Payloads,
-    ) -> Result<(RequestId, bool), Problem> {
+    async fn begin(&self, start: &Command, payloads: &Payloads) -> Result<Found, Problem> {
         let call = self.keyed_call();
-        let (request, _, is_replay) = start_on(
+        let (request, task, is_replay) = start_on(
             &self.app.engine,
             self.session,
             &call,
@@ -245,12 +264,19 @@ impl Message<'_> {
             Some(self.app.clone()),
         )
         .await?;
-        Ok((request, is_replay))
+        Ok(Found {
+            request,
+            begun_in: (!is_replay).then_some(task),
+            is_replay,
+        })
     }
 
     /// The only hold of the session that the caller could decide, if it is a question that this message
     /// can answer; with the turn that waits for it.
     async fn only_question(&self) -> Result<Option<(HoldDetail, RequestId)>, Problem> {
+        if !self.app.engine.has_open_holds(self.session).await? {
+            return Ok(None);
+        }
         let open = HoldFilter {
             session: Some(self.session),
             order: HoldOrder::Oldest,

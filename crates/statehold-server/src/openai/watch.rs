@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use statehold_core::ids::HoldId;
 use statehold_core::task::TaskStatus;
-use statehold_engine::{EngineError, HoldDetail, Pending, RequestDetail};
+use statehold_engine::{HoldDetail, Pending, Progress, RequestDetail};
 use tokio::time::Instant;
 
 use super::errors::failure;
@@ -77,23 +77,32 @@ impl Place {
         Ok(holds)
     }
 
-    /// Waits until the turn may be different from what was seen.
-    pub(crate) async fn changed(&self, seen: &Look) -> Result<(), EngineError> {
-        let revision = seen.detail.revision;
-        self.engine.changed_after(self.session, revision).await
+    /// Looks at the turn if there is something to see: it has ended, or waits for a person. While it
+    /// goes on, every step of it is a change of its session, and nobody has to read for that. Also gives
+    /// the revision after which to look again.
+    pub(crate) async fn glance(&self) -> Result<(Option<Look>, u64), Problem> {
+        let (progress, revision) = self.engine.progress(self.session, self.request).await?;
+        let look = match progress {
+            Progress::Live => None,
+            Progress::Paused | Progress::Ended => Some(self.look().await?),
+        };
+        Ok((look, revision))
     }
 
     /// Waits until the turn has ended; or is paused, and still is when the time is over.
     pub(crate) async fn until_told(&self, app: &App, wait_until: Instant) -> Result<Look, Problem> {
         loop {
-            let look = self.look().await?;
+            let (look, revision) = self.glance().await?;
+            let is_paused = look.as_ref().is_some_and(Look::is_paused);
             let is_over = Instant::now() >= wait_until;
-            if look.sign.ended.is_some() || look.is_paused() && is_over {
+            if let Some(look) = look
+                && (look.sign.ended.is_some() || is_paused && is_over)
+            {
                 return Ok(look);
             }
             tokio::select! {
-                changed = self.changed(&look) => changed?,
-                () = tokio::time::sleep_until(wait_until), if look.is_paused() => {}
+                changed = self.engine.changed_after(self.session, revision) => changed?,
+                () = tokio::time::sleep_until(wait_until), if is_paused => {}
                 () = app.engine.stopping() => return Err(stopping()),
             }
         }
@@ -118,3 +127,6 @@ pub(crate) fn stopping() -> Problem {
         "the server is stopping; nothing is lost, send the same message again for the answer",
     )
 }
+
+#[cfg(test)]
+mod tests;
