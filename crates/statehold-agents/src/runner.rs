@@ -23,9 +23,9 @@ use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_engine::{
-    Call, Caller, Claim, ClaimedRequest, Engine, EngineError, Reply, StoredRecord,
+    Begun, Call, Caller, Claim, ClaimedRequest, Engine, EngineError, Reply, StoredRecord,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -232,7 +232,10 @@ impl Runner {
                 tracing::info!(agent = %name, given_back, "going on with what an earlier process began");
             }
         }
-        for ours in shared.ours.values() {
+        for (name, ours) in &shared.ours {
+            let room = Arc::clone(&ours.turns);
+            let begun = shared.engine.take_begun(&tenant, name, room, lease_ms());
+            tasks.spawn(Arc::clone(&shared).take_begun(ours.clone(), begun));
             tasks.spawn(Arc::clone(&shared).work_for(ours.clone()));
         }
         let tools = clients.tools;
@@ -341,6 +344,33 @@ impl Shared {
                     self.spawn_turn(&ours, request, permit);
                 }
             }
+        }
+    }
+
+    /// Takes the turns of requests that are claimed for one agent as they are started.
+    async fn take_begun(self: Arc<Self>, ours: Ours, mut begun: mpsc::UnboundedReceiver<Begun>) {
+        loop {
+            let one = tokio::select! {
+                one = begun.recv() => one,
+                () = self.stop.cancelled() => return,
+                () = self.engine.stopping() => return,
+            };
+            let Some(one) = one else {
+                return;
+            };
+            let (shared, ours) = (Arc::clone(&self), ours.clone());
+            self.tasks.spawn(async move {
+                let (session, request) = (one.session, one.request);
+                let claimed = shared.engine.handed_over(&shared.caller, session, request);
+                match claimed.await {
+                    Ok(claimed) => shared.spawn_turn(&ours, claimed, one.room),
+                    // It has ended already, or is claimed again once its lease has lapsed.
+                    Err(error) => {
+                        let agent = &ours.spec.name;
+                        tracing::warn!(%agent, %request, %error, "a request waits to be claimed again");
+                    }
+                }
+            });
         }
     }
 

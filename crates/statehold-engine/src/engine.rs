@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
+use crate::begun::OwnWorkers;
 use crate::credentials::{Credential, Credentials};
 use crate::drafts::Drafts;
 use crate::error::EngineError;
@@ -110,6 +111,7 @@ pub(crate) struct Inner {
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
     pub(crate) credentials: Arc<Credentials>,
+    pub(crate) own_workers: OwnWorkers,
     pub(crate) users: Users,
     /// All keys, by the digest of their secret. This process is the only one that changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
@@ -156,6 +158,7 @@ impl Engine {
             hold_keys: Arc::clone(&options.hold_keys),
             sealed_calls: SealedCalls::default(),
             credentials: Arc::default(),
+            own_workers: OwnWorkers::default(),
             options,
             started_at,
             mailboxes: Mutex::default(),

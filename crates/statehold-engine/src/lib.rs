@@ -10,6 +10,7 @@ mod addresses;
 mod answer;
 mod ask;
 mod audit;
+mod begun;
 mod caller;
 mod claim;
 mod credentials;
@@ -44,6 +45,7 @@ pub use addresses::{
 pub use answer::NewAnswer;
 pub use ask::{AskReply, NewAction, NewAsk};
 pub use audit::{AuditPage, Verification};
+pub use begun::Begun;
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};

@@ -21,6 +21,7 @@ use statehold_core::time::Timestamp;
 use statehold_store::{Answer, Commit, PendingCommit, StoreError};
 use tokio::sync::{Mutex, oneshot, watch};
 
+use crate::begun::Taking;
 use crate::caller::Caller;
 use crate::credentials::{Credential, Pending as PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner, entropy};
@@ -225,9 +226,9 @@ struct Ready {
 }
 
 /// A command that is in line to become durable.
-struct InLine {
+pub(crate) struct InLine {
     done: Done,
-    told: oneshot::Receiver<Result<u64, StoreError>>,
+    pub(crate) told: oneshot::Receiver<Result<u64, StoreError>>,
 }
 
 impl Engine {
@@ -533,14 +534,23 @@ impl Engine {
         };
         let ready = self.prepare(&head.state, submission, record, late.is_none())?;
         // Both are decided before the first is in line, so that one write to the disk takes both.
-        let behind = match behind.filter(|_| late.is_none()) {
-            Some(behind) => self.decide_behind(&ready.commit.after, behind).await,
-            None => None,
+        let next = match &late {
+            None => self.decide_next(&ready.commit, submission, behind).await,
+            Some(_) => None,
         };
         let InLine { done, told } = self.put_in_line(mailbox, head, ready).await?;
-        let behind = match behind {
-            // If it finds no place, it is decided again once the first is durable.
-            Some(behind) => self.put_in_line(mailbox, head, behind).await.ok(),
+        let behind = match next {
+            Some((ready, taking)) => {
+                // If it finds no place, it is decided again once the first is durable.
+                let next = self.put_in_line(mailbox, head, ready).await.ok();
+                match (next, taking) {
+                    (Some(claim), Some(taking)) => {
+                        self.tell_when_durable(taking, claim);
+                        None
+                    }
+                    (next, _) => next,
+                }
+            }
             None => None,
         };
         drop(slot);
@@ -559,6 +569,32 @@ impl Engine {
             },
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Decides what goes right behind a command: what was sent with it, or the claim of the request that
+    /// it starts for an agent of ours.
+    async fn decide_next(
+        &self,
+        first: &Commit,
+        submission: &Submission<'_>,
+        behind: Option<&Submission<'_>>,
+    ) -> Option<(Ready, Option<Taking>)> {
+        if let Some(behind) = behind {
+            let ready = self.decide_behind(&first.after, behind).await?;
+            return Some((ready, None));
+        }
+        let taking = self.taking(submission.command, first)?;
+        let no_reply: Reply = Arc::new(|_| Vec::new());
+        let claim = Submission {
+            call: &taking.call,
+            command: &taking.command,
+            payloads: &self.no_payloads(),
+            reply: &no_reply,
+            credential: None,
+            is_system: false,
+        };
+        let ready = self.decide_behind(&first.after, &claim).await?;
+        Some((ready, Some(taking)))
     }
 
     /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:

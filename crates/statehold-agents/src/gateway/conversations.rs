@@ -299,10 +299,9 @@ async fn begin_once(
                     return Ok(begun);
                 }
                 Ok(Found::NotThere) => begun.unseen = false,
-                Ok(Found::Unseen) => begun.unseen = true,
                 Err(error) if is_transient(&error) => return Err(failed(&error)),
                 // It will not be told later either.
-                Err(_) => begun.unseen = true,
+                Ok(Found::Unseen) | Err(_) => begun.unseen = true,
             }
         }
         match client.create(title, key).await {

@@ -80,7 +80,7 @@ impl ToolError {
             },
             Failure::Unclear(message) => Self::Unclear {
                 server,
-                message: clip(&message),
+                message: clip(&message, spec.secrets()),
             },
             Failure::Said(error) if error.code == TOO_LARGE => Self::TooLarge { server },
             Failure::Said(error) => Self::Refused {

@@ -48,6 +48,7 @@ fn the_words_of_a_server_are_one_short_line() {
         name: name("bench"),
         transport: bench::at(([127, 0, 0, 1], 1).into(), None),
         timeout: PATIENCE,
+        trust_hints: false,
     };
     let error = ToolError::of(&spec, crate::mcp::connection::Failure::Said(said));
     let words = error.to_string();

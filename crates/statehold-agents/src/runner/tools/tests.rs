@@ -214,7 +214,7 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
     let result = raw(&json!("paid"));
     let recorded = run.record_result(&one, CallOutcome::Ran, result, None);
     assert_eq!(recorded.await.expect("a result").text, "paid");
-    let done = run.complete(Answer::plain(Words::plain("Paid."))).await;
+    let done = run.complete(&Answer::plain(Words::plain("Paid."))).await;
     done.expect("an end");
     let ended = scene.engine.request(&scene.person, run.place.request).await;
     let ended = ended.expect("the request");

@@ -1,0 +1,130 @@
+//! Requests for agents that the process works for itself: claimed as they are started.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::record::CommandName;
+use statehold_core::request::RequestStatus;
+use statehold_engine::{Begun, Caller, Claim, EngineError};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::error::TryRecvError;
+
+use crate::order::settle;
+use crate::rig::{Rig, request_of};
+
+fn helper() -> Name {
+    "helper".parse().expect("a name")
+}
+
+/// Begins to take what is begun for the agent of the session, with room for so many turns.
+fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<Begun>, Arc<Semaphore>) {
+    let room = Arc::new(Semaphore::new(turns));
+    let tenant = &rig.caller.tenant;
+    let taken = rig
+        .engine
+        .take_begun(tenant, &helper(), Arc::clone(&room), 30_000);
+    rig.store.take_begun();
+    (taken, room)
+}
+
+/// Looks for work as a worker does that finds it in line.
+async fn claimed_in_line(rig: &Rig) -> usize {
+    let claim = Claim {
+        agent: helper(),
+        max: 8,
+        wait: Duration::ZERO,
+        lease_ms: 30_000,
+        request: None,
+    };
+    let worker = Caller::worker_of_server(rig.caller.tenant.clone());
+    let claimed = rig.engine.claim(&worker, &claim).await;
+    claimed.expect("it may look").len()
+}
+
+#[tokio::test]
+async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_durable() {
+    let rig = Arc::new(Rig::new(None).await);
+    let (mut taken, room) = take(&rig, 1);
+    rig.store.set_open(false);
+    let started = tokio::spawn({
+        let rig = Arc::clone(&rig);
+        async move { rig.start(None).await }
+    });
+    settle().await;
+    assert_eq!(rig.store.take_begun(), 2);
+    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+    assert!(!started.is_finished());
+    rig.store.set_open(true);
+    let started = started.await.expect("no panic").expect("it starts");
+    assert_eq!(started.revision, 2);
+    let begun = taken.recv().await.expect("it is told");
+    assert_eq!(begun.request, request_of(&started));
+    let worker = Caller::worker_of_server(rig.caller.tenant.clone());
+    let claimed = rig
+        .engine
+        .handed_over(&worker, begun.session, begun.request)
+        .await
+        .expect("it is the server's");
+    let live = claimed.detail.live.expect("it is live");
+    assert_eq!((live.fence, live.status), (1, RequestStatus::Running));
+    let records = rig.records_from(2).await;
+    let made: Vec<_> = records
+        .iter()
+        .map(|record| (record.command, record.principal))
+        .collect();
+    let right = [
+        (CommandName::StartRequest, rig.caller.principal),
+        (CommandName::ClaimRequest, Principal::System),
+    ];
+    assert_eq!(made, right);
+    assert_eq!(room.available_permits(), 0);
+    drop(begun);
+    assert_eq!(room.available_permits(), 1);
+    assert_eq!(claimed_in_line(&rig).await, 0);
+}
+
+#[tokio::test]
+async fn where_there_is_no_room_or_nobody_takes_it_waits_in_line() {
+    let rig = Rig::new(None).await;
+    let (mut taken, _room) = take(&rig, 0);
+    rig.start(None).await.expect("it starts");
+    assert_eq!(rig.store.take_begun(), 1);
+    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+    let (taken, room) = take(&rig, 1);
+    drop(taken);
+    rig.start(None).await.expect("it starts");
+    assert_eq!(rig.store.take_begun(), 1);
+    assert_eq!(room.available_permits(), 1);
+    assert_eq!(claimed_in_line(&rig).await, 2);
+}
+
+#[tokio::test]
+async fn one_that_is_started_with_a_lease_is_not_taken_from_whoever_has_it() {
+    let rig = Rig::new(None).await;
+    let (mut taken, room) = take(&rig, 1);
+    rig.start(Some(30_000)).await.expect("it starts");
+    assert_eq!((rig.store.take_begun(), room.available_permits()), (1, 1));
+    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+}
+
+#[tokio::test]
+async fn if_its_claim_is_lost_it_waits_in_line_and_if_its_start_is_there_is_nothing() {
+    let rig = Rig::new(None).await;
+    let (mut taken, room) = take(&rig, 1);
+    rig.store.fail_at(2);
+    let started = rig.start(None).await.expect("it starts");
+    assert_eq!(started.revision, 2);
+    settle().await;
+    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+    assert_eq!(room.available_permits(), 1);
+    assert_eq!(claimed_in_line(&rig).await, 1);
+    rig.store.fail_next();
+    let lost = rig.start(None).await;
+    assert!(matches!(lost, Err(EngineError::Full)), "{lost:?}");
+    settle().await;
+    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+    assert_eq!((rig.revision().await, room.available_permits()), (3, 1));
+}
