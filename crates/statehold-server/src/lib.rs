@@ -27,7 +27,7 @@ use utoipa_axum::routes;
 
 pub use app::ServerOptions;
 pub use metrics::Metrics;
-pub use wire::request::pushed_body;
+pub use wire::pushed::pushed_body;
 
 use app::App;
 use problem::{Code, Problem};

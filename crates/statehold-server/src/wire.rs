@@ -1,12 +1,16 @@
 //! What goes over the wire, and how it becomes what the core knows, and back.
 
+mod credential;
 pub(crate) mod feed;
 pub(crate) mod hold;
 pub(crate) mod item;
+pub(crate) mod pushed;
 pub(crate) mod request;
 pub(crate) mod schema;
 pub(crate) mod session;
 pub(crate) mod state;
+pub(crate) mod task;
+pub(crate) mod tree;
 
 use serde_json::value::RawValue;
 use statehold_core::time::Timestamp;

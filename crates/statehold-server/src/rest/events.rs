@@ -12,7 +12,7 @@ use serde::Deserialize;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::view::View;
-use statehold_engine::{Caller, GlobalPosition, HoldPosition};
+use statehold_engine::{Caller, EngineError, GlobalPosition, HoldPosition, News};
 use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 
@@ -76,8 +76,7 @@ pub(crate) async fn session(
         )
         .with("current", summary.revision));
     }
-    let source = Source::Session { session, after };
-    Ok(follow(Reader::new(app, asked, source)?))
+    begin(app, asked, Source::Session { session, after })
 }
 
 /// Follow every session that the caller may list. `id` is opaque.
@@ -100,8 +99,7 @@ pub(crate) async fn global(
     };
     // The right is checked before the stream begins.
     app.engine.global_feed(&asked.caller, after, 0).await?;
-    let source = Source::Global { after };
-    Ok(follow(Reader::new(app, asked, source)?))
+    begin(app, asked, Source::Global { after })
 }
 
 /// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
@@ -122,8 +120,7 @@ pub(crate) async fn holds(
         Some(bytes) => position_of(bytes),
         None => HoldPosition::after_all(app.engine.last_position().await?.0),
     };
-    let source = Source::Holds { after };
-    Ok(follow(Reader::new(app, asked, source)?))
+    begin(app, asked, Source::Holds { after })
 }
 
 /// A place in the feed of holds as an id holds it.
@@ -215,7 +212,7 @@ impl Reader {
     }
 
     /// Waits until there may be something to read.
-    async fn wait(&self, mut news: statehold_engine::News) {
+    async fn wait(&self, mut news: News) {
         match &self.source {
             Source::Session { session, after } => {
                 // Whatever goes wrong shows at the next look.
@@ -228,10 +225,10 @@ impl Reader {
     /// What there is to read now, as the text of events. None if the right to read is gone.
     async fn read(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
-        let engine = &self.app.engine;
+        let (engine, caller) = (&self.app.engine, &self.caller);
         match &mut self.source {
             Source::Session { session, after } => {
-                let entries = engine.feed(&self.caller, *session, *after, BATCH).await;
+                let entries = engine.feed(caller, *session, *after, BATCH).await;
                 for entry in entries.ok()? {
                     *after = entry.stored.record.content.seq;
                     let data = record(&entry, View::Client);
@@ -239,35 +236,17 @@ impl Reader {
                 }
             }
             Source::Global { after } => {
-                let cursor = Cursor::of(&self.app, &self.caller, "events", "");
-                // A call looks at a bounded number of commits: go on until one is the caller's, or
-                // there are no more.
-                let entries = loop {
-                    let found = engine.global_feed(&self.caller, *after, BATCH).await;
-                    let (entries, at) = found.ok()?;
-                    let is_last = at == *after;
-                    *after = at;
-                    if is_last || !entries.is_empty() {
-                        break entries;
-                    }
-                };
-                for (place, entry) in entries {
+                let cursor = Cursor::of(&self.app, caller, "events", "");
+                let entries = next_of(after, |at| engine.global_feed(caller, at, BATCH));
+                for (place, entry) in entries.await? {
                     let data = record(&entry, View::Client);
                     push_event(&mut out, "record", &cursor.seal(place.0), &data);
                 }
             }
             Source::Holds { after } => {
-                let cursor = Cursor::of(&self.app, &self.caller, "hold events", "");
-                let news = loop {
-                    let found = engine.hold_feed(&self.caller, *after, BATCH).await;
-                    let (news, at) = found.ok()?;
-                    let is_last = at == *after;
-                    *after = at;
-                    if is_last || !news.is_empty() {
-                        break news;
-                    }
-                };
-                for one in news {
+                let cursor = Cursor::of(&self.app, caller, "hold events", "");
+                let changes = next_of(after, |at| engine.hold_feed(caller, at, BATCH));
+                for one in changes.await? {
                     let id = cursor.seal_bytes(&position_bytes(one.position));
                     let data = to_body(&HoldNewsOut {
                         change: one.kind,
@@ -278,6 +257,23 @@ impl Reader {
             }
         }
         Some(out.into())
+    }
+}
+
+/// What comes after a place, which moves on. A call looks at a bounded number of commits: this goes on
+/// until one is the caller's, or there are no more. None if the right to read is gone.
+async fn next_of<T, P, F>(after: &mut P, look: impl Fn(P) -> F) -> Option<Vec<T>>
+where
+    P: Copy + PartialEq,
+    F: Future<Output = Result<(Vec<T>, P), EngineError>>,
+{
+    loop {
+        let (found, at) = look(*after).await.ok()?;
+        let is_last = at == *after;
+        *after = at;
+        if is_last || !found.is_empty() {
+            return Some(found);
+        }
     }
 }
 
@@ -296,7 +292,9 @@ fn push_event(out: &mut Vec<u8>, event: &str, id: &str, data: &[u8]) {
     out.extend_from_slice(b"\n\n");
 }
 
-fn follow(reader: Reader) -> Response {
+/// Begins a stream.
+fn begin(app: App, asked: Asked, source: Source) -> Result<Response, Problem> {
+    let reader = Reader::new(app, asked, source)?;
     let body = Body::from_stream(stream::unfold(reader, Reader::next));
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::OK;
@@ -307,5 +305,5 @@ fn follow(reader: Reader) -> Response {
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    Ok(response)
 }

@@ -26,13 +26,13 @@ use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::{Code, Problem};
 use crate::wire::hold::pending_out;
 use crate::wire::item::{ItemOut, MessageOut};
-use crate::wire::request::TreeOut;
 use crate::wire::schema::{Messages, NameText, RecordForm, SessionStatusWord, ViewWord};
 use crate::wire::session::{
     CloseIn, SessionIn, SessionOut, SessionPage, SessionPatch, parse_labels, require_labels,
     require_name, time_to_live,
 };
 use crate::wire::state::PatchIn;
+use crate::wire::tree::TreeOut;
 use crate::wire::{raw_bytes, to_body};
 
 /// How often a change of labels is tried again because others change them too.

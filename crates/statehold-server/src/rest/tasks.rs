@@ -18,8 +18,9 @@ use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::Problem;
 use crate::wire::hold::pending_out;
 use crate::wire::item::ItemOut;
-use crate::wire::request::{NothingIn, TaskOut};
+use crate::wire::request::NothingIn;
 use crate::wire::schema::{SessionIdText, TaskIdText, TaskStatusWord};
+use crate::wire::task::TaskOut;
 use crate::wire::{raw_bytes, to_body};
 
 /// Read a task and the newest of its history, oldest first.

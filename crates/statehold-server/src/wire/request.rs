@@ -1,24 +1,20 @@
-//! Requests, tasks and work on the wire.
+//! Requests and work on the wire.
 
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::Role;
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, RequestOutcome, RequestStatus};
-use statehold_core::task::{CloseOn, TaskStatus};
-use statehold_engine::{
-    ClaimedRequest, Committed, CredentialSource, RequestDetail, StoredRecord, Tree, TreeHold,
-    TreeRequest, TreeTask,
-};
+use statehold_core::task::CloseOn;
+use statehold_engine::{ClaimedRequest, Committed, RequestDetail, StoredRecord};
 use utoipa::ToSchema;
 
-use super::hold::{HoldOut, HoldRef, PendingHoldOut, pending_out, title_of};
-use super::item::{ItemBody, ItemIn, ItemOut};
+use super::credential::CredentialOut;
+use super::hold::{HoldOut, PendingHoldOut, pending_out};
+use super::item::{ItemBody, ItemIn};
 use super::schema::{
-    CallStateWord, Content, CredentialSourceWord, DigestText, ItemIdText, LiveStatusWord, NameText,
-    OutcomeWord, RequestIdText, RequestStatusWord, SessionIdText, TaskIdText, TaskStatusWord,
-    TimeText, Words,
+    CallStateWord, Content, DigestText, ItemIdText, LiveStatusWord, NameText, RequestIdText,
+    RequestStatusWord, SessionIdText, TaskIdText, TimeText, Words,
 };
 use super::state::PatchIn;
 use super::{Raw, raw_bytes, raw_null, time};
@@ -294,92 +290,6 @@ pub(crate) struct RequestOut {
     pub(crate) credential_lost: bool,
 }
 
-/// A credential, in the answer to a claim and nowhere else.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Credential)]
-pub(crate) struct CredentialOut {
-    pub(crate) value: String,
-    /// `caller`, `service` or `hold`.
-    #[schema(value_type = CredentialSourceWord)]
-    pub(crate) source: &'static str,
-}
-
-impl std::fmt::Debug for CredentialOut {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CredentialOut({}, …)", self.source)
-    }
-}
-
-impl CredentialOut {
-    /// What a claim hands out, and whether something that was given is gone. The agent's own stands in
-    /// only for what a caller gave: whoever gave nothing does not act with the rights of the agent.
-    fn of_claim(claimed: &ClaimedRequest) -> (Option<Self>, bool) {
-        if let Some((credential, source)) = &claimed.credential {
-            let value = credential.expose().to_owned();
-            let source = match source {
-                CredentialSource::Caller => "caller",
-                CredentialSource::Service => "service",
-                CredentialSource::Hold => "hold",
-            };
-            return (Some(Self { value, source }), false);
-        }
-        let id = claimed.detail.live.as_ref().map(|live| live.id);
-        let started = claimed.detail.started.as_ref().zip(id);
-        let was_given = started.is_some_and(|(stored, id)| had_credential(stored, id));
-        let was_answered = claimed.detail.holds.iter().any(|detail| {
-            let closed = detail.closed.as_ref();
-            detail.hold.kind == HoldKind::Credential
-                && closed.is_some_and(|closed| closed.decision.status == HoldStatus::Answered)
-        });
-        let is_lost = was_given || was_answered;
-        let service = claimed.service_credential.as_ref().filter(|_| is_lost);
-        let service = service.map(|credential| Self {
-            value: credential.expose().to_owned(),
-            source: "service",
-        });
-        (service, is_lost)
-    }
-}
-
-/// What is pushed to the address of an agent: a request that can go on, with what was decided.
-#[derive(Debug, Serialize)]
-struct PushedOut {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    request_id: String,
-    session_id: String,
-    task_id: String,
-    agent: String,
-    fence: u64,
-    status: String,
-    decisions: Vec<HoldOut>,
-    /// The tool calls that may run now.
-    execution_keys: Vec<String>,
-}
-
-/// The body of what is pushed about a request. It has what a claim has of its decisions, and never a
-/// credential.
-pub fn pushed_body(work: &ClaimedRequest) -> Vec<u8> {
-    let shown = RequestOut::of(&work.detail);
-    let decided = work.detail.holds.iter();
-    let decided = decided.filter(|hold| hold.closed.is_some());
-    let may_run = work
-        .calls
-        .iter()
-        .filter(|(_, call)| matches!(call.state, CallState::Released | CallState::Started { .. }));
-    super::to_body(&PushedOut {
-        kind: "request.resumable",
-        request_id: shown.id,
-        session_id: shown.session_id,
-        task_id: shown.task_id,
-        agent: shown.agent,
-        fence: work.detail.live.as_ref().map_or(0, |live| live.fence),
-        status: shown.status,
-        decisions: decided.map(HoldOut::of).collect(),
-        execution_keys: may_run.map(|(id, _)| id.to_string()).collect(),
-    })
-}
-
 /// A tool call without a result.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Call)]
@@ -607,20 +517,6 @@ fn words_of(
     body.content
 }
 
-/// Whether a credential came with the input of a request.
-fn had_credential(stored: &StoredRecord, id: RequestId) -> bool {
-    let named = stored.record.bodies();
-    let mut events = stored.record.content.events.iter();
-    let input = events.find_map(|event| match event {
-        Event::ItemsAppended { request, items, .. } if *request == id => items.first(),
-        _ => None,
-    });
-    let index = input.and_then(|item| named.iter().position(|body| *body == item.body));
-    let body = index.and_then(|index| stored.bodies.get(index)?.as_deref());
-    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
-    body.is_some_and(|body| body.had_credential)
-}
-
 fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {
     let named = stored.record.bodies();
     words_of(&stored.record.content.events, id, role, &|name| {
@@ -648,123 +544,4 @@ pub(crate) fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
             .as_deref()
             .map_or_else(raw_null, raw_bytes),
     )
-}
-
-/// A task with a page of its history.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Task)]
-pub(crate) struct TaskOut {
-    #[schema(value_type = TaskIdText)]
-    pub(crate) id: String,
-    pub(crate) alias: String,
-    #[schema(value_type = SessionIdText)]
-    pub(crate) session_id: String,
-    #[schema(value_type = NameText)]
-    pub(crate) agent: String,
-    #[schema(value_type = TaskStatusWord)]
-    pub(crate) status: TaskStatus,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<RequestIdText>)]
-    pub(crate) parent_request_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<RequestIdText>)]
-    pub(crate) live_request_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<OutcomeWord>)]
-    pub(crate) last_outcome: Option<RequestOutcome>,
-    /// Open holds at and below it, the oldest first, at most 100.
-    pub(crate) pending: Vec<PendingHoldOut>,
-    /// How many there are.
-    pub(crate) pending_total: usize,
-    pub(crate) history: Vec<ItemOut>,
-    /// The agent's private state, for its worker and the trace.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub(crate) state: Option<Raw>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) next_cursor: Option<String>,
-}
-
-/// The tree of a session.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Tree)]
-pub(crate) struct TreeOut {
-    #[schema(value_type = SessionIdText)]
-    pub(crate) session_id: String,
-    pub(crate) revision: u64,
-    pub(crate) tasks: Vec<TreeTaskOut>,
-    /// Earlier requests are found with `before` set to this.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) before: Option<u64>,
-}
-
-/// A task in the tree.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = TreeTask)]
-pub(crate) struct TreeTaskOut {
-    #[schema(value_type = TaskIdText)]
-    pub(crate) id: String,
-    pub(crate) alias: String,
-    #[schema(value_type = NameText)]
-    pub(crate) agent: String,
-    #[schema(value_type = TaskStatusWord)]
-    pub(crate) status: TaskStatus,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<RequestIdText>)]
-    pub(crate) parent_request_id: Option<String>,
-    pub(crate) requests: Vec<TreeRequestOut>,
-}
-
-/// A request in the tree.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = TreeRequest)]
-pub(crate) struct TreeRequestOut {
-    #[schema(value_type = RequestIdText)]
-    pub(crate) id: String,
-    pub(crate) alias: String,
-    #[schema(value_type = RequestStatusWord)]
-    pub(crate) status: &'static str,
-    pub(crate) holds: Vec<HoldRef>,
-    #[schema(no_recursion)]
-    pub(crate) tasks: Vec<TreeTaskOut>,
-}
-
-impl TreeOut {
-    pub(crate) fn of(session_id: String, tree: &Tree) -> Self {
-        Self {
-            session_id,
-            revision: tree.revision,
-            tasks: tree.tasks.iter().map(tree_task).collect(),
-            before: tree.before,
-        }
-    }
-}
-
-fn tree_task(task: &TreeTask) -> TreeTaskOut {
-    TreeTaskOut {
-        id: task.id.to_string(),
-        alias: format!("T{}", task.number),
-        agent: task.agent.to_string(),
-        status: task.status,
-        parent_request_id: task.parent.map(|parent| parent.to_string()),
-        requests: task.requests.iter().map(tree_request).collect(),
-    }
-}
-
-fn tree_request(request: &TreeRequest) -> TreeRequestOut {
-    let hold = |hold: &TreeHold| HoldRef {
-        id: hold.id.to_string(),
-        alias: format!("R{}.h{}", request.number, hold.number),
-        kind: hold.kind,
-        status: hold.status,
-        title: title_of(hold.kind, hold.body.as_deref()),
-        expires_at: hold.deadline.map(time),
-    };
-    TreeRequestOut {
-        id: request.id.to_string(),
-        alias: format!("R{}", request.number),
-        status: request.status,
-        holds: request.holds.iter().map(hold).collect(),
-        tasks: request.tasks.iter().map(tree_task).collect(),
-    }
 }
