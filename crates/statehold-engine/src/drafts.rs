@@ -3,9 +3,11 @@
 //!
 //! A draft is there while somebody has it open to write or follows it, and no longer: what is written
 //! when nobody does is written nowhere.
+//!
+//! A turn that goes on after a pause or a crash writes its answer from the beginning. As long as it says
+//! what was said before, that is no news. When it says something else, the draft begins again.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehold_core::ids::RequestId;
@@ -30,15 +32,26 @@ struct Live {
 
 #[derive(Debug, Default)]
 struct Draft {
-    text: Mutex<String>,
-    /// How far it is written; closed when nothing more comes.
+    kept: Mutex<Kept>,
+    /// How far it is written, for those who wait for more.
     length: watch::Sender<Written>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// How often it began again.
+    edition: u64,
+    text: String,
+    /// How much of the text has been said by whoever writes now. The rest was said by a writer before,
+    /// and is said again or taken back.
+    said: usize,
     /// Whether a piece found no room: what came after it would not follow what is there.
-    is_full: AtomicBool,
+    is_full: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Written {
+    edition: u64,
     bytes: usize,
     is_over: bool,
 }
@@ -108,8 +121,90 @@ pub struct OpenDraft {
 }
 
 impl Draft {
-    fn text(&self) -> MutexGuard<'_, String> {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A writer begins, at the first word.
+    fn begin(&self) {
+        let mut kept = self.kept();
+        kept.said = 0;
+        kept.is_full = false;
+        self.announce(&kept);
+    }
+
+    fn write(&self, piece: &str) {
+        let mut kept = self.kept();
+        if kept.is_full {
+            return;
+        }
+        kept.add(piece);
+        self.announce(&kept);
+    }
+
+    fn announce(&self, kept: &Kept) {
+        self.length.send_modify(|written| {
+            written.edition = kept.edition;
+            written.bytes = kept.said;
+        });
+    }
+}
+
+impl Kept {
+    fn add(&mut self, piece: &str) {
+        let known = self.text.get(self.said..).unwrap_or_default();
+        if known.starts_with(piece) {
+            self.said += piece.len();
+            return;
+        }
+        let new = if let Some(new) = piece.strip_prefix(known) {
+            new
+        } else {
+            self.text.truncate(self.said);
+            self.edition += 1;
+            piece
+        };
+        self.is_full = self.text.len() + new.len() > DRAFT_BYTES_MAX;
+        if !self.is_full {
+            self.text.push_str(new);
+        }
+        self.said = self.text.len();
+    }
+
+    /// What lies after a place, which moves on.
+    fn after(&self, place: &mut Place) -> Option<DraftPiece> {
+        if place.edition != self.edition {
+            *place = Place {
+                edition: self.edition,
+                read: 0,
+            };
+        }
+        let unread = self.text.get(place.read..self.said);
+        let text = unread.filter(|text| !text.is_empty())?.to_owned();
+        let offset = std::mem::replace(&mut place.read, self.said);
+        Some(DraftPiece { offset, text })
+    }
+}
+
+/// What was written since somebody looked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftPiece {
+    /// How many bytes of the draft come before it. 0: the draft begins here, or begins again.
+    pub offset: usize,
+    /// The text.
+    pub text: String,
+}
+
+/// How far somebody has read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    edition: u64,
+    read: usize,
+}
+
+impl Place {
+    fn has_news(self, written: &Written) -> bool {
+        written.edition != self.edition || written.bytes > self.read
     }
 }
 
@@ -118,36 +213,57 @@ impl Draft {
 pub struct DraftReader {
     held: Held,
     length: watch::Receiver<Written>,
-    read: usize,
+    place: Place,
 }
 
 impl DraftReader {
-    /// What was written since the last call. None when nothing more comes, also because the request
-    /// has ended.
+    /// What was written since the last call. None when nothing more comes: the request has ended, or
+    /// the draft begins again, and whoever has passed its beginning on cannot take that back.
     pub async fn next(&mut self) -> Option<String> {
-        let read = self.read;
-        let written = self
-            .length
-            .wait_for(|written| written.bytes > read || written.is_over)
-            .await;
-        let has_more = written.is_ok_and(|written| written.bytes > read);
-        if !has_more {
-            return None;
+        loop {
+            let place = self.place;
+            let news = |written: &Written| written.is_over || place.has_news(written);
+            // The sender lives as long as the draft.
+            let written = self.length.wait_for(news).await;
+            let is_over = written.is_ok_and(|written| written.is_over);
+            let piece = {
+                let kept = self.held.draft.kept();
+                if place.read > 0 && kept.edition != place.edition {
+                    return None;
+                }
+                kept.after(&mut self.place)
+            };
+            match piece {
+                Some(piece) => return Some(piece.text),
+                None if is_over => return None,
+                None => {}
+            }
         }
-        let text = self.held.draft.text();
-        let piece = text.get(read..).unwrap_or_default().to_owned();
-        drop(text);
-        self.read += piece.len();
-        Some(piece)
+    }
+
+    /// What was written since the last call, if anything was. After a draft began again, that is all of
+    /// it.
+    pub fn take(&mut self) -> Option<DraftPiece> {
+        self.held.draft.kept().after(&mut self.place)
+    }
+
+    /// Waits until there may be something to take, for ever if nothing more comes.
+    pub async fn grown(&mut self) {
+        let place = self.place;
+        drop(
+            self.length
+                .wait_for(|written| place.has_news(written))
+                .await,
+        );
     }
 }
 
 impl Engine {
-    /// Opens the draft of a live request's answer, to write it.
+    /// Opens the draft of a live request's answer, to write it from its beginning.
     pub fn open_draft(&self, request: RequestId) -> OpenDraft {
-        OpenDraft {
-            _held: self.inner().drafts.hold(request),
-        }
+        let held = self.inner().drafts.hold(request);
+        held.draft.begin();
+        OpenDraft { _held: held }
     }
 
     /// Adds to the draft of a live request's answer, if somebody has it open or follows it.
@@ -155,19 +271,9 @@ impl Engine {
         if piece.is_empty() {
             return;
         }
-        let Some(draft) = self.inner().drafts.find(request) else {
-            return;
-        };
-        let mut text = draft.text();
-        let has_room = text.len() + piece.len() <= DRAFT_BYTES_MAX;
-        if !has_room || draft.is_full.load(Ordering::Relaxed) {
-            draft.is_full.store(true, Ordering::Relaxed);
-            return;
+        if let Some(draft) = self.inner().drafts.find(request) {
+            draft.write(piece);
         }
-        text.push_str(piece);
-        let bytes = text.len();
-        drop(text);
-        draft.length.send_modify(|written| written.bytes = bytes);
     }
 
     /// Follows the draft of a request's answer. Begun before looking whether the request is live, it
@@ -178,13 +284,18 @@ impl Engine {
         DraftReader {
             held,
             length,
-            read: 0,
+            place: Place::default(),
         }
     }
 
     /// Forgets the draft of a request that has ended, for those who began to follow it too late.
     pub fn forget_draft(&self, request: RequestId) {
         self.inner().drafts.end(request);
+    }
+
+    /// How many drafts are kept.
+    pub fn drafts_kept(&self) -> usize {
+        self.inner().drafts.live().len()
     }
 }
 
@@ -241,11 +352,12 @@ mod tests {
         assert_eq!(reader.next().await, None);
         engine.shut_down().await;
     }
+
     #[tokio::test]
     async fn a_draft_that_nobody_has_is_nowhere() {
         let engine = engine().await;
         let request = request(7);
-        let kept = || engine.inner().drafts.live().len();
+        let kept = || engine.drafts_kept();
         engine.write_draft(request, "nobody hears");
         assert_eq!(kept(), 0);
 
@@ -266,6 +378,77 @@ mod tests {
         assert_eq!(kept(), 1);
         drop(late);
         assert_eq!(kept(), 0);
+        engine.shut_down().await;
+    }
+
+    #[track_caller]
+    fn check_taken(reader: &mut DraftReader, expected: Option<(usize, &str)>) {
+        let expected = expected.map(|(offset, text)| DraftPiece {
+            offset,
+            text: text.to_owned(),
+        });
+        assert_eq!(reader.take(), expected);
+    }
+
+    #[tokio::test]
+    async fn what_is_written_again_is_news_only_where_it_differs() {
+        let engine = engine().await;
+        let request = request(7);
+        let first = engine.open_draft(request);
+        let mut chat = engine.follow_draft(request);
+        let mut feed = engine.follow_draft(request);
+        engine.write_draft(request, "It is ");
+        engine.write_draft(request, "süß");
+        assert_eq!(chat.next().await.as_deref(), Some("It is süß"));
+        check_taken(&mut feed, Some((0, "It is süß")));
+        drop(first);
+
+        // The same again, in other pieces, and more: those who were there hear only what is more.
+        let second = engine.open_draft(request);
+        let mut late = engine.follow_draft(request);
+        // What is not said again may be taken back.
+        check_taken(&mut late, None);
+        engine.write_draft(request, "It");
+        check_taken(&mut feed, None);
+        check_taken(&mut late, Some((0, "It")));
+        engine.write_draft(request, " is süß, ");
+        check_taken(&mut feed, Some((11, ", ")));
+        check_taken(&mut late, Some((2, " is süß, ")));
+        assert_eq!(chat.next().await.as_deref(), Some(", "));
+        drop(second);
+
+        // Something else: it begins again, and whoever said the beginning aloud says no more.
+        let _third = engine.open_draft(request);
+        engine.write_draft(request, "It is s");
+        engine.write_draft(request, "our.");
+        feed.grown().await;
+        check_taken(&mut feed, Some((0, "It is sour.")));
+        check_taken(&mut late, Some((0, "It is sour.")));
+        assert_eq!(chat.next().await, None);
+        check_taken(&mut feed, None);
+        engine.write_draft(request, " Sorry.");
+        engine.forget_draft(request);
+        check_taken(&mut feed, Some((11, " Sorry.")));
+        assert_eq!(chat.next().await, None);
+        assert_eq!(engine.drafts_kept(), 0);
+        engine.shut_down().await;
+    }
+
+    #[tokio::test]
+    async fn a_draft_that_was_too_long_has_room_when_it_begins_again() {
+        let engine = engine().await;
+        let request = request(7);
+        let mut feed = engine.follow_draft(request);
+        let first = engine.open_draft(request);
+        engine.write_draft(request, "begin ");
+        engine.write_draft(request, &"x".repeat(DRAFT_BYTES_MAX));
+        drop(first);
+        let _second = engine.open_draft(request);
+        engine.write_draft(request, "begin again");
+        engine.write_draft(request, &"x".repeat(DRAFT_BYTES_MAX));
+        engine.write_draft(request, "end");
+        check_taken(&mut feed, Some((0, "begin again")));
+        check_taken(&mut feed, None);
         engine.shut_down().await;
     }
 }

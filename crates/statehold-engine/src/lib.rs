@@ -49,7 +49,7 @@ pub use begun::Begun;
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
-pub use drafts::{DraftReader, OpenDraft};
+pub use drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::{FeedEntry, GlobalPosition, News};
