@@ -1,6 +1,8 @@
 //! Feeds: records in order, once each, from any revision on. Read from the store when there is news,
 //! so a slow reader costs nothing but its place.
 
+mod session;
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -12,6 +14,8 @@ use crate::access::is_own;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+
+pub use session::{Delta, SessionFeed, SessionNews};
 
 /// How many commits are looked at in one call.
 const SCAN_MAX: usize = 500;

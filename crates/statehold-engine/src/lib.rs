@@ -52,7 +52,7 @@ pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
 pub use drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
-pub use feed::{FeedEntry, GlobalPosition, News};
+pub use feed::{Delta, FeedEntry, GlobalPosition, News, SessionFeed, SessionNews};
 pub use holds::{
     HoldCounts, HoldDetail, HoldFilter, HoldGroup, HoldNews, HoldPosition, Pending, PendingHold,
 };

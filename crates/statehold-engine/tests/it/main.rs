@@ -4,6 +4,7 @@ mod audit;
 mod begun;
 mod both;
 mod credentials;
+mod feed;
 mod gated;
 mod inbox;
 mod order;

@@ -1,4 +1,5 @@
 //! Feeds over server-sent events: one event per record, resumable, and closed with the right to read.
+//! The words of answers that are being written come between the records of their session.
 
 use std::time::Duration;
 
@@ -12,14 +13,16 @@ use serde::Deserialize;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::view::View;
-use statehold_engine::{Caller, EngineError, GlobalPosition, HoldPosition, News};
+use statehold_engine::{
+    Caller, EngineError, GlobalPosition, HoldPosition, News, SessionFeed, SessionNews,
+};
 use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 
 use super::{Cursor, revision};
 use crate::app::{App, Asked, Params, PathIds, text};
 use crate::problem::{Code, Problem};
-use crate::wire::feed::record;
+use crate::wire::feed::{DeltaOut, record};
 use crate::wire::hold::{HoldNewsOut, HoldOut};
 use crate::wire::to_body;
 
@@ -39,6 +42,10 @@ pub(crate) struct FeedParams {
 }
 
 /// Follow a session: one event per record, `id` is the revision.
+///
+/// Between the records, `delta` events without an id have the words of answers that are being written:
+/// `{request_id, task_id, agent, offset, text}`. `offset` counts the bytes of the answer that came before
+/// on this stream; 0 means that the answer begins, or begins again. What is recorded counts.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/events", tag = "feeds",
     params(("session_id" = String, Path), FeedParams),
@@ -76,7 +83,10 @@ pub(crate) async fn session(
         )
         .with("current", summary.revision));
     }
-    begin(app, asked, Source::Session { session, after })
+    let feed = app
+        .engine
+        .follow_session(asked.caller.clone(), session, after);
+    begin(app, asked, Source::Session(feed))
 }
 
 /// Follow every session that the caller may list. `id` is opaque.
@@ -139,7 +149,7 @@ fn position_of(bytes: [u8; 16]) -> HoldPosition {
 }
 
 enum Source {
-    Session { session: SessionId, after: u64 },
+    Session(SessionFeed),
     Global { after: GlobalPosition },
     Holds { after: HoldPosition },
 }
@@ -212,12 +222,9 @@ impl Reader {
     }
 
     /// Waits until there may be something to read.
-    async fn wait(&self, mut news: News) {
-        match &self.source {
-            Source::Session { session, after } => {
-                // Whatever goes wrong shows at the next look.
-                drop(self.app.engine.changed_after(*session, *after).await);
-            }
+    async fn wait(&mut self, mut news: News) {
+        match &mut self.source {
+            Source::Session(feed) => feed.changed().await,
             Source::Global { .. } | Source::Holds { .. } => news.arrives().await,
         }
     }
@@ -227,12 +234,19 @@ impl Reader {
         let mut out = Vec::new();
         let (engine, caller) = (&self.app.engine, &self.caller);
         match &mut self.source {
-            Source::Session { session, after } => {
-                let entries = engine.feed(caller, *session, *after, BATCH).await;
-                for entry in entries.ok()? {
-                    *after = entry.stored.record.content.seq;
-                    let data = record(&entry, View::Client);
-                    push_event(&mut out, "record", &after.to_string(), &data);
+            Source::Session(feed) => {
+                for news in feed.read(BATCH).await.ok()? {
+                    match news {
+                        SessionNews::Record(entry) => {
+                            let id = entry.stored.record.content.seq.to_string();
+                            let data = record(&entry, View::Client);
+                            push_event(&mut out, "record", Some(&id), &data);
+                        }
+                        SessionNews::Delta(delta) => {
+                            let data = to_body(&DeltaOut::of(&delta));
+                            push_event(&mut out, "delta", None, &data);
+                        }
+                    }
                 }
             }
             Source::Global { after } => {
@@ -240,7 +254,7 @@ impl Reader {
                 let entries = next_of(after, |at| engine.global_feed(caller, at, BATCH));
                 for (place, entry) in entries.await? {
                     let data = record(&entry, View::Client);
-                    push_event(&mut out, "record", &cursor.seal(place.0), &data);
+                    push_event(&mut out, "record", Some(&cursor.seal(place.0)), &data);
                 }
             }
             Source::Holds { after } => {
@@ -252,7 +266,7 @@ impl Reader {
                         change: one.kind,
                         hold: HoldOut::of(&one.detail),
                     });
-                    push_event(&mut out, "hold", &id, &data);
+                    push_event(&mut out, "hold", Some(&id), &data);
                 }
             }
         }
@@ -277,10 +291,14 @@ where
     }
 }
 
-fn push_event(out: &mut Vec<u8>, event: &str, id: &str, data: &[u8]) {
-    out.extend_from_slice(b"id: ");
-    out.extend_from_slice(id.as_bytes());
-    out.extend_from_slice(b"\nevent: ");
+/// Writes one event. One without an id leaves a reader where it was.
+fn push_event(out: &mut Vec<u8>, event: &str, id: Option<&str>, data: &[u8]) {
+    if let Some(id) = id {
+        out.extend_from_slice(b"id: ");
+        out.extend_from_slice(id.as_bytes());
+        out.push(b'\n');
+    }
+    out.extend_from_slice(b"event: ");
     out.extend_from_slice(event.as_bytes());
     out.extend_from_slice(b"\ndata: ");
     // JSON that came with line breaks keeps them; between its tokens a blank is as good.

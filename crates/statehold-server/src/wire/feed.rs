@@ -1,11 +1,11 @@
-//! Records in a feed: what happened, without what the reader may not see.
+//! What is in a feed: what happened, without what the reader may not see, and what is being said.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 use statehold_core::item::{Item, PlacedItem};
 use statehold_core::record::Event;
 use statehold_core::view::View;
-use statehold_engine::FeedEntry;
+use statehold_engine::{Delta, FeedEntry};
 
 use super::hold::HoldBody;
 use super::item::ItemOut;
@@ -16,6 +16,28 @@ pub(crate) fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,
         _ => String::new(),
+    }
+}
+
+/// A piece of an answer that is being written.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeltaOut<'a> {
+    request_id: String,
+    task_id: String,
+    agent: &'a str,
+    offset: usize,
+    text: &'a str,
+}
+
+impl<'a> DeltaOut<'a> {
+    pub(crate) fn of(delta: &'a Delta) -> Self {
+        Self {
+            request_id: delta.request.to_string(),
+            task_id: delta.task.to_string(),
+            agent: delta.agent.as_str(),
+            offset: delta.piece.offset,
+            text: &delta.piece.text,
+        }
     }
 }
 

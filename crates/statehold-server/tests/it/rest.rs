@@ -3,6 +3,7 @@
 mod agents;
 mod audit;
 mod declared;
+mod deltas;
 mod dev;
 mod feeds;
 mod hold_feed;

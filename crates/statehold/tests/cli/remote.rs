@@ -263,8 +263,10 @@ fn a_tail_comes_back_after_the_last_record_it_saw_and_ends_when_the_session_does
             "id: {revision}\nevent: record\ndata: {{\"session_id\":\"s\",\"revision\":{revision},\"at\":\"2026-08-06T12:00:00Z\",\"command\":\"append\",\"events\":[{{\"type\":\"items_appended\",\"items\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}]}}\n\n"
         )
     };
+    // What is being said is not a record, and moves nobody on.
+    let delta = "event: delta\ndata: {\"request_id\":\"r\",\"task_id\":\"t\",\"agent\":\"a\",\"offset\":0,\"text\":\"hm\"}\n\n";
     // The second record is cut in the middle, and sent again.
-    let cut = record(8) + &record(9)[..60];
+    let cut = delta.to_owned() + &record(8) + delta + &record(9)[..60];
     let script = vec![
         json(200, &session(SESSION, "a")),
         events(&cut),
@@ -289,11 +291,26 @@ fn a_tail_comes_back_after_the_last_record_it_saw_and_ends_when_the_session_does
 }
 
 #[test]
+fn a_tree_that_is_watched_is_not_read_again_for_every_word() {
+    let word = "event: delta\ndata: {\"offset\":0,\"text\":\"hm\"}\n\n";
+    let script = vec![
+        events(&word.repeat(3)),
+        json(200, r#"{"session_id":"s","revision":7,"tasks":[]}"#),
+        json(404, r#"{"detail":"no such session","code":"not_found"}"#),
+    ];
+    let (ended, server) = ask(&["tasks", "tree", SESSION, "--watch", "--json"], script);
+    assert_eq!(ended.code, 3, "{ended:?}");
+    let path = format!("GET /v1/sessions/{SESSION}");
+    let calls = ["events", "tree", "events"].map(|what| format!("{path}/{what}"));
+    assert_eq!(server.lines(), calls);
+}
+
+#[test]
 fn a_tail_can_be_counted_and_be_json() {
     let script = vec![
         json(200, &session(SESSION, "a")),
         events(
-            "id: 1\nevent: record\ndata: {\"revision\":1}\n\nid: 2\nevent: record\ndata: {\"revision\":2}\n\n",
+            "event: delta\ndata: {\"text\":\"hm\"}\n\nid: 1\nevent: record\ndata: {\"revision\":1}\n\nid: 2\nevent: record\ndata: {\"revision\":2}\n\n",
         ),
     ];
     let args = [

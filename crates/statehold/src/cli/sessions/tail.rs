@@ -53,6 +53,7 @@ impl Tail {
                     self.print(&event.data, output)?;
                     count += 1;
                 }
+                // Words of an answer are said again, whole, by the record of it.
                 FeedStep::Event(_) => {}
                 FeedStep::Lost { why } => {
                     output.note(&format!("connection lost ({}), retrying…", cell(&why)));

@@ -125,6 +125,8 @@ impl TreeOf {
                 }
             };
             match step {
+                // Words of an answer change nothing in the tree.
+                FeedStep::Event(event) if event.kind != "record" => continue,
                 FeedStep::Event(_) => {}
                 FeedStep::Lost { why } => {
                     state = format!("connection lost ({}), retrying… ", cell(&why));
