@@ -17,13 +17,14 @@ use statehold_agents::spec::{
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
+use statehold_server::ServerOptions;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{Scene, delta, said, to_the_end};
-use crate::rest::start;
-use crate::rig::Rig;
+use crate::rest::{claim, start};
+use crate::rig::{Rig, Setup, until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -179,6 +180,54 @@ async fn what_an_agent_says_is_heard_word_by_word_where_its_router_passes_it_on(
         assert_eq!((&whole, said(&end)), (&heard, Some(heard.clone())));
     }
     runner.stop().await;
+}
+
+#[tokio::test]
+async fn a_chat_that_is_left_before_its_first_word_leaves_no_draft() {
+    let helper = AgentBook {
+        agents: [agent("helper", AgentKind::Worker)].into(),
+        ..AgentBook::default()
+    };
+    let setup = Setup {
+        server: ServerOptions {
+            agents: Arc::new(helper),
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    };
+    let scene = Scene::on(Rig::with(setup).await).await;
+    for left in ["before the head", "after the head"] {
+        let body = json!({
+            "model": "helper", "stream": true, "messages": [{"role": "user", "content": left}],
+        });
+        let path = "/openai/v1/chat/completions";
+        let ann = scene.ann.clone();
+        let call = async move {
+            let begun = ann.begin("POST", path, &[], body.to_string().into()).await;
+            drop(begun.expect("an answer begins"));
+        };
+        let call = tokio::spawn(call);
+        if left == "before the head" {
+            let request = claim(&scene.worker, "helper").await;
+            call.abort();
+            drop(call.await);
+            nobody_follows(&scene, &request).await;
+        } else {
+            call.await.expect("it begins and is left");
+            let request = claim(&scene.worker, "helper").await;
+            nobody_follows(&scene, &request).await;
+        }
+    }
+}
+
+/// While the request goes on, nobody is there to hear of it.
+async fn nobody_follows(scene: &Scene, request: &Value) {
+    until("nobody follows", || async {
+        // So that the server sees that the reader has gone.
+        scene.write(request, "anybody there? ");
+        (scene.rig.engine.drafts_kept() == 0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
