@@ -302,25 +302,47 @@ async fn generate(
     Ok((times, first_words))
 }
 
-/// How many durable commits one turn of a session is: its revision says so.
-pub(crate) async fn commits_per_turn(address: SocketAddr) -> Result<f64> {
+/// What a turn writes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Written {
+    /// How many records it is.
+    pub(crate) records: f64,
+    /// How often it waits for the disk: records that are in line together wait once.
+    pub(crate) commits: f64,
+}
+
+/// What one turn of a session writes: its records say so.
+pub(crate) async fn written_per_turn(address: SocketAddr) -> Result<Written> {
     let mut client = HttpClient::connect(address).await?;
     let session = create(&mut client, 0).await?;
     let path = format!("/v1/sessions/{session}");
-    let mut revisions = Vec::new();
+    let revision = client.get(&path).await?.revision();
+    let first = revision.context("a session without a revision")?;
     let mut wire = Wire::connect(address).await?;
     let mut random = Random::new(1);
-    for turn in 0..=SESSION_TURNS {
-        if turn > 0 {
-            let asked = random.text(ASKED_BYTES);
-            let call = call_bytes(address, &session, &asked, Form::Whole);
-            wire.call(&call, Form::Whole).await?;
-        }
-        let revision = client.get(&path).await?.revision();
-        revisions.push(revision.context("a session without a revision")?);
+    for _ in 0..SESSION_TURNS {
+        let asked = random.text(ASKED_BYTES);
+        let call = call_bytes(address, &session, &asked, Form::Whole);
+        wire.call(&call, Form::Whole).await?;
     }
-    let (first, last) = (revisions[0], revisions[revisions.len() - 1]);
-    Ok((last - first) as f64 / SESSION_TURNS as f64)
+    let path = format!("{path}/records?after={first}&limit=500");
+    let read = client.get(&path).await?.json()?;
+    let records = read["records"].as_array().context("no records")?;
+    let commands = records.iter().map(|record| record["command"].as_str());
+    let commands: Vec<&str> = commands.map(Option::unwrap_or_default).collect();
+    // A claim right behind its start, and a request right behind the route that leads to it.
+    let together = commands.windows(2).filter(|two| {
+        let pairs = [
+            ["start_request", "claim_request"],
+            ["append_items", "start_request"],
+        ];
+        pairs.iter().any(|pair| pair == two)
+    });
+    let (records, together) = (commands.len() as f64, together.count() as f64);
+    Ok(Written {
+        records: records / SESSION_TURNS as f64,
+        commits: (records - together) / SESSION_TURNS as f64,
+    })
 }
 
 pub(crate) fn micros(since: Instant) -> u32 {

@@ -30,7 +30,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use statehold_testkit::http::ServerProcess;
 
-use self::drive::{Form, Lanes, Pool, Rate, median, runtime};
+use self::drive::{Form, Lanes, Pool, Rate, Written, median, runtime};
 
 const CONNECTIONS: [u64; 3] = [1, 16, 64];
 /// More turns than one second sees: how many sessions wait for it.
@@ -168,11 +168,11 @@ impl Bench {
             drive::SESSION_TURNS,
         );
         let mut lines = Vec::new();
-        let mut commits = 0.0;
+        let mut written = Written::default();
         for &connections in &self.connections {
             let servers = Servers::start(&self.program)?;
-            let counted = drive::commits_per_turn(servers.statehold.address());
-            commits = runtime()?.block_on(counted)?;
+            let counted = drive::written_per_turn(servers.statehold.address());
+            written = runtime()?.block_on(counted)?;
             lines.extend(self.lines(connections, &servers)?);
             let late = servers.pool.made_late.load(Ordering::Relaxed);
             if late > 0 {
@@ -181,8 +181,10 @@ impl Bench {
             let status = servers.statehold.stop()?;
             ensure!(status.success(), "the server stopped with {status}");
         }
-        print_lines(&lines, commits);
+        print_lines(&lines, written);
+        let commits = written.commits;
         Ok(json!({
+            "records_per_turn": written.records,
             "commits_per_turn": commits,
             "lines": lines.iter().map(|line| line_json(line, commits)).collect::<Vec<_>>(),
         }))
@@ -264,7 +266,7 @@ fn middle(rates: &[Rate]) -> Rate {
     }
 }
 
-fn print_lines(lines: &[Line], commits: f64) {
+fn print_lines(lines: &[Line], Written { records, commits }: Written) {
     println!(
         "\n{:>11}  {:>8}  {:>9}  {:>7}  {:>7}  {:>10}  {:>8}  {:>6}  {:>8}",
         "connections",
@@ -297,8 +299,8 @@ fn print_lines(lines: &[Line], commits: f64) {
         }
     }
     println!(
-        "\nadded to the agent's own time, at the median; a turn is {commits:.1} durable commits, one \
-         after another\n{:>11}  {:>8}  {:>8}  {:>12}  {:>21}  {:>8}  {:>8}",
+        "\nadded to the agent's own time, at the median; a turn is {records:.1} records in {commits:.1} \
+         durable commits, one after another\n{:>11}  {:>8}  {:>8}  {:>12}  {:>21}  {:>8}  {:>8}",
         "connections", "form", "proxy ms", "statehold ms", "commits alone ms", "of it", "ratio"
     );
     for line in lines {
