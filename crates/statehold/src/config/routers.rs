@@ -26,7 +26,7 @@ impl Reading<'_> {
         let answer_by = *declaration.answer_by.get_or_insert_default();
         let agents = declaration.agents.clone().unwrap_or_default();
         if self.require_agents(place, name, &agents) {
-            self.require_chosen(place, &agents, declaration);
+            self.require_chosen(place, name, &agents, declaration);
         }
         let needs_model = route_by == RouteBy::Model || answer_by == AnswerBy::Model;
         let model = if needs_model || declaration.model.is_some() {
@@ -72,26 +72,26 @@ impl Reading<'_> {
     /// Those it chooses from are declared. False if there are none.
     fn require_agents(&mut self, place: &str, name: &Name, agents: &[Name]) -> bool {
         let key = format!("{place}.agents");
-        let known = self.config.agents.keys().filter(|known| *known != name);
         if agents.is_empty() {
-            let mut others = known.map(Name::as_str).collect::<Vec<_>>().join(", ");
-            if others.is_empty() {
-                "none is declared yet".clone_into(&mut others);
-            }
-            self.missing(
-                key,
-                format!("name those that it may choose: agents = [\"…\"] ({others})"),
-            );
+            self.missing(key, name_another(self.config, name));
             return false;
         }
         // Itself is found where circles are looked for.
-        let all = self.config.agents.keys();
-        self.require_known(&key, agents, &all, "agent", AGENTS);
+        let named = agents.iter().filter(|agent| *agent != name);
+        let named: Vec<Name> = named.cloned().collect();
+        let others = others(self.config, name);
+        self.require_known(&key, &named, &others, "agent", AGENTS);
         true
     }
 
     /// Those that rules name are among those it chooses from.
-    fn require_chosen(&mut self, place: &str, agents: &[Name], declaration: &Declaration) {
+    fn require_chosen(
+        &mut self,
+        place: &str,
+        name: &Name,
+        agents: &[Name],
+        declaration: &Declaration,
+    ) {
         let of_rules = declaration.rules.iter().flatten();
         let of_rules = of_rules.map(|rule| (format!("{place}.rules"), &rule.agent));
         let otherwise = declaration.otherwise.iter();
@@ -100,13 +100,16 @@ impl Reading<'_> {
             if agents.contains(agent) {
                 continue;
             }
-            let known = self.config.agents.keys();
-            if known.clone().any(|known| known == agent) {
+            if agent == name {
+                let hint = format!("name one of `{place}.agents`");
+                self.wrong(key, &format!("has `{agent}`, which is itself"), hint);
+            } else if self.config.agents.contains_key(agent) {
                 let what = format!("has `{agent}`, which is not among `{place}.agents`");
                 self.wrong(key, &what, "add it there, or name another");
             } else {
                 let what = format!("has `{agent}`, and there is no such agent");
-                let hint = declare("agent", AGENTS, agent.as_str(), known);
+                let others = others(self.config, name);
+                let hint = declare("agent", AGENTS, agent.as_str(), others);
                 self.wrong(key, &what, hint);
             }
         }
@@ -123,9 +126,32 @@ impl Reading<'_> {
                 let path: Vec<&str> = circle.into_iter().map(Name::as_str).collect();
                 let what = format!("leads back to itself: {}", path.join(" → "));
                 let key = format!("{AGENTS}.{}.agents", step(name.as_str()));
-                self.wrong(key, &what, "take one of them out of the list of another");
+                let hint = if path.len() == 2 {
+                    format!("take it out; {}", name_another(self.config, name))
+                } else {
+                    "take one of them out of the list of another".to_owned()
+                };
+                self.wrong(key, &what, hint);
             }
         }
+    }
+}
+
+/// All agents but one: a router never chooses itself.
+fn others<'a>(config: &'a Config, name: &Name) -> impl Iterator<Item = &'a Name> + Clone {
+    config.agents.keys().filter(move |other| *other != name)
+}
+
+/// Whom a router may choose, or that there must be somebody first.
+fn name_another(config: &Config, name: &Name) -> String {
+    let others: Vec<&str> = others(config, name).map(Name::as_str).collect();
+    if others.is_empty() {
+        format!(
+            "declare another agent, for example with [{AGENTS}.helper], and name it: agents = [\"helper\"]"
+        )
+    } else {
+        let others = others.join(", ");
+        format!("name those that it may choose: agents = [\"…\"], of: {others}")
     }
 }
 

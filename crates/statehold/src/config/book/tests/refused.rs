@@ -141,6 +141,61 @@ fn whatever_is_named_is_declared() {
     mistaken(&own, "agents.\"statehold.x\"", &["only the server itself"]);
 }
 
+/// What to do about the one mistake.
+#[track_caller]
+fn hint(file: &str) -> String {
+    let mistakes = Place::new(file, &[]).declared().expect_err("a mistake");
+    let [mistake] = &mistakes[..] else {
+        panic!("one mistake, not {mistakes:?}");
+    };
+    mistake.hint.clone()
+}
+
+#[test]
+fn a_router_is_never_told_to_choose_itself() {
+    let router = |lines: &str, others: &str| {
+        hint(&format!("[agents.a]\nkind = \"router\"\n{lines}\n{others}"))
+    };
+    let (b, c) = ("[agents.b]\n", "[agents.b]\n[agents.c]\n");
+    let declare = "declare another agent, for example with [agents.helper], and name it: \
+                   agents = [\"helper\"]";
+    for (lines, others, told) in [
+        (
+            "agents = [\"x\"]\notherwise = \"x\"",
+            b,
+            "declare the agent with [agents.x], or use one of: b",
+        ),
+        (
+            "agents = [\"x\"]\notherwise = \"x\"",
+            "",
+            "declare the agent with [agents.x]",
+        ),
+        (
+            "agents = [\"b\"]\notherwise = \"x\"",
+            c,
+            "declare the agent with [agents.x], or use one of: b, c",
+        ),
+        (
+            "agents = [\"b\"]\notherwise = \"a\"",
+            b,
+            "name one of `agents.a.agents`",
+        ),
+        (
+            "otherwise = \"b\"",
+            c,
+            "name those that it may choose: agents = [\"…\"], of: b, c",
+        ),
+        ("otherwise = \"b\"", "", declare),
+        (
+            "agents = [\"a\"]\notherwise = \"a\"",
+            "",
+            &format!("take it out; {declare}"),
+        ),
+    ] {
+        assert_eq!(router(lines, others), told, "{lines}");
+    }
+}
+
 #[test]
 fn a_router_does_not_lead_back_to_itself() {
     let router = |name: &str, agent: &str| {
