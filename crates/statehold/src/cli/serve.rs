@@ -40,6 +40,8 @@ pub(crate) struct Serve {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Dev {
+    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
+    config: Option<PathBuf>,
     /// The port on loopback; 0 takes any that is free.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
@@ -134,7 +136,7 @@ impl Dev {
     /// If the configuration has something in it that is not known or does not fit, or names an
     /// address beyond loopback.
     pub(crate) fn plan(&self, around: &Surroundings) -> anyhow::Result<ServePlan> {
-        let mut layers = layers(around, None)?;
+        let mut layers = layers(around, self.config.as_deref())?;
         layers.set_if_default("auth.required", false, DEV)?;
         let listen = self
             .port
@@ -240,23 +242,20 @@ mod tests {
     }
 
     #[test]
-    fn serve_reads_the_file_that_is_named() {
+    fn the_file_that_is_named_is_read_and_flags_lie_over_it() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("my.toml");
         std::fs::write(&file, "[server]\nlisten = \"127.0.0.1:9\"\n").expect("a file");
         let file = file.to_str().expect("a plain path");
-        let named = plan(&["serve", "--config", file], &[]).expect("a plan");
-        assert_eq!(named.config.server.listen.port(), 9);
+        let port = |args: &[&str]| {
+            let plan = plan(args, &[]).expect("a plan");
+            plan.config.server.listen.port()
+        };
+        assert_eq!(port(&["serve", "--config", file]), 9);
         let flag = ["serve", "--config", file, "--listen", "127.0.0.1:10"];
-        assert_eq!(
-            plan(&flag, &[])
-                .expect("a plan")
-                .config
-                .server
-                .listen
-                .port(),
-            10
-        );
+        assert_eq!(port(&flag), 10);
+        assert_eq!(port(&["dev", "--config", file]), 9);
+        assert_eq!(port(&["dev", "--config", file, "--port", "10"]), 10);
     }
 
     #[test]
