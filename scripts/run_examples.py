@@ -8,163 +8,54 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 
 import standardwebhooks
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-EXAMPLES = os.path.join(HERE, "..", "examples")
-PROGRAM = os.path.abspath(sys.argv[1])
-RUNNING = []
-SAID = []
+import rig
+from rig import FOLDER, SCRIPTS, example, lines, refused, say, until
 
 
-class Server:
-    """A server with keys on a directory of its own. Its address stays the same when it is killed."""
+class Server(rig.Server):
+    """One that logs everything, and whoever works for it."""
 
     def __init__(self, name, config="", **env):
-        self.folder = os.path.join(FOLDER, name)
-        os.mkdir(self.folder)
-        self.data, self.env, self.heard = os.path.join(self.folder, "data"), env, []
-        self.log = os.path.join(self.folder, "server.log")
-        self.config = os.path.join(self.folder, "statehold.toml")
-        with open(self.config, "w") as file:
-            file.write(config)
-        self.keys = {role: self.make_key(role) for role in ("client", "worker", "approver", "admin")}
-        self.port, self.process = 0, None
-        RUNNING.append(self)
-        self.start()
-
-    def make_key(self, role):
-        asked = [PROGRAM, "token", "create", "--role", role, "--name", role, "--data", self.data]
-        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
-
-    def start(self):
-        listen = ["--listen", f"127.0.0.1:{self.port}", "--config", self.config]
-        asked = [PROGRAM, "serve", "--data", self.data, *listen]
-        run_file = os.path.join(self.data, "statehold.run")
-        if os.path.exists(run_file):
-            os.remove(run_file)
-        env = os.environ | {"STATEHOLD__LOG__LEVEL": "trace"} | self.env
-        self.process = subprocess.Popen(asked, stdout=open(self.log, "ab"), stderr=subprocess.STDOUT, env=env)
-        self.url = until(lambda: os.path.exists(run_file) and json.load(open(run_file))["url"])
-        self.port = self.url.rsplit(":", 1)[1]
-        until(lambda: self.answers())
-
-    def answers(self):
-        try:
-            return urllib.request.urlopen(f"{self.url}/healthz", timeout=5).status == 200
-        except OSError:
-            assert self.process.poll() is None, open(self.log).read()[-2000:]
-            return False
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self):
-        self.process.terminate()
-        assert self.process.wait(30) == 0
-
-    def call(self, role, method, path, body=None, **headers):
-        headers |= {"Authorization": f"Bearer {self.keys[role]}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        sent = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(sent, timeout=90) as answer:
-            text = answer.read()
-            self.note(path, answer, text)
-            return json.loads(text) if text else None
-
-    def note(self, path, answer, text):
-        """Remembers what was answered, except to claims: those alone may carry credentials."""
-        if path != "/v1/work/claim":
-            self.heard.append(str(answer.headers).encode() + text)
-
-    def refused(self, role, method, path, body=None, **headers):
-        try:
-            self.call(role, method, path, body, **headers)
-        except urllib.error.HTTPError as problem:
-            text = problem.read()
-            self.note(path, problem, text)
-            return json.loads(text)
-        raise AssertionError(f"{method} {path} was not refused")
+        super().__init__(name, config, STATEHOLD__LOG__LEVEL="trace", **env)
 
     def ask(self, agent, text, **headers):
         """A new session of ann, and a request in it."""
-        session = self.call("client", "POST", "/v1/sessions", {"app": "demo", "user": "ann", "agent": agent})
-        start = f"/v1/sessions/{session['id']}/requests"
-        return self.call("client", "POST", start, {"input": text}, **headers)
+        return self.call("client", f"/v1/sessions/{self.session(agent)}/requests", {"input": text}, **headers)
 
     def claim(self, agent, **more):
         """The one request that there is for an agent."""
         asked = {"agent": agent, "wait_seconds": 20, "lease_seconds": 5, **more}
-        (request,) = self.call("worker", "POST", "/v1/work/claim", asked)["requests"]
+        (request,) = self.call("worker", "/v1/work/claim", asked)["requests"]
         return request
 
     def work(self, request, what, **body):
         """A write under the fence of a request that was claimed."""
         body |= {"fence": request["fence"]}
-        return self.call("worker", "POST", f"/v1/requests/{request['id']}/{what}", body)
+        return self.call("worker", f"/v1/requests/{request['id']}/{what}", body)
 
     def hold_of(self, agent):
         """The open hold of an agent, as soon as there is one."""
         def find():
-            holds = self.call("approver", "GET", f"/v1/holds?agent={agent}")["holds"]
+            holds = self.call("approver", f"/v1/holds?agent={agent}")["holds"]
             return holds and holds[0]
         return until(find)
-
-    def decide(self, hold, decision="approve", **more):
-        body = {"decision": decision, **more}
-        if "action" in hold and decision in ("approve", "edit"):
-            body["digest"] = hold["action"]["digest"]
-        return self.call("approver", "POST", f"/v1/holds/{hold['id']}/decision", body)
 
     def answer_to(self, request):
         return until(lambda: self.ended(request))["output"]
 
     def ended(self, request):
-        now = self.call("client", "GET", f"/v1/requests/{request['id']}?wait=5")
+        now = self.call("client", f"/v1/requests/{request['id']}?wait=5")
         return now if now["status"] in ("completed", "failed", "cancelled") else None
-
-
-def until(find, seconds=40):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = find()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("waited in vain")
-
-
-def run(server, role, *asked, **env):
-    """One of the examples, as a process of its own."""
-    env = os.environ | {"STATEHOLD_TOKEN": server.keys[role]} | env
-    errors = open(os.path.join(server.folder, "examples.log"), "ab")
-    return subprocess.Popen([sys.executable, *asked], stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
-
-
-def example(name):
-    return os.path.join(EXAMPLES, name)
-
-
-def lines(path):
-    return open(path).read().splitlines() if os.path.exists(path) else []
-
-
-def say(what):
-    SAID.append(what)
-    print("ok  ", what, flush=True)
 
 
 def check_worker(server):
     ledger = os.path.join(server.folder, "ledger")
-    worker = run(server, "worker", example("worker.py"), server.url, "payer", ledger)
+    worker = server.example("worker", example("worker.py"), server.url, "payer", ledger)
     for decision, more, answer in [
         ("approve", {}, "Paid 40."),
         ("edit", {"args": {"amount": 4, "to": "bob"}}, "Paid 4."),
@@ -179,14 +70,14 @@ def check_worker(server):
     say("worker.py is asked to wait, and pays what was approved or edited, and nothing else")
 
     # Somebody who is asked while no process is there: worker and server are both killed.
-    worker = run(server, "worker", example("worker.py"), server.url, "payer", ledger)
+    worker = server.example("worker", example("worker.py"), server.url, "payer", ledger)
     request = server.ask("payer", json.dumps({"amount": 7, "to": "eve"}))
     hold = server.hold_of("payer")
     worker.kill()
     server.kill()
     server.start()
     server.decide(hold)
-    worker = run(server, "worker", example("worker.py"), server.url, "payer", ledger)
+    worker = server.example("worker", example("worker.py"), server.url, "payer", ledger)
     assert server.answer_to(request) == "Paid 7."
     assert len(lines(ledger)) == 3
     worker.kill()
@@ -201,8 +92,8 @@ def check_every_point(server):
             agent = f"payer-{at}-{when}"
             ledger = os.path.join(server.folder, agent)
             request = server.ask(agent, json.dumps({"amount": at, "to": "bob"}))
-            asked = [os.path.join(HERE, "die_at.py"), str(at), when, example("worker.py"), server.url, agent, ledger]
-            cases[agent] = request, ledger, run(server, "worker", *asked)
+            asked = [os.path.join(SCRIPTS, "die_at.py"), str(at), when, example("worker.py"), server.url, agent, ledger]
+            cases[agent] = request, ledger, server.example("worker", *asked)
     started = []
     decided = set()
     for agent, (request, ledger, doomed) in cases.items():
@@ -211,7 +102,7 @@ def check_every_point(server):
             decided.add(agent)
     for agent, (request, ledger, doomed) in cases.items():
         assert doomed.wait(30) == -signal.SIGKILL, agent
-        started.append(run(server, "worker", example("worker.py"), server.url, agent, ledger))
+        started.append(server.example("worker", example("worker.py"), server.url, agent, ledger))
     for agent, (request, ledger, _) in cases.items():
         if agent not in decided:
             server.decide(server.hold_of(agent))
@@ -226,27 +117,27 @@ def check_every_point(server):
 def check_three_agents(server):
     ledger = os.path.join(server.folder, "three-ledger")
     def middle():
-        return run(server, "worker", example("three_agents/delegate.py"), server.url, "middle", "leaf")
+        return server.example("worker", example("three_agents/delegate.py"), server.url, "middle", "leaf")
     workers = [
-        run(server, "worker", example("worker.py"), server.url, "leaf", ledger),
+        server.example("worker", example("worker.py"), server.url, "leaf", ledger),
         middle(),
-        run(server, "worker", example("three_agents/delegate.py"), server.url, "orchestrator", "middle"),
+        server.example("worker", example("three_agents/delegate.py"), server.url, "orchestrator", "middle"),
     ]
-    client = run(server, "client", example("three_agents/client.py"), server.url, json.dumps({"amount": 9, "to": "bob"}))
+    client = server.example("client", example("three_agents/client.py"), server.url, json.dumps({"amount": 9, "to": "bob"}))
     session, request = client.stdout.readline().split()
     hold = server.hold_of("leaf")
 
     def all_are_paused():
-        now = server.call("client", "GET", f"/v1/sessions/{session}")
+        now = server.call("client", f"/v1/sessions/{session}")
         assert now["status"] == "paused", now
-        asks = server.call("client", "GET", f"/v1/requests/{request}")
+        asks = server.call("client", f"/v1/requests/{request}")
         assert asks["status"] == "waiting", asks
-        tasks, agents = server.call("client", "GET", f"/v1/sessions/{session}/tree")["tasks"], []
+        tasks, agents = server.call("client", f"/v1/sessions/{session}/tree")["tasks"], []
         while tasks:
             (task,) = tasks
             agents.append(task["agent"])
             assert task["status"] == "paused", task
-            shown = server.call("admin", "GET", f"/v1/tasks/{task['id']}")
+            shown = server.call("admin", f"/v1/tasks/{task['id']}")
             below = [hold["id"] for hold in shown["pending"]]
             assert below == [hold["id"]], (task["agent"], below)
             tasks = task["requests"][0]["tasks"]
@@ -259,13 +150,13 @@ def check_three_agents(server):
     server.start()
     all_are_paused()
     say("three agents: the pause is the same after a kill -9 of the server and of the middle agent")
-    approver = run(server, "approver", example("three_agents/approver.py"), server.url, hold["id"], "approve")
+    approver = server.example("approver", example("three_agents/approver.py"), server.url, hold["id"], "approve")
     assert "approved" in approver.communicate(timeout=30)[0]
     workers.append(middle())
     answer, _ = client.communicate(timeout=60)
     assert answer.strip() == "orchestrator: middle: Paid 9.", answer
     assert len(lines(ledger)) == 1
-    tree = server.call("client", "GET", f"/v1/sessions/{session}/tree")
+    tree = server.call("client", f"/v1/sessions/{session}/tree")
     assert tree["tasks"][0]["status"] == "idle", tree
     for worker in workers:
         worker.kill()
@@ -303,9 +194,9 @@ def check_credentials():
     assert "credential_lost" not in claimed
     below = {"agent": "child", "input": "x", "parent_request_id": root["id"], "parent_fence": claimed["fence"]}
     keyed = carry("child") | {"Idempotency-Key": "child-1"}
-    first = server.call("worker", "POST", repeat, below, **keyed)
+    first = server.call("worker", repeat, below, **keyed)
     keyed = carry("again") | {"Idempotency-Key": "child-1"}
-    assert server.call("worker", "POST", repeat, below, **keyed) == first, "another credential is the same call"
+    assert server.call("worker", repeat, below, **keyed) == first, "another credential is the same call"
     child = server.claim("child")
     assert child["credential"]["value"] == canaries["child"], child
     server.work(claimed, "release")
@@ -316,7 +207,7 @@ def check_credentials():
     server.work(child, "release")
     for role in ("client", "admin"):
         for path in (f"/v1/sessions/{root['session_id']}", f"/v1/requests/{root['id']}", f"{repeat[:-9]}/tree"):
-            server.call(role, "GET", path)
+            server.call(role, path)
     server.decide(server.hold_of("child"))
     child = server.claim("child")
     assert child["credential_lost"] and "credential" not in child, child
@@ -339,17 +230,16 @@ def check_credentials():
     server.work(claimed, "complete", output="done")
 
     for wrong in ("x" * 8193, "caf\xe9", "tab\there"):
-        refused = server.refused("client", "POST", repeat, {"input": "x"}, **{"x-statehold-credential": wrong})
-        assert refused["code"] == "bad_header" and wrong not in json.dumps(refused), refused
+        told = server.refused("client", repeat, {"input": "x"}, **{"x-statehold-credential": wrong})
+        assert told["code"] == "bad_header" and not any(wrong in str(value) for value in told.values()), told
     for path in (f"{repeat[:-9]}/records", f"{repeat[:-9]}/messages?view=trace", "/v1/audit/records"):
-        server.call("admin", "GET", path)
+        server.call("admin", path)
     server.stop()
     backup = os.path.join(server.folder, "backup")
-    subprocess.run([PROGRAM, "backup", "--data", server.data, backup], check=True, capture_output=True)
+    server.run("backup", "--data", server.data, backup)
     assert os.path.getsize(backup) > 10_000
     with open(os.path.join(server.folder, "chain"), "w") as chain:
-        printed = [PROGRAM, "check", "--data", server.data, "--print-chain", root["session_id"]]
-        subprocess.run(printed, check=True, stdout=chain)
+        chain.write(server.run("check", "--data", server.data, "--print-chain", root["session_id"]))
     assert len(server.heard) > 20 and os.path.getsize(server.log) > 2_000
     server_heard, server.heard = server.heard, []
     assert secrets_in(server, ["do it"]) != [], "what was said is found on the disk"
@@ -406,7 +296,7 @@ def check_tls():
     for name, root, is_trusted in (("trusting", receiver.certificate, True), ("wary", "/dev/null", False)):
         server = Server(name, allow, SSL_CERT_FILE=root)
         url = f"https://localhost:{receiver.port}/resume"
-        secret = server.call("worker", "PUT", "/v1/agents/pusher/resume_address", {"url": url})["secret"]
+        secret = server.call("worker", "/v1/agents/pusher/resume_address", {"url": url}, "PUT")["secret"]
         server.ask("pusher", "x")
         server.work(server.claim("pusher"), "release")
         if is_trusted:
@@ -425,12 +315,12 @@ def check_push():
     server = Server("push", f'[push]\nallow = ["127.0.0.1:{receiver.port}", "localhost:{receiver.port}"]\n')
     at = "/v1/agents/pusher/resume_address"
     url = f"http://127.0.0.1:{receiver.port}/resume"
-    made = server.call("worker", "PUT", at, {"url": url})
+    made = server.call("worker", at, {"url": url}, "PUT")
     webhook = standardwebhooks.Webhook(made["secret"])
-    shown = server.call("admin", "GET", at)
+    shown = server.call("admin", at)
     assert shown["url"] == url and "secret" not in shown, shown
-    assert server.refused("client", "GET", at)["code"] == "forbidden"
-    assert server.refused("approver", "PUT", at, {"url": url})["code"] == "forbidden"
+    assert server.refused("client", at)["code"] == "forbidden"
+    assert server.refused("approver", at, {"url": url}, "PUT")["code"] == "forbidden"
 
     def held(agent="pusher", **more):
         request = server.ask(agent, "x")
@@ -449,11 +339,8 @@ def check_push():
     assert message["request_id"] == request["id"] and message["fence"] == 1 and message["status"] == "queued"
     assert message["decisions"][0]["id"] == hold["id"] and message["decisions"][0]["action"]["args"] == {"n": 1}
     assert message["execution_keys"] == [hold["execution_key"]], message
-    try:
-        webhook.verify(body.replace(b'"fence":1', b'"fence":9'), headers)
-        raise AssertionError("a forged body passed")
-    except standardwebhooks.WebhookVerificationError:
-        pass
+    forged = body.replace(b'"fence":1', b'"fence":9')
+    refused(standardwebhooks.WebhookVerificationError, lambda: webhook.verify(forged, headers))
     claimed = server.claim("pusher", request_id=request["id"])
     assert claimed["fence"] == 2 and claimed["decisions"][0]["id"] == hold["id"]
     item = {"kind": "tool_result", "call_id": hold["execution_key"], "result": 1}
@@ -502,23 +389,23 @@ def check_push():
     count = len(receiver.got)
     time.sleep(3)
     assert len(receiver.got) == count, "it was claimed"
-    again = server.call("worker", "PUT", at, {"url": url})["secret"]
+    again = server.call("worker", at, {"url": url}, "PUT")["secret"]
     assert again != made["secret"], "a new address has a new secret"
-    server.call("worker", "DELETE", at)
-    assert server.refused("worker", "GET", at)["code"] == "not_found"
+    server.call("worker", at, method="DELETE")
+    assert server.refused("worker", at)["code"] == "not_found"
     say("push: ends with a claim, and with the address")
 
     # Nobody reaches other networks through the server: what the text tells is refused at once,
     for host in ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1", "192.168.0.1"):
         for scheme in ("http", "https"):
-            refused = server.refused("worker", "PUT", at, {"url": f"{scheme}://{host}:{elsewhere.port}/"})
-            assert refused["code"] == "address_refused", refused
+            told = server.refused("worker", at, {"url": f"{scheme}://{host}:{elsewhere.port}/"}, "PUT")
+            assert told["code"] == "address_refused", told
     for wrong in ("file:///etc/passwd", "gopher://x/", "https://a@b/", "x", f"http://127.0.0.1:{elsewhere.port}/"):
-        assert server.refused("worker", "PUT", at, {"url": wrong})["code"] == "address_refused", wrong
+        assert server.refused("worker", at, {"url": wrong}, "PUT")["code"] == "address_refused", wrong
     # and what only a look-up tells, in the moment of connecting.
     for number, host in enumerate(("localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1")):
         agent = f"sneaky-{number}"
-        server.call("worker", "PUT", f"/v1/agents/{agent}/resume_address", {"url": f"https://{host}:{elsewhere.port}/"})
+        server.call("worker", f"/v1/agents/{agent}/resume_address", {"url": f"https://{host}:{elsewhere.port}/"}, "PUT")
         _, claimed, hold = held(agent)
         server.work(claimed, "release")
         server.decide(hold)
@@ -529,8 +416,7 @@ def check_push():
     secrets = [made["secret"], made["secret"].removeprefix("whsec_"), again]
     server.stop()
     backup = os.path.join(server.folder, "backup")
-    subprocess.run([PROGRAM, "backup", "--data", server.data, backup], check=True, capture_output=True)
-    subprocess.run([PROGRAM, "check", "--data", server.data], check=True, stdout=subprocess.DEVNULL)
+    server.run("backup", "--data", server.data, backup)
     server.heard = [heard for heard in server.heard if b'"secret"' not in heard]
     found = secrets_in(server, secrets)
     raw = base64.b64decode(made["secret"].removeprefix("whsec_"))
@@ -539,23 +425,13 @@ def check_push():
     say("push: the secret is shown once, and is not in the data, the backup or the log")
 
 
-with tempfile.TemporaryDirectory() as FOLDER:
-    try:
-        server = Server("examples")
-        check_worker(server)
-        check_every_point(server)
-        check_three_agents(server)
-        server.stop()
-        subprocess.run([PROGRAM, "check", "--data", server.data], check=True, stdout=subprocess.DEVNULL)
-        say("statehold check finds nothing wrong with what all of this wrote")
-        check_credentials()
-        check_push()
-        check_tls()
-        print(f"{len(SAID)} passed, 0 failed")
-    except BaseException:
-        for name in ("examples.log", "server.log"):
-            print(name, *lines(os.path.join(RUNNING[-1].folder, name))[-15:], sep="\n  ")
-        raise
-    finally:
-        for server in RUNNING:
-            server.process.kill()
+def check_workers():
+    server = Server("examples")
+    check_worker(server)
+    check_every_point(server)
+    check_three_agents(server)
+    server.stop()
+    say("statehold check finds nothing wrong with what all of this wrote")
+
+
+rig.play(check_workers, check_credentials, check_push, check_tls)

@@ -1,22 +1,21 @@
 """A service with conversations and a chat agent without memory, behind one coordinator."""
 
 import json
-import os
 import threading
 import time
 
 import httpx2 as httpx
 import openai
 
-from rig import Program, Server, say, until
+from rig import Program, Server, example, lines, say, until
 
 
-def start(program, folder, name, *ums):
+def start(name, *ums, config="statehold.toml", **env):
     gpa, ums = Program("coordinator", "gpa.py"), Program("coordinator", "ums.py", *ums)
     server = Server(
-        program, os.path.join(folder, name), "coordinator",
+        name, open(example("coordinator", config)).read(),
         STATEHOLD__AGENTS__GPA__BASE_URL=f"http://127.0.0.1:{gpa.port}/v1",
-        STATEHOLD__AGENTS__UMS__BASE_URL=f"http://127.0.0.1:{ums.port}")
+        STATEHOLD__AGENTS__UMS__BASE_URL=f"http://127.0.0.1:{ums.port}", **env)
     return server, gpa, ums
 
 
@@ -32,8 +31,8 @@ def said_to(ums):
     return said, sum(one["path"] == "/conversations" for one in heard)
 
 
-def check_mixed(program, folder):
-    server, gpa, ums = start(program, folder, "mixed")
+def check_mixed():
+    server, gpa, ums = start("mixed")
     printed, readme = server.play("coordinator")
     assert printed in readme, printed
     for stream in (False, True):
@@ -92,24 +91,21 @@ def check_context(server, session, ums):
     answer, _ = server.chat("coordinator", "Who lives there?", session)
     assert answer == "In Paris: Blaise.", answer
     # The same without the line that imports it.
-    own = os.path.join(server.folder, "statehold.toml")
-    with open(server.config) as file, open(own, "w") as copy:
-        lines = file.readlines()
-        kept = [line for line in lines if not line.startswith("import")]
-        assert len(kept) == len(lines) - 1
-        copy.writelines(kept)
-    server.process.terminate()
-    assert server.process.wait(30) == 0
-    server.config = own
+    declared = lines(server.config)
+    kept = [line for line in declared if not line.startswith("import")]
+    assert len(kept) == len(declared) - 1
+    with open(server.config, "w") as file:
+        file.write("\n".join(kept))
+    server.stop()
     server.start()
     answer, _ = server.chat("coordinator", "Who lives in that city?", session)
     assert answer == "Where?" and said_to(ums)[0][-1] == "Who lives in that city?", answer
     say("coordinator: the user agent is told last_mentioned_location = Paris, and without `import` it is not")
 
 
-def check_once(program, folder):
+def check_once():
     for name, arguments in (("two at once", []), ("a lost answer", ["lose-first"])):
-        server, gpa, ums = start(program, folder, name.replace(" ", "-"), *arguments)
+        server, gpa, ums = start(name.replace(" ", "-"), *arguments)
         _, where = server.chat("coordinator", "hello", "new")
         session, answers = where["session"], {}
 
@@ -129,8 +125,8 @@ def check_once(program, folder):
         say(f"coordinator: the conversation is begun once, also with {name}")
 
 
-def check_kill(program, folder):
-    server, gpa, ums = start(program, folder, "killed")
+def check_kill():
+    server, gpa, ums = start("killed")
     _, where = server.chat("coordinator", "List all users", "new")
     session = where["session"]
     server.chat("coordinator", "What is the weather in Paris?", session)
@@ -141,7 +137,7 @@ def check_kill(program, folder):
 
         def ask():
             try:
-                told.append(server.chat("coordinator", "Tell me a story", session, stream))
+                told.append(server.chat("coordinator", "Tell me a story", session, stream, retries=6))
             except (openai.APIError, httpx.TransportError):
                 told.append(None)
 
@@ -167,7 +163,7 @@ def check_kill(program, folder):
     say("coordinator: after a kill -9 in the middle of an answer, the client's retry gets the one answer")
 
 
-def check(program, folder):
-    check_mixed(program, folder)
-    check_once(program, folder)
-    check_kill(program, folder)
+def check():
+    check_mixed()
+    check_once()
+    check_kill()

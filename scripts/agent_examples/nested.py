@@ -1,27 +1,12 @@
 """A coordinator inside a coordinator, and a pause at the bottom."""
 
 import os
-import subprocess
-import sys
 
-from rig import EXAMPLES, STARTED, Server, say, until
-
-
-class Cashier:
-    def __init__(self, server):
-        self.ledger = os.path.join(server.folder, "ledger")
-        asked = [sys.executable, "cashier.py", server.url, self.ledger]
-        env = os.environ | {"STATEHOLD_TOKEN": server.keys["worker"]}
-        folder = os.path.join(EXAMPLES, "nested")
-        self.process = subprocess.Popen(asked, cwd=folder, env=env, stderr=open(server.log, "ab"))
-        STARTED.append(self)
-
-    def paid(self):
-        return [line.split(maxsplit=1)[1] for line in open(self.ledger)] if os.path.exists(self.ledger) else []
+from rig import Server, example, lines, say
 
 
 def drawn(server, session):
-    return server.run("tasks", "tree", session, "--all", key="admin")
+    return server.run("tasks", "tree", session, "--all", role="admin")
 
 
 def agents_in(tree):
@@ -35,16 +20,21 @@ def agents_in(tree):
     return found
 
 
-def check(program, folder):
-    server = Server(program, os.path.join(folder, "nested"), "nested")
-    cashier = Cashier(server)
+def check():
+    server = Server("nested", open(example("nested", "statehold.toml")).read())
+    ledger = os.path.join(server.folder, "ledger")
+    server.example("worker", example("nested", "cashier.py"), server.url, ledger)
+
+    def paid():
+        return [line.split(maxsplit=1)[1] for line in lines(ledger)]
+
     names = ["front-desk", "office", "cashier"]
 
     told, where = server.chat("front-desk", "Please pay 40 to bob", "new")
     (hold,) = where["holds"]
     assert where["status"] == "paused" and where["via"] == names[1:], where
     assert "Pay 40 to bob?" in told and f"statehold approvals approve {hold['alias']}" in told, told
-    assert "action" not in hold and cashier.paid() == []
+    assert "action" not in hold and paid() == []
     tree = drawn(server, where["session"])
     assert agents_in(tree) == [(name, "paused") for name in names], tree
     assert hold["alias"] in tree and 'pay(amount=40, to="bob")' in tree, tree
@@ -53,9 +43,9 @@ def check(program, folder):
     server.kill()
     server.start()
     assert agents_in(drawn(server, where["session"])) == [(name, "paused") for name in names]
-    server.run("approvals", "approve", hold["alias"], "--yes", key="approver")
-    until(lambda: server.call("client", f"/v1/requests/{where['request']}")["status"] == "completed")
-    assert cashier.paid() == ["40 to bob\n"], cashier.paid()
+    server.run("approvals", "approve", hold["alias"], "--yes", role="approver")
+    server.completed(where["request"])
+    assert paid() == ["40 to bob"], paid()
     answer, later = server.chat("front-desk", "Please pay 40 to bob", where["session"])
     assert answer == "Paid 40 to bob." and later["request"] == where["request"], (answer, later)
     assert agents_in(drawn(server, where["session"])) == [(name, "idle") for name in names]
@@ -72,7 +62,6 @@ def check(program, folder):
             for hold in status["holds"]:
                 assert server.approve(hold["id"])["status"] == "approved"
     assert ("".join(pieces), statuses) == ("Paid 7 to eve.", ["paused", "completed"]), (pieces, statuses)
-    assert cashier.paid() == ["40 to bob\n", "7 to eve\n"]
+    assert paid() == ["40 to bob", "7 to eve"]
     say("nested: a stream waits through the pause and goes on with the answer")
-    cashier.process.kill()
     server.stop()

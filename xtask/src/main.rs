@@ -109,7 +109,9 @@ fn build(package: &str, name: &str) -> Result<()> {
 
 /// Runs a tool of the testkit, compiled for speed.
 fn tool(name: &str, args: &[String]) -> Result<()> {
+    let features = ["--features", "statehold-testkit/bench"];
     let run = ["run", "--package", "statehold-testkit", "--bin", name];
+    let run = [&run[..], &features].concat();
     let mut rest = vec!["--".to_owned()];
     rest.extend_from_slice(args);
     cargo(&run, &rest)

@@ -1,6 +1,6 @@
 //! The real server as a child process on loopback: started, found, stopped or killed.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -21,14 +21,15 @@ pub struct RunFile {
     pub started_at: serde_json::Value,
 }
 
-/// The real program, built now so that it is never an old one, beside another program of ours.
+/// The real program, built now so that it is never an old one, beside another program of ours. It is built as
+/// the tests of the whole workspace build it, so that after them nothing is left to do.
 ///
 /// # Panics
 ///
 /// If it does not build.
 pub fn built_program(beside: &Path) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--locked", "--quiet", "--package", "statehold"]);
+    cargo.arg("programs");
     // What cargo tells a test about its package makes scripts of other packages run again, and with them
     // half of the program is built anew each time.
     let told = std::env::vars_os().map(|(name, _)| name);
@@ -73,19 +74,21 @@ impl RunFile {
     }
 }
 
-/// A development server of a data directory. Dropping it kills it.
+/// A server on loopback. Dropping it kills it.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
     address: SocketAddr,
     log: PathBuf,
+    /// Where in the log its own words begin.
+    log_from: usize,
     ready_after: Duration,
 }
 
 impl ServerProcess {
     /// How long a start may take. Recovery after a kill is part of it.
     const START_MAX: Duration = Duration::from_secs(20);
-    const STOP_MAX: Duration = Duration::from_secs(20);
+    const END_MAX: Duration = Duration::from_secs(20);
 
     /// Starts `program` on `data` as a development server on a free port and waits until it is ready.
     /// What it prints is appended to the file `log`.
@@ -124,8 +127,22 @@ impl ServerProcess {
     /// # Errors
     ///
     /// As [`ServerProcess::start`].
-    pub fn start_command(mut command: Command, data: &Path, log: &Path) -> Result<Self> {
+    pub fn start_command(command: Command, data: &Path, log: &Path) -> Result<Self> {
+        Self::start_until(command, log, |server| {
+            // A run file of another process was left behind by a kill.
+            let run = RunFile::read(data).filter(|run| run.pid == server.pid());
+            run.and_then(|run| run.address())
+        })
+    }
+
+    /// Starts any command, and waits until it is found and ready.
+    pub(super) fn start_until(
+        mut command: Command,
+        log: &Path,
+        find: impl Fn(&Self) -> Option<SocketAddr>,
+    ) -> Result<Self> {
         let output = OpenOptions::new().create(true).append(true).open(log)?;
+        let log_from = usize::try_from(output.metadata()?.len())?;
         command.stdin(Stdio::null()).stderr(output.try_clone()?);
         command.stdout(output);
         let began = Instant::now();
@@ -134,6 +151,7 @@ impl ServerProcess {
             child,
             address: ([127, 0, 0, 1], 0).into(),
             log: log.to_owned(),
+            log_from,
             ready_after: Duration::ZERO,
         };
         while began.elapsed() < Self::START_MAX {
@@ -143,11 +161,7 @@ impl ServerProcess {
                     server.last_words()
                 );
             }
-            // A run file of another process was left behind by a kill.
-            let run = RunFile::read(data).filter(|run| run.pid == server.child.id());
-            if let Some(address) = run.and_then(|run| run.address())
-                && is_ready(address)
-            {
+            if let Some(address) = find(&server).filter(|address| is_ready(*address)) {
                 server.address = address;
                 server.ready_after = began.elapsed();
                 return Ok(server);
@@ -200,7 +214,7 @@ impl ServerProcess {
     /// If it does not end in time.
     pub fn ended(mut self) -> Result<ExitStatus> {
         let began = Instant::now();
-        while began.elapsed() < Self::STOP_MAX {
+        while began.elapsed() < Self::END_MAX {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
@@ -208,7 +222,7 @@ impl ServerProcess {
         }
         bail!(
             "the server did not end within {:?} and said: {}",
-            Self::STOP_MAX,
+            Self::END_MAX,
             self.last_words()
         )
     }
@@ -218,20 +232,9 @@ impl ServerProcess {
     /// # Errors
     ///
     /// If it does not stop in time.
-    pub fn stop(mut self) -> Result<ExitStatus> {
+    pub fn stop(self) -> Result<ExitStatus> {
         signal(self.child.id(), "TERM")?;
-        let began = Instant::now();
-        while began.elapsed() < Self::STOP_MAX {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
-        bail!(
-            "the server did not stop within {:?} and said: {}",
-            Self::STOP_MAX,
-            self.last_words()
-        )
+        self.ended()
     }
 
     /// User and system time that it has used so far.
@@ -269,16 +272,18 @@ impl ServerProcess {
         Ok(kilobytes.trim().parse::<u64>()? * 1024)
     }
 
-    /// The end of what it printed.
+    /// What it printed, and not a process before it.
+    pub fn said(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let own = text.get(self.log_from..).unwrap_or_default();
+        String::from_utf8_lossy(own).into_owned()
+    }
+
+    /// The end of it.
     pub fn last_words(&self) -> String {
-        let mut text = Vec::new();
-        if let Ok(mut log) = File::open(&self.log)
-            && log.read_to_end(&mut text).is_err()
-        {
-            text.clear();
-        }
-        let from = text.len().saturating_sub(2_000);
-        String::from_utf8_lossy(&text[from..]).into_owned()
+        let said = self.said();
+        let from = said.floor_char_boundary(said.len().saturating_sub(2_000));
+        said[from..].to_owned()
     }
 }
 
