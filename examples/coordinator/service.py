@@ -1,7 +1,8 @@
-"""The few lines that both agents serve HTTP with. Whatever they are sent is kept: GET /heard"""
+"""The few lines that all of them serve HTTP with. Whatever they are sent is kept: GET /heard"""
 
 import http.server
 import json
+import re
 import socket
 import threading
 
@@ -55,6 +56,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+def chunks_of(text):
+    """An answer word by word, as chat completions are streamed."""
+    for word in re.findall(r"\S+\s*", text):
+        yield json.dumps({"choices": [{"index": 0, "delta": {"content": word}}]})
+    yield json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
 
 
 def serve(handler, port):

@@ -43,10 +43,7 @@ class Ums(service.Handler):
         with self.lock:
             answer = reply(body["message"]["content"], one["messages"])
             one["messages"] += [body["message"], {"role": "assistant", "content": answer}]
-        chunks = [{"conversation_id": one["id"]}]
-        chunks += [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in re.findall(r"\S+\s*", answer)]
-        chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
-        self.stream([json.dumps(chunk) for chunk in chunks])
+        self.stream([json.dumps({"conversation_id": one["id"]}), *service.chunks_of(answer)])
 
 
 def reply(text, before):

@@ -2,6 +2,7 @@
 
 import sys
 
+import by_model
 import coordinator
 import mcp_tools
 import nested
@@ -24,7 +25,7 @@ def check_starts():
     say(f"the READMEs start {count} servers")
 
 
-CHECKS = {one.__name__: one.check for one in (coordinator, mcp_tools, nested)}
+CHECKS = {one.__name__: one.check for one in (coordinator, by_model, mcp_tools, nested)}
 CHECKS["starts"] = check_starts
 
 rig.play(*(CHECKS[name] for name in sys.argv[2:] or CHECKS))
