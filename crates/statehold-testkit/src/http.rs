@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 client for tests and benchmarks: one connection that is kept open, whole answers,
 //! and a reader of server-sent events. It follows no redirects, keeps no pool and speaks no TLS.
 
+mod dev_server;
 mod plain;
 mod process;
 mod sse;
@@ -20,6 +21,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+pub use self::dev_server::DevServer;
 pub use self::plain::{Patient, PlainAnswer, PlainClient};
 pub use self::process::{RunFile, ServerProcess, built_program, signal, told_seed};
 pub use self::sse::{SseEvent, SseParser, SseReader};

@@ -1,54 +1,10 @@
-//! The README says nothing that does not run: its first session is played against the real program.
+//! The README says nothing that does not run: its tour, its server and its first session are those of the real
+//! program.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Command, Stdio};
 
-/// A development server. Stopped when the test ends, however it ends.
-struct Server {
-    child: Child,
-    url: String,
-    /// Kept, so that the server can go on talking.
-    _says: BufReader<ChildStderr>,
-}
-
-impl Server {
-    /// Starts one on any free port and waits until it says that it is ready.
-    fn start(data: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
-            .args(["dev", "--port", "0", "--no-open", "--no-demo", "--data"])
-            .arg(data)
-            .current_dir(data)
-            .env_remove("STATEHOLD_CONFIG")
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut says = BufReader::new(child.stderr.take().expect("it is piped"));
-        let mut said = String::new();
-        while !said.contains("Ready in") {
-            let read = says.read_line(&mut said).expect("it speaks UTF-8");
-            assert!(read > 0, "the server ended before it was ready: {said}");
-        }
-        let url = said
-            .split_whitespace()
-            .find_map(|word| word.strip_suffix("/v1"))
-            .expect("it says where the API is");
-        Self {
-            url: url.to_owned(),
-            child,
-            _says: says,
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already; then there is nothing to stop.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
+use statehold_testkit::http::DevServer;
 
 fn readme() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
@@ -79,7 +35,9 @@ fn the_first_session_of_the_readme_runs_and_prints_what_it_says() {
     require("python3");
     let text = readme();
     let directory = tempfile::tempdir().expect("a directory");
-    let server = Server::start(directory.path());
+    let program = Path::new(env!("CARGO_BIN_EXE_statehold"));
+    let data = directory.path().join("data");
+    let server = DevServer::start(program, Some(&data), &["--no-demo"], &[]);
     let output = Command::new("sh")
         .args(["-eu", "-c", block(&text, "first-session")])
         .env("STATEHOLD_URL", &server.url)
@@ -94,4 +52,52 @@ fn the_first_session_of_the_readme_runs_and_prints_what_it_says() {
         "the session failed after:\n{said}\n{errors}"
     );
     assert_eq!(said, block(&text, "first-session output"), "{errors}");
+}
+
+/// Lines without what differs from run to run: spaces that align, and how long something takes.
+fn without_times(text: &str) -> Vec<String> {
+    let is_time = |word: &str| {
+        let number = word.trim_end_matches(['s', 'm', 'h']);
+        number != word && number.parse::<u64>().is_ok()
+    };
+    let words = |line: &str| {
+        let words = line.split_whitespace().filter(|word| !is_time(word));
+        words.collect::<Vec<_>>().join(" ")
+    };
+    text.lines().map(words).collect()
+}
+
+#[test]
+fn every_claim_of_the_tour_holds_and_the_readme_shows_what_it_prints() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let tour = Command::new(env!("CARGO_BIN_EXE_statehold"))
+        .args(["demo", "--crash", "--fast"])
+        .env_clear()
+        .current_dir(directory.path())
+        .output()
+        .expect("the program starts");
+    let out = String::from_utf8_lossy(&tour.stdout);
+    let err = String::from_utf8_lossy(&tour.stderr);
+    assert_eq!(tour.status.code(), Some(0), "{out}\n{err}");
+    assert!(out.contains("14 claims, all true"), "{out}");
+    let printed = without_times(&out);
+    let mut after = printed.iter();
+    for line in without_times(block(&readme(), "tour")) {
+        let is_there = after.any(|printed| *printed == line);
+        assert!(is_there, "{line:?} is not in, or not in its place: {out}");
+    }
+}
+
+#[test]
+fn the_server_greets_as_the_readme_says() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = Path::new(env!("CARGO_BIN_EXE_statehold"));
+    let data = directory.path().join("statehold-data");
+    let server = DevServer::start(program, Some(&data), &[], &[]);
+    let said = server.said.replace(&server.url, "http://127.0.0.1:7717");
+    let said = said.replace(&*data.to_string_lossy(), "./statehold-data");
+    let (before, ready) = said.split_once("Ready in ").expect("it says when");
+    let (_, after) = ready.split_once(" ms").expect("it says how fast");
+    let said = format!("{before}Ready in 12 ms{after}");
+    assert_eq!(said, block(&readme(), "banner"));
 }

@@ -1,113 +1,48 @@
 //! The audit of a real server: what it lists, what it proves, and what an export proves without it.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use statehold_testkit::http::DevServer;
 
-/// A development server. Stopped when the test ends, however it ends.
-struct Server {
-    child: Child,
-    url: String,
-    /// Kept, so that the server can go on talking.
-    _says: BufReader<ChildStderr>,
-}
+use super::live::text;
+use super::remote::{Ended, run};
+
+/// A development server, and who looks at its audit.
+struct Server(DevServer);
 
 impl Server {
     fn start(data: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
-            .args(["dev", "--port", "0", "--no-open", "--no-demo", "--data"])
-            .arg(data)
-            .env_clear()
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut says = BufReader::new(child.stderr.take().expect("it is piped"));
-        let mut said = String::new();
-        while !said.contains("Ready in") {
-            let read = says.read_line(&mut said).expect("it speaks UTF-8");
-            assert!(read > 0, "the server ended before it was ready: {said}");
-        }
-        let url = said
-            .split_whitespace()
-            .find_map(|word| word.strip_suffix("/v1"));
-        Self {
-            url: url.expect("it says where the API is").to_owned(),
-            child,
-            _says: says,
-        }
-    }
-
-    /// A clean stop, after which everything is signed.
-    fn stop(mut self) {
-        let id = i32::try_from(self.child.id()).expect("a process id");
-        let id = rustix::process::Pid::from_raw(id).expect("a process id");
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
-        assert!(self.child.wait().expect("it ends").success());
-    }
-
-    fn call(&self, method: &str, path: &str, body: &str) -> Value {
-        let address = self.url.strip_prefix("http://").expect("plain HTTP");
-        let mut stream = TcpStream::connect(address).expect("it listens");
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-        )
-        .expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
-        let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-        serde_json::from_str(body).unwrap_or_default()
+        let program = Path::new(env!("CARGO_BIN_EXE_statehold"));
+        Self(DevServer::start(program, Some(data), &["--no-demo"], &[]))
     }
 
     /// A session with one request; its id.
     fn session(&self) -> String {
-        let made = self.call("POST", "/v1/sessions", r#"{"app":"demo","user":"bob"}"#);
-        let id = made["id"].as_str().expect("an id").to_owned();
+        let made = self
+            .0
+            .post("/sessions", &json!({"app": "demo", "user": "bob"}));
+        let id = text(&made, "id");
         self.request(&id);
         id
     }
 
     fn request(&self, session: &str) {
-        let path = format!("/v1/sessions/{session}/requests");
-        self.call("POST", &path, r#"{"agent":"helper","input":"hello"}"#);
+        let asked = json!({"agent": "helper", "input": "hello"});
+        self.0
+            .post(&format!("/sessions/{session}/requests"), &asked);
     }
 
-    fn ask(&self, args: &[&str]) -> (i32, String) {
-        run(args, &[("STATEHOLD_URL", &self.url)])
+    fn ask(&self, args: &[&str]) -> Ended {
+        run(args, &[("STATEHOLD_URL", &self.0.url)])
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already; then there is nothing to stop.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-fn run(args: &[&str], variables: &[(&str, &str)]) -> (i32, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_statehold"))
-        .args(args)
-        .env_clear()
-        .envs(variables.iter().copied())
-        .output()
-        .expect("the program starts");
-    let said = [output.stdout, output.stderr].concat();
-    let code = output.status.code().expect("it ends by itself");
-    (code, String::from_utf8(said).expect("it speaks UTF-8"))
 }
 
 #[track_caller]
-fn require((found, said): (i32, String), code: i32, says: &[&str]) {
-    assert_eq!(found, code, "{said}");
+fn require(ended: Ended, code: i32, says: &[&str]) {
+    assert_eq!(ended.code, code, "{ended:?}");
+    let said = ended.out + &ended.err;
     for words in says {
         assert!(
             said.contains(words),
@@ -131,8 +66,10 @@ fn an_export_proves_what_a_server_had() {
         ["data", "earlier", "empty", "export.jsonl"].map(|name| directory.path().join(name));
     let server = Server::start(&data);
     let (first, second) = (server.session(), server.session());
-    server.call("DELETE", &format!("/v1/sessions/{second}"), "");
-    server.stop();
+    let path = format!("/sessions/{second}");
+    let (status, _) = server.0.call("DELETE", &path, &[], &Value::Null);
+    assert!(status < 300, "{status}");
+    server.0.stop();
     copy(&data, &earlier);
 
     let server = Server::start(&data);
@@ -160,13 +97,13 @@ fn an_export_proves_what_a_server_had() {
     );
     let against = ["audit", "verify", "--against", path];
     require(server.ask(&against), 0, &["intact"]);
-    server.stop();
+    server.0.stop();
 
     let server = Server::start(&earlier);
     let tail = format!("missing_tail: record 3 of session {first}");
     require(server.ask(&["audit", "verify"]), 0, &["intact"]);
     require(server.ask(&against), 10, &[&tail]);
-    server.stop();
+    server.0.stop();
     let server = Server::start(&empty);
     let sessions = [first, second].map(|session| format!("of session {session} is missing"));
     let gone = ["missing_session: record 3", &sessions[0], &sessions[1]];
@@ -182,13 +119,14 @@ fn a_cut_or_changed_export_is_refused_with_the_line() {
     let server = Server::start(&data);
     server.session();
     let id = server.session();
-    server.stop();
+    server.0.stop();
     let server = Server::start(&data);
-    let (code, export) = server.ask(&["audit", "export"]);
-    assert_eq!(code, 0, "{export}");
+    let export = server.ask(&["audit", "export"]);
+    assert_eq!(export.code, 0, "{export:?}");
+    let export = export.out;
     let lines: Vec<&str> = export.lines().collect();
     assert_eq!(lines.len(), 7, "{export}");
-    let only = server.ask(&["audit", "export", "--session", &id]).1;
+    let only = server.ask(&["audit", "export", "--session", &id]).out;
     assert_eq!(only.lines().count(), 5, "{only}");
 
     let file = directory.path().join("export.jsonl");

@@ -1,27 +1,24 @@
 //! The real server, and a story in it: a coordinator asks an agent, and the agent asks a person.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::io::{Read, Write};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::Command;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::{Value, json};
+use statehold_testkit::http::DevServer;
 
 use super::remote::{Ended, run};
 
-/// A development server without data on disk. Stopped when the test ends, however it ends.
-pub(super) struct Live {
-    child: Child,
-    pub(super) url: String,
-    /// Kept, so that the server can go on talking.
-    _says: BufReader<ChildStderr>,
-}
+/// A development server without data on disk.
+pub(super) struct Live(DevServer);
 
-impl Drop for Live {
-    fn drop(&mut self) {
-        // It may have ended already; then there is nothing to stop.
-        drop(self.child.kill());
-        drop(self.child.wait());
+impl Deref for Live {
+    type Target = DevServer;
+
+    fn deref(&self) -> &DevServer {
+        &self.0
     }
 }
 
@@ -51,30 +48,8 @@ impl Live {
     }
 
     fn start_as(flags: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
-            .args(["dev", "--port", "0", "--no-open", "--memory"])
-            .args(flags)
-            .env_clear()
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut says = BufReader::new(child.stderr.take().expect("it is piped"));
-        let mut said = String::new();
-        while !said.contains("Ready in") {
-            let read = says.read_line(&mut said).expect("it speaks UTF-8");
-            assert!(read > 0, "the server ended before it was ready: {said}");
-        }
-        let url = said
-            .split_whitespace()
-            .find_map(|word| word.strip_suffix("/v1"))
-            .expect("it says where the API is");
-        Self {
-            url: url.to_owned(),
-            child,
-            _says: says,
-        }
+        let program = Path::new(env!("CARGO_BIN_EXE_statehold"));
+        Self(DevServer::start(program, None, flags, variables))
     }
 
     /// Runs the program against this server, with nobody to ask.
@@ -168,43 +143,6 @@ impl Live {
         let screen = String::from_utf8_lossy(&said).into_owned();
         let code = child.wait().expect("it ends").code().expect("by itself");
         (code, screen)
-    }
-
-    /// Calls the API as whoever has no key.
-    #[track_caller]
-    pub(super) fn post(&self, path: &str, body: &Value) -> Value {
-        let (status, answer) = self.call("POST", path, body);
-        assert!(status < 300, "POST {path} {body}: {status} {answer}");
-        answer
-    }
-
-    #[track_caller]
-    pub(super) fn get(&self, path: &str) -> Value {
-        let (status, answer) = self.call("GET", path, &Value::Null);
-        assert!(status < 300, "GET {path}: {status} {answer}");
-        answer
-    }
-
-    fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let host = self.url.trim_start_matches("http://");
-        let mut stream = TcpStream::connect(host).expect("the server answers");
-        let body = if body.is_null() {
-            String::new()
-        } else {
-            body.to_string()
-        };
-        let length = body.len();
-        let head = format!(
-            "{method} /v1{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
-        );
-        stream
-            .write_all((head + &body).as_bytes())
-            .expect("it is sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        let status = head[9..12].parse().expect("a status");
-        (status, serde_json::from_str(body).unwrap_or(Value::Null))
     }
 
     /// A key with roles, perhaps bound to a user.
