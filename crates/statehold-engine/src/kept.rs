@@ -52,7 +52,7 @@ pub struct AttachmentBody {
 }
 
 /// What a `reconcile` hold is called: nobody gave it a title.
-pub const RECONCILE_TITLE: &str = "It is not known whether this action ran: did it?";
+pub const RECONCILE_TITLE: &str = "It is not known what became of this action: did it run?";
 
 /// What a note is called that says that a tool gave no answer.
 pub const NO_ANSWER: &str = "tool_no_answer";

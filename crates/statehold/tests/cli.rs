@@ -16,6 +16,8 @@ mod names;
 mod remote;
 #[path = "cli/scripted.rs"]
 mod scripted;
+#[path = "cli/state.rs"]
+mod state;
 #[path = "cli/tasks.rs"]
 mod tasks;
 #[path = "cli/watch.rs"]

@@ -1,12 +1,17 @@
-//! Talking to agents, and the tour.
+//! Talking to agents.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use statehold_testkit::http::signal;
 
-use super::live::Live;
+use super::live::{Live, text};
+use super::remote::Ended;
+use super::scripted;
 
 /// How long something that is waited for may take.
 const NEVER: Duration = Duration::from_mins(1);
@@ -45,19 +50,15 @@ fn a_person_who_says_no_is_told_and_is_exit_code_9() {
     let first = live.run(&["--json", "chat", "-m", "List users"]);
     let report: Value = serde_json::from_str(&first.out).expect("JSON");
     let session = report["session"].as_str().expect("a session");
-    let mut chat = Command::new(env!("CARGO_BIN_EXE_statehold"))
-        .args(["chat", "-s", session, "-m", "Delete the first user"])
-        .env_clear()
-        .env("STATEHOLD_URL", &live.url)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
+    let args = ["chat", "-s", session, "-m", "Delete the first user"];
+    let chat = command(&args, &live).spawn().expect("it starts");
     let hold = open_hold(&live, session);
     live.check(&["approvals", "reject", &hold, "--comment", "no"], 0, &[]);
-    let status = chat.wait().expect("it ends");
-    assert_eq!(status.code(), Some(9));
+    let output = chat.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(9));
+    let told = "A person refused: user 1 was not deleted: no";
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains(told), "{out}");
 }
 
 /// The hold that is open in a session, as soon as there is one.
@@ -78,26 +79,11 @@ fn open_hold(live: &Live, session: &str) -> String {
 #[test]
 fn lines_of_a_pipe_are_a_conversation_and_a_plain_line_answers_the_question() {
     let live = Live::start_demo();
-    let mut chat = Command::new(env!("CARGO_BIN_EXE_statehold"))
-        .args(["chat", "--user", "ann"])
-        .env_clear()
-        .env("STATEHOLD_URL", &live.url)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
     let lines = "What's the weather in Springfield?\nIllinois\nWhat's 2+2\n/session\n";
-    let mut input = chat.stdin.take().expect("piped");
-    input.write_all(lines.as_bytes()).expect("it reads");
-    drop(input);
-    let output = chat.wait_with_output().expect("it ends");
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    let Ended { code, out, err } = run_with_input(&["chat", "--user", "ann"], &live, lines);
+    assert_eq!(code, 0, "{out}{err}");
     assert!(err.contains("Which Springfield?"), "{err}");
+    assert!(out.contains("Springfield, IL: Sunny, 75"), "{out}");
     assert!(out.contains("2+2 is 4") && out.contains("ses_"), "{out}");
 }
 
@@ -131,37 +117,144 @@ fn a_person_at_a_terminal_sees_who_answered() {
 }
 
 #[test]
-fn values_of_apps_and_sessions_are_read_and_written() {
-    let live = Live::start();
-    live.check(&["state", "get", "app:x"], 3, &["state list"]);
-    live.check(&["state", "set", "app:x", "{\"a\":1}"], 0, &[]);
-    let got = live.check(&["state", "get", "app:x"], 0, &[]);
-    assert_eq!(got.out, "{\"a\":1}\n");
-    live.check(
-        &["state", "set", "user:y", "plain words", "--user", "ann"],
-        0,
-        &[],
-    );
-    live.check(
-        &["state", "list", "--user", "ann"],
-        0,
-        &["user:y", "plain words"],
-    );
-    live.check(&["state", "get", "user:y"], 2, &["--user"]);
-    live.check(&["state", "get", "z"], 2, &["--session"]);
-    live.check(&["state", "delete", "app:x"], 0, &[]);
-    live.check(&["state", "get", "app:x"], 3, &[]);
+fn what_agents_do_is_shown_to_whoever_asks_for_it() {
+    let live = Live::start_demo();
+    let shown = ["chat", "--show-hidden", "-m", "List users"];
+    let shown = live.check(&shown, 0, &["12 users:", "list_users({})"]);
+    assert!(shown.out.contains("┆ hidden  tool_result"), "{}", shown.out);
+    let plain = live.check(&["chat", "-m", "List users"], 0, &["12 users:"]);
+    assert!(!plain.out.contains("list_users({})"), "{}", plain.out);
+    let lines = "List users\n/hidden\n/session\n/new\n/session\n/nonsense\n";
+    let ended = run_with_input(&["chat"], &live, lines);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.out.contains("list_users({})"), "{ended:?}");
+    let sessions = ended.out.lines().filter(|line| line.starts_with("ses_"));
+    let sessions: Vec<&str> = sessions.collect();
+    assert!(matches!(sessions[..], [first, second] if first != second));
+    assert!(ended.err.contains("/nonsense is no command"), "{ended:?}");
 }
 
 #[test]
-fn every_claim_of_the_tour_holds_also_after_a_crash() {
-    let tour = Command::new(env!("CARGO_BIN_EXE_statehold"))
-        .args(["demo", "--crash", "--fast"])
+fn an_agent_that_fails_is_exit_code_1_and_the_reason() {
+    let dead =
+        "{ kind = \"openai\", base_url = \"http://127.0.0.1:1/v1\", model = \"x\", retries = 0 }";
+    let live = Live::start_with(&[("STATEHOLD__AGENTS__DEAD", dead)]);
+    let says = ["cannot be reached", "say it again"];
+    live.check(&["chat", "dead", "-m", "hi"], 1, &says);
+}
+
+/// An agent that says one word, and the rest when it is let.
+struct Slow {
+    live: Live,
+    go_on: mpsc::Sender<()>,
+}
+
+impl Slow {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        let (go_on, is_let) = mpsc::channel();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("the server calls");
+            scripted::read(&stream);
+            let piece = |text: &str, end: &str| {
+                let choice = json!({"index": 0, "delta": {"content": text}});
+                format!("data: {}\n\n{end}", json!({"choices": [choice]}))
+            };
+            let head =
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+            let first = head.to_owned() + &piece("One", "");
+            stream.write_all(first.as_bytes()).expect("it reads");
+            is_let.recv().expect("the test goes on");
+            let stop = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
+            let last = piece(" by one.", &format!("data: {stop}\n\ndata: [DONE]\n\n"));
+            stream.write_all(last.as_bytes()).expect("it reads");
+            // What was sent is read before the connection ends.
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        let declared = format!(
+            "{{ kind = \"openai\", base_url = \"http://127.0.0.1:{port}/v1\", model = \"x\" }}"
+        );
+        let live = Live::start_with(&[("STATEHOLD__AGENTS__SLOW", &declared)]);
+        Self { live, go_on }
+    }
+
+    /// Says something to it, and waits for its first word.
+    fn ask(&self, args: &[&str], line: &str) -> (Child, ChildStdin, ChildStdout) {
+        let mut chat = command(args, &self.live).spawn().expect("it starts");
+        let mut input = chat.stdin.take().expect("piped");
+        input.write_all(line.as_bytes()).expect("it reads");
+        let mut out = chat.stdout.take().expect("piped");
+        let mut first = [0; 3];
+        out.read_exact(&mut first).expect("a word before the end");
+        assert_eq!(&first, b"One");
+        (chat, input, out)
+    }
+}
+
+fn rest(mut out: impl Read) -> String {
+    let mut text = String::new();
+    out.read_to_string(&mut text).expect("UTF-8");
+    text
+}
+
+#[test]
+fn words_are_printed_while_they_come() {
+    let slow = Slow::start();
+    let (mut chat, _, out) = slow.ask(&["chat", "slow", "-m", "hi"], "");
+    slow.go_on.send(()).expect("it waits");
+    assert_eq!(rest(out), " by one.\n");
+    assert_eq!(chat.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn somebody_who_stops_waiting_does_not_stop_the_turn() {
+    let slow = Slow::start();
+    let (mut chat, input, _out) = slow.ask(&["chat", "slow"], "hi\n");
+    signal(chat.id(), "INT").expect("it runs");
+    let mut errors = BufReader::new(chat.stderr.take().expect("piped")).lines();
+    let told = errors.find(|line| {
+        let line = line.as_ref().expect("UTF-8");
+        line.contains("stopped waiting; the turn goes on without you")
+    });
+    assert!(told.is_some(), "it says so");
+    drop(input);
+    assert_eq!(chat.wait().expect("it ends").code(), Some(130));
+    slow.go_on.send(()).expect("it waits");
+    let sessions = slow.live.get("/sessions")["sessions"].clone();
+    let path = format!("/sessions/{}/messages", text(&sessions[0], "id"));
+    let deadline = Instant::now() + NEVER;
+    while Instant::now() < deadline {
+        if slow.live.get(&path)["messages"][1]["content"] == "One by one." {
+            return;
+        }
+    }
+    panic!("the turn did not go on");
+}
+
+/// The program, with everything piped.
+fn command(args: &[&str], live: &Live) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_statehold"));
+    command
+        .args(args)
         .env_clear()
-        .output()
-        .expect("the program starts");
-    let out = String::from_utf8_lossy(&tour.stdout);
-    let err = String::from_utf8_lossy(&tour.stderr);
-    assert_eq!(tour.status.code(), Some(0), "{out}\n{err}");
-    assert!(out.contains("14 claims, all true"), "{out}");
+        .env("STATEHOLD_URL", &live.url)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs the program with these lines on its standard input.
+fn run_with_input(args: &[&str], live: &Live, lines: &str) -> Ended {
+    let mut chat = command(args, live).spawn().expect("the program starts");
+    let mut input = chat.stdin.take().expect("piped");
+    input.write_all(lines.as_bytes()).expect("it reads");
+    drop(input);
+    let output = chat.wait_with_output().expect("it ends");
+    Ended {
+        code: output.status.code().expect("it ends by itself"),
+        out: rest(&output.stdout[..]),
+        err: rest(&output.stderr[..]),
+    }
 }

@@ -94,7 +94,8 @@ impl Scripted {
     }
 }
 
-fn read(stream: &TcpStream) -> Call {
+/// Reads one call.
+pub(crate) fn read(stream: &TcpStream) -> Call {
     let mut reader = BufReader::new(stream);
     let mut next_line = || {
         let mut line = String::new();

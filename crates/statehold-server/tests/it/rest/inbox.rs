@@ -471,6 +471,7 @@ async fn an_action_that_a_person_lets_run_again_leaves_evidence_too() {
     let inbox = boss.get("/v1/holds?kind=reconcile").await.ok(200);
     let hold = &inbox["holds"][0];
     assert!(text(hold, "title").contains("did it run"), "{hold}");
+    assert_eq!(hold["message"], "The worker was lost during this action.");
     let approve = json!({"decision": "approve"});
     boss.post(
         &format!("/v1/holds/{}/decision", text(hold, "id")),
