@@ -24,8 +24,9 @@ const AGENTS: [&str; 3] = ["gpa", "ums", "assistant"];
 /// of the store, both up to a limit. The answers of each round have 20 MiB, and each is drafted twice, for the
 /// agent and for the coordinator: if one of these were not let go of, it would be 60 MiB or more in addition.
 const GROWTH_MAX: u64 = 48 << 20;
-/// What the server may ever have in use.
-const MEMORY_MAX: u64 = 640 << 20;
+/// What the server may ever have in use: a round of 200 streams needs up to 300 MiB, and the drafts of all four
+/// would be 180 MiB in addition.
+const MEMORY_MAX: u64 = 448 << 20;
 
 fn piece_of(chat: &str, at: usize) -> String {
     format!("{chat}.{at:02} ").repeat(MARKERS)

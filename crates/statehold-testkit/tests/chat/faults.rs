@@ -17,6 +17,9 @@ const GOOD: &str = "All is well.";
 /// How often a call that failed is made again here.
 const RETRIES: usize = 1;
 const AGENTS: [&str; 3] = ["gpa", "ums", "assistant"];
+/// What the server may ever have in use. Six answers of 100 MiB come at once, and more that never end: if
+/// they were kept until they are refused, it would be more than 600 MiB.
+const MEMORY_MAX: u64 = 400 << 20;
 
 /// What goes wrong: its name, the code of the answer, how often the agent is called for it. Where time is
 /// what ends it, the agent has little of it.
@@ -266,6 +269,7 @@ async fn whatever_an_agent_does_wrong_the_client_is_told_and_the_session_goes_on
         FAULTS.len(),
         most >> 20
     );
+    assert!(most <= MEMORY_MAX, "at most {most} bytes");
     let stage = Arc::into_inner(stage).expect("nobody talks any more");
     stage.end().await.expect("it is clean");
 }

@@ -116,8 +116,8 @@ struct Telling {
     has_died: bool,
     stage: Stage,
     played: Played,
-    /// What people were asked and decided.
-    decided: Vec<String>,
+    /// What people were asked and decided, and by which hold. They are not asked twice.
+    decided: Vec<(String, String)>,
 }
 
 impl Telling {
@@ -204,7 +204,8 @@ impl Telling {
             }
             _ => anyhow::bail!("nobody expects {shown}"),
         };
-        let what = format!("{kind} {tool}");
+        // An answer that was lost is given again, to the same hold.
+        let what = (format!("{kind} {tool}"), hold.to_owned());
         if !self.decided.contains(&what) {
             self.decided.push(what);
         }
@@ -220,11 +221,8 @@ impl Telling {
         let right = expected(story, death);
         ensure!(counts == right, "called: {counts:?}, and not {right:?}");
         let right = expected_holds(story, death);
-        ensure!(
-            self.decided == right,
-            "asked: {:?}, and not {right:?}",
-            self.decided
-        );
+        let asked: Vec<&str> = self.decided.iter().map(|(what, _)| what.as_str()).collect();
+        ensure!(asked == right, "asked: {asked:?}, and not {right:?}");
         let mut keys: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for seen in self.played.seen() {
             let said = seen.key.clone().filter(|_| seen.path.ends_with("/chat"));
@@ -235,7 +233,8 @@ impl Telling {
                 keys.entry(what).or_default().insert(key);
             }
         }
-        let is_one = keys.values().all(|keys| keys.len() == 1);
+        let mut keys_of_each = keys.values();
+        let is_one = keys_of_each.all(|keys| keys.len() == 1 && !keys.contains(""));
         ensure!(is_one, "a call has one key: {keys:?}");
         let (session, ..) = root(&self.stage).await?;
         let said = self.stage.transcript(&session).await?;
@@ -358,7 +357,6 @@ async fn a_server_that_is_killed_at_any_step_goes_on_from_there() {
         .flat_map(|kind| MOMENTS.map(|moment| (kind.word(), moment)))
         .collect();
     assert_eq!(covered, points, "every place where it can die has a story");
-    assert_eq!(points.len(), 2 * StepKind::ALL.len());
     let lanes = Arc::new(Semaphore::new(LANES));
     let mut told = tokio::task::JoinSet::new();
     let total = tellings.len();
