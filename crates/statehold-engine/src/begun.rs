@@ -33,7 +33,7 @@ pub struct Begun {
 struct OwnWorker {
     room: Arc<Semaphore>,
     lease_ms: u64,
-    takes: mpsc::UnboundedSender<Begun>,
+    teller: mpsc::UnboundedSender<Begun>,
 }
 
 /// The agents that this process works for, by tenant and name.
@@ -44,7 +44,7 @@ pub(crate) struct OwnWorkers(Mutex<HashMap<(Name, Name), OwnWorker>>);
 pub(crate) struct Taking {
     pub(crate) call: Call,
     pub(crate) command: Command,
-    takes: mpsc::UnboundedSender<Begun>,
+    teller: mpsc::UnboundedSender<Begun>,
     begun: Begun,
 }
 
@@ -58,15 +58,15 @@ impl Engine {
         room: Arc<Semaphore>,
         lease_ms: u64,
     ) -> mpsc::UnboundedReceiver<Begun> {
-        let (takes, begun) = mpsc::unbounded_channel();
+        let (teller, taken) = mpsc::unbounded_channel();
         let worker = OwnWorker {
             room,
             lease_ms,
-            takes,
+            teller,
         };
         let mut workers = self.inner().own_workers.lock();
         workers.insert((tenant.clone(), agent.clone()), worker);
-        begun
+        taken
     }
 
     /// The claim of the request that a commit starts, if it is one of ours and there is room.
@@ -86,7 +86,7 @@ impl Engine {
         let tenant = &commit.after.owner.as_ref()?.tenant;
         let workers = self.inner().own_workers.lock();
         let worker = workers.get(&(tenant.clone(), start.agent.clone()))?;
-        if worker.takes.is_closed() {
+        if worker.teller.is_closed() {
             return None;
         }
         let room = Arc::clone(&worker.room).try_acquire_owned().ok()?;
@@ -96,7 +96,7 @@ impl Engine {
                 request,
                 ttl_ms: worker.lease_ms,
             },
-            takes: worker.takes.clone(),
+            teller: worker.teller.clone(),
             begun: Begun {
                 session: commit.after.session,
                 request,
@@ -111,7 +111,7 @@ impl Engine {
         self.inner().tasks.spawn(async move {
             if let Ok(Ok(_)) = claim.told.await {
                 // Whoever took turns has gone away: the lease lapses, or the next one gives it back.
-                drop(taking.takes.send(taking.begun));
+                drop(taking.teller.send(taking.begun));
             }
         });
     }

@@ -225,6 +225,12 @@ struct Ready {
     credential: Option<PendingCredential>,
 }
 
+/// What goes right behind a command, and who is told of it if it is a claim.
+struct Next {
+    ready: Ready,
+    taking: Option<Taking>,
+}
+
 /// A command that is in line to become durable.
 pub(crate) struct InLine {
     done: Done,
@@ -533,24 +539,19 @@ impl Engine {
             }
         };
         let ready = self.prepare(&head.state, submission, record, late.is_none())?;
+        let taking = match behind {
+            None if late.is_none() => self.taking(submission.command, &ready.commit),
+            _ => None,
+        };
         // Both are decided before the first is in line, so that one write to the disk takes both.
-        let next = match &late {
-            None => self.decide_next(&ready.commit, submission, behind).await,
-            Some(_) => None,
+        let next = if late.is_none() && (behind.is_some() || taking.is_some()) {
+            Box::pin(self.decide_next(&ready.commit, behind, taking)).await
+        } else {
+            None
         };
         let InLine { done, told } = self.put_in_line(mailbox, head, ready).await?;
         let behind = match next {
-            Some((ready, taking)) => {
-                // If it finds no place, it is decided again once the first is durable.
-                let next = self.put_in_line(mailbox, head, ready).await.ok();
-                match (next, taking) {
-                    (Some(claim), Some(taking)) => {
-                        self.tell_when_durable(taking, claim);
-                        None
-                    }
-                    (next, _) => next,
-                }
-            }
+            Some(next) => Box::pin(self.put_next(mailbox, head, next)).await,
             None => None,
         };
         drop(slot);
@@ -572,29 +573,49 @@ impl Engine {
     }
 
     /// Decides what goes right behind a command: what was sent with it, or the claim of the request that
-    /// it starts for an agent of ours.
+    /// it starts.
     async fn decide_next(
         &self,
         first: &Commit,
-        submission: &Submission<'_>,
         behind: Option<&Submission<'_>>,
-    ) -> Option<(Ready, Option<Taking>)> {
-        if let Some(behind) = behind {
-            let ready = self.decide_behind(&first.after, behind).await?;
-            return Some((ready, None));
-        }
-        let taking = self.taking(submission.command, first)?;
-        let no_reply: Reply = Arc::new(|_| Vec::new());
-        let claim = Submission {
-            call: &taking.call,
-            command: &taking.command,
-            payloads: &self.no_payloads(),
-            reply: &no_reply,
-            credential: None,
-            is_system: false,
+        taking: Option<Taking>,
+    ) -> Option<Box<Next>> {
+        let ready = match (behind, &taking) {
+            (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
+            (None, Some(taking)) => {
+                let no_reply: Reply = Arc::new(|_| Vec::new());
+                let claim = Submission {
+                    call: &taking.call,
+                    command: &taking.command,
+                    payloads: &self.no_payloads(),
+                    reply: &no_reply,
+                    credential: None,
+                    is_system: false,
+                };
+                self.decide_behind(&first.after, &claim).await?
+            }
+            (None, None) => return None,
         };
-        let ready = self.decide_behind(&first.after, &claim).await?;
-        Some((ready, Some(taking)))
+        Some(Box::new(Next { ready, taking }))
+    }
+
+    /// Puts in line what goes right behind a command. If it finds no place, it is decided again when the
+    /// first is durable.
+    async fn put_next(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        head: &mut Head,
+        next: Box<Next>,
+    ) -> Option<InLine> {
+        let Next { ready, taking } = *next;
+        let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
+        match taking {
+            Some(taking) => {
+                self.tell_when_durable(taking, in_line);
+                None
+            }
+            None => Some(in_line),
+        }
     }
 
     /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:
