@@ -116,6 +116,7 @@ codes! {
     AgentMalformed = 502 "agent_malformed" "The agent answered in another form";
     AgentTooLarge = 502 "agent_too_large" "The answer of the agent is too large";
     ConversationLost = 502 "conversation_lost" "The agent has lost the conversation";
+    NoRoute = 502 "no_route" "The router chose no agent that there is";
     Stopping = 503 "stopping" "The server is stopping";
     DiskFull = 507 "disk_full" "The disk is full";
 }

@@ -129,8 +129,13 @@ fn agent_code(text: &str) -> Option<Code> {
         Code::AgentMalformed,
         Code::AgentTooLarge,
         Code::ConversationLost,
+        Code::NoRoute,
     ];
-    let known = codes.into_iter().find(|code| code.text() == text);
+    let known = match text {
+        // A call that names an agent that is not there is another thing, and has this code.
+        "agent_unknown" | "route_malformed" => Some(Code::NoRoute),
+        _ => codes.into_iter().find(|code| code.text() == text),
+    };
     known.or_else(|| text.starts_with("agent_").then_some(Code::AgentError))
 }
 
@@ -187,6 +192,9 @@ mod tests {
         };
         assert_eq!(code(r#"{"code":"agent_on_strike"}"#), "agent_error");
         assert_eq!(code(r#"{"code":"step_mismatch"}"#), "request_failed");
+        for of_router in ["agent_unknown", "no_route", "route_malformed"] {
+            assert_eq!(code(&format!(r#"{{"code":"{of_router}"}}"#)), "no_route");
+        }
         assert_eq!(code(r#""boom""#), "request_failed");
         let gone = failure(RequestOutcome::Cancelled, "R1", None, true);
         assert_eq!(gone.code, "request_cancelled");

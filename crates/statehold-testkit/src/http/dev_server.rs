@@ -53,7 +53,9 @@ impl DevServer {
         let process =
             ServerProcess::start_until(command, &directory.path().join("log"), |process| {
                 let said = process.said();
-                let url = url(&said).filter(|_| said.contains("Ready in"));
+                // The last line is whole.
+                let is_said = said.contains("Ready in") && said.ends_with('\n');
+                let url = url(&said).filter(|_| is_said);
                 url?.strip_prefix("http://")?.parse().ok()
             });
         let process = process.unwrap_or_else(|error| panic!("{error:#}"));
