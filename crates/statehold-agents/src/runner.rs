@@ -361,7 +361,7 @@ impl Shared {
             let (shared, ours) = (Arc::clone(&self), ours.clone());
             self.tasks.spawn(async move {
                 let (session, request) = (one.session, one.request);
-                let claimed = shared.engine.handed_over(&shared.caller, session, request);
+                let claimed = shared.engine.handed_over(&shared.caller, session, request, 1);
                 match claimed.await {
                     Ok(claimed) => shared.spawn_turn(&ours, claimed, one.room),
                     // It has ended already, or is claimed again once its lease has lapsed.
@@ -432,9 +432,9 @@ impl Shared {
         (claimed, claimed_at): (ClaimedRequest, Instant),
         seat: Seat,
     ) -> Result<(), TurnError> {
+        self.require_ours(place, claimed_at).await?;
         // There as long as this turn is, however it ends.
         let _draft = self.engine.open_draft(place.request);
-        self.require_ours(place, claimed_at).await?;
         let mut run = Run::open(Arc::clone(self), Arc::clone(spec), claimed, seat).await?;
         let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
         let outcome = tokio::select! {

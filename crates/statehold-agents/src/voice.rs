@@ -1,36 +1,26 @@
-//! The answer of a turn while it is written, from its first word on, whoever wrote the beginning.
-
-use futures_util::FutureExt;
+//! The answer of a turn while it is written: what its models say, message by message.
 
 use crate::runner::Run;
 
 /// Between the messages of one turn.
 pub(crate) const BREAK: &str = "\n\n";
 
-/// Says what the models of a turn say, once: a turn that goes on after a pause says its recorded words
-/// again, and those who watch have heard them.
+/// Says what the models of a turn say. A turn that goes on says its recorded words again; the draft knows
+/// that those who watch have heard them.
 pub(crate) struct Voice {
     say: Box<dyn Fn(&str) + Send + Sync>,
-    /// What was heard already and is not yet said again.
-    heard: String,
-    /// What was heard is not what is said: those who watch get the answer when it is committed.
-    is_astray: bool,
     has_spoken: bool,
     needs_break: bool,
 }
 
 impl Voice {
     pub(crate) fn of(run: &Run) -> Self {
-        let mut draft = run.engine.follow_draft(run.place.request);
-        let heard = draft.next().now_or_never().flatten();
-        Self::new(Box::new(run.sayer()), heard.unwrap_or_default())
+        Self::new(run.sayer())
     }
 
-    fn new(say: Box<dyn Fn(&str) + Send + Sync>, heard: String) -> Self {
+    fn new(say: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self {
-            say,
-            heard,
-            is_astray: false,
+            say: Box::new(say),
             has_spoken: false,
             needs_break: false,
         }
@@ -47,25 +37,9 @@ impl Voice {
         }
         self.has_spoken = true;
         if std::mem::take(&mut self.needs_break) {
-            self.add(BREAK);
+            (self.say)(BREAK);
         }
-        self.add(piece);
-    }
-
-    fn add(&mut self, piece: &str) {
-        if self.is_astray {
-            return;
-        }
-        if self.heard.is_empty() {
-            (self.say)(piece);
-        } else if self.heard.starts_with(piece) {
-            self.heard.drain(..piece.len());
-        } else if let Some(rest) = piece.strip_prefix(self.heard.as_str()) {
-            (self.say)(rest);
-            self.heard.clear();
-        } else {
-            self.is_astray = true;
-        }
+        (self.say)(piece);
     }
 }
 
@@ -75,33 +49,21 @@ mod tests {
 
     use super::*;
 
-    #[track_caller]
-    fn check(heard: &str, messages: &[&[&str]], said: &str) {
+    #[test]
+    fn messages_are_set_apart() {
         let written = Arc::new(Mutex::new(String::new()));
         let sink = Arc::clone(&written);
-        let say = move |piece: &str| sink.lock().expect("no panic").push_str(piece);
-        let mut voice = Voice::new(Box::new(say), heard.to_owned());
-        for message in messages {
+        let mut voice =
+            Voice::new(move |piece: &str| sink.lock().expect("no panic").push_str(piece));
+        for message in [["Let me ", "see."], ["", ""], ["It is ", "4."]] {
             voice.begin();
-            for piece in *message {
+            for piece in message {
                 voice.say(piece);
             }
         }
-        assert_eq!(*written.lock().expect("no panic"), said);
-    }
-
-    #[test]
-    fn messages_are_set_apart_and_what_was_heard_is_not_said_again() {
-        let all: &[&[&str]] = &[&["Let me ", "see."], &[""], &["It is 4."]];
-        check("", all, "Let me see.\n\nIt is 4.");
-        check("Let", all, " me see.\n\nIt is 4.");
-        check("Let me see.", all, "\n\nIt is 4.");
-        check("Let me see.\n", all, "\nIt is 4.");
-        check("Let me see.\n\nIt is 4.", all, "");
-    }
-
-    #[test]
-    fn whoever_heard_something_else_is_not_told_the_rest() {
-        check("Let us see", &[&["Let me ", "see."]], "");
+        assert_eq!(
+            *written.lock().expect("no panic"),
+            "Let me see.\n\nIt is 4."
+        );
     }
 }

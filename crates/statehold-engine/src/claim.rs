@@ -170,29 +170,32 @@ impl Engine {
         let payloads = self.no_payloads();
         let reply: Reply = Arc::new(move |done: &Committed<'_>| {
             let live = done.after.requests.get(&request);
-            let runs = live.is_some_and(|live| live.status == RequestStatus::Running);
-            vec![u8::from(runs)]
+            let live = live.filter(|live| live.status == RequestStatus::Running);
+            live.map_or_else(Vec::new, |live| live.fence.to_be_bytes().to_vec())
         });
         let call = Call::by(caller.clone());
         let done = self
             .submit(session, &call, &command, &payloads, &reply)
             .await?;
-        if done.body != [1] {
+        let Ok(fence) = done.body.try_into() else {
             return Ok(None);
-        }
-        Ok(Some(self.handed_over(caller, session, request).await?))
+        };
+        let fence = u64::from_be_bytes(fence);
+        let claimed = self.handed_over(caller, session, request, fence).await?;
+        Ok(Some(claimed))
     }
 
-    /// A request that was started with a lease, as whoever has the lease would get it by claim.
+    /// A request that was leased under a fence, as whoever has the lease would get it by claim.
     ///
     /// # Errors
     ///
-    /// If the caller does not hold it.
+    /// If the caller does not hold it, or not under that fence any more: whoever claimed it since has it.
     pub async fn handed_over(
         &self,
         caller: &Caller,
         session: SessionId,
         request: RequestId,
+        fence: u64,
     ) -> Result<ClaimedRequest, EngineError> {
         let state = self.durable_state(session).await?;
         let live = state.requests.get(&request);
@@ -207,6 +210,11 @@ impl Engine {
         let lease = claimed.detail.live.as_ref().and_then(|live| live.lease);
         if lease.map(|lease| lease.worker) != Some(caller.principal) {
             return Err(Rejection::NotLeaseHolder.into());
+        }
+        let current = claimed.detail.live.as_ref().map_or(0, |live| live.fence);
+        if current != fence {
+            let shown = fence;
+            return Err(Rejection::StaleFence { shown, current }.into());
         }
         let credentials = &self.inner().credentials;
         claimed.credential = credentials.take(request);

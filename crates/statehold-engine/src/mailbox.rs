@@ -393,10 +393,13 @@ impl Engine {
         rights::require_role(caller, first.command)?;
         rights::require_role(caller, second.command)?;
         let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
-        if let Some(behind) = behind
-            && let Ok(Ok(_)) = behind.told.await
-        {
-            return Ok(behind.done);
+        if let Some(behind) = behind {
+            match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
+                Ok(_) => return Ok(behind.done),
+                // It is surely not there.
+                Err(StoreError::Conflict { .. } | StoreError::Full) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         // It did not come to a commit, or that was lost: it is decided by itself.
         Ok(self.submit_in_line(session, &second, None).await?.0)
@@ -735,6 +738,8 @@ impl Engine {
                     engine.destroy_hold_keys(unneeded).await;
                 }
                 Err(error) => {
+                    // Before the caller is told: it may bring the same again.
+                    drop(credential);
                     if matches!(error, StoreError::Full) {
                         inner.is_full.store(true, Ordering::Relaxed);
                     }

@@ -118,6 +118,10 @@ impl Openai {
     /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
     /// talk into each other.
     async fn tracked(&self, run: &mut Run) -> Result<Answer, TurnError> {
+        // Before the line too: a turn that tells a decision may stand in it until the agent is back.
+        if run.next_recorded().is_none() {
+            require_free(run).await?;
+        }
         run.conversation = Some(self.locks.hold(run).await);
         if Brought::of(&run.input).is_some() {
             return self.stateless(run).await;

@@ -81,7 +81,7 @@ impl Run {
         if let Some((ours, permit)) = room {
             let child = self
                 .engine
-                .handed_over(&self.caller, self.place.session, id)
+                .handed_over(&self.caller, self.place.session, id, 1)
                 .await;
             match child {
                 Ok(child) => runner.spawn_turn(ours, child, permit),

@@ -104,6 +104,11 @@ impl SessionFeed {
             let feed = engine.feed(&self.caller, self.session, self.after, limit);
             for entry in feed.await? {
                 let record = &entry.stored.record;
+                // The store shows a commit a moment before it is announced. Which answers are being
+                // written is known as of what is announced.
+                if record.content.seq > newest {
+                    break;
+                }
                 self.after = record.content.seq;
                 news.extend(self.last_words(record));
                 news.push(SessionNews::Record(entry));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use statehold_core::command::Rejection;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::record::CommandName;
@@ -63,9 +64,22 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dur
     let begun = taken.recv().await.expect("it is told");
     assert_eq!(begun.request, request_of(&started));
     let worker = Caller::worker_of_server(rig.caller.tenant.clone());
+    // Under another fence it would be somebody else's turn.
+    let other = rig
+        .engine
+        .handed_over(&worker, begun.session, begun.request, 2)
+        .await;
+    let stale = Rejection::StaleFence {
+        shown: 2,
+        current: 1,
+    };
+    assert!(
+        matches!(&other, Err(EngineError::Rejected(why)) if *why == stale),
+        "{other:?}"
+    );
     let claimed = rig
         .engine
-        .handed_over(&worker, begun.session, begun.request)
+        .handed_over(&worker, begun.session, begun.request, 1)
         .await
         .expect("it is the server's");
     let live = claimed.detail.live.expect("it is live");
