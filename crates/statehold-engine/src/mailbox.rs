@@ -5,26 +5,24 @@
 //! refusal. When a commit fails, those that build on it fail too; nobody has been answered, so they
 //! are decided again on what is really there.
 
-use std::collections::BTreeMap;
+mod behind;
+mod deciding;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use statehold_core::command::{Cold, Command, Context, Named, Outcome, Past, Rejection};
-use statehold_core::decide::decide;
+use statehold_core::command::{Command, Named, Outcome, Rejection};
 use statehold_core::digest::BodyRef;
-use statehold_core::ids::{RequestId, SessionId};
-use statehold_core::principal::Actor;
+use statehold_core::ids::SessionId;
 use statehold_core::projection::Changes;
 use statehold_core::record::Record;
 use statehold_core::session::{Owner, SessionState};
-use statehold_core::time::Timestamp;
 use statehold_store::{Answer, Commit, PendingCommit, StoreError};
 use tokio::sync::{Mutex, oneshot, watch};
 
-use crate::begun::Taking;
 use crate::caller::Caller;
 use crate::credentials::{Credential, Pending as PendingCredential};
-use crate::engine::{Aftermath, Engine, Inner, entropy};
+use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
 use crate::payloads::Payloads;
@@ -225,12 +223,6 @@ struct Ready {
     credential: Option<PendingCredential>,
 }
 
-/// What goes right behind a command, and who is told of it if it is a claim.
-struct Next {
-    ready: Ready,
-    taking: Option<Taking>,
-}
-
 /// A command that is in line to become durable.
 pub(crate) struct InLine {
     done: Done,
@@ -355,54 +347,6 @@ impl Engine {
             is_system: false,
         };
         self.submit_keyed(session, &submission).await
-    }
-
-    /// Sends two commands, the second right behind the first: it is decided on what the first comes to,
-    /// both are in line before either is durable, and nothing comes between them. Waits until both are
-    /// durable. The second has the reply and may bring a credential.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::submit_with_credential`]. If the first is refused or lost, so is the second; if only
-    /// the second is, the first stays.
-    pub async fn submit_both(
-        &self,
-        session: SessionId,
-        caller: &Caller,
-        first: (&Command, &Payloads),
-        second: (&Command, &Payloads, &Reply),
-        credential: Option<&Credential>,
-    ) -> Result<Done, EngineError> {
-        let call = Call::by(caller.clone());
-        let no_reply: Reply = Arc::new(|_| Vec::new());
-        let first = Submission {
-            call: &call,
-            command: first.0,
-            payloads: first.1,
-            reply: &no_reply,
-            credential: None,
-            is_system: false,
-        };
-        let second = Submission {
-            command: second.0,
-            payloads: second.1,
-            reply: second.2,
-            credential,
-            ..first
-        };
-        rights::require_role(caller, first.command)?;
-        rights::require_role(caller, second.command)?;
-        let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
-        if let Some(behind) = behind {
-            match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
-                Ok(_) => return Ok(behind.done),
-                // It is surely not there.
-                Err(StoreError::Conflict { .. } | StoreError::Full) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        // It did not come to a commit, or that was lost: it is decided by itself.
-        Ok(self.submit_in_line(session, &second, None).await?.0)
     }
 
     /// Sends a command of the server itself: timers, recovery.
@@ -575,68 +519,6 @@ impl Engine {
         }
     }
 
-    /// Decides what goes right behind a command: what was sent with it, or the claim of the request that
-    /// it starts.
-    async fn decide_next(
-        &self,
-        first: &Commit,
-        behind: Option<&Submission<'_>>,
-        taking: Option<Taking>,
-    ) -> Option<Box<Next>> {
-        let ready = match (behind, &taking) {
-            (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
-            (None, Some(taking)) => {
-                let no_reply: Reply = Arc::new(|_| Vec::new());
-                let claim = Submission {
-                    call: &taking.call,
-                    command: &taking.command,
-                    payloads: &self.no_payloads(),
-                    reply: &no_reply,
-                    credential: None,
-                    is_system: false,
-                };
-                self.decide_behind(&first.after, &claim).await?
-            }
-            (None, None) => return None,
-        };
-        Some(Box::new(Next { ready, taking }))
-    }
-
-    /// Puts in line what goes right behind a command. If it finds no place, it is decided again when the
-    /// first is durable.
-    async fn put_next(
-        &self,
-        mailbox: &Arc<Mailbox>,
-        head: &mut Head,
-        next: Box<Next>,
-    ) -> Option<InLine> {
-        let Next { ready, taking } = *next;
-        let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
-        match taking {
-            Some(taking) => {
-                self.tell_when_durable(taking, in_line);
-                None
-            }
-            None => Some(in_line),
-        }
-    }
-
-    /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:
-    /// whatever it comes to is then found out when the state is durable.
-    async fn decide_behind(
-        &self,
-        state: &SessionState,
-        submission: &Submission<'_>,
-    ) -> Option<Ready> {
-        if is_missing(state, &submission.command.named()) {
-            return None;
-        }
-        match self.decide(state, submission).await {
-            Ok(Outcome::Commit(record)) => self.prepare(state, submission, record, true).ok(),
-            _ => None,
-        }
-    }
-
     /// Puts a command in line that was decided on the head, which it replaces.
     async fn put_in_line(
         &self,
@@ -752,46 +634,6 @@ impl Engine {
         told
     }
 
-    /// The core's decision, once rights and preconditions are met.
-    async fn decide(
-        &self,
-        state: &SessionState,
-        submission: &Submission<'_>,
-    ) -> Result<Outcome, EngineError> {
-        let inner = self.inner();
-        let Submission { call, command, .. } = submission;
-        if !submission.is_system {
-            self.require_right(&call.caller, state, command).await?;
-        }
-        if let Some(expected) = call.if_revision
-            && expected != state.revision
-        {
-            let current = state.revision;
-            return Err(EngineError::RevisionMismatch { expected, current });
-        }
-        let actor = if submission.is_system {
-            Actor::system(call.caller.tenant.clone())
-        } else {
-            call.caller.actor()
-        };
-        require_policy(inner, state, submission)?;
-        let mut cold = inner.cold(state, command.named()).await?;
-        if let Command::ClaimRequest { request, .. } = command {
-            cold.unanswered = self.unanswered(state, *request).await?;
-            cold.laid_down = self.laid_down(state, *request, &cold.unanswered).await?;
-        }
-        let ctx = Context {
-            now: inner.clock.now(),
-            actor,
-            entropy: entropy()?,
-            leases: inner.leases_of(state),
-            key: None,
-            known_key: None,
-            cold,
-        };
-        Ok(decide(state, command, &ctx)?)
-    }
-
     /// The answer to something that was done before.
     async fn done_before(
         &self,
@@ -840,32 +682,6 @@ impl Engine {
     }
 }
 
-/// Refuses tool calls that the policy of their agent forbids. Here, because every surface passes here.
-fn require_policy(
-    inner: &Inner,
-    state: &SessionState,
-    submission: &Submission<'_>,
-) -> Result<(), EngineError> {
-    let (agent, items) = match submission.command {
-        Command::StartRequest(start) => (Some(&start.agent), &start.items),
-        Command::AppendItems { by, items, .. }
-        | Command::CompleteRequest { by, items, .. }
-        | Command::OpenHold { by, items, .. } => {
-            let task = state.task_of(by.request);
-            (task.map(|task| &task.agent), items)
-        }
-        _ => return Ok(()),
-    };
-    match agent {
-        Some(agent) => {
-            let policies = &inner.options.policies;
-            policies.require_items(agent, items, submission.payloads)
-        }
-        // It has ended: the core says so.
-        None => Ok(()),
-    }
-}
-
 /// Whether a command names something that is not live.
 fn is_missing(state: &SessionState, named: &Named) -> bool {
     named
@@ -886,51 +702,6 @@ async fn settled(durable: &mut watch::Receiver<Durable>, revision: u64, failures
 }
 
 impl Inner {
-    /// How far the leases of a session reach, heartbeats and the pause after a restart included.
-    pub(crate) fn leases_of(&self, state: &SessionState) -> BTreeMap<RequestId, Timestamp> {
-        let mut reach = BTreeMap::new();
-        if state.requests.is_empty() {
-            return reach;
-        }
-        let heartbeats = self.heartbeats();
-        for live in state.requests.values() {
-            let Some(lease) = live.lease else { continue };
-            // Nobody could send a heartbeat while the server was down.
-            let mut until = lease.until.max(self.started_at.plus_ms(lease.ttl_ms));
-            if let Some(extended) = heartbeats.get(&live.id) {
-                until = until.max(*extended);
-            }
-            reach.insert(live.id, until);
-        }
-        reach
-    }
-
-    /// The finished things of the session that a command names. Those of others are not there.
-    async fn cold(&self, state: &SessionState, named: Named) -> Result<Cold, EngineError> {
-        let mut cold = Cold::default();
-        if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
-            let is_here = self.store.session_of_request(id).await? == Some(state.session);
-            let ended = self.store.ended_request(id).await?.filter(|_| is_here);
-            cold.request = ended.map(|ended| (ended.id, ended.outcome));
-        }
-        if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
-            let is_here = self.store.session_of_task(id).await? == Some(state.session);
-            let closed = self.store.closed_task(id).await?.filter(|_| is_here);
-            cold.task = closed.map(|closed| closed.task.id);
-        }
-        if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {
-            cold.hold = self.store.closed_hold(id).await?.map(Into::into);
-        }
-        if let Some(revision) = named.past {
-            let past = self.store.load_at(state.session, revision).await?;
-            cold.past = past.map(|past| Past {
-                items_appended: past.items_appended,
-                keys: (*past.keys).clone(),
-            });
-        }
-        Ok(cold)
-    }
-
     /// Marks a mailbox as used, so that it is among the last to be forgotten.
     pub(crate) fn touch(&self, mailbox: &Mailbox) {
         let now = self.calls.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,136 @@
+//! What goes right behind a command: decided on what the command comes to, and in line before that is
+//! durable, so that one write to the disk takes both.
+
+use std::sync::Arc;
+
+use statehold_core::command::{Command, Outcome};
+use statehold_core::ids::SessionId;
+use statehold_core::session::SessionState;
+use statehold_store::{Commit, StoreError};
+
+use super::{Call, Done, Head, InLine, Mailbox, Ready, Reply, Submission, is_missing};
+use crate::begun::Taking;
+use crate::caller::Caller;
+use crate::credentials::Credential;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::payloads::Payloads;
+use crate::rights;
+
+/// What goes right behind a command, and who is told of it if it is a claim.
+pub(super) struct Next {
+    ready: Ready,
+    taking: Option<Taking>,
+}
+
+impl Engine {
+    /// Sends two commands, the second right behind the first: it is decided on what the first comes to,
+    /// both are in line before either is durable, and nothing comes between them. Waits until both are
+    /// durable. The second has the reply and may bring a credential.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::submit_with_credential`]. If the first is refused or lost, so is the second; if only
+    /// the second is, the first stays.
+    pub async fn submit_both(
+        &self,
+        session: SessionId,
+        caller: &Caller,
+        first: (&Command, &Payloads),
+        second: (&Command, &Payloads, &Reply),
+        credential: Option<&Credential>,
+    ) -> Result<Done, EngineError> {
+        let call = Call::by(caller.clone());
+        let no_reply: Reply = Arc::new(|_| Vec::new());
+        let first = Submission {
+            call: &call,
+            command: first.0,
+            payloads: first.1,
+            reply: &no_reply,
+            credential: None,
+            is_system: false,
+        };
+        let second = Submission {
+            command: second.0,
+            payloads: second.1,
+            reply: second.2,
+            credential,
+            ..first
+        };
+        rights::require_role(caller, first.command)?;
+        rights::require_role(caller, second.command)?;
+        let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
+        if let Some(behind) = behind {
+            match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
+                Ok(_) => return Ok(behind.done),
+                // It is surely not there.
+                Err(StoreError::Conflict { .. } | StoreError::Full) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // It did not come to a commit, or that was lost: it is decided by itself.
+        Ok(self.submit_in_line(session, &second, None).await?.0)
+    }
+
+    /// Decides what goes right behind a command: what was sent with it, or the claim of the request that
+    /// it starts.
+    pub(super) async fn decide_next(
+        &self,
+        first: &Commit,
+        behind: Option<&Submission<'_>>,
+        taking: Option<Taking>,
+    ) -> Option<Box<Next>> {
+        let ready = match (behind, &taking) {
+            (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
+            (None, Some(taking)) => {
+                let no_reply: Reply = Arc::new(|_| Vec::new());
+                let claim = Submission {
+                    call: &taking.call,
+                    command: &taking.command,
+                    payloads: &self.no_payloads(),
+                    reply: &no_reply,
+                    credential: None,
+                    is_system: false,
+                };
+                self.decide_behind(&first.after, &claim).await?
+            }
+            (None, None) => return None,
+        };
+        Some(Box::new(Next { ready, taking }))
+    }
+
+    /// Puts in line what goes right behind a command. If it finds no place, it is decided again when the
+    /// first is durable.
+    pub(super) async fn put_next(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        head: &mut Head,
+        next: Box<Next>,
+    ) -> Option<InLine> {
+        let Next { ready, taking } = *next;
+        let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
+        match taking {
+            Some(taking) => {
+                self.tell_when_durable(taking, in_line);
+                None
+            }
+            None => Some(in_line),
+        }
+    }
+
+    /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:
+    /// whatever it comes to is then found out when the state is durable.
+    async fn decide_behind(
+        &self,
+        state: &SessionState,
+        submission: &Submission<'_>,
+    ) -> Option<Ready> {
+        if is_missing(state, &submission.command.named()) {
+            return None;
+        }
+        match self.decide(state, submission).await {
+            Ok(Outcome::Commit(record)) => self.prepare(state, submission, record, true).ok(),
+            _ => None,
+        }
+    }
+}

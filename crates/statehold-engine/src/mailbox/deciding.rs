@@ -1,0 +1,129 @@
+//! The core's decision, with everything that it must know beside the state.
+
+use std::collections::BTreeMap;
+
+use statehold_core::command::{Cold, Command, Context, Named, Outcome, Past};
+use statehold_core::decide::decide;
+use statehold_core::ids::RequestId;
+use statehold_core::principal::Actor;
+use statehold_core::session::SessionState;
+use statehold_core::time::Timestamp;
+
+use super::Submission;
+use crate::engine::{Engine, Inner, entropy};
+use crate::error::EngineError;
+
+impl Engine {
+    /// The core's decision, once rights and preconditions are met.
+    pub(super) async fn decide(
+        &self,
+        state: &SessionState,
+        submission: &Submission<'_>,
+    ) -> Result<Outcome, EngineError> {
+        let inner = self.inner();
+        let Submission { call, command, .. } = submission;
+        if !submission.is_system {
+            self.require_right(&call.caller, state, command).await?;
+        }
+        if let Some(expected) = call.if_revision
+            && expected != state.revision
+        {
+            let current = state.revision;
+            return Err(EngineError::RevisionMismatch { expected, current });
+        }
+        let actor = if submission.is_system {
+            Actor::system(call.caller.tenant.clone())
+        } else {
+            call.caller.actor()
+        };
+        require_policy(inner, state, submission)?;
+        let mut cold = inner.cold(state, command.named()).await?;
+        if let Command::ClaimRequest { request, .. } = command {
+            cold.unanswered = self.unanswered(state, *request).await?;
+            cold.laid_down = self.laid_down(state, *request, &cold.unanswered).await?;
+        }
+        let ctx = Context {
+            now: inner.clock.now(),
+            actor,
+            entropy: entropy()?,
+            leases: inner.leases_of(state),
+            key: None,
+            known_key: None,
+            cold,
+        };
+        Ok(decide(state, command, &ctx)?)
+    }
+}
+
+/// Refuses tool calls that the policy of their agent forbids. Here, because every surface passes here.
+fn require_policy(
+    inner: &Inner,
+    state: &SessionState,
+    submission: &Submission<'_>,
+) -> Result<(), EngineError> {
+    let (agent, items) = match submission.command {
+        Command::StartRequest(start) => (Some(&start.agent), &start.items),
+        Command::AppendItems { by, items, .. }
+        | Command::CompleteRequest { by, items, .. }
+        | Command::OpenHold { by, items, .. } => {
+            let task = state.task_of(by.request);
+            (task.map(|task| &task.agent), items)
+        }
+        _ => return Ok(()),
+    };
+    match agent {
+        Some(agent) => {
+            let policies = &inner.options.policies;
+            policies.require_items(agent, items, submission.payloads)
+        }
+        // It has ended: the core says so.
+        None => Ok(()),
+    }
+}
+
+impl Inner {
+    /// How far the leases of a session reach, heartbeats and the pause after a restart included.
+    pub(crate) fn leases_of(&self, state: &SessionState) -> BTreeMap<RequestId, Timestamp> {
+        let mut reach = BTreeMap::new();
+        if state.requests.is_empty() {
+            return reach;
+        }
+        let heartbeats = self.heartbeats();
+        for live in state.requests.values() {
+            let Some(lease) = live.lease else { continue };
+            // Nobody could send a heartbeat while the server was down.
+            let mut until = lease.until.max(self.started_at.plus_ms(lease.ttl_ms));
+            if let Some(extended) = heartbeats.get(&live.id) {
+                until = until.max(*extended);
+            }
+            reach.insert(live.id, until);
+        }
+        reach
+    }
+
+    /// The finished things of the session that a command names. Those of others are not there.
+    async fn cold(&self, state: &SessionState, named: Named) -> Result<Cold, EngineError> {
+        let mut cold = Cold::default();
+        if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
+            let is_here = self.store.session_of_request(id).await? == Some(state.session);
+            let ended = self.store.ended_request(id).await?.filter(|_| is_here);
+            cold.request = ended.map(|ended| (ended.id, ended.outcome));
+        }
+        if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
+            let is_here = self.store.session_of_task(id).await? == Some(state.session);
+            let closed = self.store.closed_task(id).await?.filter(|_| is_here);
+            cold.task = closed.map(|closed| closed.task.id);
+        }
+        if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {
+            cold.hold = self.store.closed_hold(id).await?.map(Into::into);
+        }
+        if let Some(revision) = named.past {
+            let past = self.store.load_at(state.session, revision).await?;
+            cold.past = past.map(|past| Past {
+                items_appended: past.items_appended,
+                keys: (*past.keys).clone(),
+            });
+        }
+        Ok(cold)
+    }
+}
