@@ -24,6 +24,12 @@ use self::verify::{Covered, Found};
 use crate::http::ServerProcess;
 use crate::workload::Random;
 
+/// How long clients may take to get on, or to end.
+const MOST: Duration = Duration::from_mins(1);
+
+/// Bytes of the clients' logs, about a hundred calls: fewer would be a kill of an idle server.
+const TOLD_BETWEEN_KILLS: u64 = 64 << 10;
+
 /// What a run does.
 #[derive(Debug, Clone)]
 pub struct HttpCrashOptions {
@@ -57,6 +63,9 @@ impl HttpCrashOptions {
         }
     }
 }
+
+/// How the error begins if the run itself went well and what the server told does not hold.
+pub const BROKEN_WORD: &str = "the server did not keep its word";
 
 /// What a run covered.
 #[derive(Debug, Default, Clone, Copy)]
@@ -106,11 +115,7 @@ fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashRepor
     let mut followers = Followers::new(&data)?;
     let feeds = usize::try_from(options.clients * options.lanes)?;
     for cycle in 1..=options.cycles {
-        let pause = Duration::from_millis(100 + random.below(300));
-        let began = Instant::now();
-        while began.elapsed() < pause {
-            std::thread::park_timeout(pause.saturating_sub(began.elapsed()));
-        }
+        clients.work(Duration::from_millis(100 + random.below(300)))?;
         server.kill().with_context(|| format!("in cycle {cycle}"))?;
         clients.require_alive()?;
         if followers.len() < feeds {
@@ -123,7 +128,7 @@ fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashRepor
     }
     let entries = clients.finish()?;
     followers.find(&clients.logs)?;
-    let report = compare(options, &data, &entries, followers, &mut random)?;
+    let report = compare(options, &data, &entries, followers, &mut random).context(BROKEN_WORD)?;
     let status = server.stop()?;
     ensure!(status.success(), "the server stopped with {status}");
     check(&options.program, &data)?;
@@ -236,6 +241,24 @@ impl Clients {
         Ok(clients)
     }
 
+    /// Lets them work for a while, and on a slow machine until something was told.
+    fn work(&mut self, pause: Duration) -> Result<()> {
+        let told_before = self.told()?;
+        let began = Instant::now();
+        while began.elapsed() < pause || self.told()? < told_before + TOLD_BETWEEN_KILLS {
+            self.require_alive()?;
+            ensure!(began.elapsed() < MOST, "the clients do not get on");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Bytes that the clients have written down.
+    fn told(&self) -> Result<u64> {
+        let logs = self.logs.iter().filter(|path| path.is_file());
+        logs.map(|path| Ok(std::fs::metadata(path)?.len())).sum()
+    }
+
     fn require_alive(&mut self) -> Result<()> {
         for child in &mut self.running {
             if let Some(status) = child.try_wait()? {
@@ -251,7 +274,7 @@ impl Clients {
             drop(child.stdin.take());
         }
         for child in &mut self.running {
-            let status = wait(child, Duration::from_mins(1))?;
+            let status = wait(child, MOST)?;
             ensure!(status.success(), "a client ended with {status}");
         }
         let mut entries = Vec::new();
