@@ -22,6 +22,28 @@ pub(crate) struct ToolCallWish {
     pub(crate) arguments: String,
 }
 
+impl ToolCallWish {
+    /// Whether a piece with another id begins another call, and is no piece of this one.
+    fn is_followed_by(&self, piece: &ToolCall<'_>) -> bool {
+        let Some(function) = &piece.function else {
+            return false;
+        };
+        let name = function.name.as_deref().filter(|name| !name.is_empty());
+        let has_arguments = || {
+            let arguments = function.arguments.map(RawValue::get).unwrap_or_default();
+            !arguments.trim_matches(['"', ' ']).is_empty()
+        };
+        name.is_some_and(|name| name != self.name || self.is_whole() && has_arguments())
+    }
+
+    /// Whether nothing is missing from its arguments.
+    fn is_whole(&self) -> bool {
+        // Looked at first, because it is cheap: pieces can be many.
+        self.arguments.trim_end().ends_with('}')
+            && serde_json::from_str::<serde::de::IgnoredAny>(&self.arguments).is_ok()
+    }
+}
+
 /// What an answer took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
@@ -57,6 +79,8 @@ pub(super) struct Assembly {
     tool_calls: BTreeMap<u64, ToolCallWish>,
     /// The place of each, by its id.
     places: HashMap<String, u64>,
+    /// The place of the last one that came under an index, where that is not the index itself.
+    moved: HashMap<u64, u64>,
 }
 
 impl Assembly {
@@ -90,8 +114,10 @@ impl Assembly {
             if let Some(message) = choice.delta.or(choice.message) {
                 self.take_message(message, is_whole, on_text)?;
             }
-            if choice.finish_reason.is_some() {
-                self.reply.finish_reason = choice.finish_reason;
+            // Some services send an empty one with every piece.
+            let reason = choice.finish_reason.filter(|reason| !reason.is_empty());
+            if reason.is_some() {
+                self.reply.finish_reason = reason;
             }
         }
         Ok(())
@@ -134,43 +160,55 @@ impl Assembly {
         }
         let calls = message.tool_calls.into_iter().flatten();
         for (place, call) in (0..).zip(calls) {
-            let index = if is_whole {
+            let place = if is_whole {
                 place
             } else {
-                self.index_of(&call)
+                self.place_of(&call)
             };
-            self.take_tool_call(index, call)?;
+            self.take_tool_call(place, call)?;
         }
         Ok(())
     }
 
     /// Which call a piece belongs to. Some services leave the index out: then a new id begins a new
-    /// call, and a piece without an id belongs to the last one.
-    fn index_of(&self, call: &ToolCall<'_>) -> u64 {
-        if let Some(index) = call.index {
-            return index;
-        }
+    /// call, and a piece without an id belongs to the last one. Others give every call the same index:
+    /// then a new id begins a new call, but only with the name of another tool, or with arguments where
+    /// those of the call before are whole, because others again make up a new id for every piece.
+    fn place_of(&mut self, call: &ToolCall<'_>) -> u64 {
+        let id = call.id.as_deref().filter(|id| !id.is_empty());
         let last = self.tool_calls.keys().next_back().copied();
-        match call.id.as_deref().filter(|id| !id.is_empty()) {
-            None => last.unwrap_or(0),
-            Some(id) => {
-                let known = self.places.get(id).copied();
-                known.unwrap_or_else(|| last.map_or(0, |last| last.saturating_add(1)))
-            }
-        }
+        let by_id = |id: &str| {
+            let known = self.places.get(id).copied();
+            known.unwrap_or_else(|| last.map_or(0, |last| last.saturating_add(1)))
+        };
+        let Some(index) = call.index else {
+            return id.map_or(last.unwrap_or(0), by_id);
+        };
+        let place = self.moved.get(&index).copied().unwrap_or(index);
+        let there = self.tool_calls.get(&place);
+        let is_of_another = |id: &&str| {
+            there.is_some_and(|there| {
+                !there.id.is_empty() && there.id != **id && there.is_followed_by(call)
+            })
+        };
+        let Some(place) = id.filter(is_of_another).map(by_id) else {
+            return place;
+        };
+        self.moved.insert(index, place);
+        place
     }
 
-    fn take_tool_call(&mut self, index: u64, call: ToolCall<'_>) -> Result<(), CallError> {
-        if self.tool_calls.len() == TOOL_CALLS_MAX && !self.tool_calls.contains_key(&index) {
+    fn take_tool_call(&mut self, place: u64, call: ToolCall<'_>) -> Result<(), CallError> {
+        if self.tool_calls.len() == TOOL_CALLS_MAX && !self.tool_calls.contains_key(&place) {
             return Err(CallError::TooLarge("at most 1,024 tool calls"));
         }
-        let wish = self.tool_calls.entry(index).or_insert(ToolCallWish {
+        let wish = self.tool_calls.entry(place).or_insert(ToolCallWish {
             id: String::new(),
             name: String::new(),
             arguments: String::new(),
         });
         if let Some(id) = call.id.filter(|_| wish.id.is_empty()) {
-            self.places.entry(id.clone()).or_insert(index);
+            self.places.entry(id.clone()).or_insert(place);
             wish.id = id;
         }
         let Some(function) = call.function else {

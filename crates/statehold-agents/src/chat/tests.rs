@@ -193,6 +193,56 @@ async fn tool_calls_are_put_together_by_their_index() {
 }
 
 #[tokio::test]
+async fn tool_calls_under_one_index_are_told_apart_once_they_are_whole() {
+    let tools = |calls: &str| delta(&format!(r#"{{"tool_calls":[{calls}]}}"#));
+    let pieces = [
+        // A service that counts nothing: each call comes under 0, the second in two pieces.
+        tools(r#"{"index":0,"id":"a","function":{"name":"read","arguments":"{\"path\":\"x\"}"}}"#),
+        tools(r#"{"index":0,"id":"b","function":{"name":"write","arguments":"{\"n\""}}"#),
+        tools(r#"{"index":0,"function":{"arguments":":1}"}}"#),
+        tools(r#"{"index":0,"id":"e","function":{"name":"now","arguments":""}}"#),
+        tools(r#"{"index":0,"id":"f","function":{"name":"read","arguments":"{}"}}"#),
+        // One that makes up an id for every piece.
+        tools(r#"{"index":20,"id":"c","function":{"name":"list","arguments":"{\"of\":"}}"#),
+        tools(r#"{"index":20,"id":"d","function":{"name":"list","arguments":"2}"}}"#),
+        tools(r#"{"index":20,"id":"g","function":{"name":"list","arguments":""}}"#),
+        tools(r#"{"index":20,"id":"h","function":{"arguments":""}}"#),
+        // One that has the same id for all.
+        tools(r#"{"index":30,"id":"a","function":{"name":"read","arguments":"{}"}}"#),
+    ];
+    let mut pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+    pieces.push(END);
+
+    let reply = ask(events(&pieces), true).await;
+
+    assert_eq!(
+        reply.tool_calls,
+        [
+            wish("a", "read", r#"{"path":"x"}"#),
+            wish("b", "write", r#"{"n":1}"#),
+            wish("e", "now", ""),
+            wish("f", "read", "{}"),
+            wish("c", "list", r#"{"of":2}"#),
+            wish("a", "read", "{}"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_empty_reason_is_no_end() {
+    let piece = |text: &str, reason: &str| {
+        format!(
+            r#"{{"choices":[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":"{reason}"}}]}}"#
+        )
+    };
+    let (one, two) = (piece("Good ", ""), piece("day", "stop"));
+
+    let reply = ask(events(&[&one, &two]), true).await;
+
+    assert_eq!(reply.finish_reason.as_deref(), Some("stop"));
+}
+
+#[tokio::test]
 async fn tool_calls_without_an_index_are_told_apart_by_their_ids() {
     let tools = |calls: &str| delta(&format!(r#"{{"tool_calls":[{calls}]}}"#));
     let reply = ask(
