@@ -115,11 +115,17 @@ pub(super) fn require_fit(steps: &[String], value: &Value) -> Result<(), String>
     let (Some(section), Some(setting)) = (steps.first(), steps.last()) else {
         return Ok(());
     };
-    match section.as_str() {
+    let fits = match section.as_str() {
         MODELS => fit::<Model>(setting, value),
         TOOL_SERVERS => fit::<ToolServer>(setting, value),
         _ => fit::<Agent>(setting, value),
-    }
+    };
+    let is_prompt = PROMPTS.contains(&setting.as_str());
+    fits.map_err(|why| match why.rsplit_once(", expected ") {
+        // What was found instead is the value itself.
+        Some((_, expected)) if is_prompt || is_delicate(steps) => format!("expected {expected}"),
+        _ => why,
+    })
 }
 
 fn fit<T: DeserializeOwned>(setting: &str, value: &Value) -> Result<(), String> {
@@ -163,14 +169,17 @@ fn without_words(value: &Value) -> Value {
 
 /// What may be said of a value that does not fit. A secret may have come into the wrong place.
 pub(super) fn said(steps: &[String], value: &Value) -> String {
-    let is_delicate = steps.len() > 2
-        && [AGENTS, MODELS, TOOL_SERVERS].contains(&&*steps[0])
-        && steps
-            .last()
-            .is_some_and(|setting| DELICATE.contains(&&**setting));
-    if is_delicate {
+    if is_delicate(steps) {
         "what it is set to".to_owned()
     } else {
         shown(steps, value.clone()).to_string()
     }
+}
+
+fn is_delicate(steps: &[String]) -> bool {
+    steps.len() > 2
+        && [AGENTS, MODELS, TOOL_SERVERS].contains(&&*steps[0])
+        && steps
+            .last()
+            .is_some_and(|setting| DELICATE.contains(&&**setting))
 }

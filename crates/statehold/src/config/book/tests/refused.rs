@@ -425,6 +425,10 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         ("[models.\"a b\"]\n", ["`a b`", "not a name"]),
         (
+            "[tool_servers.t]\ncommand = \"npx notes\"\n",
+            ["`tool_servers.t.command`", "expected a sequence"],
+        ),
+        (
             "[tool_servers.t]\ncommand = []\n",
             ["`tool_servers.t.command`", "begins with a program"],
         ),
@@ -445,6 +449,8 @@ fn neither_secrets_nor_prompts_are_said_or_shown() {
         "[models.m]\nbase_url = \"http://h/?key=SECRET\"\n",
         "[tool_servers.t]\nurl = \"http://h/#SECRET\"\n",
         "[tool_servers.t]\nenv = [\"TOKEN=SECRET\"]\n",
+        "[tool_servers.t]\nenv = \"SECRET\"\n",
+        "[tool_servers.t]\ncommand = \"npx notes --token SECRET\"\n",
         "[agents.a]\nprompt = [\"SECRET\"]\n",
         "[agents.a]\ncredential = \"SECRET\"\n",
     ] {
