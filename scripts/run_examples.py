@@ -258,8 +258,9 @@ class Receiver:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
+                status = receiver.status
                 receiver.got.append((self.path, dict(self.headers.items()), body))
-                self.send_response(receiver.status)
+                self.send_response(status)
                 self.send_header("location", f"http://127.0.0.1:{receiver.port}/elsewhere")
                 self.end_headers()
                 try:
@@ -365,8 +366,8 @@ def check_push():
     count = len(receiver.got)
     server.start()
     receiver.wait_for(count + 1)
-    receiver.status = 204
     last = len(receiver.got)
+    receiver.status = 204
     receiver.wait_for(last + 1)
     ids = {headers["webhook-id"] for _, headers, _ in receiver.got[2:]}
     assert len(ids) == 1, ids
@@ -385,7 +386,7 @@ def check_push():
     server.decide(hold)
     receiver.wait_for(count + 1)
     claimed = server.claim("pusher", request_id=request["id"], lease_seconds=60)
-    time.sleep(0.5)
+    time.sleep(2)
     count = len(receiver.got)
     time.sleep(3)
     assert len(receiver.got) == count, "it was claimed"

@@ -52,13 +52,14 @@ class Worker(threading.Thread):
 
 
 class Losing(httpx.BaseTransport):
-    """Sends a call and loses the connection before the answer, as often as it is told."""
+    """Sends a call and loses the connection before the answer, as often as it is told. Then the agent goes on."""
 
-    def __init__(self, times):
-        self.times, self.inner = times, httpx.HTTPTransport()
+    def __init__(self, times, go_on):
+        self.times, self.go_on, self.inner = times, go_on, httpx.HTTPTransport()
 
     def handle_request(self, request):
         if self.times == 0:
+            threading.Timer(0.5, self.go_on.set).start()
             return self.inner.handle_request(request)
         self.times -= 1
         body = request.read()
@@ -167,9 +168,8 @@ def check():
     for streaming in (False, True):
         session = {"conversation": server.session("helper")}
         before, worker.go_on = len(worker.heard), threading.Event()
-        transport = Losing(2)
+        transport = Losing(2, worker.go_on)
         losing = client.with_options(http_client=httpx.Client(transport=transport), max_retries=2)
-        threading.Timer(2, worker.go_on.set).start()
         answer = losing.chat.completions.create(model="helper", messages=user("slow"), stream=streaming, extra_body=session)
         text = read(answer)[0] if streaming else answer.choices[0].message.content
         assert text == "You said: slow", text

@@ -58,7 +58,7 @@ class Gpa(service.Handler):
         yield json.dumps({"choices": [{"index": 0, "delta": {"custom_content": {"stages": [stage]}}}]})
         for piece in pieces:
             if is_slow:
-                time.sleep(0.3)
+                time.sleep(0.5)
             yield json.dumps({"choices": [{"index": 0, "delta": {"content": piece}}]})
         yield f'{{"choices": [{{"index": 0, "delta": {{"custom_content": {{"state": {state}}}}}}}]}}'
         yield json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})

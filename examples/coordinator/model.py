@@ -44,7 +44,7 @@ class Model(service.Handler):
 
     def chunks(self, text, is_slow):
         for chunk in service.chunks_of(text):
-            time.sleep(0.3 if is_slow else 0)
+            time.sleep(0.6 if is_slow else 0)
             yield chunk
 
 

@@ -404,9 +404,9 @@ fn end(child: &mut Child, ending: Ending, lines: &AtomicU64) -> Result<ExitStatu
             child.kill()?;
             return Ok(child.wait()?);
         }
-        if waited > Duration::from_mins(1) {
+        if waited > Duration::from_mins(5) {
             child.kill()?;
-            bail!("the writer did not end within a minute");
+            bail!("the writer did not end within five minutes");
         }
         std::thread::park_timeout(pause);
         waited += pause;

@@ -58,7 +58,7 @@ fn notices(bug: &str, complaint: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let options = StormOptions {
         kill_every: 100,
-        ..options(&with_bug(directory.path(), bug), 12)
+        ..options(&with_bug(directory.path(), bug), 40)
     };
     let error = run(&options).expect_err("it has a bug");
     let said = format!("{error:#}");

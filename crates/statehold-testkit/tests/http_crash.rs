@@ -88,5 +88,5 @@ fn a_server_that_carries_out_a_repeated_call_twice_is_noticed() {
 
 #[test]
 fn a_feed_that_skips_an_event_is_noticed() {
-    notices("skips", &["where"]);
+    notices("skips", &[BROKEN_WORD]);
 }

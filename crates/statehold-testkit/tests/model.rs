@@ -6,7 +6,7 @@ use statehold_testkit::model::{Scope, explore};
 
 #[test]
 fn every_promise_holds_in_every_reachable_state() {
-    let limit = Duration::from_mins(10);
+    let limit = Duration::from_hours(1);
     let report = explore(Scope::small(), limit, |line| println!("{line}"));
     println!(
         "{:>10} states {:>11} transitions in all",

@@ -22,7 +22,7 @@ mod texts;
 
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Shorter than lists are believed, so that a change is heard of and not just found.
-const UNTIL_MAX: Duration = Duration::from_secs(20);
+const UNTIL_MAX: Duration = Duration::from_secs(25);
 
 fn name(text: &str) -> Name {
     text.parse().expect("a name")

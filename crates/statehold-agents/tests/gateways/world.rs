@@ -41,7 +41,7 @@ fn owned(spec: Arc<AgentSpec>) -> AgentSpec {
 }
 
 pub(crate) fn brief(mut spec: AgentSpec) -> AgentSpec {
-    spec.timeout = Duration::from_secs(2);
+    spec.timeout = Duration::from_secs(6);
     spec
 }
 

@@ -90,7 +90,11 @@ pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, wit
 async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     let tools = tools().await;
     let model = ScriptedModel::start([
-        calls(&[("c1", "delete_user", json!({"user_id": 7, "pin": "4711"}))]),
+        calls(&[(
+            "c1",
+            "delete_user",
+            json!({"user_id": 7, "pin": "pin-4711"}),
+        )]),
         text("That was it."),
     ])
     .await;
@@ -105,9 +109,9 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     assert_eq!(model.asked().len(), 2);
     prompt_leads(&model);
     // What is hidden is hidden: not from the tool, but from everything that is kept.
-    assert!(!work.everything().await.contains("4711"));
+    assert!(!work.everything().await.contains("pin-4711"));
     let told = model.messages(1);
-    assert!(!told[2].to_string().contains("4711"), "{}", told[2]);
+    assert!(!told[2].to_string().contains("pin-4711"), "{}", told[2]);
     let told = told[3]["content"].as_str().expect("text").to_owned();
     let transcript = work.rig.transcript(work.session).await;
     assert_eq!(transcript, ["Delete user 7", "That was it."]);
@@ -192,7 +196,7 @@ async fn a_turn_that_fails_while_people_are_asked_goes_on_with_what_they_decide(
 async fn an_approved_call_is_made_once_with_all_it_was_asked_for() {
     let (called, told) = one_call(DecisionKind::Approve, json!({})).await;
     assert_eq!(called.len(), 1);
-    assert_eq!(called[0].args, json!({"user_id": 7, "pin": "4711"}));
+    assert_eq!(called[0].args, json!({"user_id": 7, "pin": "pin-4711"}));
     assert_eq!(told, "delete_user done");
 }
 
@@ -201,7 +205,7 @@ async fn an_edited_call_is_made_as_it_was_changed_and_the_model_learns_of_it() {
     let edit = json!({"args": {"user_id": 8, "pin": "[redacted]"}});
     let (called, told) = one_call(DecisionKind::Edit, edit).await;
     assert_eq!(called.len(), 1);
-    assert_eq!(called[0].args, json!({"user_id": 8, "pin": "4711"}));
+    assert_eq!(called[0].args, json!({"user_id": 8, "pin": "pin-4711"}));
     assert!(told.contains("A person changed the arguments"), "{told}");
     assert!(
         told.contains(r#""user_id":8"#) && told.ends_with("delete_user done"),

@@ -263,7 +263,11 @@ async fn hidden_arguments_that_were_lost_before_anybody_was_asked_are_not_made_u
     ] {
         let tools = tools().await;
         let model = ScriptedModel::start([
-            calls(&[("c1", "delete_user", json!({"user_id": 7, "pin": "4711"}))]),
+            calls(&[(
+                "c1",
+                "delete_user",
+                json!({"user_id": 7, "pin": "pin-4711"}),
+            )]),
             text("It was lost."),
         ])
         .await;

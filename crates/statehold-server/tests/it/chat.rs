@@ -202,7 +202,7 @@ impl Scene {
 
     /// Asks for an approval, which is somebody else's to give.
     async fn ask_approval(&self, request: &Value) -> Value {
-        let action = json!({"tool": "pay", "args": {"secret_sum": 4711}});
+        let action = json!({"tool": "pay", "args": {"secret_sum": "sum-4711"}});
         let hold = json!({"kind": "approval", "title": "Pay?", "action": action});
         self.ask(request, hold).await
     }

@@ -635,7 +635,7 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
     let session = new_session(&ann).await;
     start(&ann, &session, "helper", "x").await;
-    let short = json!({"agent": "helper", "lease_seconds": 1});
+    let short = json!({"agent": "helper", "lease_seconds": 3});
     let request = helper.post("/v1/work/claim", &short).await.ok(200)["requests"][0].clone();
     let hold = json!({"kind": "approval", "title": "Pay ACME?",
                       "action": {"tool": "pay", "args": {"amount": 4, "password": "hunter2"}, "risk": "high"},

@@ -56,13 +56,13 @@ async fn everything(directory: &Path, session: &str) -> Vec<u8> {
 }
 
 async fn claim_short(helper: &Who) -> Value {
-    let body = json!({"agent": "helper", "lease_seconds": 1, "wait_seconds": 10});
+    let body = json!({"agent": "helper", "lease_seconds": 3, "wait_seconds": 10});
     helper.post("/v1/work/claim", &body).await.ok(200)["requests"][0].clone()
 }
 
-/// Waits until a lease of a second is over: what is approved then is nobody's until the next claim.
+/// Waits until a short lease is over: what is approved then is nobody's until the next claim.
 async fn lapse() {
-    let end = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(1_200);
+    let end = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(3_200);
     until("the lease is over", || async {
         (jiff::Timestamp::now() > end).then_some(())
     })
@@ -223,7 +223,7 @@ async fn keys_are_destroyed_however_the_action_ends() {
         let mut hold = json!({"kind": "approval", "title": "Pay?",
                               "action": {"tool": "pay", "args": {"pin": 1234}}});
         if end == "expire" {
-            hold["expires_in_seconds"] = json!(1);
+            hold["expires_in_seconds"] = json!(3);
         }
         let hold = act(&helper, &request, "holds", hold).await.ok(201);
         let keys = || std::fs::read(rig.data().join("hold-keys")).expect("a file");

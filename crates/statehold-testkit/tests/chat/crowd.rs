@@ -56,6 +56,7 @@ fn config(at: &str) -> String {
         r#"
         [models.main]
         base_url = "{at}/model/v1"
+        timeout_seconds = 600
         model = "main"
         [agents.coordinator]
         kind = "router"
@@ -65,10 +66,12 @@ fn config(at: &str) -> String {
         [agents.gpa]
         kind = "openai"
         base_url = "{at}/gpa/v1"
+        timeout_seconds = 600
         model = "gpa"
         [agents.ums]
         kind = "conversations"
         base_url = "{at}/ums"
+        timeout_seconds = 600
         [agents.assistant]
         kind = "llm"
         model = "main"

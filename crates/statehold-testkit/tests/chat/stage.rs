@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 
 /// How long anything may take before it counts as never.
-pub(crate) const NEVER: Duration = Duration::from_mins(2);
+pub(crate) const NEVER: Duration = Duration::from_mins(15);
 
 const DONE: &str = "[DONE]";
 

@@ -13,7 +13,7 @@ use statehold_testkit::tool_worker::{Orders, Refused, WorkerOptions, read_log};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the lease of the worker that is lost lasts.
-const LEASE_SECONDS: u64 = 5;
+const LEASE_SECONDS: u64 = 30;
 
 fn statehold() -> PathBuf {
     built_program(Path::new(env!("CARGO_BIN_EXE_tool_worker")))

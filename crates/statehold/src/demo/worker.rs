@@ -307,6 +307,10 @@ mod tests {
                 "POST /v1/work/claim HTTP/1.1" => answer(&mut stream, "200 OK", &nothing).await,
                 "POST /v1/requests/req_1/complete HTTP/1.1" if !cut_off => cut_off = true,
                 "POST /v1/requests/req_1/complete HTTP/1.1" => break body,
+                // Where a turn takes long.
+                "POST /v1/requests/req_1/heartbeat HTTP/1.1" => {
+                    answer(&mut stream, "200 OK", &json!({})).await;
+                }
                 other => panic!("it is not asked for {other}"),
             }
         };

@@ -23,7 +23,7 @@ fn one_message_is_answered_and_the_exit_code_says_how() {
     assert_eq!(ended.out, "2+2 is 4\n");
     let waits = ["chat", "--no-wait", "-m", "Delete user 7"];
     live.check(&waits, 8, &["Delete user 7", "statehold approvals approve"]);
-    let nobody = ["--timeout", "2s", "chat", "nobody", "-m", "hi"];
+    let nobody = ["--timeout", "10s", "chat", "nobody", "-m", "hi"];
     live.check(
         &nobody,
         7,

@@ -36,7 +36,7 @@ async fn a_pause_is_told_in_words_and_in_fields_as_clients_see_it() {
     assert_eq!(told["id"], hold["id"]);
     assert_eq!(told["may_decide"], false);
     assert!(told.get("action").is_none());
-    assert!(!body.to_string().contains("4711"), "{body}");
+    assert!(!body.to_string().contains("sum-4711"), "{body}");
 
     // Asked again, it is told again. It is the same turn.
     let mut stream = scene.stream("pay").await;
@@ -67,7 +67,7 @@ async fn a_developer_is_shown_no_more_than_a_client() {
     let answer = finished(call).await;
     let body = answer.ok(200);
     assert_eq!(body["statehold"]["holds"][0]["may_decide"], true);
-    assert!(!body.to_string().contains("4711"), "{body}");
+    assert!(!body.to_string().contains("sum-4711"), "{body}");
     let session = answer.header("x-statehold-session").expect("a session");
     let session = nobody.get(&format!("/v1/sessions/{session}")).await.ok(200);
     assert_eq!(session["user"], "dora");

@@ -40,7 +40,7 @@ async fn thousands_of_idle_connections_keep_nobody_out_and_are_cut() {
     raise_file_limit();
     let setup = Setup {
         accept: AcceptOptions {
-            head_read_timeout: Duration::from_secs(4),
+            head_read_timeout: Duration::from_secs(20),
             ..AcceptOptions::default()
         },
         ..Setup::default()

@@ -38,11 +38,11 @@ fn head(key: &str, rest: &str) -> String {
 fn impatient() -> Setup {
     Setup {
         server: ServerOptions {
-            body_timeout: Duration::from_millis(300),
+            body_timeout: Duration::from_secs(1),
             ..ServerOptions::default()
         },
         accept: AcceptOptions {
-            head_read_timeout: Duration::from_millis(300),
+            head_read_timeout: Duration::from_secs(2),
             ..AcceptOptions::default()
         },
         ..Setup::default()

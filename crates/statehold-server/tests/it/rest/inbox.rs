@@ -453,7 +453,7 @@ async fn an_action_that_a_person_lets_run_again_leaves_evidence_too() {
     let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
     let session = new_session(&ann).await;
     start(&ann, &session, "helper", "x").await;
-    let short = json!({"agent": "helper", "lease_seconds": 1});
+    let short = json!({"agent": "helper", "lease_seconds": 3});
     let first = helper.post("/v1/work/claim", &short).await.ok(200)["requests"][0].clone();
     let call =
         json!({"items": [{"kind": "tool_call", "name": "pay", "call_id": "p", "arguments": {}}]});

@@ -344,7 +344,7 @@ async fn a_session_ends_with_its_time_and_hidden_payloads_go() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
         let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
         let operator = rig.key(&["operator"]).await;
-        let body = json!({"app": "demo", "ttl_seconds": 1, "ttl_mode": "fixed"});
+        let body = json!({"app": "demo", "ttl_seconds": 3, "ttl_mode": "fixed"});
         let session = text(&ann.post("/v1/sessions", &body).await.ok(201), "id");
         let path = format!("/v1/sessions/{session}");
         let body = json!({

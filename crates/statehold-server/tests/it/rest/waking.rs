@@ -148,7 +148,7 @@ async fn an_orchestrator_waits_for_a_child_by_the_feed_of_the_session() {
 #[tokio::test]
 async fn an_orchestrator_that_went_away_claims_the_answer_of_its_child() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
-        let scene = scene(rig, 1).await;
+        let scene = scene(rig, 3).await;
         let hold = scene.ask().await;
         let end: jiff::Timestamp = text(&scene.above, "lease_until").parse().expect("a time");
         until("the lease is over", || async {
@@ -178,7 +178,7 @@ async fn an_orchestrator_that_went_away_claims_the_answer_of_its_child() {
 #[tokio::test]
 async fn a_claim_shows_what_children_still_wait_for() {
     let rig = Rig::on_disk().await;
-    let scene = scene(rig, 1).await;
+    let scene = scene(rig, 3).await;
     let own = json!({"kind": "question", "title": "Me too?"});
     // The orchestrator asks too, and its lease lapses; only its own question is answered.
     let asked = act(&scene.orchestrator, &scene.above, "holds", own)

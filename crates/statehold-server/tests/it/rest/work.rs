@@ -212,7 +212,7 @@ async fn a_claim_after_a_decision_brings_the_decision_and_the_children() {
     let helper = rig.worker(&["helper", "math"]).await;
     let session = new_session(&ann).await;
     start(&ann, &session, "helper", "which?").await;
-    let body = json!({"agent": "helper", "lease_seconds": 1});
+    let body = json!({"agent": "helper", "lease_seconds": 3});
     let claimed = helper.post("/v1/work/claim", &body).await.ok(200)["requests"][0].clone();
     let question =
         json!({"kind": "form", "title": "Which one?", "response_schema": {"type": "object"}});

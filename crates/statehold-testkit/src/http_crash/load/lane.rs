@@ -87,8 +87,8 @@ impl Lane {
         match self.random.below(400) {
             0..140 => self.turn(at).await,
             140..220 => self.patch(at).await,
-            220..250 => self.count(at).await,
-            250 if !self.sessions[at].is_followed => self.delete(at).await,
+            220..245 => self.count(at).await,
+            245..250 if !self.sessions[at].is_followed => self.delete(at).await,
             _ => self.advance(at).await,
         }
     }
