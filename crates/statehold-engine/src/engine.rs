@@ -100,6 +100,8 @@ pub(crate) struct Inner {
     /// A plain mutex: held while a map is read or written, never over an await.
     mailboxes: Mutex<HashMap<SessionId, Arc<Mailbox>>>,
     pub(crate) calls: AtomicU64,
+    /// What `calls` was when idle sessions were last looked for.
+    calls_before: AtomicU64,
     /// How many items of histories were read.
     pub(crate) items_read: AtomicU64,
     heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
@@ -163,6 +165,7 @@ impl Engine {
             started_at,
             mailboxes: Mutex::default(),
             calls: AtomicU64::new(0),
+            calls_before: AtomicU64::new(0),
             items_read: AtomicU64::new(0),
             heartbeats: Mutex::default(),
             in_flight: InFlight::default(),
@@ -245,6 +248,18 @@ impl Engine {
         self.inner.mailboxes().len()
     }
 
+    /// Forgets the sessions that nobody has used since this was last called: a server keeps those in
+    /// memory that are talked to, and not those of last week. They are read again when they are needed.
+    pub fn forget_idle_sessions(&self) {
+        let now = self.inner.calls.load(Ordering::Relaxed);
+        let before = self.inner.calls_before.swap(now, Ordering::Relaxed);
+        let mut mailboxes = self.inner.mailboxes();
+        mailboxes.retain(|_, mailbox| {
+            is_in_use(mailbox) || mailbox.used.load(Ordering::Relaxed) >= before
+        });
+        mailboxes.shrink_to_fit();
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
     }
@@ -295,12 +310,16 @@ impl Engine {
     }
 }
 
-/// Forgets the half of the mailboxes that was not used for longest. One that is in use stays: a task
-/// that waits for a commit, or a reader of its feed, holds it.
+/// Whether a task that waits for a commit, or a reader of its feed, holds it.
+fn is_in_use(mailbox: &Arc<Mailbox>) -> bool {
+    Arc::strong_count(mailbox) > 1
+}
+
+/// Forgets the half of the mailboxes that was not used for longest. One that is in use stays.
 fn forget_idle(mailboxes: &mut HashMap<SessionId, Arc<Mailbox>>, keep: usize) {
     let mut idle: Vec<(u64, SessionId)> = mailboxes
         .iter()
-        .filter(|(_, mailbox)| Arc::strong_count(mailbox) == 1)
+        .filter(|(_, mailbox)| !is_in_use(mailbox))
         .map(|(session, mailbox)| (mailbox.used.load(Ordering::Relaxed), *session))
         .collect();
     idle.sort_unstable();

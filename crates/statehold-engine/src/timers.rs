@@ -17,6 +17,8 @@ const DUE_MAX: usize = 256;
 const ERASE_STEP: usize = 64;
 /// How many ticks pass between two rounds of forgetting answers.
 const FORGET_EVERY: u64 = 600;
+/// How many ticks pass between two looks for sessions that nobody uses.
+const IDLE_EVERY: u64 = 6_000;
 
 impl Inner {
     /// Forgets answers that have expired; returns how many.
@@ -64,6 +66,9 @@ impl Engine {
                     tracing::warn!(error = %error, "timers could not do their work; trying again");
                 }
                 count += 1;
+                if count.is_multiple_of(IDLE_EVERY) {
+                    engine.forget_idle_sessions();
+                }
             }
         });
     }

@@ -91,3 +91,27 @@ async fn a_sliding_life_goes_on_with_use_and_a_fixed_one_does_not() {
         assert_eq!(status(&rig).await, SessionStatus::Closed, "{mode:?}");
     }
 }
+
+#[tokio::test]
+async fn a_session_that_nobody_uses_leaves_memory_and_comes_back_as_it_was() {
+    let rig = Rig::new(None).await;
+    let request = request_of(&rig.start(Some(10_000)).await.expect("started"));
+    let hot = rig.engine.hot_sessions();
+    rig.engine.forget_idle_sessions();
+    assert_eq!(rig.engine.hot_sessions(), hot, "it was used a moment ago");
+    // Somebody waits for what is new in it: it stays however long nothing happens.
+    let caller = rig.caller.clone();
+    let mut feed = rig.engine.follow_session(caller, rig.session, 2);
+    {
+        let mut waits = std::pin::pin!(feed.changed());
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        rig.engine.forget_idle_sessions();
+        rig.engine.forget_idle_sessions();
+        assert_eq!(rig.engine.hot_sessions(), 1);
+    }
+    rig.engine.forget_idle_sessions();
+    assert_eq!(rig.engine.hot_sessions(), 0);
+    let beat = rig.engine.heartbeat(&rig.caller, rig.session, request, 1);
+    beat.await.expect("its lease is still held");
+    assert_eq!(rig.revision().await, 2);
+}
