@@ -137,6 +137,33 @@ impl ToolError {
         }
     }
 
+    /// The same, of a call that was made before: that it cannot be made again says nothing about what became
+    /// of it.
+    pub(crate) fn after_a_call(self) -> Self {
+        match self {
+            Self::Unreachable { server, .. } => Self::Unreachable {
+                server,
+                may_have_run: true,
+            },
+            Self::Timeout { server, .. } => Self::Timeout {
+                server,
+                may_have_run: true,
+            },
+            Self::Refused {
+                server, message, ..
+            }
+            | Self::Unclear { server, message } => Self::Unclear { server, message },
+            Self::NoSuchTool { server, tool } => Self::Unclear {
+                server,
+                message: format!("it has no tool {tool} any more"),
+            },
+            Self::TooLarge { server } => Self::Unclear {
+                server,
+                message: "it sent more than is read of one answer".to_owned(),
+            },
+        }
+    }
+
     /// The word for it in records.
     pub(crate) fn code(&self) -> &'static str {
         match self {

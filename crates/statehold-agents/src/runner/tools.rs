@@ -5,19 +5,19 @@
 //! its tool gave no answer, is made again under its key if the tool honours keys; about the others the
 //! engine asks people first, when the turn is claimed again.
 
+mod made;
 mod person;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, StatePatch};
-use statehold_core::hold::{CallTarget, HoldKind};
-use statehold_core::ids::ItemId;
+use statehold_core::hold::{CallTarget, HoldKind, HoldStatus};
+use statehold_core::ids::{HoldId, ItemId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem};
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, OpenCall};
@@ -27,18 +27,15 @@ use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{Moment, Run, StepDone, hidden};
-use crate::gateway::traceparent;
-use crate::mcp::{CallMeta, NoAnswer, Tool, ToolError, ToolServers};
+use crate::mcp::{NoAnswer, Tool, ToolError, ToolServers};
 use crate::model::Wish;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 use crate::words::raw;
 
+use made::{Came, Listing, Released};
+use person::Decided;
 pub(crate) use person::told_of;
-use person::{Decided, decided};
-
-/// How long we wait before a tool that gave no answer is called again, at first. It doubles.
-const PAUSE_FIRST: Duration = Duration::from_millis(200);
 
 /// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
 /// them.
@@ -67,13 +64,17 @@ impl Toolbox {
         if let Some(listed) = &self.listed {
             return Ok(Arc::clone(listed));
         }
+        let listed = self.list().await?;
+        self.listed = Some(Arc::clone(&listed));
+        Ok(listed)
+    }
+
+    async fn list(&self) -> Listing {
         let listed = match self.names.as_slice() {
             [] => Vec::new(),
             names => self.servers.tools(names).await?,
         };
-        let listed = Arc::new(listed);
-        self.listed = Some(Arc::clone(&listed));
-        Ok(listed)
+        Ok(Arc::new(listed))
     }
 }
 
@@ -106,8 +107,8 @@ struct Open<'a> {
 
 /// What is to be done about a call.
 enum Next {
-    /// It runs, with these arguments. The note is for the model.
-    Run(Raw, Option<String>),
+    /// It runs.
+    Run(Released),
     /// It does not run: this is recorded as its result.
     Record(CallOutcome, Raw),
     /// A person is asked.
@@ -126,12 +127,6 @@ enum Settled {
     Unanswered(NoAnswer),
     /// Nothing: it waits for a person.
     Waits,
-}
-
-/// What came of a call that was made.
-enum Came {
-    Result(Raw),
-    Nothing(NoAnswer),
 }
 
 /// What is known of a live request at one revision.
@@ -390,16 +385,16 @@ impl Run {
         next: Vec<(&Open<'_>, Next)>,
         toolbox: &mut Toolbox,
     ) -> Result<Vec<(ItemId, Settled)>, TurnError> {
-        let runs = next.iter().any(|(_, next)| matches!(next, Next::Run(..)));
-        let tools = if runs {
-            Some(toolbox.tools().await)
+        let runs = next.iter().any(|(_, next)| matches!(next, Next::Run(_)));
+        let listing = if runs {
+            toolbox.tools().await
         } else {
-            None
+            Ok(Arc::default())
         };
-        let (tools, servers) = (tools.as_ref(), toolbox.servers.as_ref());
+        let (listing, toolbox) = (&listing, &*toolbox);
         let settled = next
             .into_iter()
-            .map(|(one, next)| self.settle(one, next, tools, servers));
+            .map(|(one, next)| self.settle(one, next, listing, toolbox));
         let mut settled: FuturesUnordered<_> = settled.collect();
         let mut all = Vec::new();
         while let Some(done) = settled.next().await {
@@ -413,8 +408,8 @@ impl Run {
         &self,
         one: &Open<'_>,
         next: Next,
-        tools: Option<&Result<Arc<Vec<Tool>>, ToolError>>,
-        servers: &ToolServers,
+        listing: &Listing,
+        toolbox: &Toolbox,
     ) -> Result<(ItemId, Settled), TurnError> {
         let id = one.call.id;
         let (outcome, result, note) = match next {
@@ -424,84 +419,13 @@ impl Run {
                 return Ok((id, Settled::Told(Told { outcome, text })));
             }
             Next::Record(outcome, result) => (outcome, result, None),
-            Next::Run(arguments, note) => {
-                let came = match tools {
-                    Some(Ok(tools)) => self.run_tool(one, &arguments, tools, servers).await,
-                    Some(Err(error)) => Came::Result(failed(&error.clone().before_the_call())),
-                    None => Came::Result(raw(&())),
-                };
-                match came {
-                    Came::Result(result) => (CallOutcome::Ran, result, note),
-                    Came::Nothing(why) => return Ok((id, Settled::Unanswered(why))),
-                }
-            }
+            Next::Run(released) => match self.run_tool(one, &released, listing, toolbox).await? {
+                Came::Result(result) => (CallOutcome::Ran, result, released.note),
+                Came::Nothing(why) => return Ok((id, Settled::Unanswered(why))),
+            },
         };
         let told = self.record_result(one, outcome, result, note).await?;
         Ok((id, Settled::Told(told)))
-    }
-
-    /// Calls a tool. If it gives no answer and honours keys, it is called again under the same one.
-    async fn run_tool(
-        &self,
-        one: &Open<'_>,
-        arguments: &RawValue,
-        tools: &[Tool],
-        servers: &ToolServers,
-    ) -> Came {
-        let Some(tool) = tools.iter().find(|tool| is_meant(tool, one.wish)) else {
-            return Came::Result(raw(&serde_json::json!({
-                "error": "there is no such tool any more; nothing was called"
-            })));
-        };
-        let arguments = serde_json::from_str(arguments.get()).unwrap_or_default();
-        let meta = CallMeta {
-            session: self.place.session.to_string(),
-            task: self.place.task.to_string(),
-            request: self.place.request.to_string(),
-            traceparent: Some(traceparent(self.place)),
-        };
-        let key = one.call.id.to_string();
-        let mut again = if one.call.idempotent {
-            self.spec.retries
-        } else {
-            0
-        };
-        let mut pause = PAUSE_FIRST;
-        let mut unanswered: Option<(NoAnswer, ToolError)> = None;
-        loop {
-            let error = match servers.call(tool, &arguments, &key, &meta).await {
-                Ok(reply) if reply.is_error => {
-                    return Came::Result(raw(&serde_json::json!({"error": reply.content})));
-                }
-                Ok(reply) => return Came::Result(raw(&reply.content)),
-                Err(error) => error,
-            };
-            unanswered = match error.no_answer() {
-                Some(why) => Some((why, error)),
-                // Nothing came of this one, so what became of the one before is as unknown as it was.
-                None if !error.may_have_run() && unanswered.is_some() => unanswered,
-                None => return Came::Result(failed(&error)),
-            };
-            if again == 0 {
-                break;
-            }
-            again -= 1;
-            tokio::time::sleep(pause).await;
-            pause = pause.saturating_mul(2);
-        }
-        match unanswered {
-            Some((why, _)) if self.asks_about(one, tool) => Came::Nothing(why),
-            Some((_, error)) => Came::Result(failed(&error)),
-            None => Came::Result(raw(&())),
-        }
-    }
-
-    /// Whether people find out what became of a call that gave no answer. If not, the model is told.
-    fn asks_about(&self, one: &Open<'_>, tool: &Tool) -> bool {
-        let (policies, agent) = (self.engine.policies(), &self.spec.name);
-        let rules = ToolRules::of(policies, agent, &one.wish.server, &one.wish.original);
-        let effective = rules.effective.or_read(tool.only_reads);
-        self.runner.asks_people && effective.asks_without_answer()
     }
 
     /// Notes why people will be asked about some calls, once nobody holds the request any more.
@@ -588,10 +512,17 @@ impl Run {
 /// What is to be done about a call whose result is not recorded.
 fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
     let id = one.call.id;
+    let run = |arguments: &Raw, decided| {
+        Next::Run(Released {
+            arguments: arguments.clone(),
+            note: None,
+            decided,
+        })
+    };
     let Some(look) = look else {
         // Recorded just now, and nobody needs to be asked.
         return Ok(match &one.arguments {
-            Some(arguments) => Next::Run(arguments.clone(), None),
+            Some(arguments) => run(arguments, None),
             None => Next::Stuck(lost_arguments()),
         });
     };
@@ -600,6 +531,7 @@ fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
     let approval = holds
         .clone()
         .find(|hold| hold.hold.kind == HoldKind::Approval);
+    let decided = holds.clone().filter_map(let_run).next_back();
     let last = holds.next_back();
     Ok(match (open.state, approval, last) {
         (CallState::Proposed, Some(_), _)
@@ -610,20 +542,34 @@ fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
         },
         (CallState::Started { .. }, Some(approval), _) => {
             let (arguments, note) = released(approval)?;
-            Next::Run(arguments, note)
+            Next::Run(Released {
+                arguments,
+                note,
+                decided,
+            })
         }
         (CallState::Started { .. }, None, _) => match &one.arguments {
-            Some(arguments) => Next::Run(arguments.clone(), None),
+            Some(arguments) => run(arguments, decided),
             None => return Err(arguments_gone(&one.wish.name)),
         },
         (CallState::Refused | CallState::Answered | CallState::Confirmed, _, last) => {
-            match decided(open.state, last) {
+            match person::decided(open.state, last) {
                 Decided::Refused(text) => Next::Record(CallOutcome::Refused, raw(&text)),
                 Decided::Answered(answer) => Next::Record(CallOutcome::Answered, answer),
                 Decided::Ran(result) => Next::Record(CallOutcome::Ran, result),
             }
         }
     })
+}
+
+/// The decision of a hold that let its call run, and the record of it.
+fn let_run(hold: &HoldDetail) -> Option<(HoldId, u64)> {
+    let closed = hold.closed.as_ref()?;
+    let lets_run = matches!(
+        closed.decision.status,
+        HoldStatus::Approved | HoldStatus::Edited
+    );
+    lets_run.then_some((hold.hold.id, closed.decided_by))
 }
 
 /// The arguments of a call as its step has them. None if they are only a preview.
@@ -667,17 +613,10 @@ fn lost_arguments() -> String {
 
 fn arguments_gone(tool: &str) -> TurnError {
     let message = format!(
-        "the arguments that `{tool}` was approved with are gone, so it was not called; ask again"
+        "the arguments that `{tool}` was approved with are gone, so it cannot be called; find out whether it \
+         was before, and ask again"
     );
     TurnError::failed("arguments_lost", message)
-}
-
-fn failed(error: &ToolError) -> Raw {
-    let mut message = error.to_string();
-    if error.may_have_run() {
-        message.push_str("; find out before calling it again");
-    }
-    raw(&serde_json::json!({"error": message}))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod approvals;
 mod commits;
 mod crashes;
 mod llm;
+mod resumed;
 mod rig;
 mod routed;
 mod unanswered;

@@ -1,7 +1,7 @@
 //! Tools that were called and gave no answer. Nobody knows whether they ran, so nothing runs twice silently.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,9 +18,9 @@ use crate::approvals::{decide, paused};
 use crate::crashes::lost_at;
 use crate::llm::{AtWork, Declared, assistant_book, completed};
 use crate::rig::{Outcome, PATIENCE, Rig, name};
-use crate::upstream::{Does, Says, ScriptedModel, ToolServer, calls, text, tool};
+use crate::upstream::{Does, Says, ScriptedModel, ToolServer, calls, take_one, text, tool};
 
-const LOST: &str = "The connection to the tool was lost.";
+pub(crate) const LOST: &str = "The connection to the tool was lost.";
 
 /// `pay` gives no answer in one of the ways there are, so many times. Then it works, as `list` always does.
 async fn failing(times: usize, how: Value) -> ToolServer {
@@ -28,12 +28,7 @@ async fn failing(times: usize, how: Value) -> ToolServer {
     let does: Does = Arc::new(move |call| {
         let (left, how) = (Arc::clone(&left), how.clone());
         Box::pin(async move {
-            let fails = call.tool == "pay"
-                && left
-                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-                        left.checked_sub(1)
-                    })
-                    .is_ok();
+            let fails = call.tool == "pay" && take_one(&left);
             match (fails, how) {
                 (false, _) => json!(format!("{} done", call.tool)),
                 (true, Value::String(_)) => std::future::pending().await,
@@ -53,11 +48,11 @@ fn cut() -> Value {
     Value::Null
 }
 
-fn pays_once() -> [Says; 2] {
+pub(crate) fn pays_once() -> [Says; 2] {
     [calls(&[("c1", "pay", json!({"amount": 5}))]), text("Paid.")]
 }
 
-fn about_pay(pay: ToolPolicy) -> Policies {
+pub(crate) fn about_pay(pay: ToolPolicy) -> Policies {
     let agent = AgentPolicy {
         tools: [(name("pay"), pay)].into(),
         ..AgentPolicy::default()
@@ -67,7 +62,7 @@ fn about_pay(pay: ToolPolicy) -> Policies {
     }
 }
 
-fn idempotent() -> Policies {
+pub(crate) fn idempotent() -> Policies {
     about_pay(ToolPolicy {
         idempotent: Some(true),
         ..ToolPolicy::default()
@@ -75,7 +70,7 @@ fn idempotent() -> Policies {
 }
 
 /// Waits for the question whether a call ran, and gives it.
-async fn asked(rig: &Rig, request: RequestId, says: &str) -> HoldDetail {
+pub(crate) async fn asked(rig: &Rig, request: RequestId, says: &str) -> HoldDetail {
     let mut holds = paused(rig, request, 1).await;
     let hold = holds.pop().expect("a hold");
     assert_eq!(hold.hold.kind, HoldKind::Reconcile);
@@ -88,13 +83,13 @@ async fn asked(rig: &Rig, request: RequestId, says: &str) -> HoldDetail {
 }
 
 /// What the model was told of its first call.
-fn told(model: &ScriptedModel) -> String {
+pub(crate) fn told(model: &ScriptedModel) -> String {
     let told = model.messages(1)[3]["content"].clone();
     told.as_str().expect("text").to_owned()
 }
 
 #[track_caller]
-fn called_under_one_key(tools: &ToolServer, times: usize) {
+pub(crate) fn called_under_one_key(tools: &ToolServer, times: usize) {
     let called = tools.called();
     assert_eq!(called.len(), times, "{called:?}");
     let is_one = called.iter().all(|call| call.key == called[0].key);

@@ -1,6 +1,7 @@
 //! A model behind chat completions that says what it is told to say, and a tool server, both over HTTP.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use http_body_util::{BodyExt, Full};
@@ -54,6 +55,20 @@ where
 /// The connection ends in place of this answer.
 #[derive(Clone, Copy)]
 struct Cut;
+
+fn cut() -> Answer {
+    let mut answer = response(200, "text/plain", "");
+    answer.extensions_mut().insert(Cut);
+    answer
+}
+
+/// Counts down to zero. Says whether there was one left.
+pub(crate) fn take_one(left: &AtomicUsize) -> bool {
+    let took = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+        left.checked_sub(1)
+    });
+    took.is_ok()
+}
 
 fn response(status: u16, kind: &str, body: impl Into<Bytes>) -> Answer {
     let mut response = Response::new(Full::new(body.into()));
@@ -207,6 +222,8 @@ pub(crate) struct ToolServer {
     pub(crate) url: String,
     tools: Arc<Mutex<Vec<Value>>>,
     called: Arc<Mutex<Vec<Called>>>,
+    /// How often nobody is there who could be connected to.
+    away: Arc<AtomicUsize>,
 }
 
 /// A tool that takes anything, and says the same every time.
@@ -228,8 +245,11 @@ impl ToolServer {
         let tools = Arc::new(Mutex::new(tools));
         let called: Arc<Mutex<Vec<Called>>> = Arc::default();
         let (offered, heard) = (Arc::clone(&tools), Arc::clone(&called));
+        let away = Arc::new(AtomicUsize::new(0));
+        let left = Arc::clone(&away);
         let url = serve(move |method, body| {
             let (offered, heard, does) = (Arc::clone(&offered), Arc::clone(&heard), Arc::clone(&does));
+            let left = Arc::clone(&left);
             async move {
                 if method != hyper::Method::POST {
                     return response(405, "text/plain", "");
@@ -238,6 +258,9 @@ impl ToolServer {
                     return response(202, "text/plain", "");
                 }
                 let params = &body["params"];
+                if body["method"] == "initialize" && take_one(&left) {
+                    return cut();
+                }
                 let result = match body["method"].as_str() {
                     Some("initialize") => json!({"protocolVersion": params["protocolVersion"],
                         "capabilities": {"tools": {}}, "serverInfo": {"name": "t", "version": "1"}}),
@@ -266,9 +289,7 @@ impl ToolServer {
                             return response(status, "text/plain", "");
                         }
                         if said.is_null() {
-                            let mut answer = response(200, "text/plain", "");
-                            answer.extensions_mut().insert(Cut);
-                            return answer;
+                            return cut();
                         }
                         json!({"content": [{"type": "text", "text": said}]})
                     }
@@ -279,7 +300,17 @@ impl ToolServer {
             }
         })
         .await;
-        Self { url, tools, called }
+        Self {
+            url,
+            tools,
+            called,
+            away,
+        }
+    }
+
+    /// The next who connect find nobody, so many times.
+    pub(crate) fn leave(&self, times: usize) {
+        self.away.store(times, Ordering::SeqCst);
     }
 
     pub(crate) fn offer(&self, tools: Vec<Value>) {

@@ -207,10 +207,11 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
     assert!(run.leave_at(look.revision).await.is_none(), "it must stay");
 
     let look = run.look().await.expect("it is still ours");
-    let Next::Run(arguments, None) = next_of(&one, Some(&look)).expect("something to do") else {
+    let Next::Run(released) = next_of(&one, Some(&look)).expect("something to do") else {
         panic!("what was approved runs");
     };
-    assert_eq!(arguments.get(), r#"{"amount":5}"#);
+    assert_eq!(released.arguments.get(), r#"{"amount":5}"#);
+    assert_eq!(released.note, None);
     let result = raw(&json!("paid"));
     let recorded = run.record_result(&one, CallOutcome::Ran, result, None);
     assert_eq!(recorded.await.expect("a result").text, "paid");
@@ -247,6 +248,6 @@ async fn a_decision_after_the_leave_is_carried_out_by_the_next_run() {
     let one = open.pop().expect("the call");
     let look = run.look().await.expect("a look");
     let next = next_of(&one, Some(&look)).expect("something to do");
-    assert!(matches!(next, Next::Run(..)));
+    assert!(matches!(next, Next::Run(_)));
     scene.engine.shut_down().await;
 }
