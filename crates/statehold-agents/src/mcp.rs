@@ -120,7 +120,7 @@ impl ToolServers {
     pub(crate) async fn tools(&self, servers: &[Name]) -> Result<Vec<Tool>, ToolError> {
         let listings = servers.iter().map(|name| self.listed(name));
         let listings = try_join_all(listings).await?;
-        Ok(listing::shown(&listings))
+        Ok(listing::shown(&listings, self.servers.keys()))
     }
 
     /// Calls a tool. What the tool says is a reply, also if it says that something is wrong.

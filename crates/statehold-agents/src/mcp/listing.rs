@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
+use statehold_core::name::Name;
 
 use super::Tool;
 use crate::spec::ToolServerSpec;
@@ -11,6 +12,8 @@ use crate::spec::ToolServerSpec;
 /// The most tools that one server may have.
 pub(super) const TOOLS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 64;
+/// Between a server and its tool, where a name says both.
+const OF_SERVER: &str = "__";
 const DESCRIPTION_BYTES_MAX: usize = 4 * 1024;
 /// As for any other schema. It goes to a model with every call.
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
@@ -38,12 +41,22 @@ pub(super) fn accepted(server: &ToolServerSpec, tool: rmcp::model::Tool) -> Opti
 }
 
 /// The tools of some servers under names of which each is there once. The first of several keeps its
-/// name, the others carry their server's.
-pub(super) fn shown(listings: &[Arc<Vec<Tool>>]) -> Vec<Tool> {
+/// name, the others carry their server's. What could be taken for a tool of another server that is declared
+/// is left out: a policy that speaks of that one would count for it.
+pub(super) fn shown<'a>(
+    listings: &[Arc<Vec<Tool>>],
+    declared: impl Iterator<Item = &'a Name>,
+) -> Vec<Tool> {
+    let declared: Vec<String> = declared.map(|name| sayable(name.as_str())).collect();
     let mut taken = BTreeSet::new();
     let mut shown = Vec::new();
     for tool in listings.iter().flat_map(|listing| listing.iter()) {
-        let longer = || format!("{}__{}", sayable(tool.server.as_str()), tool.name);
+        let whole = whole_name(&tool.server, &tool.name);
+        if !is_of(&sayable(tool.server.as_str()), &whole, &declared) {
+            tracing::warn!(server = %tool.server, tool = %tool.original, "a tool is named as if it were on another server: it is left out");
+            continue;
+        }
+        let longer = || whole.clone();
         let name = if taken.contains(&tool.name) {
             longer()
         } else {
@@ -61,6 +74,27 @@ pub(super) fn shown(listings: &[Arc<Vec<Tool>>]) -> Vec<Tool> {
     shown
 }
 
+/// The name of a tool with its server before it.
+fn whole_name(server: &Name, tool: &str) -> String {
+    format!("{}{OF_SERVER}{tool}", sayable(server.as_str()))
+}
+
+/// Whether a whole name says one server only, wherever one begins to read it. Policies are found by what
+/// follows any mark between server and tool, so that is looked at too.
+fn is_of(server: &str, whole: &str, declared: &[String]) -> bool {
+    let marks = (1..whole.len()).filter(|at| whole[..*at].ends_with(OF_SERVER));
+    let mut beginnings = std::iter::once(0).chain(marks);
+    beginnings.all(|at| {
+        let said = declared.iter().filter(|name| {
+            let rest = whole[at..].strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.starts_with(OF_SERVER))
+        });
+        // The longest is meant where one server is named like the beginning of another.
+        let said = said.max_by_key(|name| name.len());
+        said.is_none_or(|said| said == server)
+    })
+}
+
 /// A name in the letters that models know.
 pub(crate) fn sayable(name: &str) -> String {
     let letters = name.chars().map(|c| match c {
@@ -73,4 +107,32 @@ pub(crate) fn sayable(name: &str) -> String {
 /// The beginning of a text, up to a whole character.
 pub(super) fn clipped(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_is_not_named_like_one_of_another_server() {
+        let declared = ["files", "evil", "a", "a__b"].map(str::to_owned);
+        for (server, tool, is) in [
+            ("evil", "read", true),
+            ("evil", "evil__read", true),
+            ("evil", "filesread", true),
+            ("evil", "my__read", true),
+            ("evil", "files_read", true),
+            ("evil", "files__read", false),
+            ("evil", "my__files__read", false),
+            ("evil", "_files__read", false),
+            ("files", "files__read", true),
+            ("files", "evil__read", false),
+            ("a__b", "c", true),
+            ("a", "b__c", false),
+            ("a", "c", true),
+        ] {
+            let whole = format!("{server}__{tool}");
+            assert_eq!(is_of(server, &whole, &declared), is, "{whole}");
+        }
+    }
 }
