@@ -8,8 +8,8 @@ use std::time::Duration;
 use http::StatusCode;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig,
-    ClientRequest, ErrorData, Implementation, ListToolsRequest, PaginatedRequestParams,
-    ProtocolVersion, RequestMetaObject, ServerResult, SubscriptionFilter,
+    ClientRequest, ErrorData, GetExtensions, Implementation, ListToolsRequest,
+    PaginatedRequestParams, ProtocolVersion, RequestMetaObject, ServerResult, SubscriptionFilter,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, NotificationContext, PeerRequestOptions,
@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Tool;
-use super::child::{self, Said};
+use super::child::{self, Life, Said, Sent};
 use super::http::{ANSWER_BYTES_MAX, HttpClient, PostError};
 use super::listing::{TOOLS_MAX, accepted};
 use crate::http::clip;
@@ -89,6 +89,8 @@ struct Listed {
 pub(super) struct Connection {
     spec: Arc<ToolServerSpec>,
     service: Service,
+    /// Of the program behind it, if there is one.
+    life: Option<Life>,
     changes: Arc<AtomicU64>,
     /// Locked while the tools are listed, so that they are listed once. Calls do not wait for it.
     listed: tokio::sync::Mutex<Option<Listed>>,
@@ -111,7 +113,7 @@ impl Connection {
             service = open(spec, http, newer).await;
             is_newer = true;
         }
-        let service = service?;
+        let (service, life) = service?;
         let changes = service.service().changes.clone();
         if is_newer {
             hear_of_changes(&service, changes.clone());
@@ -119,6 +121,7 @@ impl Connection {
         Ok(Self {
             spec: spec.clone(),
             service,
+            life,
             changes,
             listed: tokio::sync::Mutex::default(),
         })
@@ -126,13 +129,19 @@ impl Connection {
 
     /// Whether it is known not to work any more.
     pub(super) fn is_broken(&self) -> bool {
-        self.service.is_transport_closed()
+        self.life.as_ref().is_some_and(Life::is_over) || self.service.is_transport_closed()
     }
 
-    /// Ends it, and the program behind it.
+    /// Ends it, and the program behind it with all that it started.
     pub(super) async fn close(mut self, max: Duration) {
         if let Err(error) = self.service.close_with_timeout(max).await {
             tracing::warn!(server = %self.spec.name, %error, "a tool server was left in disorder");
+        }
+        let Some(life) = &self.life else {
+            return;
+        };
+        if tokio::time::timeout(max, life.kill()).await.is_err() {
+            tracing::warn!(server = %self.spec.name, "the program of a tool server does not end");
         }
     }
 
@@ -243,12 +252,14 @@ impl Connection {
     /// Asks something and waits for the answer, together with everybody else who does.
     async fn ask(
         &self,
-        request: ClientRequest,
+        mut request: ClientRequest,
         meta: Option<RequestMetaObject>,
         deadline: Instant,
     ) -> Result<ServerResult, Failure> {
         let mut options = PeerRequestOptions::no_options();
         options.meta = meta;
+        let sent = Sent::default();
+        request.extensions_mut().insert(sent.clone());
         let sending = self.service.send_cancellable_request(request, options);
         let handle = match tokio::time::timeout_at(deadline, sending).await {
             Ok(Ok(handle)) => handle,
@@ -257,13 +268,32 @@ impl Connection {
         };
         let mut waiting = Waiting(Some(handle));
         let handle = waiting.0.as_mut().expect("it was put there just now");
-        let answer = tokio::time::timeout_at(deadline, &mut handle.rx).await;
-        let answer = answer.map_err(|_| Failure::Slow { sent: true })?;
+        // Over HTTP, what was given to the library may have left.
+        let may_have_left = || self.life.is_none() || sent.is_sent();
+        let answer = tokio::select! {
+            biased;
+            answer = &mut handle.rx => answer.ok(),
+            () = self.until_silent() => None,
+            () = tokio::time::sleep_until(deadline) => {
+                let sent = may_have_left();
+                return Err(Failure::Slow { sent });
+            }
+        };
         waiting.0 = None;
         match answer {
-            Ok(Ok(result)) => Ok(result),
-            Ok(Err(error)) => Err(unanswered(error)),
-            Err(_) => Err(Failure::Gone { sent: true }),
+            Some(Ok(result)) => Ok(result),
+            Some(Err(error)) => Err(unanswered(error)),
+            None => Err(Failure::Gone {
+                sent: may_have_left(),
+            }),
+        }
+    }
+
+    /// Waits until it is clear that nothing will be answered any more.
+    async fn until_silent(&self) {
+        match &self.life {
+            Some(life) => life.until_silent().await,
+            None => std::future::pending().await,
         }
     }
 }
@@ -288,7 +318,7 @@ async fn open(
     spec: &Arc<ToolServerSpec>,
     http: &OnceLock<Option<HttpClient>>,
     way: ClientLifecycleMode,
-) -> Result<Service, Failure> {
+) -> Result<(Service, Option<Life>), Failure> {
     let listener = Listener::default();
     match &spec.transport {
         ToolTransport::Http { url, credential } => {
@@ -307,20 +337,22 @@ async fn open(
             }
             let transport = StreamableHttpClientTransport::with_client(client, config);
             let service = serve_client_with_lifecycle(listener, transport, way).await;
-            service.map_err(|error| not_made(spec, error, None))
+            let service = service.map_err(|error| not_made(spec, error, None))?;
+            Ok((service, None))
         }
         ToolTransport::Command {
             program,
             arguments,
             environment,
         } => {
-            let child = child::start(&spec.name, program, arguments, environment);
-            let (child, said) = child.map_err(|error| {
+            let child = child::start(spec, program, arguments, environment);
+            let (child, life, said) = child.map_err(|error| {
                 tracing::warn!(server = %spec.name, program, %error, "the program of a tool server does not start");
                 Failure::Gone { sent: false }
             })?;
             let service = serve_client_with_lifecycle(listener, child, way).await;
-            service.map_err(|error| not_made(spec, error, Some(&said)))
+            let service = service.map_err(|error| not_made(spec, error, Some(&said)))?;
+            Ok((service, Some(life)))
         }
     }
 }
@@ -335,7 +367,6 @@ fn not_made(spec: &ToolServerSpec, error: ClientInitializeError, said: Option<&S
         _ => Failure::Gone { sent: false },
     };
     let said = said.and_then(Said::last_line);
-    let said = said.map(|line| clip(&line, spec.secrets()));
     tracing::warn!(server = %spec.name, error = words, said, "a tool server cannot be connected to");
     match failure {
         Failure::Refused { message, .. } | Failure::Unclear(message) => Failure::Refused {

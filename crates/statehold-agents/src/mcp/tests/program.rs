@@ -1,6 +1,7 @@
-//! Servers that are programs. The program is this test binary: one of its tests is the server.
+//! Servers that are programs. The program is this test binary: one of its tests is the server. Where a server
+//! must do something odd, it is a script.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rmcp::ServiceExt;
 use serde_json::json;
@@ -20,18 +21,65 @@ async fn the_program_itself() {
 }
 
 fn program() -> ToolTransport {
+    program_after("")
+}
+
+/// The program, after a script has done something in its place.
+fn program_after(script: &str) -> ToolTransport {
     let this = std::env::current_exe().expect("a path");
+    let script = format!(r#"{script} exec "$@""#);
     let arguments = [
+        "-c",
+        &script,
+        "sh",
+        this.to_str().expect("a path in UTF-8"),
         "--ignored",
         "--exact",
         "--nocapture",
         "mcp::tests::program::the_program_itself",
     ];
+    command("sh", &arguments)
+}
+
+fn command(program: &str, arguments: &[&str]) -> ToolTransport {
     ToolTransport::Command {
-        program: this.to_str().expect("a path in UTF-8").to_owned(),
-        arguments: arguments.map(str::to_owned).to_vec(),
+        program: program.to_owned(),
+        arguments: arguments.iter().map(|&text| text.to_owned()).collect(),
         environment: Vec::new(),
     }
+}
+
+/// A server with one tool, and what it does once it was asked for the list of them.
+fn script(after_list: &str) -> ToolTransport {
+    const SERVER: &str = r#"
+        answer() { printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$id" "$1"; }
+        while read -r line; do
+            id=${line#*'"id":'}
+            id=${id%%[,\}]*}
+            case $line in
+            *'"initialize"'*)
+                answer '{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}' ;;
+            *'"tools/list"'*)
+                answer '{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}'
+                AFTER ;;
+            *'"tools/call"'*)
+                answer '{"content":[{"type":"text","text":"done"}]}' ;;
+            esac
+        done"#;
+    command("sh", &["-c", &SERVER.replace("AFTER", after_list)])
+}
+
+/// Begins something beside the program, and notes which process that is.
+fn helper(note: &Path) -> String {
+    format!(
+        "sleep 1000 >/dev/null 2>&1 & echo $! >{0}.new; mv {0}.new {0};",
+        note.display()
+    )
+}
+
+fn noted(note: &Path) -> PathBuf {
+    let pid = std::fs::read_to_string(note).expect("a note");
+    PathBuf::from("/proc").join(pid.trim())
 }
 
 async fn process(servers: &ToolServers) -> PathBuf {
@@ -40,7 +88,7 @@ async fn process(servers: &ToolServers) -> PathBuf {
     PathBuf::from("/proc").join(text(&reply))
 }
 
-async fn until_gone(process: &std::path::Path) {
+async fn until_gone(process: &Path) {
     until("the program has ended", || async { !process.exists() }).await;
 }
 
@@ -90,17 +138,10 @@ async fn a_program_that_ended_is_started_again() {
 
 #[tokio::test]
 async fn a_program_that_does_not_start_was_not_called() {
-    let of = |program: &str, arguments: &[&str]| ToolTransport::Command {
-        program: program.to_owned(),
-        arguments: arguments.iter().map(|&text| text.to_owned()).collect(),
-        environment: Vec::new(),
-    };
+    let ends = ["-c", "echo 'no module named x' >&2; exit 1"];
     let servers = servers([
-        ("absent", of("/nonexistent/program", &[])),
-        (
-            "ends",
-            of("sh", &["-c", "echo 'no module named x' >&2; exit 1"]),
-        ),
+        ("absent", command("/nonexistent/program", &[])),
+        ("ends", command("sh", &ends)),
     ]);
 
     for server in ["absent", "ends"] {
@@ -141,18 +182,78 @@ async fn a_program_gets_the_variables_that_are_declared_and_no_others() {
 async fn a_program_that_does_not_answer_ends_with_all_that_it_started() {
     let folder = tempfile::tempdir().expect("a folder");
     let note = folder.path().join("pid");
-    let script = format!("sleep 1000 & echo $! >{}; wait", note.display());
-    let stuck = ToolTransport::Command {
-        program: "sh".to_owned(),
-        arguments: vec!["-c".to_owned(), script],
-        environment: Vec::new(),
-    };
-    let servers = servers_within(Duration::from_secs(1), [("stuck", stuck)]);
+    let stuck = format!("{} wait", helper(&note));
+    // Long enough for the program to have started something on a machine that is busy.
+    let stuck = [("stuck", command("sh", &["-c", &stuck]))];
+    let servers = servers_within(Duration::from_secs(10), stuck);
 
     let error = servers.tools(&[name("stuck")]).await.expect_err("an error");
 
     assert_eq!(error.code(), "tool_timeout");
     assert!(!error.may_have_run());
-    let started = std::fs::read_to_string(&note).expect("it has started something");
-    until_gone(&PathBuf::from("/proc").join(started.trim())).await;
+    until_gone(&noted(&note)).await;
+}
+
+#[tokio::test]
+async fn what_a_program_started_ends_with_it_whichever_way_it_ends() {
+    for is_left in [true, false] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let note = folder.path().join("pid");
+        let servers = servers([("program", program_after(&helper(&note)))]);
+        let leave = tool(&servers, "program", "leave").await;
+        assert!(noted(&note).exists());
+
+        if is_left {
+            servers.close().await;
+        } else {
+            let gone = call(&servers, &leave, nothing()).await;
+            gone.expect_err("it has ended by itself");
+        }
+
+        until_gone(&noted(&note)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_read_ends_all_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let note = folder.path().join("pid");
+    let deaf = format!(
+        "echo $$ >{0}.new; mv {0}.new {0}; exec sleep 1000",
+        note.display()
+    );
+    let servers = servers([("deaf", script(&deaf))]);
+    let work = tool(&servers, "deaf", "work").await;
+    until("it has stopped reading", || async { note.exists() }).await;
+    // More than a pipe holds: this is never written to its end.
+    let much = json!({"text": "x".repeat(1 << 20)});
+    let answer = tokio::time::timeout(Duration::from_secs(1), call(&servers, &work, much)).await;
+    answer.expect_err("nobody answers");
+    let process = noted(&note);
+    assert!(process.exists());
+
+    servers.close().await;
+
+    until_gone(&process).await;
+}
+
+#[tokio::test]
+async fn what_is_asked_of_a_program_that_says_nothing_more_was_not_done() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let note = folder.path().join("silent");
+    // The first time, it is silent from then on, but does not end. The next one works.
+    let silent = format!(
+        "if [ ! -e {0} ]; then exec >/dev/null; : >{0}; exec sleep 1000; fi",
+        note.display()
+    );
+    let servers = servers([("silent", script(&silent))]);
+    let work = tool(&servers, "silent", "work").await;
+    until("it is silent", || async { note.exists() }).await;
+    // The end of a pipe is seen before a sleep is over, however short.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+
+    let reply = call(&servers, &work, nothing()).await;
+
+    assert_eq!(text(&reply.expect("a reply of another one")), "done");
+    servers.close().await;
 }
