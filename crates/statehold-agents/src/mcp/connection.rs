@@ -324,6 +324,7 @@ async fn open(
         ToolTransport::Http { url, credential } => {
             let client = http.get_or_init(HttpClient::new).clone();
             let client = client.ok_or(Failure::Gone { sent: false })?;
+            let client = client.opening_within(spec.timeout);
             let mut retries = ExponentialBackoff::default();
             retries.max_times = Some(STREAM_RETRIES_MAX);
             let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())

@@ -12,12 +12,14 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, StatusCode};
 use reqwest::redirect;
 use rmcp::model::{
-    ClientJsonRpcMessage, ClientRequest, ErrorData, RequestId, ServerJsonRpcMessage,
+    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorData, RequestId,
+    ServerJsonRpcMessage,
 };
 use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
 use sse_stream::{Sse, SseStream};
+use tokio::time::Instant;
 
 use super::error::TOO_LARGE;
 
@@ -39,6 +41,9 @@ pub(super) enum PostError {
     /// It has left, and what became of it is unknown.
     #[error("the connection was lost: {0}")]
     Lost(#[source] reqwest::Error),
+    /// It opens a connection, and there was no answer in time.
+    #[error("no answer in time")]
+    Slow,
     /// It was answered with a status alone.
     #[error("the answer was {0}")]
     Status(StatusCode),
@@ -59,7 +64,12 @@ type HttpError = StreamableHttpError<PostError>;
 
 /// A client for all tool servers.
 #[derive(Debug, Clone)]
-pub(super) struct HttpClient(reqwest::Client);
+pub(super) struct HttpClient {
+    client: reqwest::Client,
+    /// How long the answer to what opens a connection is waited for. The library waits for ever, also if
+    /// nobody else does any more.
+    opening_max: Duration,
+}
 
 impl HttpClient {
     /// None if this machine cannot do it, which is logged.
@@ -85,11 +95,22 @@ impl HttpClient {
                     .map_err(|error| error.to_string())
             });
         match client {
-            Ok(client) => Some(Self(client)),
+            Ok(client) => Some(Self {
+                client,
+                opening_max: CONNECT_MAX,
+            }),
             Err(error) => {
                 tracing::error!(error, "tool servers cannot be called over HTTP");
                 None
             }
+        }
+    }
+
+    /// The same, with some time for opening a connection.
+    pub(super) fn opening_within(self, opening_max: Duration) -> Self {
+        Self {
+            opening_max,
+            ..self
         }
     }
 
@@ -102,7 +123,7 @@ impl HttpClient {
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<reqwest::Response, HttpError> {
         let mut request = self
-            .0
+            .client
             .post(uri)
             .header(ACCEPT, BOTH)
             .header(CONTENT_TYPE, JSON)
@@ -119,12 +140,9 @@ impl HttpClient {
         let answer = request.send().await.map_err(PostError::of);
         answer.map_err(StreamableHttpError::Client)
     }
-}
 
-impl StreamableHttpClient for HttpClient {
-    type Error = PostError;
-
-    async fn post_message(
+    /// Sends a message, and reads what comes back as far as it comes at once.
+    async fn exchange(
         &self,
         uri: Arc<str>,
         message: ClientJsonRpcMessage,
@@ -168,6 +186,34 @@ impl StreamableHttpClient for HttpClient {
             )),
         }
     }
+}
+
+impl StreamableHttpClient for HttpClient {
+    type Error = PostError;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        credential: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, HttpError> {
+        let opens = opens(&message);
+        let exchange = self.exchange(uri, message, session, credential, headers);
+        if !opens {
+            return exchange.await;
+        }
+        let deadline = Instant::now() + self.opening_max;
+        match tokio::time::timeout_at(deadline, exchange).await {
+            Ok(Ok(StreamableHttpPostResponse::Sse(events, session))) => {
+                let events = events.take_until(tokio::time::sleep_until(deadline));
+                Ok(StreamableHttpPostResponse::Sse(events.boxed(), session))
+            }
+            Ok(answer) => answer,
+            Err(_) => Err(StreamableHttpError::Client(PostError::Slow)),
+        }
+    }
 
     async fn get_stream(
         &self,
@@ -177,7 +223,7 @@ impl StreamableHttpClient for HttpClient {
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
-        let stream = self.0.get_stream_with_max_sse_event_size(
+        let stream = self.client.get_stream_with_max_sse_event_size(
             uri,
             session,
             last_event,
@@ -195,7 +241,9 @@ impl StreamableHttpClient for HttpClient {
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), HttpError> {
-        let deleted = self.0.delete_session(uri, session, credential, headers);
+        let deleted = self
+            .client
+            .delete_session(uri, session, credential, headers);
         deleted.await.map_err(translated)
     }
 }
@@ -268,6 +316,21 @@ async fn refused(
     // The answer of a server that did not understand the question may lack its id.
     let said = ServerJsonRpcMessage::error(error, Some(id));
     Ok(StreamableHttpPostResponse::Json(said, None))
+}
+
+/// Whether a message is one of those with which a connection begins.
+fn opens(message: &ClientJsonRpcMessage) -> bool {
+    match message {
+        ClientJsonRpcMessage::Request(request) => matches!(
+            request.request,
+            ClientRequest::InitializeRequest(_) | ClientRequest::DiscoverRequest(_)
+        ),
+        ClientJsonRpcMessage::Notification(notification) => matches!(
+            notification.notification,
+            ClientNotification::InitializedNotification(_)
+        ),
+        _ => false,
+    }
 }
 
 fn is_call(message: &ClientJsonRpcMessage) -> bool {

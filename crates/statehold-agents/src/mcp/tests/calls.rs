@@ -1,11 +1,13 @@
 //! Calls, and what becomes of them.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use super::bench::{Bench, Served, TOGETHER, at};
 use super::*;
@@ -188,25 +190,47 @@ async fn whoever_stops_waiting_says_so() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_was_not_called() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let silent = tokio::spawn(async move {
-        let mut kept = Vec::new();
-        while let Ok((stream, _)) = listener.accept().await {
-            kept.push(stream);
-        }
-    });
-    let servers = servers_within(Duration::from_millis(200), [("silent", at(address, None))]);
+async fn a_server_that_never_answers_was_not_called_and_is_not_held_on_to() {
+    // Nothing at all, or the beginning of an answer that does not go on.
+    for begins in [
+        "",
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n",
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (came, left) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (coming, leaving) = (came.clone(), left.clone());
+        let silent = tokio::spawn(async move {
+            let mut kept = JoinSet::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                coming.fetch_add(1, Ordering::Relaxed);
+                let leaving = leaving.clone();
+                kept.spawn(async move {
+                    stream
+                        .write_all(begins.as_bytes())
+                        .await
+                        .expect("it is read");
+                    while let Ok(1..) = stream.read(&mut [0; 1024]).await {}
+                    leaving.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+        });
+        let servers = servers_within(Duration::from_secs(1), [("silent", at(address, None))]);
 
-    let error = servers
-        .tools(&[name("silent")])
-        .await
-        .expect_err("an error");
+        let error = servers
+            .tools(&[name("silent")])
+            .await
+            .expect_err("an error");
 
-    assert_eq!(error.code(), "tool_timeout");
-    assert!(!error.may_have_run());
-    silent.abort();
+        assert_eq!(error.code(), "tool_timeout");
+        assert!(!error.may_have_run());
+        until("nobody waits for it any more", || async {
+            let came = came.load(Ordering::Relaxed);
+            came > 0 && came == left.load(Ordering::Relaxed)
+        })
+        .await;
+        silent.abort();
+    }
 }
 
 #[tokio::test]
