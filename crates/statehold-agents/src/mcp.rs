@@ -142,7 +142,7 @@ impl ToolServers {
                 .call(&tool.original, arguments, meta, deadline)
                 .await;
             match answer {
-                Ok(result) => return Ok(ToolReply::of(result)),
+                Ok(result) => return Ok(ToolReply::of(result, server.spec.secrets())),
                 // It was broken already: nothing has left yet, and the next one may be whole.
                 Err(Failure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
                     server.forget(&reached.connection).await;

@@ -254,7 +254,8 @@ async fn a_credential_is_shown_and_a_refusal_told() {
 
     let who = tool(&servers, "known", "who").await;
     let reply = call(&servers, &who, nothing()).await.expect("a reply");
-    assert_eq!(text(&reply), "Bearer letmein");
+    // A tool may repeat it, and what it says goes to models and into the history too.
+    assert_eq!(text(&reply), "Bearer …");
 
     let error = servers
         .tools(&[name("stranger")])

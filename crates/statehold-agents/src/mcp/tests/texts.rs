@@ -6,11 +6,30 @@ use serde_json::json;
 use super::*;
 use crate::mcp::reply::REPLY_BYTES_MAX;
 
+fn reply_of(result: CallToolResult) -> ToolReply {
+    ToolReply::of(result, std::iter::empty())
+}
+
+#[test]
+fn secrets_are_left_out_of_a_reply_wherever_they_stand() {
+    let mut result = CallToolResult::error(vec![
+        ContentBlock::text("no entry for hunter2-and-more"),
+        ContentBlock::image("hunter2", "image/png"),
+    ]);
+    result.structured_content = Some(json!({"hunter2": [{"header": "Bearer hunter2"}, 2]}));
+    let reply = ToolReply::of(result, ["hunter2", "hunter2-and-more"].into_iter());
+    assert!(reply.is_error);
+    assert_eq!(reply.content["text"], "no entry for …");
+    let structured = json!({"…": [{"header": "Bearer …"}, 2]});
+    assert_eq!(reply.content["structured"], structured);
+    assert!(!reply.content.to_string().contains("hunter2"));
+}
+
 #[test]
 fn a_reply_is_measured_as_the_json_it_becomes() {
     // Each of these is six bytes in JSON.
     let text = "\u{1}".repeat(REPLY_BYTES_MAX / 2);
-    let reply = ToolReply::of(CallToolResult::success(vec![ContentBlock::text(text)]));
+    let reply = reply_of(CallToolResult::success(vec![ContentBlock::text(text)]));
     let size = reply.content.to_string().len();
     assert!(size <= REPLY_BYTES_MAX, "{size}");
     assert!(size > REPLY_BYTES_MAX - 1024, "{size}");
@@ -20,7 +39,7 @@ fn a_reply_is_measured_as_the_json_it_becomes() {
 fn structured_content_that_does_not_fit_is_left_out_and_that_is_said() {
     let mut result = CallToolResult::success(vec![ContentBlock::text("summary")]);
     result.structured_content = Some(json!({"rows": "x".repeat(2 * REPLY_BYTES_MAX)}));
-    let reply = ToolReply::of(result);
+    let reply = reply_of(result);
     let words = text(&reply);
     assert!(words.starts_with("summary\n[cut: 1 part"), "{words}");
 }
@@ -29,14 +48,14 @@ fn structured_content_that_does_not_fit_is_left_out_and_that_is_said() {
 fn structured_content_without_text_is_told_as_json() {
     let mut result = CallToolResult::success(Vec::new());
     result.structured_content = Some(json!({"sum": 3}));
-    let reply = ToolReply::of(result);
+    let reply = reply_of(result);
     assert_eq!(reply.content, json!({"structured": {"sum": 3}}));
     assert_eq!(reply.for_model(), "{\"sum\":3}");
 }
 
 #[test]
 fn an_empty_answer_is_an_empty_text() {
-    let reply = ToolReply::of(CallToolResult::success(Vec::new()));
+    let reply = reply_of(CallToolResult::success(Vec::new()));
     assert_eq!(reply.content, json!(""));
     assert!(!reply.is_error);
 }
