@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use rmcp::model::{ErrorCode, RequestMetaObject};
 use serde_json::{Map, Value};
 use statehold_core::name::Name;
 use tokio::time::Instant;
 
-use crate::spec::{AgentBook, ToolServerSpec};
+use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
 
 mod child;
 mod connection;
@@ -34,6 +34,9 @@ pub(crate) use reply::ToolReply;
 
 /// How long the servers are waited for when all of them are left.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// How long a program that did not start is not started again, at first. It doubles, up to the most.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// One tool, as a model is shown it.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,8 +94,21 @@ pub(crate) struct ToolServers {
 
 struct Server {
     spec: Arc<ToolServerSpec>,
-    /// Locked while it is made, so that nobody makes a second one.
-    current: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    /// Locked while a connection is made, so that nobody makes a second one.
+    current: tokio::sync::Mutex<Current>,
+}
+
+#[derive(Default)]
+struct Current {
+    connection: Option<Arc<Connection>>,
+    /// Why there is none, if making it came to nothing just now.
+    failed: Option<Failed>,
+}
+
+struct Failed {
+    error: ToolError,
+    pause: Duration,
+    until: Instant,
 }
 
 /// A connection for one call, and whether this call has made it.
@@ -118,9 +134,10 @@ impl ToolServers {
 
     /// The tools of some servers, as they are now. Names that two of them use are made different.
     pub(crate) async fn tools(&self, servers: &[Name]) -> Result<Vec<Tool>, ToolError> {
-        let listings = servers.iter().map(|name| self.listed(name));
-        let listings = try_join_all(listings).await?;
-        Ok(listing::shown(&listings, self.servers.keys()))
+        // All of them to the end: a program that takes its time is not ended because another server is away.
+        let listings = join_all(servers.iter().map(|name| self.listed(name))).await;
+        let listings: Result<Vec<_>, _> = listings.into_iter().collect();
+        Ok(listing::shown(&listings?, self.servers.keys()))
     }
 
     /// Calls a tool. What the tool says is a reply, also if it says that something is wrong.
@@ -145,12 +162,12 @@ impl ToolServers {
                 Ok(result) => return Ok(ToolReply::of(result, server.spec.secrets())),
                 // It was broken already: nothing has left yet, and the next one may be whole.
                 Err(Failure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
-                    server.forget(&reached.connection).await;
+                    server.forget(&reached.connection);
                     may_reconnect = false;
                 }
                 Err(failure) => {
                     if let Failure::Gone { .. } = failure {
-                        server.forget(&reached.connection).await;
+                        server.forget(&reached.connection);
                     }
                     if is_about_the_tool(&failure)
                         && !reached.connection.still_has(&tool.original, deadline).await
@@ -171,7 +188,7 @@ impl ToolServers {
         let connections = self
             .servers
             .into_values()
-            .filter_map(|server| server.current.into_inner())
+            .filter_map(|server| server.current.into_inner().connection)
             .filter_map(Arc::into_inner)
             .map(|connection| connection.close(CLOSE_MAX));
         join_all(connections).await;
@@ -196,7 +213,7 @@ impl ToolServers {
                 Err(failure) => failure,
             };
             // One that does not even say what it can do is not worth keeping.
-            server.forget(&reached.connection).await;
+            server.forget(&reached.connection);
             let is_gone = matches!(failure, Failure::Gone { .. });
             if !is_gone || !may_reconnect || reached.is_new {
                 return Err(ToolError::of(&server.spec, failure));
@@ -226,33 +243,60 @@ impl Server {
     ) -> Result<Reached, ToolError> {
         let reach = async {
             let mut current = self.current.lock().await;
-            if let Some(connection) = current.as_ref().filter(|found| !found.is_broken()) {
+            let connection = current.connection.take();
+            let connection = connection.filter(|found| !found.is_broken());
+            if let Some(connection) = connection {
+                current.connection = Some(connection.clone());
                 return Ok(Reached {
-                    connection: connection.clone(),
+                    connection,
                     is_new: false,
                 });
             }
-            *current = None;
-            let made = Arc::new(Connection::make(&self.spec, http).await?);
-            *current = Some(made.clone());
+            if let Some(failed) = &current.failed
+                && Instant::now() < failed.until
+            {
+                return Err(failed.error.clone());
+            }
+            let made = Connection::make(&self.spec, http).await;
+            let made = made.map_err(|failure| self.not_made(&mut current, failure))?;
+            let connection = Arc::new(made);
+            *current = Current {
+                connection: Some(connection.clone()),
+                failed: None,
+            };
             Ok(Reached {
-                connection: made,
+                connection,
                 is_new: true,
             })
         };
         let reached = tokio::time::timeout_at(deadline, reach).await;
-        let reached = reached.unwrap_or(Err(Failure::Slow { sent: false }));
-        reached.map_err(|failure| ToolError::of(&self.spec, failure))
+        let slow = || Err(ToolError::of(&self.spec, Failure::Slow { sent: false }));
+        reached.unwrap_or_else(|_| slow())
     }
 
-    /// Takes a connection out of use. Calls that are under way on it may end.
-    async fn forget(&self, connection: &Arc<Connection>) {
-        let mut current = self.current.lock().await;
-        if current
-            .as_ref()
-            .is_some_and(|found| Arc::ptr_eq(found, connection))
-        {
-            *current = None;
+    /// Remembers why there is no connection, if it takes a program to try again.
+    fn not_made(&self, current: &mut Current, failure: Failure) -> ToolError {
+        let error = ToolError::of(&self.spec, failure);
+        if let ToolTransport::Command { .. } = self.spec.transport {
+            let last = current.failed.as_ref();
+            let pause = last.map_or(PAUSE_FIRST, |last| PAUSE_MAX.min(last.pause * 2));
+            current.failed = Some(Failed {
+                error: error.clone(),
+                pause,
+                until: Instant::now() + pause,
+            });
+        }
+        error
+    }
+
+    /// Takes a connection out of use, without waiting for anybody. Calls that are under way on it may end.
+    fn forget(&self, connection: &Arc<Connection>) {
+        connection.give_up();
+        // Whoever has it locked finds that out.
+        if let Ok(mut current) = self.current.try_lock() {
+            current
+                .connection
+                .take_if(|found| Arc::ptr_eq(found, connection));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One connection to a tool server: how it is made, what is asked on it, and what can become of that.
 
 use std::error::Error;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -91,6 +91,8 @@ pub(super) struct Connection {
     service: Service,
     /// Of the program behind it, if there is one.
     life: Option<Life>,
+    /// Whether it was taken out of use.
+    is_given_up: AtomicBool,
     changes: Arc<AtomicU64>,
     /// Locked while the tools are listed, so that they are listed once. Calls do not wait for it.
     listed: tokio::sync::Mutex<Option<Listed>>,
@@ -122,6 +124,7 @@ impl Connection {
             spec: spec.clone(),
             service,
             life,
+            is_given_up: AtomicBool::new(false),
             changes,
             listed: tokio::sync::Mutex::default(),
         })
@@ -129,7 +132,14 @@ impl Connection {
 
     /// Whether it is known not to work any more.
     pub(super) fn is_broken(&self) -> bool {
-        self.life.as_ref().is_some_and(Life::is_over) || self.service.is_transport_closed()
+        self.is_given_up.load(Ordering::Relaxed)
+            || self.life.as_ref().is_some_and(Life::is_over)
+            || self.service.is_transport_closed()
+    }
+
+    /// Has nobody use it any more who does not yet. Calls that are under way on it may end.
+    pub(super) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
     }
 
     /// Ends it, and the program behind it with all that it started.

@@ -110,3 +110,29 @@ async fn a_server_without_the_handshake_is_asked_in_the_newer_way() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn whoever_lost_a_connection_does_not_wait_for_the_next() {
+    let bench = Bench::default();
+    let served = Served::start_plain(&bench).await;
+    let servers = servers([("bench", served.transport())]);
+    let never = tool(&servers, "bench", "never").await;
+
+    let lose = async {
+        until("the tool is called", || async {
+            bench.called.load(Ordering::Relaxed) == 1
+        })
+        .await;
+        // Somebody else is about to make the next connection, and does not come to an end.
+        let next = servers.servers[&name("bench")].current.lock().await;
+        served.stop().await;
+        next
+    };
+    let both = async { tokio::join!(call(&servers, &never, nothing()), lose) };
+    let told = tokio::time::timeout(UNTIL_MAX, both).await;
+    let (error, _next) = told.expect("it is told at once");
+
+    let error = error.expect_err("an error");
+    assert_eq!(error.code(), "tool_unreachable");
+    assert!(error.may_have_run());
+}

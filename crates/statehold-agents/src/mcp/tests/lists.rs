@@ -42,7 +42,7 @@ async fn a_list_is_not_believed_for_long() {
     assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 12);
 
     let current = servers.servers[&name("bench")].current.lock().await;
-    let connection = current.clone().expect("a connection");
+    let connection = current.connection.clone().expect("a connection");
     drop(current);
     connection.grow_older(Duration::from_secs(30)).await;
 

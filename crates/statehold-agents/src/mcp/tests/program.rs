@@ -257,3 +257,49 @@ async fn what_is_asked_of_a_program_that_says_nothing_more_was_not_done() {
     assert_eq!(text(&reply.expect("a reply of another one")), "done");
     servers.close().await;
 }
+
+#[tokio::test]
+async fn a_program_that_ends_at_once_is_not_started_for_everybody_who_asks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let starts = folder.path().join("starts");
+    let ends = format!("echo x >>{}; exit 1", starts.display());
+    let servers = servers([("ends", command("sh", &["-c", &ends]))]);
+
+    for _ in 0..50 {
+        let error = servers.tools(&[name("ends")]).await.expect_err("an error");
+        assert_eq!(error.code(), "tool_unreachable");
+        assert!(!error.may_have_run());
+    }
+    let count = || std::fs::read_to_string(&starts).map_or(0, |starts| starts.lines().count());
+    // Each pause is longer than the one before: more would take half a minute.
+    assert!((1..10).contains(&count()), "{}", count());
+
+    until("it is tried again", || async {
+        let before = count();
+        drop(servers.tools(&[name("ends")]).await);
+        count() > before
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_program_that_takes_its_time_is_not_ended_because_another_ends() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let starts = folder.path().join("starts");
+    let slow = program_after(&format!("echo x >>{}; sleep 1;", starts.display()));
+    // It ends while the other is on its way.
+    let ends = format!(
+        "while [ ! -e {} ]; do sleep 0.01; done; exit 1",
+        starts.display()
+    );
+    let servers = servers([("slow", slow), ("ends", command("sh", &["-c", &ends]))]);
+
+    let both = [name("slow"), name("ends")];
+    let error = servers.tools(&both).await.expect_err("an error");
+    assert!(error.to_string().contains("ends"), "{error}");
+    servers.tools(&both[..1]).await.expect("tools");
+
+    let starts = std::fs::read_to_string(&starts).expect("it was started");
+    assert_eq!(starts.lines().count(), 1);
+    servers.close().await;
+}
