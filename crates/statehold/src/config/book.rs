@@ -103,6 +103,14 @@ impl<'a> Reading<'a> {
 
     fn tool_server(&mut self, name: &Name, server: &ToolServer) -> Option<ToolServerSpec> {
         let place = format!("{TOOL_SERVERS}.{}", step(name.as_str()));
+        if name.as_str().contains("__") {
+            let what = "has `__` in its name, which stands between a server and its tool";
+            self.wrong(
+                place.clone(),
+                what,
+                "give it a name with single underscores",
+            );
+        }
         let variable = server.credential_env.as_ref();
         let credential = variable.and_then(|variable| self.credential(&place, variable));
         let transport = match (&server.url, &server.command) {

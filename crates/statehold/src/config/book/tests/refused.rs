@@ -23,6 +23,15 @@ fn mistaken(place: &Place, key: &str, says: &[&str]) {
 }
 
 #[test]
+fn the_name_of_a_tool_server_has_no_mark_between_server_and_tool() {
+    mistaken(
+        &Place::new("[tool_servers.my__files]\nurl = \"http://h\"\n", &[]),
+        "tool_servers.my__files",
+        &["`__` in its name", "single underscores"],
+    );
+}
+
+#[test]
 fn what_a_kind_needs_must_be_there() {
     let agent = |lines: &str| Place::new(&format!("[agents.a]\n{lines}\n[agents.b]\n"), &[]);
     let llm = |lines: &str| {
