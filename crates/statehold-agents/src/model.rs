@@ -47,6 +47,10 @@ pub(crate) struct Said {
 
 /// A tool call that a model wants, as its step keeps it: whatever is judged about it is judged once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that are independent of each other, as they are recorded"
+)]
 pub(crate) struct Wish {
     /// What the model calls this call.
     pub(crate) id: String,
@@ -69,6 +73,9 @@ pub(crate) struct Wish {
     /// Whether calling it again under the same key is harmless.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) idempotent: bool,
+    /// Whether it only looks, as a server says that is believed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) only_reads: bool,
     /// Whether the arguments here are only a preview.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) hidden: bool,

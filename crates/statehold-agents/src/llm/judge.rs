@@ -100,6 +100,7 @@ impl Judge<'_> {
             tool: name,
             gated,
             idempotent: is_idempotent(tool, rules.effective),
+            only_reads: tool.only_reads,
             hidden: shown.is_some(),
             error: None,
         };
@@ -123,6 +124,7 @@ impl Judge<'_> {
             tool: String::new(),
             gated: false,
             idempotent: false,
+            only_reads: false,
             hidden: false,
             error: Some(error),
         }

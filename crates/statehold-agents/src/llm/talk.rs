@@ -277,6 +277,7 @@ impl Turn {
             arguments: arguments.get().to_owned(),
             gated: false,
             idempotent: false,
+            only_reads: false,
             hidden: false,
             error: None,
         };

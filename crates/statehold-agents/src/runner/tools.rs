@@ -512,17 +512,18 @@ impl Run {
 /// What is to be done about a call whose result is not recorded.
 fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
     let id = one.call.id;
-    let run = |arguments: &Raw, decided| {
+    let run = |arguments: &Raw, was_asked_about| {
         Next::Run(Released {
             arguments: arguments.clone(),
             note: None,
-            decided,
+            approved: None,
+            was_asked_about,
         })
     };
     let Some(look) = look else {
         // Recorded just now, and nobody needs to be asked.
         return Ok(match &one.arguments {
-            Some(arguments) => run(arguments, None),
+            Some(arguments) => run(arguments, false),
             None => Next::Stuck(lost_arguments()),
         });
     };
@@ -531,7 +532,9 @@ fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
     let approval = holds
         .clone()
         .find(|hold| hold.hold.kind == HoldKind::Approval);
-    let decided = holds.clone().filter_map(let_run).next_back();
+    let was_asked_about = holds
+        .clone()
+        .any(|hold| hold.hold.kind == HoldKind::Reconcile);
     let last = holds.next_back();
     Ok(match (open.state, approval, last) {
         (CallState::Proposed, Some(_), _)
@@ -545,11 +548,12 @@ fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
             Next::Run(Released {
                 arguments,
                 note,
-                decided,
+                approved: let_run(approval),
+                was_asked_about,
             })
         }
         (CallState::Started { .. }, None, _) => match &one.arguments {
-            Some(arguments) => run(arguments, decided),
+            Some(arguments) => run(arguments, was_asked_about),
             None => return Err(arguments_gone(&one.wish.name)),
         },
         (CallState::Refused | CallState::Answered | CallState::Confirmed, _, last) => {

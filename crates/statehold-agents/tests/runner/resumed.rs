@@ -99,6 +99,36 @@ async fn a_call_that_may_have_run_is_asked_about_if_its_server_is_not_back() -> 
 }
 
 #[tokio::test]
+async fn what_people_let_run_again_may_have_run_as_long_as_its_server_is_away() -> Outcome {
+    for is_gated in [false, true] {
+        let policies = if is_gated {
+            gated_and_idempotent()
+        } else {
+            idempotent()
+        };
+        let begun = Begun::lose(0, policies, is_gated).await;
+        begun.tools.leave(usize::MAX);
+        let second = begun.rig.runner().await;
+        let first = asked(&begun.rig, begun.request, LOST).await;
+        decide(&begun.rig, &first, DecisionKind::Approve, json!({})).await;
+        let again = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let hold = asked(&begun.rig, begun.request, LOST).await;
+                if hold.hold.id != first.hold.id {
+                    return hold;
+                }
+            }
+        });
+        let again = again.await.expect("they are asked again");
+        begun.tools.leave(0);
+        decide(&begun.rig, &again, DecisionKind::Approve, json!({})).await;
+        let holds = 2 + usize::from(is_gated);
+        begun.ends_with(second, 2, holds, "paid").await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_call_that_may_have_run_is_made_again_once_its_server_is_back() -> Outcome {
     let begun = Begun::lose(3, idempotent(), false).await;
     begun.tools.leave(2);

@@ -32,8 +32,10 @@ pub(super) struct Released {
     pub(super) arguments: Raw,
     /// What the model is told beside the result.
     pub(super) note: Option<String>,
-    /// The decision that let it run last, and the record of it. None if nobody had to decide.
-    pub(super) decided: Option<(HoldId, u64)>,
+    /// The approval that let it run, and the record of it. None if nobody had to approve it.
+    pub(super) approved: Option<(HoldId, u64)>,
+    /// Whether somebody was asked what became of it: it was begun then, whatever they said.
+    pub(super) was_asked_about: bool,
 }
 
 /// What came of a call that was made.
@@ -118,7 +120,7 @@ impl Run {
             0
         };
         let mut pause = PAUSE_FIRST;
-        let mut only_reads = false;
+        let mut only_reads = one.wish.only_reads;
         // Why nobody knows what became of it, and what the model is told if nobody is asked.
         let mut unanswered: Option<(NoAnswer, Raw)> = None;
         loop {
@@ -142,7 +144,7 @@ impl Run {
                 (None, _) if miss.may_have_run() => return Ok(Came::Result(miss.told())),
                 // Nothing came of this one, so what became of the one before is as unknown as it was.
                 (None, Some(known)) => Some(known),
-                (None, None) if self.was_begun_before(one, released.decided).await? => {
+                (None, None) if self.was_begun_before(one, released).await? => {
                     Some((NoAnswer::Lost, miss.told_of_begun()))
                 }
                 (None, None) => return Ok(Came::Result(miss.told())),
@@ -190,20 +192,20 @@ impl Run {
         self.runner.asks_people && effective.asks_without_answer()
     }
 
-    /// Whether an earlier run may have made a call. What people let run after that has a new beginning:
-    /// they were asked what became of it, or nothing had.
+    /// Whether an earlier run may have made a call. What people approved had not begun when they did.
     ///
     /// The state of a call says only that it was started, not by whom first. The records do. They are read
     /// where a call cannot be made, and nowhere else.
     async fn was_begun_before(
         &self,
         one: &Open<'_>,
-        decided: Option<(HoldId, u64)>,
+        released: &Released,
     ) -> Result<bool, TurnError> {
         if one.is_new {
             return Ok(false);
         }
-        let Some((decision, decided_by)) = decided else {
+        let Some((decision, decided_by)) = released.approved.filter(|_| !released.was_asked_about)
+        else {
             return Ok(true);
         };
         let (session, ours) = (self.place.session, self.place.fenced());

@@ -39,6 +39,7 @@ fn wish() -> Wish {
         tool: "pay".to_owned(),
         gated: true,
         idempotent: false,
+        only_reads: false,
         hidden: false,
         error: None,
     }
