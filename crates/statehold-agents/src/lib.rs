@@ -15,6 +15,7 @@ pub mod push;
 mod router;
 pub mod runner;
 pub mod scratch;
+mod secrets;
 pub mod spec;
 mod sse;
 mod tls;

@@ -159,7 +159,7 @@ impl ToolServers {
                 .call(&tool.original, arguments, meta, deadline)
                 .await;
             match answer {
-                Ok(result) => return Ok(ToolReply::of(result, server.spec.secrets())),
+                Ok(result) => return Ok(ToolReply::of(result, &server.spec.secrets_of_replies())),
                 // It was broken already: nothing has left yet, and the next one may be whole.
                 Err(Failure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
                     server.forget(&reached.connection);
@@ -276,7 +276,7 @@ impl Server {
 
     /// Remembers why there is no connection, if it takes a program to try again.
     fn not_made(&self, current: &mut Current, failure: Failure) -> ToolError {
-        let error = ToolError::of(&self.spec, failure);
+        let error = ToolError::of(&self.spec, failure).before_the_call();
         if let ToolTransport::Command { .. } = self.spec.transport {
             let last = current.failed.as_ref();
             let pause = last.map_or(PAUSE_FIRST, |last| PAUSE_MAX.min(last.pause * 2));

@@ -12,6 +12,8 @@ use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
 use statehold_engine::{Credential, Schema};
 
+use crate::secrets::{Secrets, has_password, is_named_secret};
+
 /// How long one call may take, unless something else is declared.
 pub const TIMEOUT: Duration = Duration::from_mins(1);
 /// How often a call that failed before its first word is made again, unless something else is declared.
@@ -277,6 +279,26 @@ impl ToolServerSpec {
         // Not every variable holds a secret, and what is short stands in many messages.
         let values = values.filter(|value| value.len() >= SECRET_BYTES_MIN);
         credential.map(Credential::expose).into_iter().chain(values)
+    }
+
+    /// What must not be in the replies of its tools. Only what is a secret by its name, or has a password
+    /// in it: the others are paths and places that a model has to read as they are.
+    pub(crate) fn secrets_of_replies(&self) -> Secrets {
+        let values: Vec<&str> = match &self.transport {
+            ToolTransport::Http { credential, .. } => {
+                credential.iter().map(Credential::expose).collect()
+            }
+            ToolTransport::Command { environment, .. } => {
+                let values = environment
+                    .iter()
+                    .map(|(name, value)| (name, value.expose()));
+                let secret =
+                    values.filter(|(name, value)| is_named_secret(name) || has_password(value));
+                secret.map(|(_, value)| value).collect()
+            }
+        };
+        let values = values.into_iter();
+        Secrets::new(values.filter(|value| value.len() >= SECRET_BYTES_MIN))
     }
 }
 

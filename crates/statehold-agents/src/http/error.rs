@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use crate::secrets::Secrets;
+
 /// The longest text that is taken from somebody else's error, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;
 
@@ -165,10 +167,7 @@ fn has_cause<E: Error + 'static>(error: &reqwest::Error) -> bool {
 
 /// What somebody said, as one line of a length that can be shown, without what we must not show.
 pub(crate) fn clip<'a>(said: &str, secrets: impl Iterator<Item = &'a str>) -> String {
-    let mut said = said.to_owned();
-    for secret in secrets {
-        said = said.replace(secret, "…");
-    }
+    let said = Secrets::new(secrets).left_out(said.to_owned());
     let words = said.split(|c: char| c.is_control() || c.is_whitespace());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
     let line = words.join(" ");

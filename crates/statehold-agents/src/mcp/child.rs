@@ -18,6 +18,7 @@ use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::http::clip;
+use crate::secrets::is_named_secret;
 use crate::spec::ToolServerSpec;
 
 /// The longest line that is shown of what a program says to people. Any secret fits into it: of half a
@@ -25,6 +26,8 @@ use crate::spec::ToolServerSpec;
 const LINE_BYTES_MAX: usize = 16 * 1024;
 /// How long a program that is left may take to end by itself.
 const LEAVE_MAX: Duration = Duration::from_secs(3);
+/// How long what a program said before its end may take to arrive.
+const HEAR_OUT: Duration = Duration::from_secs(1);
 /// What every program is told of the environment of this server: what programs need to run. Everything
 /// else may be a secret, of this server or of another agent, and is told only where it is declared.
 const VARIABLES: [&str; 9] = [
@@ -41,8 +44,6 @@ const VARIABLES: [&str; 9] = [
 const BEGINNINGS: [&str; 4] = ["LC_", "PYTHON", "NODE", "SSL_CERT_"];
 /// In either case, as programs have it.
 const END: &str = "_PROXY";
-/// What a variable with a secret is called, also among those above.
-const SECRETS: [&str; 5] = ["TOKEN", "SECRET", "KEY", "PASSWORD", "CREDENTIAL"];
 
 /// The last line that a program wrote to its standard error, which is the reason in most languages. Secrets
 /// are not in it.
@@ -83,12 +84,21 @@ pub(super) struct Life {
 impl Life {
     /// Whether nothing will be answered any more.
     pub(super) fn is_over(&self) -> bool {
-        self.silent.is_cancelled() || self.end.is_cancelled()
+        let ends = [&self.silent, &self.end, &self.gone];
+        ends.iter().any(|end| end.is_cancelled())
     }
 
-    /// Waits until the program says nothing any more.
+    /// Waits until the program says nothing any more: what it said before its end is heard out, unless
+    /// somebody else has its standard output and keeps silent.
     pub(super) async fn until_silent(&self) {
-        self.silent.cancelled().await;
+        let gone = async {
+            self.gone.cancelled().await;
+            tokio::time::sleep(HEAR_OUT).await;
+        };
+        tokio::select! {
+            () = self.silent.cancelled() => {}
+            () = gone => {}
+        }
     }
 
     /// Ends the program and all that it started, and waits until it has ended.
@@ -224,13 +234,11 @@ pub(super) fn start(
 }
 
 fn is_for_programs(name: &str) -> bool {
-    let upper = name.to_uppercase();
-    let is_secret = SECRETS.iter().any(|word| upper.contains(word));
     let is_needed = VARIABLES.contains(&name)
         || BEGINNINGS.iter().any(|begin| name.starts_with(begin))
         || name.ends_with(END)
         || name.ends_with(&END.to_lowercase());
-    is_needed && !is_secret
+    is_needed && !is_named_secret(name)
 }
 
 /// Reads until the program ends: one that is not read from would stop at a full pipe.
@@ -259,13 +267,10 @@ async fn listen(spec: Arc<ToolServerSpec>, errors: impl AsyncRead + Unpin, said:
 
 /// One line, for the log of this server.
 fn hear(spec: &ToolServerSpec, line: &[u8], is_long: bool, said: &Said) {
-    // A secret of several lines is said in several lines.
-    let secrets = spec.secrets().flat_map(str::lines);
-    let secrets = secrets.filter(|secret| !secret.trim().is_empty());
     let line = if is_long {
         "(a line that is too long to be shown)".to_owned()
     } else {
-        clip(&String::from_utf8_lossy(line), secrets)
+        clip(&String::from_utf8_lossy(line), spec.secrets())
     };
     if !line.is_empty() {
         tracing::debug!(server = %spec.name, said = line, "a tool server");

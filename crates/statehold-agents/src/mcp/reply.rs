@@ -1,12 +1,12 @@
 //! What a tool answered, in a size that can be kept and told to a model.
 
-use std::cmp::Reverse;
 use std::fmt::Write;
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Map, Value};
 
 use super::listing::clipped;
+use crate::secrets::Secrets;
 
 /// The most that is kept of an answer, as JSON, with the words about what was left out.
 pub(super) const REPLY_BYTES_MAX: usize = 1024 * 1024;
@@ -25,8 +25,7 @@ pub(crate) struct ToolReply {
 
 impl ToolReply {
     /// What is kept of an answer. Some things must not be shown, also if the tool repeats them.
-    pub(super) fn of<'a>(result: CallToolResult, secrets: impl Iterator<Item = &'a str>) -> Self {
-        let secrets = Secrets::new(secrets);
+    pub(super) fn of(result: CallToolResult, secrets: &Secrets) -> Self {
         let mut left = REPLY_BYTES_MAX - WORDS_BYTES_MAX;
         let mut lost = Lost::default();
         let mut texts = Vec::new();
@@ -102,44 +101,6 @@ impl ToolReply {
             .chain(structured.map(Value::to_string))
             .chain(parts.into_iter().flatten().map(Value::to_string));
         lines.collect::<Vec<_>>().join("\n")
-    }
-}
-
-/// What must not be shown: a mark stands in its place.
-struct Secrets<'a>(Vec<&'a str>);
-
-impl<'a> Secrets<'a> {
-    fn new(secrets: impl Iterator<Item = &'a str>) -> Self {
-        let mut secrets: Vec<&str> = secrets.collect();
-        // One may be the beginning of another.
-        secrets.sort_unstable_by_key(|secret| Reverse(secret.len()));
-        Self(secrets)
-    }
-
-    fn left_out(&self, text: String) -> String {
-        let mut text = text;
-        for secret in &self.0 {
-            if text.contains(secret) {
-                text = text.replace(secret, "…");
-            }
-        }
-        text
-    }
-
-    fn leave_out(&self, value: &mut Value) {
-        match value {
-            Value::String(text) => *text = self.left_out(std::mem::take(text)),
-            Value::Array(values) => values.iter_mut().for_each(|value| self.leave_out(value)),
-            Value::Object(members) if !self.0.is_empty() => {
-                let all = std::mem::take(members).into_iter();
-                let all = all.map(|(name, mut value)| {
-                    self.leave_out(&mut value);
-                    (self.left_out(name), value)
-                });
-                *members = all.collect();
-            }
-            Value::Object(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
-        }
     }
 }
 

@@ -245,10 +245,10 @@ async fn a_server_that_is_not_declared_is_named() {
 #[tokio::test]
 async fn a_credential_is_shown_and_a_refusal_told() {
     let bench = Bench::default();
-    *bench.credential.lock().expect("no test has failed") = Some("letmein".to_owned());
+    *bench.credential.lock().expect("no test has failed") = Some("letmein-now".to_owned());
     let served = Served::start(&bench).await;
     let servers = servers([
-        ("known", served.transport_as("letmein")),
+        ("known", served.transport_as("letmein-now")),
         ("stranger", served.transport()),
     ]);
 

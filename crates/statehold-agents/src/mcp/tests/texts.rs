@@ -2,12 +2,14 @@
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::json;
+use statehold_engine::Credential;
 
 use super::*;
 use crate::mcp::reply::REPLY_BYTES_MAX;
+use crate::secrets::Secrets;
 
 fn reply_of(result: CallToolResult) -> ToolReply {
-    ToolReply::of(result, std::iter::empty())
+    ToolReply::of(result, &Secrets::default())
 }
 
 #[test]
@@ -17,12 +19,38 @@ fn secrets_are_left_out_of_a_reply_wherever_they_stand() {
         ContentBlock::image("hunter2", "image/png"),
     ]);
     result.structured_content = Some(json!({"hunter2": [{"header": "Bearer hunter2"}, 2]}));
-    let reply = ToolReply::of(result, ["hunter2", "hunter2-and-more"].into_iter());
+    let secrets = Secrets::new(["hunter2", "hunter2-and-more"].into_iter());
+    let reply = ToolReply::of(result, &secrets);
     assert!(reply.is_error);
     assert_eq!(reply.content["text"], "no entry for …");
     let structured = json!({"…": [{"header": "Bearer …"}, 2]});
     assert_eq!(reply.content["structured"], structured);
     assert!(!reply.content.to_string().contains("hunter2"));
+}
+
+#[test]
+fn what_is_no_secret_by_its_name_stays_in_replies_as_it_is() {
+    let variable = |name: &str, value: &str| {
+        let value = Credential::new(value.to_owned()).expect("a value");
+        (name.to_owned(), value)
+    };
+    let spec = ToolServerSpec {
+        name: name("notes"),
+        transport: ToolTransport::Command {
+            program: "notes".to_owned(),
+            arguments: Vec::new(),
+            environment: vec![
+                variable("NOTES_DIR", "/srv/notes"),
+                variable("NOTES_TOKEN", "notes-secret"),
+                variable("PIN_KEY", "1234567"),
+            ],
+        },
+        timeout: PATIENCE,
+        trust_hints: false,
+    };
+    let said = "/srv/notes/1234567.md needs notes-secret".to_owned();
+    let left = spec.secrets_of_replies().left_out(said);
+    assert_eq!(left, "/srv/notes/1234567.md needs …");
 }
 
 #[test]
