@@ -396,7 +396,8 @@ impl Engine {
         };
         let calls = live.uncertain_calls(unanswered).filter(is_new);
         let calls: BTreeSet<ItemId> = calls.collect();
-        if calls.is_empty() || !self.policies().agents.contains_key(&task.agent) {
+        let policies = self.policies();
+        if calls.is_empty() || !policies.agents.contains_key(&task.agent) {
             return Ok(laid_down);
         }
         let written = self
@@ -408,7 +409,7 @@ impl Engine {
             let Some(tool) = body.name.filter(|_| calls.contains(&id)) else {
                 continue;
             };
-            let Effective { policy, digest } = self.policies().of(&task.agent, &tool);
+            let Effective { policy, digest } = policies.of(&task.agent, &tool);
             let decide_by = policy
                 .decide_by
                 .unwrap_or_else(|| HoldKind::Reconcile.default_decide_by());

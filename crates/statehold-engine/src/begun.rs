@@ -50,7 +50,8 @@ pub(crate) struct Taking {
 
 impl Engine {
     /// Has requests of an agent claimed for the server as they are started, as long as there is room for
-    /// their turns. Whoever takes them gets each when it is durable.
+    /// their turns. Whoever takes them gets each when it is durable. Whoever took them before gets what was
+    /// claimed until now, and then hears that nothing more comes.
     pub fn take_begun(
         &self,
         tenant: &Name,
@@ -67,6 +68,13 @@ impl Engine {
         let mut workers = self.inner().own_workers.lock();
         workers.insert((tenant.clone(), agent.clone()), worker);
         taken
+    }
+
+    /// Has requests of an agent claimed by nobody as they are started. Those that were claimed so far are
+    /// still told to whoever took them.
+    pub fn leave_begun(&self, tenant: &Name, agent: &Name) {
+        let mut workers = self.inner().own_workers.lock();
+        workers.remove(&(tenant.clone(), agent.clone()));
     }
 
     /// The claim of the request that a commit starts, if it is one of ours and there is room.

@@ -61,6 +61,22 @@ impl Engine {
         caller: &Caller,
         claim: &Claim,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
+        let never = std::future::pending();
+        self.claim_until(caller, claim, never).await
+    }
+
+    /// The same for somebody who may stop waiting. What is being claimed by then is theirs all the same,
+    /// and they hear of it: nothing is left in the hands of nobody.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::claim`].
+    pub async fn claim_until(
+        &self,
+        caller: &Caller,
+        claim: &Claim,
+        enough: impl Future<Output = ()>,
+    ) -> Result<Vec<ClaimedRequest>, EngineError> {
         require_any(caller, &[Role::Worker])?;
         if !caller.works_for(&claim.agent) {
             let agent = claim.agent.to_string();
@@ -73,6 +89,7 @@ impl Engine {
         }
         let deadline = tokio::time::Instant::now() + claim.wait;
         let queue = self.inner().queue(&caller.tenant, &claim.agent);
+        let mut enough = std::pin::pin!(enough);
         loop {
             // Listening begins before looking, so that nothing is missed in between.
             let mut news = std::pin::pin!(queue.notified());
@@ -87,6 +104,7 @@ impl Engine {
             tokio::select! {
                 () = news => {}
                 () = tokio::time::sleep_until(deadline) => {}
+                () = &mut enough => return Ok(Vec::new()),
                 () = self.inner().stop.cancelled() => return Ok(Vec::new()),
             }
         }

@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::begun::OwnWorkers;
 use crate::credentials::{Credential, Credentials};
+use crate::current::Current;
 use crate::drafts::Drafts;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
@@ -48,7 +49,7 @@ pub struct EngineOptions {
     pub sign_every: std::time::Duration,
     /// How many open holds the sessions of one user may have.
     pub user_holds_max: usize,
-    /// What is laid down about agents and their tools.
+    /// What is laid down about agents and their tools, until something else is.
     pub policies: Arc<Policies>,
     /// The keys of sealed arguments. They must last as long as the store does: the default is for
     /// stores in memory.
@@ -95,6 +96,7 @@ pub(crate) struct Inner {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) payload_keys: Arc<dyn PayloadKeys>,
     pub(crate) options: EngineOptions,
+    pub(crate) policies: Current<Policies>,
     /// Leases that were granted before get one full ttl from here.
     pub(crate) started_at: Timestamp,
     /// A plain mutex: held while a map is read or written, never over an await.
@@ -161,6 +163,7 @@ impl Engine {
             sealed_calls: SealedCalls::default(),
             credentials: Arc::default(),
             own_workers: OwnWorkers::default(),
+            policies: Current::new(Arc::clone(&options.policies)),
             options,
             started_at,
             mailboxes: Mutex::default(),
@@ -233,9 +236,15 @@ impl Engine {
         Ok(())
     }
 
-    /// What is laid down about agents and their tools.
-    pub fn policies(&self) -> &Policies {
-        &self.inner.options.policies
+    /// What is laid down about agents and their tools now.
+    pub fn policies(&self) -> Arc<Policies> {
+        self.inner.policies.get()
+    }
+
+    /// Lays down something else about agents and their tools. Holds that are open stay as they were
+    /// opened, and calls that are recorded as they were recorded.
+    pub fn set_policies(&self, policies: impl Into<Arc<Policies>>) {
+        self.inner.policies.set(policies);
     }
 
     /// How many items of histories were read since the start.

@@ -132,7 +132,7 @@ impl Judge<'_> {
 
     fn rules(&self, tool: &Tool) -> ToolRules {
         let policies = self.engine.policies();
-        ToolRules::of(policies, self.agent, tool.server.as_str(), &tool.original)
+        ToolRules::of(&policies, self.agent, tool.server.as_str(), &tool.original)
     }
 }
 

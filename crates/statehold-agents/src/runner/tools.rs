@@ -37,6 +37,9 @@ use made::{Came, Listing, Released};
 use person::Decided;
 pub(crate) use person::told_of;
 
+/// How often policies are looked at for one message, should they become stricter in between.
+const POLICY_LOOKS_MAX: usize = 5;
+
 /// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
 /// them.
 pub(crate) struct Toolbox {
@@ -290,6 +293,21 @@ impl Run {
         wishes: &[&Wish],
         whole: &[Option<Raw>],
     ) -> Result<Vec<RecordedCall>, TurnError> {
+        for _ in 1..POLICY_LOOKS_MAX {
+            match self.record_calls_as_laid_down(wishes, whole).await {
+                // Something else was laid down between the look and the commit.
+                Err(EngineError::ApprovalNeeded { .. } | EngineError::PolicyStricter { .. }) => {}
+                done => return Ok(done?),
+            }
+        }
+        Ok(self.record_calls_as_laid_down(wishes, whole).await?)
+    }
+
+    async fn record_calls_as_laid_down(
+        &self,
+        wishes: &[&Wish],
+        whole: &[Option<Raw>],
+    ) -> Result<Vec<RecordedCall>, EngineError> {
         let agent = &self.spec.name;
         let mut payloads = self.payloads().await?;
         let mut items = Vec::with_capacity(wishes.len());
@@ -297,7 +315,7 @@ impl Run {
         for (wish, whole) in wishes.iter().zip(whole) {
             // What the policy says now counts too: it may have become stricter since the model spoke.
             let policies = self.engine.policies();
-            let policy = ToolRules::of(policies, agent, &wish.server, &wish.original).effective;
+            let policy = ToolRules::of(&policies, agent, &wish.server, &wish.original).effective;
             let judged = whole
                 .as_ref()
                 .and_then(|args| serde_json::from_str(args.get()).ok());

@@ -73,7 +73,7 @@ fn require_policy(
     };
     match agent {
         Some(agent) => {
-            let policies = &inner.options.policies;
+            let policies = inner.policies.get();
             policies.require_items(agent, items, submission.payloads)
         }
         // It has ended: the core says so.

@@ -142,3 +142,70 @@ async fn if_its_claim_is_lost_it_waits_in_line_and_if_its_start_is_there_is_noth
     assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
     assert_eq!((rig.revision().await, room.available_permits()), (3, 1));
 }
+
+#[tokio::test]
+async fn what_is_on_its_way_to_whoever_took_them_arrives_when_somebody_else_takes_them() {
+    let rig = Arc::new(Rig::new(None).await);
+    let (mut before, _) = take(&rig, 8);
+    rig.store.set_open(false);
+    let start = || {
+        let rig = Arc::clone(&rig);
+        tokio::spawn(async move { rig.start(None).await })
+    };
+    let first = start();
+    settle().await;
+    let (mut after, _) = take(&rig, 8);
+    let second = start();
+    settle().await;
+    rig.store.set_open(true);
+    let [first, second] = [first, second].map(|started| async {
+        let done = started.await.expect("no panic").expect("it starts");
+        request_of(&done)
+    });
+    let (first, second) = (first.await, second.await);
+    let handed = |one: Option<Begun>| one.map(|one| one.request);
+    assert_eq!(handed(before.recv().await), Some(first));
+    assert!(before.recv().await.is_none(), "nothing more comes there");
+    assert_eq!(handed(after.recv().await), Some(second));
+    // And when nobody takes them any more, they wait in line.
+    rig.engine.leave_begun(&rig.caller.tenant, &helper());
+    assert!(
+        after.recv().await.is_none(),
+        "nothing more comes here either"
+    );
+    rig.start(None).await.expect("it starts");
+    assert_eq!(claimed_in_line(&rig).await, 1);
+}
+
+#[tokio::test]
+async fn whoever_stops_looking_for_work_still_gets_what_is_being_claimed_for_them() {
+    let rig = Arc::new(Rig::new(None).await);
+    let claim = Claim {
+        agent: helper(),
+        max: 8,
+        wait: Duration::from_mins(1),
+        lease_ms: 30_000,
+        request: None,
+    };
+    let worker = Caller::worker_of_server(rig.caller.tenant.clone());
+    // Without any work, the wait ends.
+    let none = rig.engine.claim_until(&worker, &claim, async {}).await;
+    assert_eq!(none.expect("it may look").len(), 0);
+    rig.start(None).await.expect("it starts");
+    rig.store.set_open(false);
+    let (enough, stop) = tokio::sync::oneshot::channel::<()>();
+    let looking = tokio::spawn({
+        let rig = Arc::clone(&rig);
+        async move {
+            let stop = async move { drop(stop.await) };
+            rig.engine.claim_until(&worker, &claim, stop).await
+        }
+    });
+    settle().await;
+    drop(enough);
+    settle().await;
+    assert!(!looking.is_finished());
+    rig.store.set_open(true);
+    let claimed = looking.await.expect("no panic").expect("it may look");
+    assert_eq!(claimed.len(), 1);
+}

@@ -125,7 +125,7 @@ fn written(app: &App, caller: &Caller, spec: &AgentSpec) -> AgentOut {
         kind: spec.kind.word(),
         description: spec.description.clone(),
         agents: router.map(|router| router.agents.iter().map(Name::to_string).collect()),
-        tools: tools(app.engine.policies(), &spec.name),
+        tools: tools(&app.engine.policies(), &spec.name),
         openai_default: match spec.openai_default {
             ChatDefault::Stateless => "stateless",
             ChatDefault::Stateful => "stateful",

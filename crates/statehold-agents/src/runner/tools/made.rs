@@ -187,7 +187,7 @@ impl Run {
     /// Whether people find out what became of a call that gave no answer. If not, the model is told.
     fn asks_about(&self, one: &Open<'_>, only_reads: bool) -> bool {
         let (policies, agent) = (self.engine.policies(), &self.spec.name);
-        let rules = ToolRules::of(policies, agent, &one.wish.server, &one.wish.original);
+        let rules = ToolRules::of(&policies, agent, &one.wish.server, &one.wish.original);
         let effective = rules.effective.or_read(only_reads);
         self.runner.asks_people && effective.asks_without_answer()
     }
