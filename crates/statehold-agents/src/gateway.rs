@@ -16,6 +16,7 @@ mod trail;
 
 pub(crate) use conversations::Conversations;
 pub(crate) use openai::Openai;
+pub(crate) use remembered::Locks;
 pub(crate) use trail::traceparent;
 
 use serde::{Deserialize, Serialize};

@@ -7,6 +7,7 @@
 
 mod child;
 mod clients;
+mod generation;
 mod hold;
 mod journal;
 mod run;
@@ -22,22 +23,19 @@ use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_engine::{
-    Begun, Call, Caller, Claim, ClaimedRequest, Engine, EngineError, Reply, StoredRecord,
-};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use statehold_engine::{Call, ClaimedRequest, Engine, EngineError, Reply, StoredRecord};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::gateway::{Conversations, Openai};
+use crate::http::HttpClient;
 use crate::llm::Llm;
-use crate::mcp::ToolServers;
 use crate::model::Model;
 use crate::router::Router;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
 use crate::turn::{Agent, TurnError, TurnFailure};
 use crate::words::raw;
+
+use generation::{Generation, Lasting, Ours, Seat, Works};
 
 pub(crate) use child::ChildAnswer;
 pub(crate) use clients::Clients;
@@ -51,11 +49,6 @@ pub(crate) use tools::{NotMade, Told, Toolbox, told_of};
 /// How long a turn is ours without a sign of life, and how often we give one.
 const LEASE: Duration = Duration::from_secs(30);
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How long one look for work waits, and how many requests it takes.
-const CLAIM_WAIT: Duration = Duration::from_secs(30);
-const CLAIM_MAX: usize = 64;
-/// How long to rest when the store fails.
-const REST: Duration = Duration::from_secs(1);
 /// How many turns of one agent are under way at once, as a rule. The others wait in line.
 const TURNS_MAX: usize = 1_024;
 /// The longest name of an error that is passed on, in bytes.
@@ -112,9 +105,7 @@ impl std::fmt::Debug for RunnerOptions {
 
 /// Works until it is stopped.
 pub struct Runner {
-    tasks: TaskTracker,
-    stop: CancellationToken,
-    tools: Arc<ToolServers>,
+    works: Arc<Works>,
 }
 
 impl std::fmt::Debug for Runner {
@@ -123,40 +114,12 @@ impl std::fmt::Debug for Runner {
     }
 }
 
-/// What all turns share.
-pub(crate) struct Shared {
-    engine: Engine,
-    caller: Caller,
-    on_step: OnStep,
-    asks_people: bool,
-    ours: BTreeMap<Name, Ours>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
-}
+/// Declarations that can be worked by, and by which nobody works yet.
+pub struct Prepared(Arc<Generation>);
 
-/// An agent that this server works for.
-#[derive(Clone)]
-struct Ours {
-    spec: Arc<AgentSpec>,
-    agent: Arc<dyn Agent>,
-    /// How many more turns may be under way.
-    turns: Arc<Semaphore>,
-}
-
-/// The seat of one turn among those that are under way.
-pub(crate) struct Seat {
-    turns: Arc<Semaphore>,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Seat {
-    /// Waits for something that another turn ends, and leaves the seat to others meanwhile.
-    pub(crate) async fn left_for<T>(&mut self, wait: impl Future<Output = T>) -> T {
-        self.permit = None;
-        let done = wait.await;
-        // Whoever has a seat waits for nobody who has none, so there will be one.
-        self.permit = Arc::clone(&self.turns).acquire_owned().await.ok();
-        done
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").finish_non_exhaustive()
     }
 }
 
@@ -203,59 +166,76 @@ impl Runner {
         book: Arc<AgentBook>,
         options: RunnerOptions,
     ) -> Result<Self, RunnerError> {
-        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let clients =
-            Clients::new(&book).map_err(|error| RunnerError::Clients(error.to_string()))?;
-        let mut ours = BTreeMap::new();
+        let http = HttpClient::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
+        let works = Works::new(engine, tenant, http, options);
+        let runner = Self {
+            works: Arc::new(works),
+        };
+        let first = runner.prepare(book).await?;
+        runner.switch(first).await;
+        Ok(runner)
+    }
+
+    /// Gets ready to work by other declarations. Nobody works by them yet, and whoever works goes on.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails, or a declaration makes no sense. Then nothing has changed.
+    pub async fn prepare(&self, book: Arc<AgentBook>) -> Result<Prepared, RunnerError> {
+        let works = &self.works;
+        let clients = Clients::new(&works.http, &book);
+        let (mut ours, mut new) = (BTreeMap::new(), BTreeMap::new());
         for (name, spec) in &book.agents {
-            if let Some(agent) = agent_of(spec, &book, &clients)? {
-                let (spec, turns) = (
-                    Arc::clone(spec),
-                    Arc::new(Semaphore::new(options.turns_max)),
-                );
+            let known = works.lasting(name);
+            let lasting = known.clone().unwrap_or_else(|| works.new_lasting());
+            if let Some(agent) = agent_of(spec, &book, &clients, &lasting)? {
+                let (spec, turns) = (Arc::clone(spec), Arc::clone(&lasting.turns));
                 ours.insert(name.clone(), Ours { spec, agent, turns });
+                if known.is_none() {
+                    new.insert(name.clone(), lasting);
+                }
             }
         }
-        let shared = Arc::new(Shared {
-            engine,
-            caller: Caller::worker_of_server(tenant.clone()),
-            on_step: options.on_step,
-            asks_people: options.asks_people,
-            ours,
-            tasks: tasks.clone(),
-            stop: stop.clone(),
-        });
-        // All of them, before anything is claimed: a request of one may wait for that of another.
-        for name in shared.ours.keys() {
-            let given_back = shared.engine.give_back_lost_work(&tenant, name).await?;
+        // All of them, before anything is claimed: a request of one may wait for that of another. What is
+        // claimed for an agent that was ours before is in our own hands, also if it is not ours just now.
+        for name in new.keys() {
+            let lost = works.engine.give_back_lost_work(&works.tenant, name);
+            let given_back = lost.await?;
             if given_back > 0 {
                 tracing::info!(agent = %name, given_back, "going on with what an earlier process began");
             }
         }
-        for (name, ours) in &shared.ours {
-            let room = Arc::clone(&ours.turns);
-            let begun = shared.engine.take_begun(&tenant, name, room, lease_ms());
-            tasks.spawn(Arc::clone(&shared).take_begun(ours.clone(), begun));
-            tasks.spawn(Arc::clone(&shared).work_for(ours.clone()));
+        works.keep(new);
+        let next = Generation::new(&self.works, book, ours, clients.tools);
+        Ok(Prepared(Arc::new(next)))
+    }
+
+    /// Works by other declarations from now on. Turns that are under way end by those that they began with,
+    /// and what was started until now is taken once, by the one or the other. Done when whatever is started
+    /// afterwards is taken by the new ones.
+    pub async fn switch(&self, next: Prepared) {
+        let _one_at_a_time = self.works.switching.lock().await;
+        let next = next.0;
+        let old = self.works.replace(&next);
+        next.begin();
+        if let Some(old) = old {
+            old.leave(&next, &self.works.leaving).await;
         }
-        let tools = clients.tools;
-        Ok(Self { tasks, stop, tools })
     }
 
     /// Begins to stop, without waiting for it.
     pub fn begin_stop(&self) {
-        self.stop.cancel();
+        self.works.stop.cancel();
     }
 
     /// Stops. Turns that are under way go on from their last step when the server starts again.
-    pub async fn stop(self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-        // Programs that were started for their tools end before this process does.
-        if let Some(tools) = Arc::into_inner(self.tools) {
-            tools.close().await;
+    pub async fn stop(&self) {
+        self.works.stop.cancel();
+        if let Some(last) = self.works.take() {
+            last.end().await;
         }
+        self.works.leaving.close();
+        self.works.leaving.wait().await;
     }
 }
 
@@ -264,6 +244,7 @@ fn agent_of(
     spec: &Arc<AgentSpec>,
     book: &AgentBook,
     clients: &Clients,
+    lasting: &Lasting,
 ) -> Result<Option<Arc<dyn Agent>>, RunnerError> {
     let undeclared = |what: String| RunnerError::Declaration {
         agent: spec.name.clone(),
@@ -296,107 +277,20 @@ fn agent_of(
             Ok(Some(Arc::new(llm)))
         }
         AgentKind::Openai(openai) => {
-            let agent = Openai::new(Arc::clone(openai), clients.chat.clone());
+            let locks = Arc::clone(&lasting.conversations);
+            let agent = Openai::new(Arc::clone(openai), clients.chat.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Conversations(service) => {
-            let agent = Conversations::new(Arc::clone(service), clients.http.clone());
+            let locks = Arc::clone(&lasting.conversations);
+            let agent = Conversations::new(Arc::clone(service), clients.http.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Worker => Ok(None),
     }
 }
 
-impl Shared {
-    /// Claims the requests of one agent, and takes their turns.
-    async fn work_for(self: Arc<Self>, ours: Ours) {
-        let agent = &ours.spec.name;
-        loop {
-            // What is claimed begins at once: a lease that waits for its turn runs out meanwhile.
-            let Some(mut room) = room(&ours.turns).await else {
-                return;
-            };
-            let claim = Claim {
-                agent: agent.clone(),
-                max: room.num_permits(),
-                wait: CLAIM_WAIT,
-                lease_ms: lease_ms(),
-                request: None,
-            };
-            let claimed = tokio::select! {
-                claimed = self.engine.claim(&self.caller, &claim) => claimed,
-                () = self.stop.cancelled() => return,
-                () = self.engine.stopping() => return,
-            };
-            let claimed = match claimed {
-                Ok(claimed) => claimed,
-                Err(error) => {
-                    tracing::warn!(%agent, %error, "cannot claim work; trying again");
-                    tokio::select! {
-                        () = tokio::time::sleep(REST) => continue,
-                        () = self.stop.cancelled() => return,
-                    }
-                }
-            };
-            for request in claimed {
-                // No more are claimed than there is room for.
-                if let Some(permit) = room.split(1) {
-                    self.spawn_turn(&ours, request, permit);
-                }
-            }
-        }
-    }
-
-    /// Takes the turns of requests that are claimed for one agent as they are started.
-    async fn take_begun(self: Arc<Self>, ours: Ours, mut begun: mpsc::UnboundedReceiver<Begun>) {
-        loop {
-            let one = tokio::select! {
-                one = begun.recv() => one,
-                () = self.stop.cancelled() => return,
-                () = self.engine.stopping() => return,
-            };
-            let Some(one) = one else {
-                return;
-            };
-            let (shared, ours) = (Arc::clone(&self), ours.clone());
-            self.tasks.spawn(async move {
-                let (session, request) = (one.session, one.request);
-                let claimed = shared.engine.handed_over(&shared.caller, session, request, 1);
-                match claimed.await {
-                    Ok(claimed) => shared.spawn_turn(&ours, claimed, one.room),
-                    // It has ended already, or is claimed again once its lease has lapsed.
-                    Err(error) => {
-                        let agent = &ours.spec.name;
-                        tracing::warn!(%agent, %request, %error, "a request waits to be claimed again");
-                    }
-                }
-            });
-        }
-    }
-
-    fn spawn_turn(
-        self: &Arc<Self>,
-        ours: &Ours,
-        request: ClaimedRequest,
-        permit: OwnedSemaphorePermit,
-    ) {
-        let (shared, ours) = (Arc::clone(self), ours.clone());
-        let claimed = (request, Instant::now());
-        let seat = Seat {
-            turns: ours.turns,
-            permit: Some(permit),
-        };
-        let turn = shared.take_turn(ours.spec, ours.agent, claimed, seat);
-        self.tasks.spawn(turn);
-    }
-
-    /// Room for one more turn of an agent that is ours.
-    fn room_for(&self, agent: &Name) -> Option<(&Ours, OwnedSemaphorePermit)> {
-        let ours = self.ours.get(agent)?;
-        let permit = Arc::clone(&ours.turns).try_acquire_owned().ok()?;
-        Some((ours, permit))
-    }
-
+impl Generation {
     /// Takes one turn, to its end or to where it waits.
     async fn take_turn(
         self: Arc<Self>,
@@ -441,7 +335,7 @@ impl Shared {
             biased;
             outcome = turn => outcome,
             () = self.stay_alive(place.session, place.request, place.fence) => Ok(Err(TurnError::Gone)),
-            () = self.stop.cancelled() => return Err(TurnError::Gone),
+            () = self.stopped() => return Err(TurnError::Gone),
         };
         let outcome = outcome.unwrap_or_else(|panic| {
             if panic.is::<Lost>() {
@@ -535,17 +429,6 @@ impl Shared {
     }
 }
 
-/// Room for as many turns as may be claimed at once, at least one. None if there are no more turns.
-async fn room(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    let mut room = Arc::clone(turns).acquire_owned().await.ok()?;
-    let more = turns.available_permits().min(CLAIM_MAX - 1);
-    let more = u32::try_from(more).unwrap_or_default();
-    if let Ok(more) = Arc::clone(turns).try_acquire_many_owned(more) {
-        room.merge(more);
-    }
-    Some(room)
-}
-
 fn lease_ms() -> u64 {
     u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX)
 }
@@ -569,24 +452,4 @@ fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
         code: code.unwrap_or("agent_failed").to_owned(),
         message: message.unwrap_or("the agent gave no reason").to_owned(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn there_is_room_for_everything_that_is_claimed() {
-        let turns = Arc::new(Semaphore::new(CLAIM_MAX + 2));
-        let mut first = room(&turns).await.expect("room");
-        assert_eq!(first.num_permits(), CLAIM_MAX);
-        let second = room(&turns).await.expect("room");
-        assert_eq!((second.num_permits(), turns.available_permits()), (2, 0));
-        // What begins keeps its room, and what is not used is given back.
-        let turn = first.split(1);
-        drop((first, second));
-        assert_eq!(turns.available_permits(), CLAIM_MAX + 1);
-        drop(turn);
-        assert_eq!(turns.available_permits(), CLAIM_MAX + 2);
-    }
 }

@@ -21,8 +21,12 @@ pub type MakeEngine =
 
 /// Engines in memory, one after the other.
 pub struct Scratch {
+    place: Mutex<Place>,
+}
+
+struct Place {
     source: Source,
-    room: Mutex<Option<Arc<ScratchRoom>>>,
+    room: Option<Arc<ScratchRoom>>,
 }
 
 enum Source {
@@ -37,6 +41,7 @@ enum Source {
 /// One engine in memory, with somebody who works there. Stops when nobody is in it any more.
 pub struct ScratchRoom {
     engine: Engine,
+    book: Option<Arc<AgentBook>>,
     /// None where somebody else does the work.
     runner: Option<Runner>,
     turns: AtomicUsize,
@@ -57,17 +62,33 @@ impl std::fmt::Debug for ScratchRoom {
 impl Scratch {
     /// Engines that are made when they are needed, in which the agents of the book work.
     pub fn new(make: MakeEngine, tenant: Name, book: Arc<AgentBook>) -> Self {
-        Self {
-            source: Source::Made { make, tenant, book },
-            room: Mutex::default(),
-        }
+        Self::of(Source::Made { make, tenant, book })
     }
 
     /// One engine for everything, in which somebody else works.
     pub fn given(engine: Engine) -> Self {
+        Self::of(Source::Given(engine))
+    }
+
+    fn of(source: Source) -> Self {
+        let place = Place { source, room: None };
         Self {
-            source: Source::Given(engine),
-            room: Mutex::default(),
+            place: Mutex::new(place),
+        }
+    }
+
+    /// Lets the agents of another book work from now on. Whoever is in goes on with those of the book
+    /// before. An engine that was given stays.
+    pub async fn declare(&self, make: MakeEngine, book: Arc<AgentBook>) {
+        let place = &mut *self.place.lock().await;
+        if let Source::Made {
+            make: old_make,
+            book: old_book,
+            ..
+        } = &mut place.source
+        {
+            (*old_make, *old_book) = (make, book);
+            place.room = None;
         }
     }
 
@@ -77,38 +98,39 @@ impl Scratch {
     ///
     /// If there can be none.
     pub async fn enter(&self) -> Result<Arc<ScratchRoom>, RunnerError> {
-        let mut current = self.room.lock().await;
-        if let Some(room) = &*current
+        let place = &mut *self.place.lock().await;
+        if let Some(room) = &place.room
             && room.turns.fetch_add(1, Ordering::Relaxed) < TURNS_MAX
         {
             return Ok(Arc::clone(room));
         }
-        let (engine, runner) = match &self.source {
+        let (engine, book, runner) = match &place.source {
             Source::Made { make, tenant, book } => {
                 let engine = make().await?;
-                let (tenant, book) = (tenant.clone(), Arc::clone(book));
+                let (tenant, declared) = (tenant.clone(), Arc::clone(book));
                 // What is asked here goes with the engine before anybody can answer.
                 let options = RunnerOptions {
                     asks_people: false,
                     ..RunnerOptions::default()
                 };
-                let runner = Runner::start_with(engine.clone(), tenant, book, options).await?;
-                (engine, Some(runner))
+                let runner = Runner::start_with(engine.clone(), tenant, declared, options).await?;
+                (engine, Some(Arc::clone(book)), Some(runner))
             }
-            Source::Given(engine) => (engine.clone(), None),
+            Source::Given(engine) => (engine.clone(), None, None),
         };
         let room = Arc::new(ScratchRoom {
             engine,
+            book,
             runner,
             turns: AtomicUsize::new(1),
         });
-        *current = Some(Arc::clone(&room));
+        place.room = Some(Arc::clone(&room));
         Ok(room)
     }
 
     /// Lets nobody in any more. Whoever is in goes on to the end.
     pub async fn close(&self) {
-        self.room.lock().await.take();
+        self.place.lock().await.room.take();
     }
 }
 
@@ -116,6 +138,11 @@ impl ScratchRoom {
     /// The engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// The agents that work there. None if somebody else has them work.
+    pub fn book(&self) -> Option<&AgentBook> {
+        self.book.as_deref()
     }
 }
 
@@ -137,17 +164,20 @@ mod tests {
 
     use super::*;
 
-    fn scratch() -> Scratch {
-        let make: MakeEngine = Arc::new(|| {
+    fn make() -> MakeEngine {
+        Arc::new(|| {
             Box::pin(Engine::start(
                 Arc::new(MemoryStore::new()),
                 Arc::new(MemoryKeys::default()),
                 Arc::new(SystemClock),
                 EngineOptions::default(),
             ))
-        });
+        })
+    }
+
+    fn scratch() -> Scratch {
         let tenant = "default".parse().expect("a name");
-        Scratch::new(make, tenant, Arc::default())
+        Scratch::new(make(), tenant, Arc::default())
     }
 
     #[tokio::test]
@@ -167,5 +197,26 @@ mod tests {
         drop(first);
         let over = tokio::time::timeout(Duration::from_secs(10), stopped).await;
         over.expect("nobody is in it any more");
+    }
+    #[tokio::test]
+    async fn whoever_comes_in_after_a_reload_finds_the_agents_of_the_new_book() {
+        let scratch = scratch();
+        let name: Name = "helper".parse().expect("a name");
+        let before = scratch.enter().await.expect("a room");
+        let spec = Arc::new(crate::spec::AgentSpec::worker(name.clone()));
+        let book = AgentBook {
+            agents: [(name.clone(), spec)].into(),
+            ..AgentBook::default()
+        };
+        scratch.declare(make(), Arc::new(book)).await;
+        let after = scratch.enter().await.expect("a room");
+        let has_it = |room: &ScratchRoom| {
+            let book = room.book().expect("a book");
+            book.agent(&name).is_some()
+        };
+        assert!(!has_it(&before) && has_it(&after));
+        let mut stopped = std::pin::pin!(before.engine().stopping());
+        let is_open = tokio::time::timeout(Duration::ZERO, &mut stopped).await;
+        assert!(is_open.is_err(), "somebody is still in the old one");
     }
 }

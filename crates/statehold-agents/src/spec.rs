@@ -239,7 +239,7 @@ pub enum FinalAnswer {
 }
 
 /// A model behind a chat completions endpoint.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct ModelSpec {
     /// The name that agents use for it.
     pub name: Name,
@@ -256,7 +256,7 @@ pub struct ModelSpec {
 }
 
 /// A server of tools that speaks MCP.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct ToolServerSpec {
     /// Its name.
     pub name: Name,
@@ -303,7 +303,7 @@ impl ToolServerSpec {
 }
 
 /// How a tool server is reached.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum ToolTransport {
     /// Over HTTP.
     Http {

@@ -39,7 +39,7 @@ const REST: Duration = Duration::from_millis(200);
 pub(crate) struct Conversations {
     spec: Arc<ConversationsSpec>,
     http: HttpClient,
-    locks: Locks,
+    locks: Arc<Locks>,
 }
 
 /// A conversation, as it is recorded when it was begun.
@@ -143,12 +143,8 @@ impl Agent for Conversations {
 }
 
 impl Conversations {
-    pub(crate) fn new(spec: Arc<ConversationsSpec>, http: HttpClient) -> Self {
-        Self {
-            spec,
-            http,
-            locks: Locks::default(),
-        }
+    pub(crate) fn new(spec: Arc<ConversationsSpec>, http: HttpClient, locks: Arc<Locks>) -> Self {
+        Self { spec, http, locks }
     }
 
     fn client(&self, run: &Run, retries: u32) -> ConversationsClient {

@@ -43,7 +43,7 @@ const HELD_BACK_BYTES: usize = 2 * 1024;
 pub(crate) struct Openai {
     spec: Arc<OpenaiSpec>,
     chat: ChatClient,
-    locks: Locks,
+    locks: Arc<Locks>,
 }
 
 /// A call that is ready to be made.
@@ -91,12 +91,8 @@ impl Agent for Openai {
 }
 
 impl Openai {
-    pub(crate) fn new(spec: Arc<OpenaiSpec>, chat: ChatClient) -> Self {
-        Self {
-            spec,
-            chat,
-            locks: Locks::default(),
-        }
+    pub(crate) fn new(spec: Arc<OpenaiSpec>, chat: ChatClient, locks: Arc<Locks>) -> Self {
+        Self { spec, chat, locks }
     }
 
     /// A turn of an agent that remembers nothing.

@@ -59,9 +59,9 @@ pub(super) async fn look_up(run: &Run, gateway: &str) -> Result<Option<Remembere
     Ok(newest)
 }
 
-/// One turn at a time in each conversation.
+/// One turn at a time in each conversation of one agent, however it is declared meanwhile.
 #[derive(Debug, Default)]
-pub(super) struct Locks {
+pub(crate) struct Locks {
     locks: Mutex<HashMap<SessionId, Weak<tokio::sync::Mutex<()>>>>,
 }
 

@@ -51,8 +51,7 @@ impl Run {
         let mut payloads = self.payloads().await?;
         let input = words.put(&mut payloads);
         // One of ours is begun in the same breath, without a detour over the line of those who wait.
-        let runner = Arc::clone(&self.runner);
-        let room = runner.room_for(agent);
+        let room = self.runner.room_for(agent).await;
         let command = Command::StartRequest(StartRequest {
             agent: agent.clone(),
             task: None,
@@ -78,13 +77,13 @@ impl Run {
         let id = String::from_utf8_lossy(&done.body).parse();
         let id =
             id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))?;
-        if let Some((ours, permit)) = room {
+        if let Some(room) = room {
             let child = self
                 .engine
                 .handed_over(&self.caller, self.place.session, id, 1)
                 .await;
             match child {
-                Ok(child) => runner.spawn_turn(ours, child, permit),
+                Ok(child) => room.take(child),
                 // It is started all the same, and has ended, or is claimed once its lease has lapsed.
                 Err(error) => {
                     tracing::warn!(%agent, request = %id, %error, "a request waits to be claimed again");

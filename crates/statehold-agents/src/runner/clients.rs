@@ -1,9 +1,9 @@
-//! What agents are called with. Made once, shared by all.
+//! What agents are called with. Shared by all; only the tool servers are those of one declaration.
 
 use std::sync::Arc;
 
 use crate::chat::ChatClient;
-use crate::http::{ClientError, HttpClient};
+use crate::http::HttpClient;
 use crate::mcp::ToolServers;
 use crate::spec::AgentBook;
 
@@ -19,10 +19,10 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(super) fn new(book: &AgentBook) -> Result<Self, ClientError> {
-        let http = HttpClient::new()?;
+    pub(super) fn new(http: &HttpClient, book: &AgentBook) -> Self {
+        let http = http.clone();
         let chat = ChatClient::sharing(http.clone());
         let tools = Arc::new(ToolServers::new(book));
-        Ok(Self { http, chat, tools })
+        Self { http, chat, tools }
     }
 }

@@ -18,10 +18,10 @@ use statehold_engine::{
 use tokio::sync::OwnedMutexGuard;
 
 use super::child::step_mismatch;
+use super::generation::{Generation, Seat};
 use super::journal::{Journal, StepBody, StepKind};
-use super::{Seat, Shared};
 use crate::history::Past;
-use crate::spec::AgentSpec;
+use crate::spec::{AgentKind, AgentSpec};
 use crate::turn::{Answer, TurnError};
 use crate::words::{Words, raw};
 
@@ -136,7 +136,8 @@ pub(crate) struct Run {
     pub(crate) holds: VecDeque<HoldDetail>,
     /// Nobody else speaks in the conversation that this run uses, until it is over.
     pub(crate) conversation: Option<OwnedMutexGuard<()>>,
-    pub(super) runner: Arc<Shared>,
+    /// The declarations that it began under.
+    pub(super) runner: Arc<Generation>,
     /// Its place among the turns that are under way.
     pub(crate) seat: Seat,
     next_step: usize,
@@ -147,7 +148,7 @@ pub(crate) struct Run {
 impl Run {
     /// Takes what was claimed in hand.
     pub(super) async fn open(
-        runner: Arc<Shared>,
+        runner: Arc<Generation>,
         spec: Arc<AgentSpec>,
         claimed: ClaimedRequest,
         seat: Seat,
@@ -179,13 +180,21 @@ impl Run {
             .collect();
         children.sort_unstable_by_key(|(number, ..)| *number);
         let credential = claimed.credential.map(|(credential, _)| credential);
+        let own = match &spec.kind {
+            // What is declared together is used together: a new credential goes to no old address.
+            AgentKind::Openai(declared) => declared.credential.clone(),
+            AgentKind::Conversations(declared) => declared.credential.clone(),
+            AgentKind::Worker | AgentKind::Llm(_) | AgentKind::Router(_) => {
+                claimed.service_credential
+            }
+        };
         Ok(Self {
             engine,
             caller,
             spec,
             place,
             input,
-            credential: credential.or(claimed.service_credential),
+            credential: credential.or(own),
             journal,
             children: children
                 .into_iter()

@@ -7,10 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
+use statehold_core::digest::Digest;
 use statehold_core::item::ItemKind;
 use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_engine::policy::Policies;
 
-use crate::rig::{Outcome, Rig};
+use crate::rig::{Outcome, Rig, book};
 use crate::server::{Play, Seen, Server, Service, Step, locked};
 use crate::world::{answer_of, conversations, said};
 
@@ -56,6 +58,46 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
     let other = rig.session("ums").await;
     assert_eq!(rig.turn(other, "ums", "hello").await, "answer 1");
     assert_eq!(locked(&service.conversations).len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn turns_that_race_across_a_reload_share_one_conversation_too() -> Outcome {
+    let service = Arc::new(Service::default());
+    let played = Arc::clone(&service);
+    let server = Server::start(move |seen| {
+        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        play.after(Duration::from_millis(50))
+    })
+    .await;
+    let declared = |digest: &[u8]| {
+        let mut spec = conversations("ums", &server);
+        spec.digest = Digest::sha256(digest);
+        book(vec![Arc::new(spec)])
+    };
+    let mut rig = Rig::with(declared(b"before"), Policies::default()).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    let mut requests = Vec::new();
+    for n in 0..3 {
+        requests.push(rig.ask(session, "ums", &format!("message {n}")).await);
+    }
+    rig.reload(&runner, declared(b"after")).await;
+    for n in 3..6 {
+        requests.push(rig.ask(session, "ums", &format!("message {n}")).await);
+    }
+    let mut answers = Vec::new();
+    for request in requests {
+        answers.push(answer_of(&rig.ended(request).await));
+    }
+    answers.sort();
+    let expected: Vec<String> = (1..=6).map(|n| format!("answer {n}")).collect();
+    assert_eq!(answers, expected);
+    let begun = server.seen().iter().filter(|seen| begins(seen)).count();
+    assert_eq!(begun, 1);
+    assert_eq!(locked(&service.under_way).most, 1, "one at a time");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

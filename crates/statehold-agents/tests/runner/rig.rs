@@ -114,6 +114,13 @@ impl Rig {
             .expect("the runner starts")
     }
 
+    /// Has a runner work by another book.
+    pub(crate) async fn reload(&mut self, runner: &Runner, book: AgentBook) {
+        self.book = Arc::new(book);
+        let next = runner.prepare(Arc::clone(&self.book)).await;
+        runner.switch(next.expect("it can be worked by")).await;
+    }
+
     pub(crate) fn call(&self) -> Call {
         Call::by(self.local.clone())
     }

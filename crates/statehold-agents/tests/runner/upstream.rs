@@ -85,6 +85,8 @@ pub(crate) enum Says {
     /// Something, and tools to call: id, name, arguments as text.
     Calls(String, Vec<(String, String, String)>),
     Status(u16),
+    /// The same as the other, but not before it may.
+    Late(Box<Self>, Arc<tokio::sync::Semaphore>),
 }
 
 pub(crate) fn text(said: &str) -> Says {
@@ -115,6 +117,13 @@ impl ScriptedModel {
             let next = lines.lock().expect("no panic").pop_front();
             heard.lock().expect("no panic").push(body.clone());
             async move {
+                let next = match next {
+                    Some(Says::Late(says, gate)) => {
+                        gate.acquire().await.expect("it stays open").forget();
+                        Some(*says)
+                    }
+                    other => other,
+                };
                 match next {
                     Some(Says::Status(status)) => {
                         response(status, "application/json", r#"{"error":{"message":"no"}}"#)
@@ -161,7 +170,7 @@ fn parts(says: &Says) -> (&str, Value, &str) {
                 });
             (text, calls.collect(), "tool_calls")
         }
-        Says::Status(_) => ("", json!(null), "stop"),
+        Says::Status(_) | Says::Late(..) => ("", json!(null), "stop"),
     }
 }
 

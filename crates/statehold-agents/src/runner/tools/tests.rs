@@ -16,11 +16,11 @@ use statehold_engine::{
 };
 use statehold_store::memory::MemoryStore;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use super::super::{Seat, Shared};
+use super::super::RunnerOptions;
+use super::super::generation::{Generation, Seat, Works};
 use super::*;
+use crate::http::HttpClient;
 use crate::spec::{AgentBook, AgentKind, AgentSpec, ChatDefault};
 use crate::turn::Answer;
 use crate::words::Words;
@@ -137,15 +137,11 @@ impl Scene {
     }
 
     async fn open(&self, claimed: ClaimedRequest) -> Run {
-        let shared = Shared {
-            engine: self.engine.clone(),
-            caller: self.server.clone(),
-            on_step: Arc::new(|_, _| ()),
-            asks_people: true,
-            ours: BTreeMap::new(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-        };
+        let http = HttpClient::new().expect("a client");
+        let (engine, options) = (self.engine.clone(), RunnerOptions::default());
+        let works = Arc::new(Works::new(engine, name("default"), http, options));
+        let tools = Arc::new(ToolServers::new(&AgentBook::default()));
+        let generation = Generation::new(&works, Arc::default(), BTreeMap::new(), tools);
         let spec = AgentSpec {
             name: name("assistant"),
             description: None,
@@ -159,11 +155,10 @@ impl Scene {
             openai_default: ChatDefault::Stateless,
             digest: Digest::sha256(b"assistant"),
         };
-        let seat = Seat {
-            turns: Arc::new(Semaphore::new(1)),
-            permit: None,
-        };
-        let run = Run::open(Arc::new(shared), Arc::new(spec), claimed, seat).await;
+        let turns = Arc::new(Semaphore::new(1));
+        let permit = Arc::clone(&turns).acquire_owned().await.expect("a seat");
+        let seat = Seat::new(turns, permit);
+        let run = Run::open(Arc::new(generation), Arc::new(spec), claimed, seat).await;
         run.expect("a run")
     }
 
