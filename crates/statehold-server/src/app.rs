@@ -18,7 +18,9 @@ use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
-use statehold_engine::{Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock};
+use statehold_engine::{
+    Call, Caller, Credential, Current, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock,
+};
 use tokio::sync::Semaphore;
 
 use crate::json::{self, JsonLimits};
@@ -26,6 +28,7 @@ use crate::metrics::Metrics;
 use crate::openai::seats::Seats;
 use crate::openai::told::Told;
 use crate::problem::{Code, Problem};
+use crate::reload::Reload;
 use crate::seal::Sealer;
 
 /// How a server behaves towards its callers.
@@ -43,10 +46,12 @@ pub struct ServerOptions {
     pub clock: Option<Arc<OffsetClock>>,
     /// Which addresses decisions may be pushed to.
     pub push_guard: Guard,
-    /// The agents that are declared.
-    pub agents: Arc<AgentBook>,
+    /// The agents that are declared, whatever is declared about them later.
+    pub agents: Current<AgentBook>,
     /// Engines in memory for chat calls that leave nothing behind. Without them there are none.
     pub scratch: Option<Arc<Scratch>>,
+    /// Who reads again what is declared. Without them it stays as it is.
+    pub reload: Option<Arc<dyn Reload>>,
 }
 
 impl Default for ServerOptions {
@@ -58,8 +63,9 @@ impl Default for ServerOptions {
             feeds_max: 4_096,
             clock: None,
             push_guard: Guard::default(),
-            agents: Arc::default(),
+            agents: Current::default(),
             scratch: None,
+            reload: None,
         }
     }
 }

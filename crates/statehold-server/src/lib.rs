@@ -8,6 +8,7 @@ mod metrics;
 mod openai;
 mod openapi;
 pub mod problem;
+mod reload;
 mod rest;
 pub mod seal;
 mod wire;
@@ -27,6 +28,7 @@ use utoipa_axum::routes;
 
 pub use app::ServerOptions;
 pub use metrics::Metrics;
+pub use reload::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
 pub use wire::pushed::pushed_body;
 
 use app::App;
@@ -42,6 +44,11 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         // Not in the document of the API: no server that others rely on has it.
         router = router.route(rest::dev::CLOCK_PATH, axum::routing::post(rest::dev::clock));
     }
+    // An agent may be called like what is done with all of them.
+    router = router.route(
+        rest::declared::RELOAD_PATH,
+        axum::routing::get(rest::declared::show_of_that_name),
+    );
     for (path, alias) in openapi::CHAT_ALIASES {
         let method = match *path {
             "/openai/v1/chat/completions" => axum::routing::post(openai::chat),
@@ -108,6 +115,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(state::read_user, state::patch_user))
         .routes(routes!(declared::list))
         .routes(routes!(declared::show))
+        .routes(routes!(declared::reload))
         .routes(routes!(agents::set, agents::read, agents::remove))
         .routes(routes!(openai::chat))
         .routes(routes!(openai::models::list))

@@ -165,7 +165,7 @@ impl ChatCall {
         path: &str,
         known: &mut Known,
     ) -> Result<Turn, Problem> {
-        let book = &app.options.agents;
+        let book = &app.options.agents.get();
         let model = &self.chat.model;
         let (session, agent) = match self.wanted {
             Wanted::Session(session) => {

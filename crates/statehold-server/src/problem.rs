@@ -75,6 +75,7 @@ codes! {
     SeveralHolds = 409 "several_holds" "The request has several holds";
     CallNotReleased = 409 "call_not_released" "The action was not approved";
     VersionConflict = 409 "version_conflict" "A state key has another version";
+    NotReloadable = 409 "not_reloadable" "There is no configuration to read again";
     HoldExpired = 410 "hold_expired" "Nobody decided the hold in time";
     SessionExpired = 410 "session_expired" "The time of the session is over";
     RevisionMismatch = 412 "revision_mismatch" "The session has moved on";
@@ -96,6 +97,7 @@ codes! {
     ApprovalNeeded = 422 "approval_needed" "The tool needs an approval";
     HoldMalformed = 422 "hold_malformed" "The hold makes no sense";
     ItemMalformed = 422 "item_malformed" "An item makes no sense";
+    BadConfiguration = 422 "bad_configuration" "The configuration has mistakes";
     AddressRefused = 422 "address_refused" "The address cannot be called";
     BadStateKey = 422 "bad_state_key" "A state key is not allowed";
     MergeRefused = 422 "merge_refused" "A value cannot be merged";

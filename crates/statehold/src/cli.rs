@@ -31,7 +31,6 @@ mod tree;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Surroundings;
 use crate::exit::Exit;
 use globals::Globals;
 
@@ -103,8 +102,8 @@ impl Cli {
         let globals = &self.globals;
         let output = globals.output();
         match self.command {
-            Command::Dev(dev) => serve::run(&dev.plan(&Surroundings::of_process())?, &output),
-            Command::Serve(serve) => serve::run(&serve.plan(&Surroundings::of_process())?, &output),
+            Command::Dev(dev) => serve::run(move |around| dev.plan(around), &output),
+            Command::Serve(serve) => serve::run(move |around| serve.plan(around), &output),
             Command::Chat(chat) => chat.run(globals, &output),
             Command::Demo(demo) => demo.run(&output),
             Command::Status(status) => status.run(globals, &output),

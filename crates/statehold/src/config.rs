@@ -13,6 +13,7 @@ mod mistakes;
 mod models;
 mod routers;
 mod secret;
+mod tables;
 mod tool_servers;
 mod values;
 
@@ -26,10 +27,11 @@ use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
 
 pub(crate) use agents::{Agent, policies};
-pub(crate) use book::declared;
+pub(crate) use book::{Declared, declared};
 pub(crate) use layers::{Explained, Layers, Source};
 pub(crate) use mistakes::Mistakes;
 pub(crate) use secret::secret;
+pub(crate) use tables::{Differences, Tables, agent_table, other_settings};
 
 use models::Model;
 use tool_servers::ToolServer;

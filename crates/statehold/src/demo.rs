@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use self::worker::DemoWorker;
 use crate::client::Client;
-use crate::config::Agent;
+use crate::config::{Agent, agent_table};
 
 /// What the key of the demo agents is called among the keys.
 const KEY_NAME: &str = "embedded demo agents";
@@ -69,14 +69,9 @@ impl Demo {
     pub(crate) fn beside(configured: &BTreeMap<Name, Agent>, is_wanted: bool) -> Self {
         let agents = if is_wanted { book::book() } else { Vec::new() };
         let agents = agents.into_iter();
-        let is_declared = |name: &Name| {
-            configured
-                .get(name)
-                .is_some_and(|own| !own.is_policies_only())
-        };
         Self {
             agents: agents
-                .filter(|spec| !is_declared(&spec.name))
+                .filter(|spec| !is_declared(configured, &spec.name))
                 .map(Arc::new)
                 .collect(),
         }
@@ -95,6 +90,14 @@ impl Demo {
         book
     }
 
+    /// The tables of agents that are declared after the start, under names that are played already. They
+    /// are not played any more after the next start.
+    pub(crate) fn in_the_way_of(&self, configured: &BTreeMap<Name, Agent>) -> Vec<String> {
+        let names = self.agents.iter().map(|spec| &spec.name);
+        let taken = names.filter(|name| is_declared(configured, name));
+        taken.map(agent_table).collect()
+    }
+
     fn has(&self, name: &str) -> bool {
         self.agents.iter().any(|spec| spec.name.as_str() == name)
     }
@@ -106,6 +109,12 @@ impl Demo {
         }
         policies
     }
+}
+
+/// Whether more is said about an agent than what its tools need.
+fn is_declared(configured: &BTreeMap<Name, Agent>, name: &Name) -> bool {
+    let own = configured.get(name);
+    own.is_some_and(|own| !own.is_policies_only())
 }
 
 /// How the demo is played.

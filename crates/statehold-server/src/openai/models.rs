@@ -46,7 +46,8 @@ impl ModelOut {
     responses((status = 200, body = ModelsOut))
 )]
 pub(crate) async fn list(State(app): State<App>, _: Asked) -> Response {
-    let names = app.options.agents.agents.keys();
+    let book = app.options.agents.get();
+    let names = book.agents.keys();
     let data = names.map(|name| ModelOut::of(&app, name.as_str()));
     let out = ModelsOut {
         object: "list",
@@ -66,7 +67,7 @@ pub(crate) async fn read(
     ids: PathIds,
 ) -> Result<Response, Problem> {
     let model: String = ids.id("model")?;
-    let book = &app.options.agents;
+    let book = &app.options.agents.get();
     let found = book.agents.keys().find(|name| name.as_str() == model);
     let found = found.ok_or_else(|| unknown_agent(book, &model, None))?;
     let out = ModelOut::of(&app, found.as_str());

@@ -13,7 +13,7 @@ use statehold_core::principal::Principal;
 use statehold_engine::{Call, Caller, Credential, Engine, Reply};
 
 use super::ask::{Carried, ChatIn, ChatMessageIn};
-use super::session::NewSession;
+use super::session::{NewSession, unknown_agent};
 use super::turn::{Place, as_client, start_on};
 use crate::app::{App, Asked};
 use crate::problem::{Code, Problem};
@@ -68,19 +68,20 @@ impl Stateless<'_> {
         message: &ChatMessageIn,
         path: &str,
     ) -> Result<(Place, ScratchSession), Problem> {
-        let book = &self.app.options.agents;
+        let declared = self.app.options.agents.get();
+        self.require_no_session(&declared)?;
         let scratch = self.app.options.scratch.as_ref();
-        let scratch = scratch.filter(|_| !works_in_sessions_only(book, self.agent));
-        let Some(scratch) = scratch else {
-            return Err(Problem::new(
-                Code::AgentNeedsSession,
-                format!(
-                    "`{}` works in sessions; send the header `x-statehold-session: new`, or the id of a \
-                     session",
-                    self.agent
-                ),
-            ));
-        };
+        let scratch = scratch.ok_or_else(|| self.needs_session())?;
+        let room = scratch.enter().await.map_err(|error| {
+            tracing::error!(%error, "no engine in memory can be started");
+            Problem::new(
+                Code::Internal,
+                "the server cannot take calls without a session now",
+            )
+        })?;
+        // It may have been declared otherwise, or not at all, since we looked: what counts in there counts.
+        let book = room.book().unwrap_or(&declared);
+        self.require_no_session(book)?;
         let spec = book.agent(self.agent);
         let passes = spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)));
         let is_user = message.role == "user";
@@ -93,13 +94,6 @@ impl Stateless<'_> {
         let words = message.words(path)?;
         let is_plain = is_user && message.is_text();
         let data = Carried::of(self.chat, self.body, passes, is_plain);
-        let room = scratch.enter().await.map_err(|error| {
-            tracing::error!(%error, "no engine in memory can be started");
-            Problem::new(
-                Code::Internal,
-                "the server cannot take calls without a session now",
-            )
-        })?;
         let engine = room.engine();
         let caller = self.caller(engine).await?;
         let new = NewSession {
@@ -151,6 +145,28 @@ impl Stateless<'_> {
             tells_own_holds: false,
         };
         Ok((place, scratch))
+    }
+
+    /// The agent is there, and can do without a session.
+    fn require_no_session(&self, book: &AgentBook) -> Result<(), Problem> {
+        if book.agent(self.agent).is_none() {
+            return Err(unknown_agent(book, self.agent.as_str(), None));
+        }
+        if works_in_sessions_only(book, self.agent) {
+            return Err(self.needs_session());
+        }
+        Ok(())
+    }
+
+    fn needs_session(&self) -> Problem {
+        Problem::new(
+            Code::AgentNeedsSession,
+            format!(
+                "`{}` works in sessions; send the header `x-statehold-session: new`, or the id of a \
+                 session",
+                self.agent
+            ),
+        )
     }
 
     /// Who calls there: nobody in particular, unless it is the developer, who sees inside.

@@ -1,21 +1,23 @@
 //! Agents as they are declared: what they are, never what they are told, where they are or what they
-//! are called with.
+//! are called with. Reading the declarations again is here too.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use statehold_agents::runner::RunnerError;
 use statehold_agents::spec::{AgentKind, AgentSpec, ChatDefault};
 use statehold_core::name::Name;
-use statehold_engine::Caller;
 use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+use statehold_engine::{Caller, require_admin};
 use utoipa::ToSchema;
 
 use super::{About, shown};
-use crate::app::{App, Asked, PathIds};
-use crate::problem::Problem;
+use crate::app::{App, Asked, PathIds, Payload};
+use crate::problem::{Code, Problem};
+use crate::reload::{ReloadError, Reloaded};
 use crate::wire::schema::{AgentKindWord, ChatDefaultWord, DigestText, NameText, ToolApprovalWord};
 
 /// The agents, by name.
@@ -89,16 +91,86 @@ pub(crate) async fn show(
     asked: Asked,
     ids: PathIds,
 ) -> Result<Response, Problem> {
-    let agent: Name = ids.id("agent")?;
-    let agents = known(&app);
-    let spec = agents.get(&agent).ok_or_else(Problem::not_found)?;
-    let out = written(&app, &asked.caller, spec);
+    one(&app, &asked, &ids.id("agent")?)
+}
+
+/// The agent that is called like the path on which all are read again.
+pub(crate) async fn show_of_that_name(
+    State(app): State<App>,
+    asked: Asked,
+) -> Result<Response, Problem> {
+    one(
+        &app,
+        &asked,
+        &"reload".parse().expect("a fixed name is a name"),
+    )
+}
+
+fn one(app: &App, asked: &Asked, agent: &Name) -> Result<Response, Problem> {
+    let agents = known(app);
+    let spec = agents.get(agent).ok_or_else(Problem::not_found)?;
+    let out = written(app, &asked.caller, spec);
     Ok(shown(&out, &About::default()))
+}
+
+/// Where everything that is declared is read again.
+pub(crate) const RELOAD_PATH: &str = "/v1/agents/reload";
+
+/// Nothing: what is to be read is in the configuration.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ReloadRequest)]
+pub(crate) struct ReloadIn {}
+
+/// Read the configuration again: agents, models and tool servers. Turns that are under way end as they began.
+#[utoipa::path(
+    post, path = "/v1/agents/reload", tag = "agents", request_body = ReloadIn,
+    responses((status = 200, body = Reloaded))
+)]
+pub(crate) async fn reload(
+    State(app): State<App>,
+    asked: Asked,
+    _body: Payload<ReloadIn>,
+) -> Result<Response, Problem> {
+    require_admin(&asked.caller)?;
+    let reload = app.options.reload.as_ref().ok_or_else(|| {
+        Problem::new(
+            Code::NotReloadable,
+            "this server was started without a configuration that it could read again; restart it",
+        )
+    })?;
+    tracing::info!(by = %asked.caller.principal, "the configuration is to be read again");
+    let reloaded = reload.reload().await?;
+    Ok(shown(&reloaded, &About::default()))
+}
+
+impl From<ReloadError> for Problem {
+    fn from(error: ReloadError) -> Self {
+        match error {
+            ReloadError::Mistakes(mistakes) => {
+                let first = mistakes.first().map_or("", |first| first.message.as_str());
+                let detail = match mistakes.len() {
+                    0 | 1 => format!("{first}; nothing was changed"),
+                    all => format!("{first}; and {} more. Nothing was changed", all - 1),
+                };
+                let mistakes = serde_json::to_value(mistakes).unwrap_or_default();
+                Self::new(Code::BadConfiguration, detail).with("mistakes", mistakes)
+            }
+            ReloadError::Agents(RunnerError::Engine(error)) => Self::from(error),
+            ReloadError::Agents(error) => {
+                let detail = format!("{error}; nothing was changed");
+                let mistake =
+                    serde_json::json!([{ "key": "", "message": error.to_string(), "hint": "" }]);
+                Self::new(Code::BadConfiguration, detail).with("mistakes", mistake)
+            }
+            ReloadError::Stopping => Self::new(Code::Stopping, error.to_string()),
+        }
+    }
 }
 
 /// Every agent that something is known about.
 fn known(app: &App) -> BTreeMap<Name, Arc<AgentSpec>> {
-    let mut known = app.options.agents.agents.clone();
+    let mut known = app.options.agents.get().agents.clone();
     for name in app.engine.policies().agents.keys() {
         known
             .entry(name.clone())

@@ -98,7 +98,7 @@ fn book() -> Arc<AgentBook> {
 fn setup() -> Setup {
     Setup {
         server: ServerOptions {
-            agents: book(),
+            agents: book().into(),
             ..ServerOptions::default()
         },
         ..Setup::default()

@@ -4,5 +4,6 @@
 mod crowd;
 mod faults;
 mod played;
+mod reload;
 mod stage;
 mod steps;

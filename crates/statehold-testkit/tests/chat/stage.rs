@@ -49,6 +49,12 @@ impl Stage {
         Ok(stage)
     }
 
+    /// Writes another configuration, for a server that reads it again.
+    pub(crate) fn configure(&self, config: &str) -> Result<()> {
+        let file = self.directory.path().join("statehold.toml");
+        Ok(std::fs::write(file, config)?)
+    }
+
     pub(crate) async fn start_again(&mut self, dies_at: Option<&str>) -> Result<()> {
         let directory = self.directory.path().to_owned();
         let mut command = Command::new(program());
@@ -281,8 +287,11 @@ impl Ask<'_> {
         let body = json!({"model": self.agent, "stream": self.stream, "messages": [message]});
         let mut request = Request::post("/openai/v1/chat/completions")
             .header("host", to.to_string())
-            .header("content-type", "application/json")
-            .header("x-statehold-session", self.session);
+            .header("content-type", "application/json");
+        // Nothing is said about it where nothing is to be kept.
+        if !self.session.is_empty() {
+            request = request.header("x-statehold-session", self.session);
+        }
         if let Some(key) = self.key {
             request = request.header("idempotency-key", key);
         }

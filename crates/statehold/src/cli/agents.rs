@@ -1,6 +1,7 @@
-//! `statehold agents`: which agents a server knows, and what they are.
+//! `statehold agents`: which agents a server knows, what they are, and having them read again.
 
 mod list;
+mod reload;
 mod show;
 
 use clap::Subcommand;
@@ -17,6 +18,8 @@ pub(super) enum Agents {
     List(list::List),
     /// Print one agent: what it is, whom it chooses from, what its tools need.
     Show(show::Show),
+    /// Have the server read its configuration again: agents, models and tool servers.
+    Reload(reload::Reload),
 }
 
 impl Agents {
@@ -26,6 +29,7 @@ impl Agents {
             match self {
                 Self::List(list) => list.run(&client, output).await,
                 Self::Show(show) => show.run(&client, output).await,
+                Self::Reload(reload) => reload.run(&client, output).await,
             }
         })?
     }

@@ -6,6 +6,7 @@
 
 #[cfg(debug_assertions)]
 mod die_at;
+mod reload;
 mod run;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -111,3 +111,71 @@ fn mistakes_are_found_before_a_server_starts() {
         );
     }
 }
+
+#[test]
+fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("my.toml");
+    let write = |text: &str| std::fs::write(&file, text).expect("a file");
+    let gpa =
+        "[agents.gpa]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"x\"\n";
+    write(gpa);
+    let config = file.to_str().expect("a plain path");
+    let live = Live::start_as(&["--no-demo", "--config", config], &[]);
+    live.check(&["agents", "reload"], 0, &["nothing is different\n"]);
+    write(&format!(
+        "{gpa}description = \"Knows.\"\n[agents.boss]\nkind = \"router\"\nagents = [\"gpa\"]\n\
+         otherwise = \"gpa\"\n[limits]\nbody_bytes_max = 1000\n"
+    ));
+    let said = live.check(&["agents", "reload"], 0, &[]);
+    assert_eq!(
+        said.out,
+        "added: agents.boss\nchanged: agents.gpa\ncounts after a restart only: limits.body_bytes_max\n"
+    );
+    live.check(&["agents", "list"], 0, &["boss\trouter", "Knows."]);
+    // Everything that is wrong is said, and nothing is changed.
+    write("[agents.boss]\nkind = \"router\"\nagents = [\"nobody\"]\n[agents.x]\nkind = \"llm\"\n");
+    let wrong = live.check(
+        &["agents", "reload"],
+        1,
+        &[
+            "nothing was changed",
+            "no such agent",
+            "`agents.x.prompt` is missing",
+        ],
+    );
+    assert_eq!(wrong.out, "");
+    live.check(&["agents", "list"], 0, &["boss\trouter", "Knows."]);
+    let json = live.run(&["agents", "reload", "--json"]);
+    let error: serde_json::Value = serde_json::from_str(&json.err).expect("one document");
+    assert_eq!(error["error"]["kind"], "BAD_CONFIGURATION");
+    assert!(
+        error["error"]["details"]["mistakes"]
+            .as_array()
+            .is_some_and(|all| all.len() > 2)
+    );
+    write("no TOML at all");
+    live.check(&["agents", "reload"], 1, &["is not TOML", "line 1"]);
+    write("");
+    let json = live.run(&["agents", "reload", "--json"]);
+    let done: serde_json::Value = serde_json::from_str(&json.out).expect("one document");
+    let expected = serde_json::json!({
+        "added": [], "changed": [], "removed": ["agents.boss", "agents.gpa"], "needs_restart": [],
+    });
+    assert_eq!(done, expected);
+}
+
+#[test]
+fn what_the_demo_plays_it_plays_until_the_next_start() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("my.toml");
+    std::fs::write(&file, "").expect("a file");
+    let config = file.to_str().expect("a plain path");
+    let live = Live::start_as(&["--config", config], &[]);
+    let declared = "[agents.math-agent]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"x\"\n";
+    std::fs::write(&file, declared).expect("a file");
+    let says = ["counts after a restart only: agents.math-agent"];
+    live.check(&["agents", "reload"], 0, &says);
+    live.check(&["agents", "show", "math-agent"], 0, &["kind\tworker"]);
+    live.check(&["chat", "math-agent", "-m", "What is 2+2?"], 0, &["4"]);
+}

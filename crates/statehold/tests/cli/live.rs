@@ -47,7 +47,8 @@ impl Live {
         Self::start_as(&[], &[])
     }
 
-    fn start_as(flags: &[&str], variables: &[(&str, &str)]) -> Self {
+    /// With these flags.
+    pub(super) fn start_as(flags: &[&str], variables: &[(&str, &str)]) -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_statehold"));
         Self(DevServer::start(program, None, flags, variables))
     }

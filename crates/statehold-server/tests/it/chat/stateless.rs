@@ -44,7 +44,7 @@ impl Stage {
         let scratch = scratch.await.expect("an engine in memory");
         let rig = Rig::with(Setup {
             server: ServerOptions {
-                agents: book(),
+                agents: book().into(),
                 scratch: Some(Arc::new(Scratch::given(scratch.clone()))),
                 ..ServerOptions::default()
             },

@@ -8,9 +8,9 @@ use statehold_agents::spec::{
     Routing,
 };
 use statehold_core::name::Name;
-use statehold_engine::Credential;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
-use statehold_server::ServerOptions;
+use statehold_engine::{Credential, Current};
+use statehold_server::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading, ServerOptions};
 
 use crate::rig::{Rig, Setup};
 
@@ -94,7 +94,7 @@ fn policies() -> Policies {
 async fn rig() -> Rig {
     Rig::with(Setup {
         server: ServerOptions {
-            agents: Arc::new(book()),
+            agents: Arc::new(book()).into(),
             ..ServerOptions::default()
         },
         policies: Arc::new(policies()),
@@ -168,4 +168,82 @@ async fn an_agent_says_what_it_is_and_what_its_tools_need() {
     let answer = ann.get("/v1/agents/helper").await;
     assert!(!answer.text().contains("hidden"));
     assert_eq!(answer.ok(200)["has_resume_address"], true);
+}
+
+/// Reads a book that has one agent, and then one that has a mistake.
+#[derive(Debug)]
+struct Played {
+    agents: Current<AgentBook>,
+}
+
+impl Reload for Played {
+    fn reload(&self) -> Reloading<'_> {
+        Box::pin(async {
+            if self.agents.get().agents.is_empty() {
+                let mistake = |key: &str| ReloadMistake {
+                    key: key.to_owned(),
+                    message: format!("`{key}` is missing"),
+                    hint: "add it".to_owned(),
+                };
+                return Err(ReloadError::Mistakes(vec![mistake("a.b"), mistake("c.d")]));
+            }
+            self.agents.set(AgentBook::default());
+            Ok(Reloaded {
+                removed: vec!["agents.reload".to_owned()],
+                needs_restart: vec!["server.listen".to_owned()],
+                ..Reloaded::default()
+            })
+        })
+    }
+}
+
+#[tokio::test]
+async fn an_admin_has_the_configuration_read_again_and_hears_what_is_different_or_wrong() {
+    let reload = Arc::new(AgentSpec::worker(name("reload")));
+    let agents = Current::new(AgentBook {
+        agents: [(name("reload"), reload)].into(),
+        ..AgentBook::default()
+    });
+    let rig = Rig::with(Setup {
+        server: ServerOptions {
+            agents: agents.clone(),
+            reload: Some(Arc::new(Played { agents })),
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    })
+    .await;
+    let path = "/v1/agents/reload";
+    for roles in [&["client"], &["worker"], &["approver"], &["operator"]] {
+        let refused = rig.key(roles).await.post(path, &json!({})).await;
+        refused.refused(403, "forbidden");
+    }
+    let admin = rig.key(&["admin"]).await;
+    // An agent of that name can be looked at all the same.
+    assert_eq!(admin.get(path).await.ok(200)["name"], "reload");
+    let models = admin.get("/openai/v1/models").await.ok(200);
+    assert_eq!(models["data"][0]["id"], "reload");
+    let done = admin.post(path, &json!({})).await.ok(200);
+    let expected = json!({
+        "added": [], "changed": [], "removed": ["agents.reload"], "needs_restart": ["server.listen"],
+    });
+    assert_eq!(done, expected);
+    admin.get(path).await.refused(404, "not_found");
+    let models = admin.get("/openai/v1/models").await.ok(200);
+    assert_eq!(models["data"], json!([]));
+    let problem = admin.post(path, &json!({})).await;
+    let problem = problem.refused(422, "bad_configuration");
+    let mistake =
+        |key: &str| json!({"key": key, "message": format!("`{key}` is missing"), "hint": "add it"});
+    assert_eq!(problem["mistakes"], json!([mistake("a.b"), mistake("c.d")]));
+    let unknown = admin.post(path, &json!({"force": true})).await;
+    unknown.refused(422, "invalid_body");
+}
+
+#[tokio::test]
+async fn a_server_that_has_nothing_to_read_says_so() {
+    let rig = rig().await;
+    let admin = rig.key(&["admin"]).await;
+    let refused = admin.post("/v1/agents/reload", &json!({})).await;
+    refused.refused(409, "not_reloadable");
 }

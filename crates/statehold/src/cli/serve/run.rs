@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
-use statehold_agents::runner::{OnStep, Runner};
-use statehold_agents::scratch::Scratch;
+use statehold_agents::runner::OnStep;
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
-use statehold_server::{Metrics, ServerOptions};
+use statehold_server::{Metrics, Reload, ServerOptions};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
+use super::reload::{MakePlan, Standing, Start};
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
@@ -41,22 +42,33 @@ const OWN_FILES: [&str; 7] = [
     "statehold.run.new",
 ];
 
-/// Runs a server until it is told to stop.
+/// Runs a server until it is told to stop. Its plan is made again whenever its configuration is read again.
 ///
 /// # Errors
 ///
 /// If it cannot start, or should not: beyond loopback without keys.
-pub(crate) fn run(plan: &ServePlan, output: &Output) -> anyhow::Result<Exit> {
+pub(crate) fn run(
+    make_plan: impl Fn(&Surroundings) -> anyhow::Result<ServePlan> + Send + Sync + 'static,
+    output: &Output,
+) -> anyhow::Result<Exit> {
     let begun = Instant::now();
+    let plan = &make_plan(&Surroundings::of_process())?;
     start_log(&plan.config.log)?;
     raise_file_limit();
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?
-        .block_on(run_server(plan, output, begun))
+        .block_on(run_server(plan, Arc::new(make_plan), output, begun))
 }
 
-async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow::Result<Exit> {
+async fn run_server(
+    plan: &ServePlan,
+    make_plan: MakePlan,
+    output: &Output,
+    begun: Instant,
+) -> anyhow::Result<Exit> {
+    // From here on, whoever sends one does not end us.
+    let hangups = signal(SignalKind::hangup())?;
     let config = &plan.config;
     let on_step = on_step()?;
     let data = &config.store.data;
@@ -71,18 +83,16 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     let offset = plan.clock_offset_seconds;
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
-    let scratch_clock = Arc::clone(&clock);
-    let demo = Demo::beside(&config.agents, plan.has_demo);
-    let policies = demo.policies(crate::config::policies(&config.agents));
-    let own = declared.credentials.clone();
-    let scratch_engine = wire::make_in_memory(scratch_clock, policies.clone(), own);
+    let demo = Arc::new(Demo::beside(&config.agents, plan.has_demo));
+    let standing = Standing::new(config, declared, &demo);
+    let (policies, readers) = (standing.policies.clone(), config.store.readers.get());
     let parts = if on_disk {
-        wire::on_disk(data, config.store.readers.get(), clock, policies).await?
+        wire::on_disk(data, readers, Arc::clone(&clock), policies).await?
     } else {
-        wire::in_memory(clock, policies).await?
+        wire::in_memory(Arc::clone(&clock), policies).await?
     };
     let engine = parts.engine;
-    engine.set_service_credentials(declared.credentials);
+    engine.set_service_credentials(standing.credentials.clone());
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     demo::revoke_keys(&engine, &tenant).await?;
     let has_keys = engine.has_keys().await?;
@@ -94,9 +104,15 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     if on_disk {
         write_run_file(data, &url)?;
     }
-    let book = Arc::new(demo.joined(declared.book));
-    let scratch = Scratch::new(scratch_engine, tenant.clone(), Arc::clone(&book));
-    let scratch = Arc::new(scratch);
+    let start = Start {
+        plan: make_plan,
+        started: plan.explained.clone(),
+        demo: Arc::clone(&demo),
+        clock,
+        engine: engine.clone(),
+        tenant: tenant.clone(),
+    };
+    let reloader = Arc::new(start.begin(standing, on_step).await?);
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
     let options = ServerOptions {
@@ -104,8 +120,9 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
-        agents: Arc::clone(&book),
-        scratch: Some(Arc::clone(&scratch)),
+        agents: reloader.agents(),
+        scratch: Some(reloader.scratch()),
+        reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
@@ -117,7 +134,6 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let runner = Runner::start_watched(engine.clone(), tenant.clone(), book, on_step).await?;
     let playing = play(&demo, config, &engine, &tenant, &url).await?;
     let greeting = Greeting {
         url: &url,
@@ -129,23 +145,18 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
     greet(plan, output, &greeting);
     let stop = CancellationToken::new();
     engine.load_addresses().await?;
-    let write_body = Arc::new(statehold_server::pushed_body);
-    let pushing = push::run(engine.clone(), guard, write_body, stop.clone());
     let background = TaskTracker::new();
-    background.spawn(async move {
-        if let Err(error) = pushing.await {
-            tracing::error!(%error, "nothing is pushed: TLS cannot be used");
-        }
-    });
+    background.spawn(push_decisions(engine.clone(), guard, stop.clone()));
+    let gone = CancellationToken::new();
+    background.spawn(Arc::clone(&reloader).follow(hangups, gone.clone(), stop.clone()));
     let serving = serve(listener, router, accept, stop.clone());
-    let is_clean = until_asked(serving, &engine, &stop, output).await;
+    let is_clean = until_asked(serving, &engine, (&stop, &gone), output).await;
     if !is_clean {
         return Ok(Exit::Interrupted);
     }
     stop.cancel();
     playing.stop().await;
-    runner.stop().await;
-    scratch.close().await;
+    reloader.stop().await;
     background.close();
     background.wait().await;
     engine.shut_down().await;
@@ -153,6 +164,13 @@ async fn run_server(plan: &ServePlan, output: &Output, begun: Instant) -> anyhow
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+async fn push_decisions(engine: Engine, guard: Guard, stop: CancellationToken) {
+    let write_body = Arc::new(statehold_server::pushed_body);
+    if let Err(error) = push::run(engine, guard, write_body, stop).await {
+        tracing::error!(%error, "nothing is pushed: TLS cannot be used");
+    }
 }
 
 fn write_run_file(data: &Path, url: &str) -> anyhow::Result<()> {
@@ -169,13 +187,14 @@ fn write_run_file(data: &Path, url: &str) -> anyhow::Result<()> {
 async fn until_asked(
     serving: impl Future<Output = ()>,
     engine: &Engine,
-    stop: &CancellationToken,
+    (stop, gone): (&CancellationToken, &CancellationToken),
     output: &Output,
 ) -> bool {
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => return true,
         () = asked_to_stop() => {}
+        () = gone.cancelled() => {}
     }
     output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
     // Feeds and long polls end by themselves, so that the rest can finish.
@@ -319,7 +338,6 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
 
 /// Resolves when somebody asks this process to stop.
 async fn asked_to_stop() {
-    use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
         return std::future::pending().await;
     };

@@ -190,7 +190,7 @@ async fn a_chat_that_is_left_before_its_first_word_leaves_no_draft() {
     };
     let setup = Setup {
         server: ServerOptions {
-            agents: Arc::new(helper),
+            agents: Arc::new(helper).into(),
             ..ServerOptions::default()
         },
         ..Setup::default()

@@ -1,0 +1,180 @@
+//! What is declared, table by table, so that two readings of a configuration can be compared. What is
+//! compared is what counts in the end: files and variables that are named are part of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use statehold_agents::spec::{ModelSpec, ToolServerSpec};
+use statehold_core::digest::Digest;
+use statehold_core::name::Name;
+use statehold_engine::Credential;
+
+use super::Config;
+use super::agents::Agent;
+use super::book::Declared;
+use super::keys::{AGENTS, MODELS, TOOL_SERVERS};
+use super::layers::{Explained, step};
+
+/// The tables of agents, models and tool servers, by their names in the file.
+#[derive(Debug)]
+pub(crate) struct Tables(BTreeMap<String, Table>);
+
+#[derive(Debug, PartialEq)]
+enum Table {
+    Agent {
+        said: Box<Agent>,
+        /// Of all that it is declared to be, with what it uses.
+        digest: Option<Digest>,
+        credential: Option<Credential>,
+    },
+    Model(Option<Arc<ModelSpec>>),
+    ToolServer(Option<Arc<ToolServerSpec>>),
+}
+
+/// What is different between two readings.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Differences {
+    pub(crate) added: Vec<String>,
+    pub(crate) changed: Vec<String>,
+    pub(crate) removed: Vec<String>,
+}
+
+impl Tables {
+    pub(crate) fn of(config: &Config, declared: &Declared) -> Self {
+        let Declared { book, credentials } = declared;
+        let agents = config.agents.iter().map(|(name, said)| {
+            let table = Table::Agent {
+                said: Box::new(said.clone()),
+                digest: book.agents.get(name).map(|spec| spec.digest),
+                credential: credentials.get(name).cloned(),
+            };
+            (key(AGENTS, name.as_str()), table)
+        });
+        let models = config.models.keys().map(|name| {
+            let table = Table::Model(book.models.get(name).cloned());
+            (key(MODELS, name.as_str()), table)
+        });
+        let tool_servers = config.tool_servers.keys().map(|name| {
+            let table = Table::ToolServer(book.tool_servers.get(name).cloned());
+            (key(TOOL_SERVERS, name.as_str()), table)
+        });
+        Self(agents.chain(models).chain(tool_servers).collect())
+    }
+
+    /// What is different from an earlier reading.
+    pub(crate) fn since(&self, old: &Self) -> Differences {
+        let mut differences = Differences::default();
+        for (key, table) in &self.0 {
+            match old.0.get(key) {
+                None => differences.added.push(key.clone()),
+                Some(before) if before != table => differences.changed.push(key.clone()),
+                Some(_) => {}
+            }
+        }
+        let gone = old.0.keys().filter(|key| !self.0.contains_key(*key));
+        differences.removed.extend(gone.cloned());
+        differences
+    }
+}
+
+/// The name of an agent's table, as the file has it.
+pub(crate) fn agent_table(agent: &Name) -> String {
+    key(AGENTS, agent.as_str())
+}
+
+fn key(section: &str, name: &str) -> String {
+    format!("{section}.{}", step(name))
+}
+
+/// The settings outside of such tables whose values differ.
+pub(crate) fn other_settings(old: &[Explained], new: &[Explained]) -> Vec<String> {
+    let before: BTreeMap<&str, _> = old
+        .iter()
+        .map(|value| (value.key.as_str(), &value.value))
+        .collect();
+    let is_named = |key: &str| {
+        let section = key.split('.').next().unwrap_or_default();
+        [AGENTS, MODELS, TOOL_SERVERS].contains(&section)
+    };
+    let others = new.iter().filter(|value| !is_named(&value.key));
+    let others = others.filter(|value| before.get(value.key.as_str()) != Some(&&value.value));
+    others.map(|value| value.key.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::super::{Surroundings, declared, layers};
+    use super::*;
+
+    fn read(directory: &std::path::Path, file: &str, token: &str) -> (Tables, Vec<Explained>) {
+        std::fs::write(directory.join("statehold.toml"), file).expect("a file");
+        let variable = ["TOKEN", token].map(OsString::from);
+        let around = Surroundings {
+            directory: directory.to_owned(),
+            environment: vec![variable.into()],
+        };
+        let layers = layers(&around, None).expect("settings");
+        let (config, explained) = layers.finish().expect("they fit");
+        let declared = declared(&config, &explained, &around).expect("no mistakes");
+        (Tables::of(&config, &declared), explained)
+    }
+
+    const MODEL: &str = "[models.main]\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"x\"\n\
+                         credential_env = \"TOKEN\"\n";
+    const AGENT: &str = "[agents.a]\nkind = \"llm\"\nmodel = \"main\"\nprompt_file = \"prompt\"\n";
+
+    #[track_caller]
+    fn check(old: (&str, &str), new: (&str, &str), prompt: &str, expected: [&[&str]; 3]) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("prompt");
+        std::fs::write(&file, "Be terse.").expect("a file");
+        let (before, _) = read(directory.path(), old.0, old.1);
+        std::fs::write(&file, prompt).expect("a file");
+        let (after, _) = read(directory.path(), new.0, new.1);
+        let found = after.since(&before);
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let [added, changed, removed] = expected.map(names);
+        let expected = Differences {
+            added,
+            changed,
+            removed,
+        };
+        assert_eq!(found, expected, "{new:?}");
+    }
+
+    #[test]
+    fn tables_are_compared_by_what_counts_in_the_end() {
+        let both = format!("{MODEL}{AGENT}");
+        let old = (both.as_str(), "one");
+        check(old, old, "Be terse.", [&[], &[], &[]]);
+        check(old, old, "Be kind.", [&[], &["agents.a"], &[]]);
+        check(
+            old,
+            (&both, "two"),
+            "Be terse.",
+            [&[], &["models.main"], &[]],
+        );
+        let slower = both.replacen("[agents", "timeout_seconds = 5\n[agents", 1);
+        let changed = ["agents.a", "models.main"];
+        check(old, (&slower, "one"), "Be terse.", [&[], &changed, &[]]);
+        let gated = format!("{both}[agents.a.tools.pay]\napproval = \"always\"\n");
+        check(old, (&gated, "one"), "Be terse.", [&[], &["agents.a"], &[]]);
+        check(old, (MODEL, "one"), "Be terse.", [&[], &[], &["agents.a"]]);
+        let more =
+            format!("{both}[agents.\"b.c\"]\n[tool_servers.t]\nurl = \"http://127.0.0.1:1\"\n");
+        let added = ["agents.\"b.c\"", "tool_servers.t"];
+        check(old, (&more, "one"), "Be terse.", [&added, &[], &[]]);
+    }
+
+    #[test]
+    fn settings_that_need_a_restart_are_found_by_their_values() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (_, before) = read(directory.path(), "", "one");
+        let file = "[server]\nlisten = \"127.0.0.1:9\"\n[log]\nlevel = \"info\"\n[agents.a]\n";
+        let (_, after) = read(directory.path(), file, "one");
+        assert_eq!(other_settings(&before, &after), ["server.listen"]);
+        assert_eq!(other_settings(&after, &after), [""; 0]);
+    }
+}
