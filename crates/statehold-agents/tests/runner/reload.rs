@@ -2,10 +2,11 @@
 //! as it is declared then, and nothing is lost or done twice in between.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use statehold_agents::runner::{Runner, RunnerOptions};
+use statehold_agents::runner::{Moment, OnStep, Runner, RunnerOptions, StepKind};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing, ToolServerSpec,
     ToolTransport,
@@ -350,6 +351,34 @@ async fn policies_count_at_once_and_an_open_hold_stays_as_it_was_opened() -> Out
     decide(&rig, &after, DecisionKind::Approve, json!({})).await;
     completed(&rig.ended(asked).await);
     assert_eq!(tools.called().len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_becomes_stricter_while_a_call_is_recorded_is_kept_and_fails_no_turn()
+-> Outcome {
+    let tools = tools().await;
+    let delete = calls(&[("c1", "delete_user", json!({"user_id": 7}))]);
+    let model = ScriptedModel::start([delete, text("Deleted.")]).await;
+    let declared = Declared::with_tools(&tools);
+    let rig = Rig::with(assistant_book(&model, &declared), Policies::default()).await;
+    let (engine, is_done) = (rig.engine.clone(), AtomicBool::new(false));
+    let on_step: OnStep = Arc::new(move |kind, moment| {
+        let is_there = (kind, moment) == (StepKind::ToolCall, Moment::Before);
+        if is_there && !is_done.swap(true, Ordering::SeqCst) {
+            engine.set_policies(policies());
+        }
+    });
+    let runner = rig.watched(on_step).await;
+    let session = rig.session("assistant").await;
+    let request = rig.ask(session, "assistant", "Delete 7").await;
+    let holds = paused(&rig, request, 1).await;
+    assert_eq!(tools.called(), []);
+    decide(&rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    completed(&rig.ended(request).await);
+    assert_eq!(tools.called().len(), 1);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -40,7 +40,8 @@ impl Output {
     /// Says something on standard error, unless it was asked to be quiet.
     pub(super) fn note(&self, text: &str) {
         if !self.quiet {
-            anstream::eprintln!("{text}");
+            // Whoever read it may have gone, with their terminal: that is no reason to fail.
+            drop(writeln!(anstream::stderr(), "{text}"));
         }
     }
 }

@@ -1,5 +1,11 @@
 //! Which agents there are, as the configuration declares them, and what is wrong with it.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use statehold_testkit::http::signal;
+
 use super::live::Live;
 use super::remote::run;
 
@@ -178,4 +184,33 @@ fn what_the_demo_plays_it_plays_until_the_next_start() {
     live.check(&["agents", "reload"], 0, &says);
     live.check(&["agents", "show", "math-agent"], 0, &["kind\tworker"]);
     live.check(&["chat", "math-agent", "-m", "What is 2+2?"], 0, &["4"]);
+}
+
+#[test]
+fn a_server_whose_terminal_is_closed_stops_as_programs_do() {
+    // Our side stays ours: it is closed when we close it.
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = openpt(flags).expect("a terminal");
+    grantpt(&ours).expect("it is ours");
+    unlockpt(&ours).expect("it can be opened");
+    let name = ptsname(&ours, Vec::new()).expect("it has a name");
+    let name = name.to_str().expect("a plain name");
+    let input = std::fs::File::open(name).expect("its other side");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_statehold"))
+        .args(["dev", "--port", "0", "--no-open", "--no-demo", "--memory"])
+        .env_clear()
+        .stdin(input)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let said = server.stderr.take().expect("it is piped");
+    let mut lines = BufReader::new(said).lines().map_while(Result::ok);
+    let mut until = |words: &str| lines.any(|line| line.contains(words));
+    assert!(until("Ready in"));
+    signal(server.id(), "HUP").expect("it is sent");
+    assert!(until("read again"), "the terminal is there");
+    drop(ours);
+    signal(server.id(), "HUP").expect("it is sent");
+    assert!(until("Stopping"), "the terminal is gone");
+    assert_eq!(server.wait().expect("it ends").code(), Some(0));
 }

@@ -12,7 +12,7 @@ use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
 use statehold_engine::{Clock, Credential, Current, Engine};
 use statehold_server::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
-use tokio::signal::unix::Signal;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -106,6 +106,22 @@ struct Parts {
     standing: tokio::sync::Mutex<Standing>,
 }
 
+/// SIGHUPs, from the moment on from which they do not end the process.
+pub(super) struct Hangups {
+    signals: Signal,
+    /// Whether there was a terminal then that can be closed.
+    had_terminal: bool,
+}
+
+impl Hangups {
+    pub(super) fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            had_terminal: std::io::stdin().is_terminal(),
+            signals: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
 /// Reads the configuration of a running server again.
 pub(super) struct Reloader {
     parts: Arc<Parts>,
@@ -150,13 +166,12 @@ impl Reloader {
     /// asks for a stop, as it does of any program: that is told to `gone`.
     pub(super) async fn follow(
         self: Arc<Self>,
-        mut hangups: Signal,
+        mut hangups: Hangups,
         gone: CancellationToken,
         stop: CancellationToken,
     ) {
-        let had_terminal = std::io::stdin().is_terminal();
-        while let Some(Some(())) = stop.run_until_cancelled(hangups.recv()).await {
-            if had_terminal && !std::io::stdin().is_terminal() {
+        while let Some(Some(())) = stop.run_until_cancelled(hangups.signals.recv()).await {
+            if hangups.had_terminal && !std::io::stdin().is_terminal() {
                 return gone.cancel();
             }
             // What comes of it is in the log.

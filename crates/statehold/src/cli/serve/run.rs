@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
-use super::reload::{MakePlan, Standing, Start};
+use super::reload::{Hangups, MakePlan, Standing, Start};
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::Output;
 use crate::cli::printable;
@@ -67,8 +67,7 @@ async fn run_server(
     output: &Output,
     begun: Instant,
 ) -> anyhow::Result<Exit> {
-    // From here on, whoever sends one does not end us.
-    let hangups = signal(SignalKind::hangup())?;
+    let hangups = Hangups::listen()?;
     let config = &plan.config;
     let on_step = on_step()?;
     let data = &config.store.data;
