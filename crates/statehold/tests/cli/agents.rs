@@ -1,6 +1,6 @@
 //! Which agents there are, as the configuration declares them, and what is wrong with it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::{Command, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -196,6 +196,7 @@ fn a_server_whose_terminal_is_closed_stops_as_programs_do() {
     let name = ptsname(&ours, Vec::new()).expect("it has a name");
     let name = name.to_str().expect("a plain name");
     let input = std::fs::File::open(name).expect("its other side");
+    let closed = input.try_clone().expect("the same");
     let mut server = Command::new(env!("CARGO_BIN_EXE_statehold"))
         .args(["dev", "--port", "0", "--no-open", "--no-demo", "--memory"])
         .env_clear()
@@ -210,6 +211,10 @@ fn a_server_whose_terminal_is_closed_stops_as_programs_do() {
     signal(server.id(), "HUP").expect("it is sent");
     assert!(until("read again"), "the terminal is there");
     drop(ours);
+    // Programs that other tests are about to start have it for a moment, too.
+    while closed.is_terminal() {
+        std::thread::yield_now();
+    }
     signal(server.id(), "HUP").expect("it is sent");
     assert!(until("Stopping"), "the terminal is gone");
     assert_eq!(server.wait().expect("it ends").code(), Some(0));
