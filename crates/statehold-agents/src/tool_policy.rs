@@ -19,10 +19,7 @@ pub(crate) struct ToolRules {
 impl ToolRules {
     pub(crate) fn of(policies: &Policies, agent: &Name, server: &str, original: &str) -> Self {
         let names = names(server, original);
-        let own = policies.agents.get(agent);
-        let is_named = |name: &&String| {
-            own.is_some_and(|own| own.tools.keys().any(|known| known.as_str() == **name))
-        };
+        let is_named = |name: &&String| policies.names(agent, name);
         let recorded = names.iter().find(is_named).cloned();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
         Self {
@@ -65,12 +62,17 @@ mod tests {
         };
         let policies = Policies {
             agents: [(agent.clone(), policy)].into(),
+            ..Policies::default()
         };
-        let rules = ToolRules::of(&policies, &agent, "files.x", "user.delete");
-        assert_eq!(rules.recorded, recorded, "{named:?}");
-        for effective in [rules.effective, policies.of(&agent, recorded)] {
-            let args = serde_json::json!({});
-            assert_eq!(effective.needs_approval(&args), needs_approval, "{named:?}");
+        // The same if it is kept from before.
+        let later = Policies::default().in_place_of(&policies);
+        for policies in [policies, later] {
+            let rules = ToolRules::of(&policies, &agent, "files.x", "user.delete");
+            assert_eq!(rules.recorded, recorded, "{named:?}");
+            for effective in [rules.effective, policies.of(&agent, recorded)] {
+                let args = serde_json::json!({});
+                assert_eq!(effective.needs_approval(&args), needs_approval, "{named:?}");
+            }
         }
     }
 

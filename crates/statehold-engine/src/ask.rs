@@ -397,7 +397,7 @@ impl Engine {
         let calls = live.uncertain_calls(unanswered).filter(is_new);
         let calls: BTreeSet<ItemId> = calls.collect();
         let policies = self.policies();
-        if calls.is_empty() || !policies.agents.contains_key(&task.agent) {
+        if calls.is_empty() || !policies.knows(&task.agent) {
             return Ok(laid_down);
         }
         let written = self

@@ -94,6 +94,9 @@ pub struct AgentPolicy {
 pub struct Policies {
     /// By agent.
     pub agents: BTreeMap<Name, AgentPolicy>,
+    /// What was laid down before about agents and tools that are not named any more. Turns that began then
+    /// may still call them, and saying nothing about a tool is not saying that nobody needs to be asked.
+    pub kept: BTreeMap<Name, AgentPolicy>,
 }
 
 /// Between the server of a tool and its name.
@@ -165,7 +168,8 @@ impl Policies {
     /// What holds for a tool that goes by several names. Where more than one of them is named, the
     /// stricter wins.
     pub fn of_any(&self, agent: &Name, names: &[&str]) -> Effective {
-        let Some(policy) = self.agents.get(agent) else {
+        let kept = self.kept.get(agent);
+        let Some(policy) = self.agents.get(agent).or(kept) else {
             return Effective::default();
         };
         let all = &policy.every_tool;
@@ -174,7 +178,8 @@ impl Policies {
             let plain = ends.map(|(at, mark)| &name[at + mark.len()..]);
             std::iter::once(*name).chain(plain)
         });
-        let owns = names.filter_map(|name| policy.own(name)).cloned();
+        let owns = names.filter_map(|name| policy.own(name).or_else(|| kept?.own(name)));
+        let owns = owns.cloned();
         let own = owns.reduce(ToolPolicy::and).unwrap_or_default();
         let policy = ToolPolicy {
             approval: own.approval.or(all.approval),
@@ -197,6 +202,45 @@ impl Policies {
         }
     }
 
+    /// Whether anything is laid down about an agent.
+    pub(crate) fn knows(&self, agent: &Name) -> bool {
+        self.agents.contains_key(agent) || self.kept.contains_key(agent)
+    }
+
+    /// Whether something is laid down about a tool by this name.
+    pub fn names(&self, agent: &Name, tool: &str) -> bool {
+        let laid_down = [&self.agents, &self.kept];
+        let mut own = laid_down.iter().filter_map(|agents| agents.get(agent));
+        own.any(|policy| policy.own(tool).is_some())
+    }
+
+    /// The same in the place of what was laid down before, of which nothing is forgotten that is not
+    /// replaced.
+    #[must_use]
+    pub fn in_place_of(mut self, before: &Self) -> Self {
+        for (agent, policy) in before.kept.iter().chain(&before.agents) {
+            let kept = self.kept.entry(agent.clone()).or_default();
+            kept.every_tool = policy.every_tool.clone();
+            let tools = policy.tools.iter();
+            kept.tools
+                .extend(tools.map(|(name, tool)| (name.clone(), tool.clone())));
+        }
+        for (agent, policy) in &self.agents {
+            if let Some(kept) = self.kept.get_mut(agent) {
+                kept.tools
+                    .retain(|name, _| !policy.tools.contains_key(name));
+            }
+        }
+        self
+    }
+
+    /// The tools of agents that are still named, about which something is kept.
+    pub fn kept_tools(&self) -> impl Iterator<Item = (&Name, &Name)> {
+        let agents = self.kept.iter();
+        let named = agents.filter(|(agent, _)| self.agents.contains_key(*agent));
+        named.flat_map(|(agent, kept)| kept.tools.keys().map(move |tool| (agent, tool)))
+    }
+
     /// Refuses tool calls that are not as the policy of their agent wants them.
     pub(crate) fn require_items(
         &self,
@@ -204,7 +248,7 @@ impl Policies {
         items: &[NewItem],
         payloads: &Payloads,
     ) -> Result<(), EngineError> {
-        if !self.agents.contains_key(agent) {
+        if !self.knows(agent) {
             return Ok(());
         }
         for item in items.iter().filter(|item| item.kind == ItemKind::ToolCall) {
@@ -425,7 +469,53 @@ mod tests {
         };
         Policies {
             agents: [(name("ums"), agent)].into(),
+            ..Policies::default()
         }
+    }
+
+    #[test]
+    fn what_is_not_named_any_more_holds_for_whoever_still_calls_it() {
+        let ask = |approval| ToolPolicy {
+            approval: Some(approval),
+            ..ToolPolicy::default()
+        };
+        let agent = |tools: &[(&str, Approval)]| AgentPolicy {
+            tools: tools
+                .iter()
+                .map(|(tool, word)| (name(tool), ask(*word)))
+                .collect(),
+            ..AgentPolicy::default()
+        };
+        let policies = |agents: &[(&str, &[(&str, Approval)])]| Policies {
+            agents: agents
+                .iter()
+                .map(|(one, tools)| (name(one), agent(tools)))
+                .collect(),
+            ..Policies::default()
+        };
+        let first = policies(&[
+            (
+                "ums",
+                &[("delete", Approval::Always), ("list", Approval::Always)],
+            ),
+            ("gone", &[("pay", Approval::Always)]),
+        ]);
+        let second = policies(&[("ums", &[("list", Approval::Never)])]).in_place_of(&first);
+        let needs = |policies: &Policies, agent: &str, tool: &str| {
+            let effective = policies.of(&name(agent), tool);
+            effective.needs_approval(&serde_json::json!({}))
+        };
+        assert!(needs(&second, "ums", "delete") && needs(&second, "ums", "files__delete"));
+        assert!(needs(&second, "gone", "pay"));
+        assert!(!needs(&second, "ums", "list"), "this was said");
+        let kept: Vec<_> = second.kept_tools().collect();
+        assert_eq!(kept, [(&name("ums"), &name("delete"))]);
+        // It is so after any number of times, until something else is said.
+        let third = policies(&[("ums", &[])]).in_place_of(&second);
+        assert!(needs(&third, "ums", "delete") && needs(&third, "gone", "pay"));
+        assert!(!needs(&third, "ums", "list"));
+        let fourth = policies(&[("gone", &[("pay", Approval::Never)])]).in_place_of(&third);
+        assert!(!needs(&fourth, "gone", "pay") && needs(&fourth, "ums", "delete"));
     }
 
     #[test]
@@ -467,6 +557,7 @@ mod tests {
         };
         let policies = Policies {
             agents: [(name("ums"), agent)].into(),
+            ..Policies::default()
         };
         let both = policies.of(&name("ums"), "files__delete").policy;
         assert_eq!(both.approval, Some(Approval::Always));
@@ -505,6 +596,7 @@ mod tests {
         };
         let policies = Policies {
             agents: [(name("ums"), agent)].into(),
+            ..Policies::default()
         };
         let asks = |tool: &str| policies.of(&name("ums"), tool).asks_without_answer();
         assert!(asks("other"));

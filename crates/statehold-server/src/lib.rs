@@ -44,11 +44,6 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         // Not in the document of the API: no server that others rely on has it.
         router = router.route(rest::dev::CLOCK_PATH, axum::routing::post(rest::dev::clock));
     }
-    // An agent may be called like what is done with all of them.
-    router = router.route(
-        rest::declared::RELOAD_PATH,
-        axum::routing::get(rest::declared::show_of_that_name),
-    );
     for (path, alias) in openapi::CHAT_ALIASES {
         let method = match *path {
             "/openai/v1/chat/completions" => axum::routing::post(openai::chat),

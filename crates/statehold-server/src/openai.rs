@@ -212,6 +212,13 @@ impl ChatCall {
             decides_elsewhere: self.chat.wants_own_holds(),
         };
         let taken = message.take_up(self.chat.decisions()).await?;
+        let now = app.options.agents.get();
+        let was_ours = spec.is_some_and(|spec| spec.kind.is_ours());
+        if was_ours && now.agent(&agent).is_none() && taken.is_begun {
+            // It was declared a moment ago, so perhaps nobody has heard of the turn.
+            message.cancel(taken.place.request).await?;
+            return Err(unknown_agent(&now, agent.as_str(), None));
+        }
         let place = Place {
             tells_own_holds: self.chat.wants_own_holds(),
             ..taken.place

@@ -31,7 +31,7 @@ pub(crate) use book::{Declared, declared};
 pub(crate) use layers::{Explained, Layers, Source};
 pub(crate) use mistakes::Mistakes;
 pub(crate) use secret::secret;
-pub(crate) use tables::{Differences, Tables, agent_table, other_settings};
+pub(crate) use tables::{Differences, Tables, agent_table, other_settings, tool_table};
 
 use models::Model;
 use tool_servers::ToolServer;
@@ -184,6 +184,19 @@ impl Surroundings {
             directory: PathBuf::new(),
             environment: std::env::vars_os().collect(),
         }
+    }
+
+    /// The file that is read if no flag names one.
+    pub(crate) fn found_file(&self) -> Option<PathBuf> {
+        self.file(None)
+    }
+
+    /// The same, with a file that was found before: should it be gone, that is a mistake now.
+    pub(crate) fn with_file(mut self, found: Option<&Path>) -> Self {
+        if let Some(found) = found.filter(|_| self.found_file().is_none()) {
+            self.environment.push((FILE_VARIABLE.into(), found.into()));
+        }
+        self
     }
 
     /// The file to read: the one named by the flag, by the environment, or the one that is there.

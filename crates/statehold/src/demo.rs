@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use self::worker::DemoWorker;
 use crate::client::Client;
-use crate::config::{Agent, agent_table};
+use crate::config::Agent;
 
 /// What the key of the demo agents is called among the keys.
 const KEY_NAME: &str = "embedded demo agents";
@@ -90,12 +90,12 @@ impl Demo {
         book
     }
 
-    /// The tables of agents that are declared after the start, under names that are played already. They
-    /// are not played any more after the next start.
-    pub(crate) fn in_the_way_of(&self, configured: &BTreeMap<Name, Agent>) -> Vec<String> {
+    /// The names of agents that are declared after the start and played already. They are not played any
+    /// more after the next start, and nothing that is said about them counts before.
+    pub(crate) fn in_the_way_of(&self, configured: &BTreeMap<Name, Agent>) -> Vec<Name> {
         let names = self.agents.iter().map(|spec| &spec.name);
         let taken = names.filter(|name| is_declared(configured, name));
-        taken.map(agent_table).collect()
+        taken.cloned().collect()
     }
 
     fn has(&self, name: &str) -> bool {

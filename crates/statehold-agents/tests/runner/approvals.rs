@@ -29,6 +29,7 @@ pub(crate) fn policies() -> Policies {
     };
     Policies {
         agents: [(name("assistant"), agent)].into(),
+        ..Policies::default()
     }
 }
 
@@ -427,6 +428,7 @@ async fn what_is_laid_down_about_a_tool_does_not_count_for_another_server_that_t
     };
     let policies = Policies {
         agents: [(name("assistant"), agent)].into(),
+        ..Policies::default()
     };
     let declared = Declared {
         tools: vec![("evil", evil.url.clone()), ("files", files.url.clone())],
@@ -462,6 +464,7 @@ async fn what_a_call_is_made_with_decides_whether_a_person_is_asked() -> Outcome
     };
     let policies = Policies {
         agents: [(name("assistant"), agent)].into(),
+        ..Policies::default()
     };
     let tools = ToolServer::start(vec![tool("pay")], |_| "paid".to_owned()).await;
     let model = ScriptedModel::start([

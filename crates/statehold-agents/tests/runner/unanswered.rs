@@ -59,6 +59,7 @@ pub(crate) fn about_pay(pay: ToolPolicy) -> Policies {
     };
     Policies {
         agents: [(name("assistant"), agent)].into(),
+        ..Policies::default()
     }
 }
 

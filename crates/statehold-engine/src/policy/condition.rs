@@ -146,6 +146,7 @@ mod tests {
             };
             let policies = Policies {
                 agents: [("bank".parse().expect("a name"), agent)].into(),
+                ..Policies::default()
             };
             policies.of(&"bank".parse().expect("a name"), "pay")
         };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use statehold_core::command::{Command, Output, StartRequest, StatePatch};
+use statehold_core::command::{Command, Output, Rejection, StartRequest, StatePatch};
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
@@ -50,6 +50,8 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct TakenUp {
     pub(crate) place: Place,
+    /// Whether this call has begun it.
+    pub(crate) is_begun: bool,
     /// Whether it was made before.
     pub(crate) is_replay: bool,
     pub(crate) earlier: Vec<Earlier>,
@@ -131,6 +133,7 @@ impl Message<'_> {
             Found::known(self.decide(decisions).await?, false)
         };
         let (request, is_replay) = (found.request, found.is_replay);
+        let is_begun = found.begun_in.is_some();
         self.app.told.begin(self.session, request);
         let task = match found.begun_in {
             Some(task) => task,
@@ -147,9 +150,26 @@ impl Message<'_> {
                 request,
                 tells_own_holds: false,
             },
+            is_begun,
             is_replay,
             earlier,
         })
+    }
+
+    /// Ends a turn that cannot be taken any more.
+    pub(crate) async fn cancel(&self, request: RequestId) -> Result<(), Problem> {
+        let (command, call) = (
+            Command::CancelRequest { request },
+            Call::by(self.asked.caller.clone()),
+        );
+        let (engine, reply): (_, Reply) = (&self.app.engine, Arc::new(|_| Vec::new()));
+        let payloads = engine.no_payloads();
+        let cancelled = engine.submit(self.session, &call, &command, &payloads, &reply);
+        match cancelled.await {
+            // It was taken and has ended, and that is as good.
+            Ok(_) | Err(EngineError::Rejected(Rejection::RequestEnded { .. })) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The turn to go on with.

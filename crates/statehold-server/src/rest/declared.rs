@@ -1,7 +1,7 @@
 //! Agents as they are declared: what they are, never what they are told, where they are or what they
 //! are called with. Reading the declarations again is here too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -91,30 +91,12 @@ pub(crate) async fn show(
     asked: Asked,
     ids: PathIds,
 ) -> Result<Response, Problem> {
-    one(&app, &asked, &ids.id("agent")?)
-}
-
-/// The agent that is called like the path on which all are read again.
-pub(crate) async fn show_of_that_name(
-    State(app): State<App>,
-    asked: Asked,
-) -> Result<Response, Problem> {
-    one(
-        &app,
-        &asked,
-        &"reload".parse().expect("a fixed name is a name"),
-    )
-}
-
-fn one(app: &App, asked: &Asked, agent: &Name) -> Result<Response, Problem> {
-    let agents = known(app);
-    let spec = agents.get(agent).ok_or_else(Problem::not_found)?;
-    let out = written(app, &asked.caller, spec);
+    let agent: Name = ids.id("agent")?;
+    let agents = known(&app);
+    let spec = agents.get(&agent).ok_or_else(Problem::not_found)?;
+    let out = written(&app, &asked.caller, spec);
     Ok(shown(&out, &About::default()))
 }
-
-/// Where everything that is declared is read again.
-pub(crate) const RELOAD_PATH: &str = "/v1/agents/reload";
 
 /// Nothing: what is to be read is in the configuration.
 #[derive(Deserialize, ToSchema)]
@@ -124,7 +106,7 @@ pub(crate) struct ReloadIn {}
 
 /// Read the configuration again: agents, models and tool servers. Turns that are under way end as they began.
 #[utoipa::path(
-    post, path = "/v1/agents/reload", tag = "agents", request_body = ReloadIn,
+    post, path = "/v1/config/reload", tag = "agents", request_body = ReloadIn,
     responses((status = 200, body = Reloaded))
 )]
 pub(crate) async fn reload(
@@ -217,7 +199,10 @@ fn tools(policies: &Policies, agent: &Name) -> Vec<AgentToolOut> {
         name: "*".to_owned(),
         approval: approval_word(every_tool),
     });
-    let named = tools.keys().map(|tool| AgentToolOut {
+    let kept = policies.kept.get(agent).into_iter();
+    let kept = kept.flat_map(|kept| kept.tools.keys());
+    let all: BTreeSet<&Name> = tools.keys().chain(kept).collect();
+    let named = all.into_iter().map(|tool| AgentToolOut {
         name: tool.to_string(),
         approval: approval_word(&policies.of(agent, tool.as_str()).policy),
     });

@@ -22,6 +22,7 @@ pub(crate) fn for_tool(tool: &str, policy: ToolPolicy) -> Setup {
     };
     let policies = Policies {
         agents: [(name("helper"), agent)].into(),
+        ..Policies::default()
     };
     Setup {
         policies: Arc::new(policies),

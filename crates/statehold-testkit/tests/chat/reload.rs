@@ -48,7 +48,7 @@ fn play(seen: &Seen) -> Play {
 }
 
 async fn reload(stage: &Stage) -> Result<Value> {
-    stage.post("/v1/agents/reload", "reload", &json!({})).await
+    stage.post("/v1/config/reload", "reload", &json!({})).await
 }
 
 /// Chats until it is told to stop. Gives how often it was answered.

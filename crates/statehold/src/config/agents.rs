@@ -167,5 +167,6 @@ pub(crate) fn policies(agents: &BTreeMap<Name, Agent>) -> Policies {
         agents: agents
             .map(|(name, agent)| (name.clone(), policy(agent)))
             .collect(),
+        ..Policies::default()
     }
 }

@@ -82,6 +82,11 @@ pub(crate) fn agent_table(agent: &Name) -> String {
     key(AGENTS, agent.as_str())
 }
 
+/// The name of the table of an agent's tool.
+pub(crate) fn tool_table(agent: &Name, tool: &Name) -> String {
+    format!("{}.tools.{}", agent_table(agent), step(tool.as_str()))
+}
+
 fn key(section: &str, name: &str) -> String {
     format!("{section}.{}", step(name))
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use statehold_testkit::http::signal;
@@ -130,13 +131,27 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
     let live = Live::start_as(&["--no-demo", "--config", config], &[]);
     live.check(&["agents", "reload"], 0, &["nothing is different\n"]);
     write(&format!(
+        "{gpa}[agents.gpa.tools.pay]\napproval = \"always\"\n"
+    ));
+    live.check(&["agents", "reload"], 0, &["changed: agents.gpa\n"]);
+    // Saying nothing about a tool is not saying that nobody needs to be asked.
+    write(gpa);
+    let says = ["counts after a restart only: agents.gpa.tools.pay\n"];
+    live.check(&["agents", "reload"], 0, &says);
+    write(&format!(
+        "{gpa}[agents.gpa.tools.pay]\napproval = \"never\"\n"
+    ));
+    let said = live.check(&["agents", "reload"], 0, &[]);
+    assert_eq!(said.out, "changed: agents.gpa\n");
+    write(&format!(
         "{gpa}description = \"Knows.\"\n[agents.boss]\nkind = \"router\"\nagents = [\"gpa\"]\n\
          otherwise = \"gpa\"\n[limits]\nbody_bytes_max = 1000\n"
     ));
     let said = live.check(&["agents", "reload"], 0, &[]);
     assert_eq!(
         said.out,
-        "added: agents.boss\nchanged: agents.gpa\ncounts after a restart only: limits.body_bytes_max\n"
+        "added: agents.boss\nchanged: agents.gpa\n\
+         counts after a restart only: agents.gpa.tools.pay, limits.body_bytes_max\n"
     );
     live.check(&["agents", "list"], 0, &["boss\trouter", "Knows."]);
     // Everything that is wrong is said, and nothing is changed.
@@ -169,6 +184,54 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
         "added": [], "changed": [], "removed": ["agents.boss", "agents.gpa"], "needs_restart": [],
     });
     assert_eq!(done, expected);
+    std::fs::remove_file(&file).expect("it was there");
+    live.check(&["agents", "reload"], 1, &["my.toml"]);
+}
+
+#[test]
+fn a_file_that_was_found_and_is_gone_is_a_mistake() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("statehold.toml");
+    std::fs::write(&file, "[agents.gpa]\n").expect("a file");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_statehold"))
+        .args([
+            "dev",
+            "--port",
+            "0",
+            "--no-open",
+            "--no-demo",
+            "--data",
+            "data",
+        ])
+        .current_dir(directory.path())
+        .env_remove("STATEHOLD_CONFIG")
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let run = directory.path().join("data").join("statehold.run");
+    while !run.is_file() {
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    let told: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&run).expect("a file")).expect("JSON");
+    let url = told["url"].as_str().expect("an address");
+    let statehold = |args: &[&str]| {
+        let mut call = Command::new(env!("CARGO_BIN_EXE_statehold"));
+        call.args(["--url", url]).args(args);
+        call.output().expect("it runs")
+    };
+    std::fs::remove_file(&file).expect("it was there");
+    let refused = statehold(&["agents", "reload"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let listed = statehold(&["agents", "list"]);
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    assert!(
+        !refused.status.success() && said.contains("statehold.toml"),
+        "{said}"
+    );
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains("gpa"), "{listed}");
 }
 
 #[test]

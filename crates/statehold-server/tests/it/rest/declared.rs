@@ -88,6 +88,7 @@ fn policies() -> Policies {
     };
     Policies {
         agents: [(name("assistant"), assistant), (name("ums"), only_policy)].into(),
+        ..Policies::default()
     }
 }
 
@@ -213,14 +214,15 @@ async fn an_admin_has_the_configuration_read_again_and_hears_what_is_different_o
         ..Setup::default()
     })
     .await;
-    let path = "/v1/agents/reload";
+    let path = "/v1/config/reload";
     for roles in [&["client"], &["worker"], &["approver"], &["operator"]] {
         let refused = rig.key(roles).await.post(path, &json!({})).await;
         refused.refused(403, "forbidden");
     }
     let admin = rig.key(&["admin"]).await;
     // An agent of that name can be looked at all the same.
-    assert_eq!(admin.get(path).await.ok(200)["name"], "reload");
+    let named = admin.get("/v1/agents/reload").await.ok(200);
+    assert_eq!(named["name"], "reload");
     let models = admin.get("/openai/v1/models").await.ok(200);
     assert_eq!(models["data"][0]["id"], "reload");
     let done = admin.post(path, &json!({})).await.ok(200);
@@ -228,7 +230,8 @@ async fn an_admin_has_the_configuration_read_again_and_hears_what_is_different_o
         "added": [], "changed": [], "removed": ["agents.reload"], "needs_restart": ["server.listen"],
     });
     assert_eq!(done, expected);
-    admin.get(path).await.refused(404, "not_found");
+    let gone = admin.get("/v1/agents/reload").await;
+    gone.refused(404, "not_found");
     let models = admin.get("/openai/v1/models").await.ok(200);
     assert_eq!(models["data"], json!([]));
     let problem = admin.post(path, &json!({})).await;
@@ -244,6 +247,6 @@ async fn an_admin_has_the_configuration_read_again_and_hears_what_is_different_o
 async fn a_server_that_has_nothing_to_read_says_so() {
     let rig = rig().await;
     let admin = rig.key(&["admin"]).await;
-    let refused = admin.post("/v1/agents/reload", &json!({})).await;
+    let refused = admin.post("/v1/config/reload", &json!({})).await;
     refused.refused(409, "not_reloadable");
 }

@@ -36,7 +36,7 @@ impl Reload {
         output: &Output,
     ) -> anyhow::Result<Exit> {
         let nothing = json!({});
-        let asked = client.call(Method::POST, "/v1/agents/reload", Some(&nothing));
+        let asked = client.call(Method::POST, "/v1/config/reload", Some(&nothing));
         let answer = asked.await.map_err(with_mistakes)?.body;
         if output.json {
             output.json(&answer)?;

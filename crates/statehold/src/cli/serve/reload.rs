@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use statehold_agents::runner::{OnStep, Runner, RunnerError};
@@ -18,8 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use super::ServePlan;
 use crate::config::{
-    Config, Declared, Differences, Explained, Surroundings, Tables, declared, other_settings,
-    policies,
+    Config, Declared, Differences, Explained, Surroundings, Tables, agent_table, declared,
+    other_settings, policies, tool_table,
 };
 use crate::demo::Demo;
 use crate::exit::Failure;
@@ -37,7 +38,12 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub(super) fn new(config: &Config, declared: Declared, demo: &Demo) -> Self {
+    pub(super) fn new(mut config: Config, mut declared: Declared, demo: &Demo) -> Self {
+        for name in demo.in_the_way_of(&config.agents) {
+            config.agents.remove(&name);
+            declared.credentials.remove(&name);
+        }
+        let config = &config;
         Self {
             tables: Tables::of(config, &declared),
             book: Arc::new(demo.joined(declared.book)),
@@ -58,6 +64,8 @@ pub(super) struct Start {
     pub(super) plan: MakePlan,
     /// What the server is started with.
     pub(super) started: Vec<Explained>,
+    /// The file that this was found in, if no flag names one.
+    pub(super) file: Option<PathBuf>,
     /// Played since the start, whatever is declared later.
     pub(super) demo: Arc<Demo>,
     pub(super) clock: Arc<dyn Clock>,
@@ -217,20 +225,29 @@ impl Parts {
         let mut standing = self.standing.lock().await;
         let start = &self.start;
         let plan = Arc::clone(&start.plan);
-        let read = tokio::task::spawn_blocking(move || read(&plan)).await;
+        let file = start.file.clone();
+        let read = tokio::task::spawn_blocking(move || read(&plan, file.as_deref())).await;
         let (plan, declared) = read.map_err(|_| ReloadError::Stopping)??;
-        let new = Standing::new(&plan.config, declared, &start.demo);
+        let new = Standing::new(plan.config.clone(), declared, &start.demo);
         let Differences {
             added,
             changed,
             removed,
         } = new.tables.since(&standing.tables);
         let mut needs_restart = other_settings(&start.started, &plan.explained);
-        needs_restart.extend(start.demo.in_the_way_of(&plan.config.agents));
+        let in_the_way = start.demo.in_the_way_of(&plan.config.agents);
+        needs_restart.extend(in_the_way.iter().map(agent_table));
         let next = self.runner.prepare(Arc::clone(&new.book)).await;
         let next = next.map_err(ReloadError::Agents)?;
         // From here on nothing can fail.
-        start.engine.set_policies(new.policies.clone());
+        let policies = new.policies.clone().in_place_of(&start.engine.policies());
+        needs_restart.extend(
+            policies
+                .kept_tools()
+                .map(|(agent, tool)| tool_table(agent, tool)),
+        );
+        needs_restart.sort_unstable();
+        start.engine.set_policies(policies);
         let own = new.credentials.clone();
         start.engine.set_service_credentials(own);
         let make = new.make_scratch(&start.clock);
@@ -248,8 +265,8 @@ impl Parts {
 }
 
 /// Everything as it is written now, or everything that is wrong with it.
-fn read(plan: &MakePlan) -> Result<(ServePlan, Declared), ReloadError> {
-    let around = Surroundings::of_process();
+fn read(plan: &MakePlan, file: Option<&Path>) -> Result<(ServePlan, Declared), ReloadError> {
+    let around = Surroundings::of_process().with_file(file);
     let plan = plan(&around).map_err(|error| ReloadError::Mistakes(vec![mistake_of(&error)]))?;
     match declared(&plan.config, &plan.explained, &around) {
         Ok(declared) => Ok((plan, declared)),

@@ -83,7 +83,7 @@ async fn run_server(
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
     let demo = Arc::new(Demo::beside(&config.agents, plan.has_demo));
-    let standing = Standing::new(config, declared, &demo);
+    let standing = Standing::new(config.clone(), declared, &demo);
     let (policies, readers) = (standing.policies.clone(), config.store.readers.get());
     let parts = if on_disk {
         wire::on_disk(data, readers, Arc::clone(&clock), policies).await?
@@ -106,6 +106,7 @@ async fn run_server(
     let start = Start {
         plan: make_plan,
         started: plan.explained.clone(),
+        file: around.found_file(),
         demo: Arc::clone(&demo),
         clock,
         engine: engine.clone(),
@@ -373,6 +374,8 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter = log_filter(log)?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // There is nobody to tell that nobody can be told anything: a terminal that is gone.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let started = match log.format {
         LogFormat::Text => lines.with_ansi(false).try_init(),
