@@ -18,7 +18,7 @@ use crate::holds::HoldDetail;
 use crate::idempotency::IdempotencyKey;
 use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
 use crate::mailbox::{Call, Done, Reply};
-use crate::redact::{HIDDEN, Preview, preview};
+use crate::redact::{BY_PLACE, HIDDEN, Preview, preview};
 use crate::schema::{FieldError, Schema};
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
@@ -200,9 +200,11 @@ impl Engine {
         let mut value = parse_args(args, "args")?;
         let is_whole = action.redactions.is_empty();
         let seen = value.clone();
-        if !is_whole {
-            self.keep_hidden(action, &mut value)?;
-        }
+        let kept = if is_whole {
+            Vec::new()
+        } else {
+            self.keep_hidden(action, &mut value)?
+        };
         if let Some(schema) = action.args_schema.clone() {
             let instance = value.clone();
             let errors = move || match Schema::new(schema.get()) {
@@ -219,10 +221,14 @@ impl Engine {
         }
         let digest = exact_digest(id, &action.tool, &value)?;
         let policy = self.policies().of(&detail.agent, &action.tool);
+        let mut preview = preview(&value, &policy.rules());
+        for (hidden, shown) in kept {
+            preview.hide(hidden, shown);
+        }
         let Preview {
             value: shown,
             redactions,
-        } = preview(&value, &policy.rules());
+        } = preview;
         let whole = if is_whole { args.clone() } else { raw(&value) };
         let (preview, sealed) = if redactions.is_empty() {
             (whole, None)
@@ -243,7 +249,12 @@ impl Engine {
     }
 
     /// Whoever edits sees only the preview: what is hidden and was left as it is shown keeps its value.
-    fn keep_hidden(&self, action: &ActionBody, edited: &mut Value) -> Result<(), EngineError> {
+    /// Gives the places that stay hidden, whatever is laid down by now, and what is shown of them.
+    fn keep_hidden(
+        &self,
+        action: &ActionBody,
+        edited: &mut Value,
+    ) -> Result<Vec<(Redaction, Value)>, EngineError> {
         let wrong = |path: &str, what: &str| {
             Err(EngineError::InvalidArgs(vec![FieldError::new(path, what)]))
         };
@@ -252,21 +263,28 @@ impl Engine {
         let original: Option<Value> =
             original.and_then(|args| serde_json::from_str(args.get()).ok());
         let shown: Value = serde_json::from_str(action.args.get()).unwrap_or_default();
-        for Redaction { path, .. } in &action.redactions {
+        let mut kept = Vec::new();
+        for hidden in &action.redactions {
+            let path = hidden.path.as_str();
             let (Some(place), Some(was)) = (edited.pointer_mut(path), shown.pointer(path)) else {
                 continue;
             };
             if place != was {
+                // By its place, so that holds for what somebody else puts there too.
+                if hidden.rule == BY_PLACE {
+                    kept.push((hidden.clone(), was.clone()));
+                }
                 continue;
             }
             match original.as_ref().and_then(|args| args.pointer(path)) {
                 Some(value) => *place = value.clone(),
                 None => return wrong(path, "the hidden value is lost; give another"),
             }
+            kept.push((hidden.clone(), was.clone()));
         }
         match find_hidden(edited, String::new()) {
             Some(path) => wrong(&path, "a hidden value can only stay where it was"),
-            None => Ok(()),
+            None => Ok(kept),
         }
     }
 }

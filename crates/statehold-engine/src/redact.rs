@@ -60,6 +60,9 @@ pub(crate) struct Rules<'a> {
     pub(crate) patterns: &'a [Pattern],
 }
 
+/// The rule that hides a place, whatever is there.
+pub(crate) const BY_PLACE: &str = "path";
+
 /// A preview, and what it hides.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Preview {
@@ -82,6 +85,23 @@ pub(crate) fn preview(args: &Value, rules: &Rules<'_>) -> Preview {
     }
 }
 
+impl Preview {
+    /// Shows this in a place instead of what is there, unless something of it is hidden already.
+    pub(crate) fn hide(&mut self, hidden: Redaction, shown: Value) {
+        let is_hidden = |known: &Redaction| {
+            let rest = hidden.path.strip_prefix(known.path.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if self.redactions.iter().any(is_hidden) {
+            return;
+        }
+        if let Some(place) = self.value.pointer_mut(&hidden.path) {
+            *place = shown;
+            self.redactions.push(hidden);
+        }
+    }
+}
+
 struct Walk<'a> {
     rules: &'a Rules<'a>,
     /// Where the walk is, as a JSON Pointer.
@@ -93,7 +113,7 @@ impl Walk<'_> {
     /// The preview of a value; `paths` are the rules that may still hide something at or below it.
     fn value(&mut self, value: &Value, paths: &[&[String]]) -> Value {
         if paths.iter().any(|rest| rest.is_empty()) {
-            self.note("path");
+            self.note(BY_PLACE);
             return Value::String(HIDDEN.to_owned());
         }
         match value {

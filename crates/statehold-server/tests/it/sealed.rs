@@ -30,6 +30,7 @@ fn hides_pin() -> Setup {
     Setup {
         policies: Arc::new(Policies {
             agents: [(helper, agent)].into(),
+            ..Policies::default()
         }),
         ..Setup::default()
     }
@@ -209,6 +210,40 @@ async fn a_secret_in_arguments_is_the_workers_alone_and_gone_when_the_action_end
     let found = everything(data.path(), &session).await;
     assert!(canaries.found_in(&found).is_empty());
     assert!(canaries.found_in(log().as_bytes()).is_empty());
+}
+
+#[tokio::test]
+async fn what_an_open_hold_hides_stays_hidden_whatever_is_laid_down_later() {
+    let rig = Rig::on_disk_with(hides_pin()).await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "pay").await;
+    let request = claim(&helper, "helper").await;
+    let mut holds = Vec::new();
+    for _ in 0..2 {
+        let args = json!({"pin": "pin-1234", "pin2": "shown", "to": "ACME"});
+        let hold =
+            json!({"kind": "approval", "title": "Pay?", "action": {"tool": "pay", "args": args}});
+        holds.push(act(&helper, &request, "holds", hold).await.ok(201));
+    }
+    rig.engine.set_policies(Policies::default());
+    for (hold, pin, meant) in [
+        (&holds[0], "[redacted]", "pin-1234"),
+        (&holds[1], "pin-9999", "pin-9999"),
+    ] {
+        let args = json!({"pin": pin, "pin2": "shown", "to": "EMCA"});
+        let edit = json!({"decision": "edit", "digest": hold["action"]["digest"], "args": args});
+        boss.post(&decision_path(hold), &edit).await.ok(200);
+        let seen = boss.get(&format!("/v1/holds/{}", text(hold, "id"))).await;
+        let seen = seen.ok(200);
+        let preview = json!({"pin": "[redacted]", "pin2": "shown", "to": "EMCA"});
+        assert_eq!(seen["decision"]["args"], preview, "{seen}");
+        assert!(!seen.to_string().contains(meant), "{seen}");
+        let path = format!("/v1/requests/{}", text(&request, "id"));
+        let worker = helper.get(&path).await.ok(200);
+        assert!(worker.to_string().contains(meant), "the worker gets it");
+    }
 }
 
 #[tokio::test]
