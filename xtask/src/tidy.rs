@@ -49,6 +49,8 @@ const CORE_DEPENDENCIES: &[&str] = &[
     "serde_json_canonicalizer",
     "sha2",
     "thiserror",
+    // Optional, behind the feature `schema`: descriptions, no behaviour.
+    "utoipa",
     "uuid",
 ];
 

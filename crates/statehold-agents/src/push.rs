@@ -108,7 +108,7 @@ enum Progress {
 type Key = (
     statehold_core::ids::RequestId,
     u64,
-    statehold_core::request::RequestStatus,
+    statehold_core::request::LiveStatus,
     u32,
 );
 

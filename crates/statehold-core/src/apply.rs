@@ -8,7 +8,7 @@ use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::item::{CallMark, Item};
 use crate::principal::Principal;
 use crate::record::{Change, ErasedPayloads, Event, Record};
-use crate::request::{AskedAbout, CallState, Lease, LiveRequest, OpenCall, RequestStatus};
+use crate::request::{AskedAbout, CallState, Lease, LiveRequest, LiveStatus, OpenCall};
 use crate::session::{SessionState, TimeToLive, TtlMode};
 use crate::task::{ParentLink, Task, TaskStatus};
 use crate::time::Timestamp;
@@ -112,7 +112,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         } => {
             with_request(state, *request, |live| {
                 live.fence = *fence;
-                live.status = RequestStatus::Running;
+                live.status = LiveStatus::Running;
                 live.last_worker = Some(*worker);
                 live.lease = Some(Lease {
                     worker: *worker,
@@ -124,14 +124,14 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         }
         Event::LeaseLapsed { request } => {
             with_request(state, *request, |live| {
-                set_status(live, RequestStatus::Queued);
+                set_status(live, LiveStatus::Queued);
             });
         }
         Event::LeaseReleased { request } => {
             with_request(state, *request, |live| {
                 live.lease = None;
-                if live.status == RequestStatus::Running {
-                    set_status(live, RequestStatus::Queued);
+                if live.status == LiveStatus::Running {
+                    set_status(live, LiveStatus::Queued);
                 }
             });
         }
@@ -205,12 +205,12 @@ fn with_request(state: &mut SessionState, id: RequestId, change: impl FnOnce(&mu
 }
 
 /// A request that waits for a worker has no lease; one that runs on has started what was released.
-fn set_status(live: &mut LiveRequest, status: RequestStatus) {
+fn set_status(live: &mut LiveRequest, status: LiveStatus) {
     live.status = status;
     match status {
-        RequestStatus::Queued => live.lease = None,
-        RequestStatus::Running => start_released(live),
-        RequestStatus::Held | RequestStatus::Waiting => {}
+        LiveStatus::Queued => live.lease = None,
+        LiveStatus::Running => start_released(live),
+        LiveStatus::Held | LiveStatus::Waiting => {}
     }
 }
 
@@ -244,7 +244,7 @@ fn start_request(
         task,
         parent,
         depth,
-        status: RequestStatus::Queued,
+        status: LiveStatus::Queued,
         fence: 0,
         lease: None,
         last_worker: None,

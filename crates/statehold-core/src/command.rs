@@ -9,7 +9,7 @@ use crate::item::{Attachment, NewItem};
 use crate::name::Name;
 use crate::principal::Actor;
 use crate::record::{Change, CommandName, Record};
-use crate::request::{AskedAbout, RequestOutcome, RequestStatus};
+use crate::request::{AskedAbout, LiveStatus, RequestOutcome};
 use crate::scope::{MergePolicy, StateKey};
 use crate::session::{Owner, TimeToLive};
 use crate::task::CloseOn;
@@ -406,7 +406,7 @@ pub enum Rejection {
         /// The request.
         request: RequestId,
         /// Its status.
-        status: RequestStatus,
+        status: LiveStatus,
     },
     /// The lease has not run out.
     #[error("the lease of request {request} is live")]

@@ -30,8 +30,8 @@ pub enum IdError {
 
 /// Declares an id type with its text prefix, for example `tsk_0192…`.
 macro_rules! id_type {
-    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
-        $(#[$doc])*
+    ($(#[doc = $text:literal])* $name:ident, $prefix:literal) => {
+        $(#[doc = $text])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Uuid);
 
@@ -91,6 +91,18 @@ macro_rules! id_type {
                 text.parse().map_err(serde::de::Error::custom)
             }
         }
+
+        #[cfg(feature = "schema")]
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                let docs = concat!($($text),*);
+                let pattern = format!("^{}_[0-9a-f]{{32}}$", Self::PREFIX);
+                crate::schema::text(docs.trim()).pattern(Some(pattern)).into()
+            }
+        }
+
+        #[cfg(feature = "schema")]
+        impl utoipa::ToSchema for $name {}
     };
 }
 

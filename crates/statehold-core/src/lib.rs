@@ -22,6 +22,8 @@ pub mod projection;
 pub mod record;
 pub mod request;
 pub mod root;
+#[cfg(feature = "schema")]
+mod schema;
 pub mod scope;
 pub mod session;
 pub mod task;

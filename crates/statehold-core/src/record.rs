@@ -14,7 +14,7 @@ use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::{Item, Visibility};
 use crate::name::Name;
 use crate::principal::Principal;
-use crate::request::{RequestOutcome, RequestStatus};
+use crate::request::{LiveStatus, RequestOutcome};
 use crate::scope::{MergePolicy, StateKey};
 use crate::session::{Owner, TimeToLive};
 use crate::task::{CloseOn, ParentLink, TaskStatus};
@@ -214,7 +214,7 @@ pub enum Event {
         /// The request.
         request: RequestId,
         /// Its status now.
-        status: RequestStatus,
+        status: LiveStatus,
     },
     /// An invocation ended.
     RequestEnded {

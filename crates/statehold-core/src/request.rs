@@ -15,8 +15,13 @@ use crate::time::Timestamp;
 
 /// What a live request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(utoipa::ToSchema),
+    schema(as = LiveRequestStatus)
+)]
 #[serde(rename_all = "snake_case")]
-pub enum RequestStatus {
+pub enum LiveStatus {
     /// Waits for a worker.
     Queued,
     /// A worker is at it.
@@ -29,6 +34,7 @@ pub enum RequestStatus {
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RequestOutcome {
     /// With an answer.
@@ -37,6 +43,55 @@ pub enum RequestOutcome {
     Failed,
     /// Somebody stopped it.
     Cancelled,
+}
+
+/// What a request does, or how it ended: one word for every reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum RequestStatus {
+    /// Waits for a worker.
+    Queued,
+    /// A worker is at it.
+    Running,
+    /// Waits for a person.
+    Held,
+    /// Waits for child requests.
+    Waiting,
+    /// Ended with an answer.
+    Completed,
+    /// Ended with an error.
+    Failed,
+    /// Was stopped.
+    Cancelled,
+}
+
+impl RequestStatus {
+    /// Whether the request has ended.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+}
+
+impl From<LiveStatus> for RequestStatus {
+    fn from(status: LiveStatus) -> Self {
+        match status {
+            LiveStatus::Queued => Self::Queued,
+            LiveStatus::Running => Self::Running,
+            LiveStatus::Held => Self::Held,
+            LiveStatus::Waiting => Self::Waiting,
+        }
+    }
+}
+
+impl From<RequestOutcome> for RequestStatus {
+    fn from(outcome: RequestOutcome) -> Self {
+        match outcome {
+            RequestOutcome::Completed => Self::Completed,
+            RequestOutcome::Failed => Self::Failed,
+            RequestOutcome::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 /// The right to write for a request, until it lapses.
@@ -132,7 +187,7 @@ pub struct LiveRequest {
     /// How many requests are above it.
     pub depth: u16,
     /// What it does.
-    pub status: RequestStatus,
+    pub status: LiveStatus,
     /// How often it was claimed. The number a worker must show.
     pub fence: u64,
     /// Who may write. None before the first claim and while it waits for the next.
@@ -155,19 +210,19 @@ pub struct LiveRequest {
 }
 
 /// The published transition table: every status a request may go to, from where.
-pub const REQUEST_TRANSITIONS: &[(RequestStatus, RequestStatus)] = &[
-    (RequestStatus::Queued, RequestStatus::Running),
-    (RequestStatus::Queued, RequestStatus::Held), // A lost worker's call is asked about on claim.
-    (RequestStatus::Running, RequestStatus::Running), // Takeover of a lapsed lease.
-    (RequestStatus::Running, RequestStatus::Queued),
-    (RequestStatus::Running, RequestStatus::Held),
-    (RequestStatus::Running, RequestStatus::Waiting),
-    (RequestStatus::Held, RequestStatus::Running),
-    (RequestStatus::Held, RequestStatus::Queued),
-    (RequestStatus::Held, RequestStatus::Waiting),
-    (RequestStatus::Waiting, RequestStatus::Running),
-    (RequestStatus::Waiting, RequestStatus::Queued),
-    (RequestStatus::Waiting, RequestStatus::Held),
+pub const REQUEST_TRANSITIONS: &[(LiveStatus, LiveStatus)] = &[
+    (LiveStatus::Queued, LiveStatus::Running),
+    (LiveStatus::Queued, LiveStatus::Held), // A lost worker's call is asked about on claim.
+    (LiveStatus::Running, LiveStatus::Running), // Takeover of a lapsed lease.
+    (LiveStatus::Running, LiveStatus::Queued),
+    (LiveStatus::Running, LiveStatus::Held),
+    (LiveStatus::Running, LiveStatus::Waiting),
+    (LiveStatus::Held, LiveStatus::Running),
+    (LiveStatus::Held, LiveStatus::Queued),
+    (LiveStatus::Held, LiveStatus::Waiting),
+    (LiveStatus::Waiting, LiveStatus::Running),
+    (LiveStatus::Waiting, LiveStatus::Queued),
+    (LiveStatus::Waiting, LiveStatus::Held),
 ];
 
 impl LiveRequest {

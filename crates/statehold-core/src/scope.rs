@@ -140,6 +140,7 @@ impl<'de> Deserialize<'de> for StateKey {
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Merge))]
 #[serde(rename_all = "snake_case")]
 pub enum MergePolicy {
     /// The new value stands.

@@ -13,7 +13,7 @@ use crate::hold::Hold;
 use crate::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use crate::mutant::{self, Mutant};
 use crate::name::Name;
-use crate::request::{LiveRequest, RequestStatus};
+use crate::request::{LiveRequest, LiveStatus};
 use crate::scope::StateKey;
 use crate::task::{Task, TaskStatus};
 use crate::time::Timestamp;
@@ -34,6 +34,7 @@ pub struct Owner {
 
 /// What a session does, seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SessionStatus {
     /// Somebody works.
@@ -60,6 +61,7 @@ pub struct TimeToLive {
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TtlMode {
     /// From the last commit: every use starts it again.
@@ -244,11 +246,9 @@ impl SessionState {
                 .any(|child| child.status == TaskStatus::Paused)
         };
         match live.status {
-            RequestStatus::Held => TaskStatus::Paused,
-            RequestStatus::Waiting if has_paused_child() => TaskStatus::Paused,
-            RequestStatus::Waiting | RequestStatus::Queued | RequestStatus::Running => {
-                TaskStatus::Running
-            }
+            LiveStatus::Held => TaskStatus::Paused,
+            LiveStatus::Waiting if has_paused_child() => TaskStatus::Paused,
+            LiveStatus::Waiting | LiveStatus::Queued | LiveStatus::Running => TaskStatus::Running,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::request::RequestOutcome;
 
 /// What a task does. Derived from its requests and holds; stored as a cache of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TaskStatus {
     /// An agent is at it, or will be.
@@ -38,6 +39,7 @@ impl TaskStatus {
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CloseOn {
     /// Never; somebody closes it.

@@ -160,7 +160,7 @@ async fn work(engine: &Engine, caller: &Caller) -> Result<(), Box<dyn Error>> {
     };
     for claimed in engine.claim(caller, &claim).await? {
         let session = &claimed.detail.session;
-        let Some(live) = &claimed.detail.live else {
+        let Some(live) = claimed.detail.request.live() else {
             continue;
         };
         let (tenant, user) = (&session.owner.tenant, session.owner.user);

@@ -12,7 +12,7 @@ use sha2::Sha256;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
-use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_core::tenant::TenantEvent;
 use statehold_store::keys::KeyOwner;
 use statehold_store::{AddressChange, LiveWork, ResumeAddress};
@@ -72,7 +72,7 @@ pub struct Resumable {
     /// How often it was claimed.
     pub fence: u64,
     /// `queued`, or `running` under a worker that was decided something for.
-    pub status: RequestStatus,
+    pub status: LiveStatus,
     /// How many of its holds are decided.
     pub decisions: u32,
 }
@@ -290,11 +290,11 @@ impl Engine {
     async fn is_resumable(&self, work: &LiveWork) -> Result<Option<Resumable>, EngineError> {
         let live = &work.live;
         let is_told = match live.status {
-            RequestStatus::Queued => live.fence > 0,
-            RequestStatus::Running if live.holds_opened > 0 => {
+            LiveStatus::Queued => live.fence > 0,
+            LiveStatus::Running if live.holds_opened > 0 => {
                 self.was_decided_since(work.session, live).await?
             }
-            RequestStatus::Running | RequestStatus::Held | RequestStatus::Waiting => false,
+            LiveStatus::Running | LiveStatus::Held | LiveStatus::Waiting => false,
         };
         Ok(is_told.then_some(Resumable {
             session: work.session,
@@ -347,7 +347,7 @@ impl Engine {
             Err(error) => return Err(error),
         };
         let same =
-            view.detail.live.as_ref().is_some_and(|live| {
+            view.detail.request.live().is_some_and(|live| {
                 live.fence == resumable.fence && live.status == resumable.status
             });
         Ok(same.then_some(view))

@@ -10,6 +10,7 @@ use statehold_core::digest::{Digest, action_digest};
 use statehold_core::hold::{DecisionKind, HoldKind, NewDecision};
 use statehold_core::ids::HoldId;
 
+use crate::api::hold::DecisionReceipt;
 use crate::ask::{parse_args, raw};
 use crate::credentials::{CREDENTIAL_BYTES_MAX, Credential};
 use crate::engine::Engine;
@@ -17,7 +18,7 @@ use crate::error::EngineError;
 use crate::holds::HoldDetail;
 use crate::idempotency::IdempotencyKey;
 use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
-use crate::mailbox::{Call, Done, Reply};
+use crate::mailbox::{Call, Committed, Receipt};
 use crate::redact::{BY_PLACE, HIDDEN, Preview, preview};
 use crate::schema::{FieldError, Schema};
 
@@ -61,8 +62,7 @@ impl Engine {
         key: Option<&str>,
         detail: &HoldDetail,
         answer: NewAnswer,
-        reply: &Reply,
-    ) -> Result<Done, EngineError> {
+    ) -> Result<Receipt<DecisionReceipt>, EngineError> {
         let (session, id) = (detail.session.id, detail.hold.id);
         let is_credential = detail.hold.kind == HoldKind::Credential;
         let body: HoldBody = parse(detail.body.as_deref());
@@ -100,8 +100,9 @@ impl Engine {
         let credential = credential.and_then(Credential::new);
         let credential = credential.as_ref();
         // A key that was made for an edit which is refused goes when the action ends.
-        self.submit_with_credential(session, &call, &command, &payloads, reply, credential)
-            .await
+        let view = |made: &Committed<'_>| DecisionReceipt::of_commit(made, id);
+        let command = (&command, &payloads);
+        self.commit(session, &call, command, credential, view).await
     }
 
     /// Checks what a person sent to an open hold. Whether they may decide comes first: what is wrong

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -21,6 +20,7 @@ use statehold_core::request::{AskedAbout, CallState, OpenCall};
 use statehold_core::session::SessionState;
 use statehold_store::StoredItem;
 
+use crate::api::hold::HoldView;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::holds::payload;
@@ -28,7 +28,7 @@ use crate::kept::{
     ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
     RECONCILE_TITLE, Raw, Reason, parse, to_bytes,
 };
-use crate::mailbox::{Call, Committed, Done, Reply};
+use crate::mailbox::{Call, Committed, Receipt};
 use crate::payloads::Payloads;
 use crate::policy::{Effective, Wish};
 use crate::redact::{Preview, preview};
@@ -98,10 +98,6 @@ pub struct NewAction {
     pub idempotent: Option<bool>,
 }
 
-/// Writes the answer to whoever opened a hold, from what is kept of it and what was committed. The
-/// answer may be kept on disk with its idempotency key, so it only ever has the preview.
-pub type AskReply = Arc<dyn Fn(HoldId, &HoldBody, &Committed<'_>) -> Vec<u8> + Send + Sync>;
-
 /// What an action comes to under its policy.
 struct Gated {
     call: CallTarget,
@@ -122,8 +118,7 @@ impl Engine {
         by: Fenced,
         ask: NewAsk,
         (mut items, mut payloads): (Vec<NewItem>, Payloads),
-        reply: AskReply,
-    ) -> Result<Done, EngineError> {
+    ) -> Result<Receipt<HoldView>, EngineError> {
         require_words(&ask)?;
         let reasons = ask.reasons.as_deref().map(reasons).transpose()?;
         self.require_schemas(&ask).await?;
@@ -178,9 +173,10 @@ impl Engine {
             policy: policy.digest,
         };
         let command = Command::OpenHold { by, hold, items };
-        let reply: Reply = Arc::new(move |made: &Committed<'_>| reply(id, &body, made));
+        // Kept with an idempotency key, so it only ever has the preview.
+        let view = |made: &Committed<'_>| HoldView::of_commit(made, id, body.clone());
         let done = self
-            .submit(session, call, &command, &payloads, &reply)
+            .commit(session, call, (&command, &payloads), None, view)
             .await;
         // What did not happen, or had happened before under another id, needs no key. Where nobody can
         // tell, the next start finds out.

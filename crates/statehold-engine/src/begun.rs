@@ -9,7 +9,7 @@ use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_store::Commit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -88,7 +88,7 @@ impl Engine {
             _ => None,
         })?;
         let live = commit.after.requests.get(&request)?;
-        if live.status != RequestStatus::Queued {
+        if live.status != LiveStatus::Queued {
             return None;
         }
         let tenant = &commit.after.owner.as_ref()?.tenant;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
+use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::{ItemId, RequestId, SessionId};
 use statehold_core::limits::LEASE_MS;
 use statehold_core::name::Name;
-use statehold_core::request::{OpenCall, RequestStatus};
+use statehold_core::request::{LiveStatus, OpenCall};
 use statehold_core::time::Timestamp;
 
 use crate::access::require_any;
@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::mailbox::{Call, Committed, Reply};
 use crate::read::RequestDetail;
+use crate::rights::Act;
 
 /// What a worker asks for.
 #[derive(Debug, Clone)]
@@ -188,7 +189,7 @@ impl Engine {
         let payloads = self.no_payloads();
         let reply: Reply = Arc::new(move |done: &Committed<'_>| {
             let live = done.after.requests.get(&request);
-            let live = live.filter(|live| live.status == RequestStatus::Running);
+            let live = live.filter(|live| live.status == LiveStatus::Running);
             live.map_or_else(Vec::new, |live| live.fence.to_be_bytes().to_vec())
         });
         let call = Call::by(caller.clone());
@@ -225,11 +226,11 @@ impl Engine {
         };
         let view = self.work_view_with(caller, session, request, begun);
         let mut claimed = view.await?;
-        let lease = claimed.detail.live.as_ref().and_then(|live| live.lease);
+        let lease = claimed.detail.request.live().and_then(|live| live.lease);
         if lease.map(|lease| lease.worker) != Some(caller.principal) {
             return Err(Rejection::NotLeaseHolder.into());
         }
-        let current = claimed.detail.live.as_ref().map_or(0, |live| live.fence);
+        let current = claimed.detail.request.live().map_or(0, |live| live.fence);
         if current != fence {
             let shown = fence;
             return Err(Rejection::StaleFence { shown, current }.into());
@@ -268,7 +269,11 @@ impl Engine {
         for child in begun {
             children.push(self.request_detail(caller, summary.clone(), child).await?);
         }
-        let calls = detail.live.iter().flat_map(|live| &live.calls);
+        let calls = detail
+            .request
+            .live()
+            .into_iter()
+            .flat_map(|live| &live.calls);
         let calls = calls.map(|(id, call)| (*id, call.clone())).collect();
         let temp_lost = self.has_lost_temp(&detail).await?;
         Ok(ClaimedRequest {
@@ -283,7 +288,7 @@ impl Engine {
 
     /// Whether values that the request may have had around it are gone.
     async fn has_lost_temp(&self, detail: &RequestDetail) -> Result<bool, EngineError> {
-        let Some(live) = &detail.live else {
+        let Some(live) = detail.request.live() else {
             return Ok(false);
         };
         let state = self.durable_state(detail.session.id).await?;
@@ -309,16 +314,9 @@ impl Engine {
         session: SessionId,
         request: RequestId,
         fence: u64,
-    ) -> Result<(RequestStatus, Timestamp), EngineError> {
-        // The reach of a heartbeat is that of any other write under the fence.
-        let by = Fenced { request, fence };
-        let write = Command::AppendItems {
-            by,
-            items: Vec::new(),
-            state: StatePatch::default(),
-            task_state: None,
-        };
-        self.require_reach(caller, session, &write).await?;
+    ) -> Result<(LiveStatus, Timestamp), EngineError> {
+        self.authorise(caller, session, &Act::WorkOn(request))
+            .await?;
         let state = self.durable_state(session).await?;
         let Some(live) = state.requests.get(&request) else {
             let ended = self.inner().store.ended_request(request).await?;
@@ -336,7 +334,7 @@ impl Engine {
             let shown = fence;
             return Err(Rejection::StaleFence { shown, current }.into());
         }
-        let Some(lease) = live.lease.filter(|_| live.status != RequestStatus::Queued) else {
+        let Some(lease) = live.lease.filter(|_| live.status != LiveStatus::Queued) else {
             return Err(Rejection::NotLeased { request }.into());
         };
         if lease.worker != caller.principal {

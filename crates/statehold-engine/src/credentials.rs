@@ -10,12 +10,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use statehold_core::command::Command;
 use statehold_core::hold::HoldStatus;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_store::Commit;
+use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
 use crate::error::EngineError;
@@ -51,7 +53,8 @@ impl std::fmt::Debug for Credential {
 }
 
 /// Where a credential came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum CredentialSource {
     /// It came with the request.
     Caller,

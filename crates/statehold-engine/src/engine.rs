@@ -8,7 +8,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
@@ -395,8 +395,8 @@ impl Aftermath {
             .iter()
             .filter(|(live, _)| {
                 // Whoever pushes decisions hears of those that go to a worker that stayed, too.
-                live.status == RequestStatus::Queued
-                    || live.status == RequestStatus::Running && live.holds_opened > 0
+                live.status == LiveStatus::Queued
+                    || live.status == LiveStatus::Running && live.holds_opened > 0
             })
             .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
             .collect();

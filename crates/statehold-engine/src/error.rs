@@ -5,6 +5,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::scope::{MergeError, StateKey};
 use statehold_store::StoreError;
 
+use crate::api::hold::{DecisionView, HoldRef};
 use crate::caller::Role;
 use crate::schema::FieldError;
 
@@ -43,6 +44,20 @@ pub enum EngineError {
     /// The core refused.
     #[error(transparent)]
     Rejected(#[from] Rejection),
+    /// A decision that came after another, or after the deadline.
+    #[error("{rejection}")]
+    DecidedBefore {
+        /// Why the core refused it.
+        rejection: Rejection,
+        /// The decision that stands, as far as the caller may see it.
+        decision: Option<Box<DecisionView>>,
+    },
+    /// A request that had several holds is resumed without saying which.
+    #[error("the request has had several holds; say which one with `hold_id` or `digest`")]
+    SeveralHolds {
+        /// Those that the caller may see.
+        holds: Vec<HoldRef>,
+    },
     /// A session of this app and user has this name.
     #[error("the name is taken by session {session}; use it, or choose another name")]
     NameTaken {
@@ -67,6 +82,9 @@ pub enum EngineError {
         /// Why not.
         source: MergeError,
     },
+    /// A stored or sent value is not JSON.
+    #[error("a value is not JSON")]
+    NotJson,
     /// `temp:` values without a request to live with.
     #[error("{0}")]
     Temp(&'static str),
@@ -85,6 +103,39 @@ pub enum EngineError {
         path: &'static str,
         /// What it should be.
         what: String,
+    },
+    /// Input of the wrong shape.
+    #[error("{detail}")]
+    InvalidInput {
+        /// The field.
+        path: String,
+        /// What it should be.
+        detail: String,
+    },
+    /// An item whose fields do not fit its kind.
+    #[error("`{path}`: {what}")]
+    ItemMalformed {
+        /// The item.
+        path: String,
+        /// What it should be.
+        what: String,
+    },
+    /// A tool result names a call that is not open.
+    #[error("there is no open tool call with this `call_id` in the request")]
+    UnknownCall {
+        /// The name that was given, clipped.
+        call_id: String,
+    },
+    /// A worker appends nothing at all.
+    #[error("name at least one of `items`, `state` and `task_state`")]
+    NothingToAppend,
+    /// A text that is no state key, or one that cannot be written there.
+    #[error("{detail}")]
+    BadStateKey {
+        /// The key, clipped.
+        key: Option<String>,
+        /// What it should be.
+        detail: String,
     },
     /// Edited arguments that the tool does not take.
     #[error("the arguments do not fit the schema of the tool; see `errors`")]
@@ -126,6 +177,16 @@ pub enum EngineError {
     /// The store failed.
     #[error("the store failed")]
     Store(#[source] StoreError),
+}
+
+impl EngineError {
+    /// Input of the wrong shape at `path`.
+    pub(crate) fn invalid(path: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::InvalidInput {
+            path: path.into(),
+            detail: detail.into(),
+        }
+    }
 }
 
 impl From<StoreError> for EngineError {

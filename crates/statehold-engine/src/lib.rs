@@ -8,6 +8,7 @@
 mod access;
 mod addresses;
 mod answer;
+pub mod api;
 mod ask;
 mod audit;
 mod begun;
@@ -44,7 +45,7 @@ pub use addresses::{
     ADDRESS_BYTES_MAX, AddressChanges, Resumable, SigningSecret, require_address_right,
 };
 pub use answer::NewAnswer;
-pub use ask::{AskReply, NewAction, NewAsk};
+pub use ask::{NewAction, NewAsk};
 pub use audit::{AuditPage, Verification};
 pub use begun::Begun;
 pub use caller::{Caller, Role, Roles};
@@ -60,13 +61,13 @@ pub use holds::{
 };
 pub use idempotency::{IdempotencyKey, Turn};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
-pub use mailbox::{Call, Committed, Done, Reply};
+pub use mailbox::{Call, Committed, Done, Receipt, Reply};
 pub use own_work::{Ended, Progress};
 pub use payloads::Payloads;
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
-pub use read::{ItemPage, Page, RequestDetail, SessionFilter, TaskDetail};
+pub use read::{ItemPage, Page, RequestDetail, SessionFilter, StoredRequest, TaskDetail};
 pub use redact::{PathRule, Pattern};
 pub use schema::{FieldError, Schema};
 pub use sealed::OpenedArgs;

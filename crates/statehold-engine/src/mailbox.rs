@@ -11,6 +11,8 @@ mod deciding;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use statehold_core::command::{Command, Named, Outcome, Rejection};
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::SessionId;
@@ -20,13 +22,14 @@ use statehold_core::session::{Owner, SessionState};
 use statehold_store::{Answer, Commit, PendingCommit, StoreError};
 use tokio::sync::{Mutex, oneshot, watch};
 
+use crate::api::json::to_body;
 use crate::caller::Caller;
 use crate::credentials::{Credential, Pending as PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
 use crate::payloads::Payloads;
-use crate::rights;
+use crate::rights::{self, Act};
 
 /// How often a command is decided again because what it built on was refused.
 const RETRIES_MAX: usize = 64;
@@ -86,6 +89,39 @@ pub struct Done {
     pub body: Vec<u8>,
     /// Whether it was done before, by the same key.
     pub replayed: bool,
+}
+
+/// The receipt of a command that is durable: a view of what it did.
+#[derive(Debug, Clone)]
+pub struct Receipt<V> {
+    /// The view.
+    pub view: V,
+    /// The session.
+    pub session: SessionId,
+    /// The bytes of the view, as they are kept for repeats of the call.
+    pub body: Vec<u8>,
+    /// The revision that the command committed.
+    pub revision: u64,
+    /// Whether an earlier call with the same key did it.
+    pub replayed: bool,
+}
+
+impl<V: DeserializeOwned> Receipt<V> {
+    /// The receipt with the view that was `made` in the commit; a repeat reads it from the kept bytes.
+    /// These are erased with the session that they are about.
+    fn new(session: SessionId, done: Done, made: Option<V>) -> Result<Self, EngineError> {
+        let view = match made {
+            Some(view) if !done.replayed => view,
+            _ => serde_json::from_slice(&done.body).map_err(|_| EngineError::NotFound)?,
+        };
+        Ok(Self {
+            view,
+            session,
+            body: done.body,
+            revision: done.revision,
+            replayed: done.replayed,
+        })
+    }
 }
 
 /// The place where commands to one session are decided.
@@ -201,7 +237,7 @@ pub(crate) struct Submission<'a> {
     pub(crate) call: &'a Call,
     pub(crate) command: &'a Command,
     pub(crate) payloads: &'a Payloads,
-    pub(crate) reply: &'a Reply,
+    pub(crate) reply: &'a (dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync),
     /// What comes with it for the worker, and is kept nowhere but in memory.
     pub(crate) credential: Option<&'a Credential>,
     /// Whether the server itself sends it, beyond all rights.
@@ -230,59 +266,73 @@ pub(crate) struct InLine {
 }
 
 impl Engine {
-    /// Lets a caller go on who may send commands of this kind, whatever they are about. Whoever looks
-    /// something up for a command asks this first: a right that is missing is told before it.
+    /// For surfaces that still prepare commands themselves.
     ///
     /// # Errors
     ///
     /// If a role is missing.
     pub fn require_role(&self, caller: &Caller, command: &Command) -> Result<(), EngineError> {
-        rights::require_role(caller, command)
+        rights::require_command_role(caller, command)
     }
 
-    /// Lets a caller go on whose command could reach a session. Whoever looks at a session to prepare a
-    /// command asks this first, so that no refusal on the way tells that the session is there.
+    /// For surfaces that still prepare commands themselves.
     ///
     /// # Errors
     ///
-    /// If the caller lacks a right, or the session is out of reach, which is as if it were not there.
+    /// If the caller lacks a right, or the session is out of reach.
     pub async fn require_reach(
         &self,
         caller: &Caller,
         session: SessionId,
         command: &Command,
     ) -> Result<(), EngineError> {
-        rights::require_role(caller, command)?;
+        rights::require_command_role(caller, command)?;
+        self.authorise(caller, session, &Act::of(command)).await
+    }
+
+    /// Refuses a caller without the right for an act. Every use case asks this before it validates what
+    /// the caller sent: neither a missing right nor a mistake may tell that a session is there.
+    ///
+    /// # Errors
+    ///
+    /// If the caller lacks a role, or the session is out of reach, which is as if it were not there.
+    pub(crate) async fn authorise(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        act: &Act,
+    ) -> Result<(), EngineError> {
+        rights::require_role(caller, act)?;
         let mailbox = self.mailbox(session);
         let mut durable = mailbox.durable.subscribe();
         let mut slot = mailbox.head.lock().await;
         let head = mailbox.load(&mut slot, self.inner()).await?;
         let head = head.ok_or(EngineError::NotFound)?;
-        if is_missing(&head.state, &command.named()) {
-            // Whatever becomes of the commit that ended it, the store is asked after that.
+        if is_missing(&head.state, &act.named()) {
+            // The object ended in a commit that may be in flight: the store knows it once that is durable.
             settled(&mut durable, head.state.revision, head.failures).await;
         }
-        self.require_right(caller, &head.state, command).await
+        self.require_right(caller, &head.state, act).await
     }
 
-    /// The matrix of rights, with what it has to know of requests that have ended.
+    /// The matrix of rights, with the agents of requests that have ended.
     async fn require_right(
         &self,
         caller: &Caller,
         state: &SessionState,
-        command: &Command,
+        act: &Act,
     ) -> Result<(), EngineError> {
-        rights::require(caller, state, command)?;
+        rights::require(caller, state, act)?;
         if caller.agents.is_empty() {
             return Ok(());
         }
-        let Some(request) = rights::worked_on(caller, state, command) else {
+        let Some(request) = rights::worked_on(caller, state, act) else {
             return Ok(());
         };
         if state.requests.contains_key(&request) {
             return Ok(());
         }
-        // It has ended, and the state knows it no more: those who worked for its agent hear so.
+        // Workers of its agent may learn that the request has ended.
         let store = &self.inner().store;
         let ended = store.ended_request(request).await?;
         let ended = ended.ok_or(EngineError::NotFound)?;
@@ -297,6 +347,44 @@ impl Engine {
             Some(agent) if caller.works_for(&agent) => Ok(()),
             _ => Err(EngineError::NotFound),
         }
+    }
+
+    /// Commits a command and answers with a view of what it did. The view is serialised inside the
+    /// commit, so that it is kept in its transaction under the idempotency key of the call, and a repeat
+    /// gets the same bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, the core refuses, or the store fails. Nothing has changed then.
+    pub(crate) async fn commit<V: Serialize + DeserializeOwned>(
+        &self,
+        session: SessionId,
+        call: &Call,
+        (command, payloads): (&Command, &Payloads),
+        credential: Option<&Credential>,
+        view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
+    ) -> Result<Receipt<V>, EngineError>
+    where
+        V: Send,
+    {
+        let made = std::sync::Mutex::new(None);
+        let reply = |committed: &Committed<'_>| {
+            let view = view(committed);
+            let body = view.as_ref().map(to_body).unwrap_or_default();
+            *made.lock().unwrap_or_else(PoisonError::into_inner) = view;
+            body
+        };
+        let submission = Submission {
+            call,
+            command,
+            payloads,
+            reply: &reply,
+            credential,
+            is_system: false,
+        };
+        let done = self.submit_keyed(session, &submission).await?;
+        let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Receipt::new(session, done, made)
     }
 
     /// Sends a command to a session, and waits until what it did is durable.
@@ -316,7 +404,7 @@ impl Engine {
             call,
             command,
             payloads,
-            reply,
+            reply: &**reply,
             credential: None,
             is_system: false,
         };
@@ -342,7 +430,7 @@ impl Engine {
             call,
             command,
             payloads,
-            reply,
+            reply: &**reply,
             credential,
             is_system: false,
         };
@@ -357,12 +445,11 @@ impl Engine {
         command: &Command,
         payloads: &Payloads,
     ) -> Result<Done, EngineError> {
-        let reply: Reply = Arc::new(|_| Vec::new());
         let submission = Submission {
             call,
             command,
             payloads,
-            reply: &reply,
+            reply: &|_| Vec::new(),
             credential: None,
             is_system: true,
         };
@@ -375,7 +462,7 @@ impl Engine {
         submission: &Submission<'_>,
     ) -> Result<Done, EngineError> {
         if !submission.is_system {
-            rights::require_role(&submission.call.caller, submission.command)?;
+            rights::require_command_role(&submission.call.caller, submission.command)?;
         }
         let Some(key) = submission.call.key else {
             return Ok(self.submit_in_line(session, submission, None).await?.0);
@@ -656,7 +743,7 @@ impl Engine {
     async fn answer_again(
         &self,
         session: SessionId,
-        reply: &Reply,
+        reply: &(dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync),
         revision: u64,
     ) -> Result<Vec<u8>, EngineError> {
         let store = &self.inner().store;

@@ -1,5 +1,6 @@
 //! The payloads that go with a command. Records only name them, by keyed digest.
 
+use serde_json::value::RawValue;
 use statehold_core::digest::{BodyRef, PayloadKey};
 use statehold_core::record::Record;
 use statehold_store::StoredRecord;
@@ -41,6 +42,11 @@ impl Payloads {
         let name = BodyRef::of(&self.user, &payload);
         self.bodies.push((name, payload));
         name
+    }
+
+    /// Adds JSON of the user, as it came.
+    pub fn put_json(&mut self, json: &RawValue) -> BodyRef {
+        self.put(json.get().as_bytes().to_vec())
     }
 
     /// Adds an `app:` value, which belongs to the tenant.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::EndedRequest;
-use statehold_core::request::LiveRequest;
+use statehold_core::request::{LiveRequest, RequestStatus};
 use statehold_core::session::{SessionState, SessionStatus};
 use statehold_core::task::{Task, TaskStatus};
 use statehold_core::tenant::TenantEvent;
@@ -78,6 +78,70 @@ pub struct TaskDetail {
     pub revision: u64,
 }
 
+/// A request as the store has it.
+#[derive(Debug, Clone)]
+pub enum StoredRequest {
+    /// One that has not ended.
+    Live(Box<LiveRequest>),
+    /// One that has.
+    Ended(EndedRequest),
+}
+
+impl StoredRequest {
+    /// The id.
+    pub fn id(&self) -> RequestId {
+        match self {
+            Self::Live(live) => live.id,
+            Self::Ended(ended) => ended.id,
+        }
+    }
+
+    /// The n of its alias `Rn`.
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::Live(live) => live.number,
+            Self::Ended(ended) => ended.number,
+        }
+    }
+
+    /// The alias that people see.
+    pub fn alias(&self) -> String {
+        format!("R{}", self.number())
+    }
+
+    /// The request that started it.
+    pub fn parent(&self) -> Option<RequestId> {
+        match self {
+            Self::Live(live) => live.parent,
+            Self::Ended(ended) => ended.parent,
+        }
+    }
+
+    /// What it does, or how it ended.
+    pub fn status(&self) -> RequestStatus {
+        match self {
+            Self::Live(live) => live.status.into(),
+            Self::Ended(ended) => ended.outcome.into(),
+        }
+    }
+
+    /// The request while it is live.
+    pub fn live(&self) -> Option<&LiveRequest> {
+        match self {
+            Self::Live(live) => Some(live),
+            Self::Ended(_) => None,
+        }
+    }
+
+    /// The request once it has ended.
+    pub fn ended(&self) -> Option<&EndedRequest> {
+        match self {
+            Self::Live(_) => None,
+            Self::Ended(ended) => Some(ended),
+        }
+    }
+}
+
 /// A request, live or ended, with the records that hold its input and its output.
 #[derive(Debug, Clone)]
 pub struct RequestDetail {
@@ -85,10 +149,8 @@ pub struct RequestDetail {
     pub session: SessionSummary,
     /// The task it belongs to.
     pub task: Task,
-    /// The live request.
-    pub live: Option<LiveRequest>,
-    /// The ended request.
-    pub ended: Option<EndedRequest>,
+    /// The request itself.
+    pub request: StoredRequest,
     /// The record that started it.
     pub started: Option<StoredRecord>,
     /// The record that ended it.
@@ -428,9 +490,8 @@ impl Engine {
         caller: &Caller,
         detail: &RequestDetail,
     ) -> Result<bool, EngineError> {
-        let live = detail.live.as_ref().and_then(|live| live.parent);
-        let ended = detail.ended.as_ref().and_then(|ended| ended.parent);
-        let Some(parent) = live.or(ended).filter(|_| caller.has(Role::Worker)) else {
+        let parent = detail.request.parent();
+        let Some(parent) = parent.filter(|_| caller.has(Role::Worker)) else {
             return Ok(false);
         };
         let lineage = self.inner().store.lineages(vec![parent]).await?;
@@ -446,16 +507,17 @@ impl Engine {
     ) -> Result<RequestDetail, EngineError> {
         let store = &self.inner().store;
         let state = self.durable_state(session.id).await?;
-        let live = state.requests.get(&id).cloned();
-        let ended = match &live {
-            Some(_) => None,
-            None => store.ended_request(id).await?,
+        let request = if let Some(live) = state.requests.get(&id) {
+            StoredRequest::Live(Box::new(live.clone()))
+        } else {
+            let ended = store.ended_request(id).await?;
+            StoredRequest::Ended(ended.ok_or(EngineError::NotFound)?)
         };
-        let (task, started_by, ended_by) = match (&live, &ended) {
-            (Some(live), _) => (live.task, live.started_by, None),
-            (None, Some(ended)) => (ended.task, ended.started_by, Some(ended.ended_by)),
-            (None, None) => return Err(EngineError::NotFound),
+        let (task, started_by, ended_by) = match &request {
+            StoredRequest::Live(live) => (live.task, live.started_by, None),
+            StoredRequest::Ended(ended) => (ended.task, ended.started_by, Some(ended.ended_by)),
         };
+        let live = request.live();
         let (task, _) = self.find_task(&state, task).await?;
         let started = self.record(session.id, started_by).await?;
         let finished = match ended_by {
@@ -464,11 +526,11 @@ impl Engine {
             None => None,
         };
         let mut holds = Vec::new();
-        if live.as_ref().is_none_or(|live| live.holds_opened > 0) {
+        if live.is_none_or(|live| live.holds_opened > 0) {
             let rows = store.held_by(vec![id]).await?;
             holds = self.hold_details(caller, rows).await?;
             // A worker that kept its lease is never handed the decision by a claim: it reads it.
-            let lease = live.as_ref().and_then(|live| live.lease);
+            let lease = live.and_then(|live| live.lease);
             // One person may come with several keys: this one must be for work.
             let is_worker = caller.works_for(&task.agent);
             if is_worker && lease.is_some_and(|lease| lease.worker == caller.principal) {
@@ -481,8 +543,7 @@ impl Engine {
         Ok(RequestDetail {
             session,
             task,
-            live,
-            ended,
+            request,
             started,
             finished,
             holds,

@@ -1,74 +1,116 @@
-//! The matrix of rights: who may send which command to which session. Pure, in one place.
+//! The matrix of rights: who may do which act in which session. Pure, in one place.
 //!
 //! A right that the caller lacks whatever the object is `Forbidden`; an object that is out of reach is
 //! `NotFound`, exactly as if it were not there.
 
-use statehold_core::command::{Command, StatePatch};
+use statehold_core::command::{Command, Named, StatePatch};
 use statehold_core::hold::DecideBy;
-use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::ids::{HoldId, RequestId, TaskId};
+use statehold_core::name::Name;
 use statehold_core::scope::Scope;
 use statehold_core::session::SessionState;
 
 use crate::caller::{Caller, Role};
 use crate::error::EngineError;
 
-/// Lets a command through, or says why not.
-pub(crate) fn require(
-    caller: &Caller,
-    state: &SessionState,
-    command: &Command,
-) -> Result<(), EngineError> {
-    require_role(caller, command)?;
-    require_reach(caller, state, command)?;
-    if may(caller, state, command) {
+/// An act that needs a right, with the objects that the right depends on. Every command is one; a use
+/// case asks about its act before it looks at anything else that the caller sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Create a session.
+    CreateSession,
+    /// Change, close or delete a session, close a task, write state as a client.
+    ManageSession,
+    /// Start a request at the root and leave it to a worker.
+    Start,
+    /// Start a request at the root and lease it at once, for this agent; for any if it is not known yet.
+    StartLeased(Option<Name>),
+    /// Start a request below another, under its fence; with a lease for this agent.
+    StartBelow(RequestId, Option<Name>),
+    /// Claim a request, or write for it under its fence.
+    WorkOn(RequestId),
+    /// Cancel a request.
+    CancelRequest(RequestId),
+    /// Cancel a task.
+    CancelTask(TaskId),
+    /// Decide a hold.
+    Decide(HoldId),
+    /// Fork or rewind a session.
+    ChangeHistory,
+    /// Settle a deadline. Only the server itself does.
+    Settle,
+}
+
+impl Act {
+    /// The act of a command.
+    pub(crate) fn of(command: &Command) -> Self {
+        match command {
+            Command::CreateSession { .. } => Self::CreateSession,
+            Command::PatchSession { .. }
+            | Command::CloseSession { .. }
+            | Command::DeleteSession
+            | Command::CloseTask { .. }
+            | Command::PutState { by: None, .. } => Self::ManageSession,
+            Command::StartRequest(start) => {
+                let leased = start.lease_ttl_ms.map(|_| start.agent.clone());
+                match (start.parent, leased) {
+                    (Some(parent), leased) => Self::StartBelow(parent.request, leased),
+                    (None, None) => Self::Start,
+                    (None, leased) => Self::StartLeased(leased),
+                }
+            }
+            Command::ClaimRequest { request, .. } => Self::WorkOn(*request),
+            Command::ReleaseLease { by }
+            | Command::AppendItems { by, .. }
+            | Command::CompleteRequest { by, .. }
+            | Command::OpenHold { by, .. }
+            | Command::FailRequest { by, .. }
+            | Command::PutState { by: Some(by), .. } => Self::WorkOn(by.request),
+            Command::CancelRequest { request } => Self::CancelRequest(*request),
+            Command::CancelTask { task } => Self::CancelTask(*task),
+            Command::DecideHold { hold, .. } => Self::Decide(*hold),
+            Command::Fork { .. } | Command::Rewind { .. } => Self::ChangeHistory,
+            Command::LapseLease { .. } | Command::ExpireHold { .. } | Command::ExpireSession => {
+                Self::Settle
+            }
+        }
+    }
+
+    /// The objects that the act names.
+    pub(crate) fn named(&self) -> Named {
+        let mut named = Named::default();
+        match self {
+            Self::StartBelow(request, _) | Self::WorkOn(request) | Self::CancelRequest(request) => {
+                named.request = Some(*request);
+            }
+            Self::CancelTask(task) => named.task = Some(*task),
+            Self::Decide(hold) => named.hold = Some(*hold),
+            Self::CreateSession
+            | Self::ManageSession
+            | Self::Start
+            | Self::StartLeased(_)
+            | Self::ChangeHistory
+            | Self::Settle => {}
+        }
+        named
+    }
+}
+
+/// Refuses a caller without the right for an act in this session.
+pub(crate) fn require(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
+    require_role(caller, act)?;
+    require_reach(caller, state, act)?;
+    if may(caller, state, act) {
         Ok(())
     } else {
         Err(EngineError::NotFound)
     }
 }
 
-/// What the caller must hold whatever the session is: one of some roles, and more for `app:` keys.
-pub(crate) fn require_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
-    let any_of: &[Role] = match command {
-        Command::PatchSession { .. }
-        | Command::CloseSession { .. }
-        | Command::DeleteSession
-        | Command::CloseTask { .. }
-        | Command::PutState { by: None, .. } => &[Role::Client, Role::Admin],
-        Command::CancelRequest { .. } | Command::CancelTask { .. } => {
-            &[Role::Client, Role::Worker, Role::Operator, Role::Admin]
-        }
-        Command::StartRequest(start) if start.parent.is_none() && start.lease_ttl_ms.is_none() => {
-            &[Role::Client]
-        }
-        Command::CreateSession { .. } => &[Role::Client],
-        Command::StartRequest(_)
-        | Command::ClaimRequest { .. }
-        | Command::ReleaseLease { .. }
-        | Command::AppendItems { .. }
-        | Command::CompleteRequest { .. }
-        | Command::OpenHold { .. }
-        | Command::FailRequest { .. }
-        | Command::PutState { by: Some(_), .. } => &[Role::Worker],
-        // A policy may name a role that only it knows.
-        Command::DecideHold { .. } if caller.roles.has_own() => return Ok(()),
-        Command::DecideHold { .. } => &[Role::Approver, Role::Client],
-        Command::Fork { .. } | Command::Rewind { .. } => &[Role::Operator, Role::Admin],
-        // Only timers send these, as the server itself.
-        Command::LapseLease { .. } | Command::ExpireHold { .. } | Command::ExpireSession => {
-            return Err(EngineError::NotFound);
-        }
-    };
-    if !any_of.iter().any(|role| caller.has(*role)) {
-        return Err(EngineError::Forbidden { needs: any_of[0] });
-    }
-    if let Command::StartRequest(start) = command
-        && start.lease_ttl_ms.is_some()
-        && !caller.works_for(&start.agent)
-    {
-        let agent = start.agent.to_string();
-        return Err(EngineError::WrongAgent { agent });
-    }
+/// Refuses a caller without a role that the command needs in any session. Writes of `app:` keys need
+/// one more.
+pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
+    require_role(caller, &Act::of(command))?;
     match command {
         Command::CreateSession { state: patch, .. }
         | Command::AppendItems { state: patch, .. }
@@ -79,10 +121,39 @@ pub(crate) fn require_role(caller: &Caller, command: &Command) -> Result<(), Eng
     }
 }
 
-/// Whether the session is in reach for this command.
-fn may(caller: &Caller, state: &SessionState, command: &Command) -> bool {
+/// Refuses a caller without a role that the act needs in any session.
+pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError> {
+    let any_of: &[Role] = match act {
+        Act::ManageSession => &[Role::Client, Role::Admin],
+        Act::CancelRequest(_) | Act::CancelTask(_) => {
+            &[Role::Client, Role::Worker, Role::Operator, Role::Admin]
+        }
+        Act::CreateSession | Act::Start => &[Role::Client],
+        Act::StartLeased(_) | Act::StartBelow(..) | Act::WorkOn(_) => &[Role::Worker],
+        // A policy may name a role that only it knows.
+        Act::Decide(_) if caller.roles.has_own() => return Ok(()),
+        Act::Decide(_) => &[Role::Approver, Role::Client],
+        Act::ChangeHistory => &[Role::Operator, Role::Admin],
+        Act::Settle => return Err(EngineError::NotFound),
+    };
+    if !any_of.iter().any(|role| caller.has(*role)) {
+        return Err(EngineError::Forbidden { needs: any_of[0] });
+    }
+    match act {
+        Act::StartLeased(Some(agent)) | Act::StartBelow(_, Some(agent))
+            if !caller.works_for(agent) =>
+        {
+            let agent = agent.to_string();
+            Err(EngineError::WrongAgent { agent })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the session is in reach for this act.
+fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
     let Some(owner) = &state.owner else {
-        return matches!(command, Command::CreateSession { .. });
+        return *act == Act::CreateSession;
     };
     let owns = caller.acts_for(owner.user);
     // A worker that is bound to a user works in that user's sessions only.
@@ -93,73 +164,44 @@ fn may(caller: &Caller, state: &SessionState, command: &Command) -> bool {
         let works = task.is_none_or(|task| caller.works_for(&task.agent));
         is_near && works && caller.has(Role::Worker)
     };
-    match command {
-        Command::CreateSession { .. } => owns,
-        Command::PatchSession { .. }
-        | Command::CloseSession { .. }
-        | Command::DeleteSession
-        | Command::CloseTask { .. }
-        | Command::PutState { by: None, .. } => owns || caller.has(Role::Admin),
-        Command::CancelRequest { request } => owns || caller.reads_all() || works_on(*request),
-        Command::CancelTask { task } => {
+    match act {
+        Act::CreateSession | Act::Start => owns,
+        Act::ManageSession => owns || caller.has(Role::Admin),
+        Act::StartLeased(_) => is_near,
+        Act::StartBelow(request, _) | Act::WorkOn(request) => works_on(*request),
+        Act::CancelRequest(request) => owns || caller.reads_all() || works_on(*request),
+        Act::CancelTask(task) => {
             owns || caller.reads_all() || is_near && works_for_task(caller, state, *task)
         }
-        Command::StartRequest(start) => match start.parent {
-            Some(parent) => works_on(parent.request),
-            None if start.lease_ttl_ms.is_some() => is_near,
-            None => owns,
-        },
-        Command::ClaimRequest { request, .. } => works_on(*request),
-        Command::ReleaseLease { by }
-        | Command::AppendItems { by, .. }
-        | Command::CompleteRequest { by, .. }
-        | Command::OpenHold { by, .. }
-        | Command::FailRequest { by, .. }
-        | Command::PutState { by: Some(by), .. } => works_on(by.request),
-        Command::DecideHold { hold, .. } => {
+        Act::Decide(hold) => {
             let policy = state.holds.get(hold).map(|hold| &hold.decide_by);
             let by_role = matches!(policy, Some(DecideBy::Role(role))
                 if caller.roles.names().contains(role));
             owns || by_role || caller.has(Role::Approver)
         }
-        Command::Fork { .. } | Command::Rewind { .. } => true,
-        Command::LapseLease { .. } | Command::ExpireHold { .. } | Command::ExpireSession => false,
+        Act::ChangeHistory => true,
+        Act::Settle => false,
     }
 }
 
-/// The request that lets a worker send a command, unless something else lets it.
-pub(crate) fn worked_on(
-    caller: &Caller,
-    state: &SessionState,
-    command: &Command,
-) -> Option<RequestId> {
+/// The request whose agent a worker must work for, unless something else gives the right.
+pub(crate) fn worked_on(caller: &Caller, state: &SessionState, act: &Act) -> Option<RequestId> {
     let owns = |user| caller.acts_for(user) || caller.reads_all();
-    match command {
-        Command::CancelRequest { request } => {
+    match act {
+        Act::CancelRequest(request) => {
             let owner = state.owner.as_ref();
             (!owner.is_some_and(|owner| owns(owner.user))).then_some(*request)
         }
-        Command::StartRequest(start) => start.parent.map(|parent| parent.request),
-        Command::ClaimRequest { request, .. } => Some(*request),
-        Command::ReleaseLease { by }
-        | Command::AppendItems { by, .. }
-        | Command::CompleteRequest { by, .. }
-        | Command::OpenHold { by, .. }
-        | Command::FailRequest { by, .. } => Some(by.request),
-        Command::PutState { by, .. } => by.map(|by| by.request),
+        Act::StartBelow(request, _) | Act::WorkOn(request) => Some(*request),
         _ => None,
     }
 }
 
 /// Sessions of another tenant, and deleted ones, are not there.
-fn require_reach(
-    caller: &Caller,
-    state: &SessionState,
-    command: &Command,
-) -> Result<(), EngineError> {
+fn require_reach(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
     match &state.owner {
         Some(owner) if owner.tenant == caller.tenant => Ok(()),
-        None if matches!(command, Command::CreateSession { .. }) => Ok(()),
+        None if *act == Act::CreateSession => Ok(()),
         Some(_) | None => Err(EngineError::NotFound),
     }
 }

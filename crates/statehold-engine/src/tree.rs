@@ -55,8 +55,8 @@ pub struct TreeRequest {
     pub id: RequestId,
     /// The n of its alias.
     pub number: u64,
-    /// The word for what it does, or how it ended.
-    pub status: &'static str,
+    /// What it does, or how it ended.
+    pub status: RequestStatus,
     /// Its holds.
     pub holds: Vec<TreeHold>,
     /// Tasks that it used.
@@ -356,7 +356,7 @@ impl Builder<'_> {
             .map(|(id, seen)| TreeRequest {
                 id: *id,
                 number: seen.number,
-                status: status_name(self.state, *id, seen.outcome),
+                status: status_of(self.state, *id, seen.outcome),
                 holds: seen.holds.clone(),
                 tasks: self.tasks_under(Some(*id)),
             })
@@ -364,18 +364,14 @@ impl Builder<'_> {
     }
 }
 
-fn status_name(
+fn status_of(
     state: &SessionState,
     id: RequestId,
     outcome: Option<RequestOutcome>,
-) -> &'static str {
-    match (state.requests.get(&id).map(|live| live.status), outcome) {
-        (Some(RequestStatus::Queued), _) => "queued",
-        (Some(RequestStatus::Running), _) => "running",
-        (Some(RequestStatus::Held), _) => "held",
-        (Some(RequestStatus::Waiting), _) => "waiting",
-        (None, Some(RequestOutcome::Failed)) => "failed",
-        (None, Some(RequestOutcome::Cancelled)) => "cancelled",
-        (None, Some(RequestOutcome::Completed) | None) => "completed",
+) -> RequestStatus {
+    match (state.requests.get(&id), outcome) {
+        (Some(live), _) => live.status.into(),
+        (None, Some(outcome)) => outcome.into(),
+        (None, None) => RequestStatus::Completed,
     }
 }

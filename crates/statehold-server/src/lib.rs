@@ -1,39 +1,34 @@
 //! What is spoken: HTTP, the native API, feeds. Turns wire types into engine commands and results into
 //! wire types, and never touches a store.
 
-pub mod accept;
-mod app;
-pub mod json;
-mod metrics;
+mod http;
+mod native;
 mod openai;
 mod openapi;
-pub mod problem;
 mod reload;
-mod rest;
-pub mod seal;
-mod wire;
 
 use std::sync::LazyLock;
 
+use ::http::HeaderValue;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use http::HeaderValue;
 use statehold_engine::Engine;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub use app::ServerOptions;
-pub use metrics::Metrics;
+pub use crate::http::call::ServerOptions;
+pub use crate::http::metrics::Metrics;
+pub use crate::http::{accept, json, problem, seal};
 pub use reload::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
-pub use wire::pushed::pushed_body;
+pub use statehold_engine::api::work::pushed_body;
 
-use app::App;
-use problem::{Code, Problem};
-use seal::Sealer;
+use crate::http::call::App;
+use crate::http::problem::{Code, Problem};
+use crate::http::seal::Sealer;
 
 /// The API as an axum router.
 pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: Metrics) -> Router {
@@ -42,7 +37,10 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
     let (mut router, _) = routes().split_for_parts();
     if has_clock {
         // Not in the document of the API: no server that others rely on has it.
-        router = router.route(rest::dev::CLOCK_PATH, axum::routing::post(rest::dev::clock));
+        router = router.route(
+            native::dev::CLOCK_PATH,
+            axum::routing::post(native::dev::clock),
+        );
     }
     for (path, alias) in openapi::CHAT_ALIASES {
         let method = match *path {
@@ -74,49 +72,45 @@ pub fn openapi_json() -> &'static str {
 }
 
 fn routes() -> OpenApiRouter<App> {
-    use rest::{
-        agents, audit, declared, events, holds, keys, operations, requests, sessions, state, tasks,
+    use native::{
+        agent, audit, feed, hold, key, operations, request, resume_address, session, state, task,
     };
     OpenApiRouter::with_openapi(openapi::Document::openapi())
-        .routes(routes!(sessions::create, sessions::list))
-        .routes(routes!(sessions::read, sessions::patch, sessions::delete))
-        .routes(routes!(sessions::close))
-        .routes(routes!(sessions::messages))
-        .routes(routes!(sessions::tree))
-        .routes(routes!(sessions::records))
-        .routes(routes!(events::session))
-        .routes(routes!(events::global))
-        .routes(routes!(events::holds))
-        .routes(routes!(requests::start))
-        .routes(routes!(requests::read))
-        .routes(routes!(requests::append))
-        .routes(routes!(requests::complete))
-        .routes(routes!(requests::fail))
-        .routes(routes!(requests::cancel))
-        .routes(routes!(requests::heartbeat))
-        .routes(routes!(requests::release))
-        .routes(routes!(requests::claim))
-        .routes(routes!(tasks::read))
-        .routes(routes!(tasks::close))
-        .routes(routes!(tasks::cancel))
-        .routes(routes!(holds::open::open))
-        .routes(routes!(holds::list))
-        .routes(routes!(holds::counts))
-        .routes(routes!(holds::read))
-        .routes(routes!(holds::decide::decide))
-        .routes(routes!(holds::decide::resume))
+        .routes(routes!(session::create, session::list))
+        .routes(routes!(session::read, session::patch, session::delete))
+        .routes(routes!(session::close))
+        .routes(routes!(session::messages))
+        .routes(routes!(session::tree))
+        .routes(routes!(session::records))
+        .routes(routes!(feed::session))
+        .routes(routes!(feed::global))
+        .routes(routes!(feed::holds))
+        .merge(request::routes())
+        .routes(routes!(task::read))
+        .routes(routes!(task::close))
+        .routes(routes!(task::cancel))
+        .routes(routes!(hold::decide::open))
+        .routes(routes!(hold::list))
+        .routes(routes!(hold::counts))
+        .routes(routes!(hold::read))
+        .routes(routes!(hold::decide::decide))
+        .routes(routes!(hold::decide::resume))
         .routes(routes!(state::read, state::patch))
         .routes(routes!(state::read_app, state::patch_app))
         .routes(routes!(state::read_user, state::patch_user))
-        .routes(routes!(declared::list))
-        .routes(routes!(declared::show))
-        .routes(routes!(declared::reload))
-        .routes(routes!(agents::set, agents::read, agents::remove))
+        .routes(routes!(agent::list))
+        .routes(routes!(agent::show))
+        .routes(routes!(agent::reload))
+        .routes(routes!(
+            resume_address::set,
+            resume_address::read,
+            resume_address::remove
+        ))
         .routes(routes!(openai::chat))
         .routes(routes!(openai::models::list))
         .routes(routes!(openai::models::read))
-        .routes(routes!(keys::create, keys::list))
-        .routes(routes!(keys::revoke))
+        .routes(routes!(key::create, key::list))
+        .routes(routes!(key::revoke))
         .routes(routes!(audit::records))
         .routes(routes!(audit::verify))
         .routes(routes!(operations::health))

@@ -44,8 +44,8 @@ use self::stateless::{ScratchSession, Stateless, needs_session, not_user};
 use self::stream::{Pauses, Writer};
 use self::told::Receipt;
 use self::turn::{Earlier, Message, Place};
-use crate::app::{App, Asked, Carried, Payload, text};
-use crate::problem::{Code, Problem};
+use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
+use crate::http::problem::{Code, Problem};
 
 /// How long a call may wait for a decision: a day.
 const WAIT_SECONDS_MAX: u64 = 86_400;
@@ -75,7 +75,7 @@ pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Res
 
 /// A chat call as it came.
 struct ChatCall {
-    asked: Asked,
+    asked: CallContext,
     credential: Option<Credential>,
     chat: ChatIn,
     body: Bytes,
@@ -108,13 +108,14 @@ impl ChatCall {
         let user = text(&parts.headers, "x-statehold-user")?.map(str::to_owned);
         // The developer is no backend that acts for others, but may say whose session it is.
         parts.headers.remove("x-statehold-user");
-        let mut asked = Asked::from_request_parts(&mut parts, app).await?;
+        let mut asked = CallContext::from_request_parts(&mut parts, app).await?;
         let key_of = asked.caller.principal;
         let is_local = key_of == Principal::Local;
         if let Some(user) = user.as_deref().filter(|_| !is_local) {
             asked.caller = app.engine.act_for(&asked.caller, user).await?;
         }
-        let Carried(credential) = Carried::from_request_parts(&mut parts, app).await?;
+        let CallerCredential(credential) =
+            CallerCredential::from_request_parts(&mut parts, app).await?;
         let headers = parts.headers.clone();
         let payload = Payload::<ChatIn>::from_request(Request::from_parts(parts, body), app);
         let Payload { value: chat, bytes } = payload.await?;

@@ -9,13 +9,16 @@ use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 
+use crate::http::problem::{Code, Problem};
+use crate::native::session::{MessagePage, TracePage};
 use crate::openai::errors::ErrorOut;
-use crate::problem::{Code, Problem};
-use crate::rest::sessions::{MessagePage, TracePage};
-use crate::wire::schema::{
-    HoldIdText, HoldOrderWord, HoldStatusFilter, KeyIdText, NameText, RequestIdText, SessionIdText,
-    TaskIdText, UntilWord, ViewWord,
-};
+use statehold_core::ids::HoldId;
+use statehold_core::ids::KeyId;
+use statehold_core::ids::RequestId;
+use statehold_core::ids::SessionId;
+use statehold_core::ids::TaskId;
+use statehold_core::name::Name;
+use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord};
 
 /// The paths of OpenAI's API that are served under `/v1` too, for clients that are given that address.
 pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
@@ -46,7 +49,7 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
     ),
     security(("bearer" = []), ("api_key" = []), ()),
     components(schemas(
-        Problem, ErrorOut, SessionIdText, TaskIdText, RequestIdText, HoldIdText, KeyIdText, NameText,
+        Problem, ErrorOut, SessionId, TaskId, RequestId, HoldId, KeyId, Name,
         HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
     )),
     modifiers(&Credentials)

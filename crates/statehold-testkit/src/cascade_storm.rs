@@ -15,7 +15,7 @@ use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::mutant::{self, Mutant};
 use statehold_core::principal::{Actor, Principal};
 use statehold_core::record::{Event, Record};
-use statehold_core::request::{LiveRequest, RequestOutcome, RequestStatus};
+use statehold_core::request::{LiveRequest, LiveStatus, RequestOutcome};
 use statehold_core::session::SessionState;
 use uuid::Uuid;
 
@@ -242,7 +242,7 @@ impl Storm {
     }
 
     fn is_held_by_worker(live: &LiveRequest) -> bool {
-        live.lease.is_some() && live.status != RequestStatus::Queued
+        live.lease.is_some() && live.status != LiveStatus::Queued
     }
 
     fn spawn(&mut self) -> Result<(), String> {
@@ -401,7 +401,7 @@ impl Storm {
 
     fn complete(&mut self) -> Result<(), String> {
         let is_done = |live: &LiveRequest| {
-            live.status == RequestStatus::Running && live.depth > 0 && live.calls.is_empty()
+            live.status == LiveStatus::Running && live.depth > 0 && live.calls.is_empty()
         };
         let Some(live) = self.pick(is_done) else {
             return Ok(());
@@ -465,7 +465,7 @@ impl Storm {
     }
 
     fn claim(&mut self) -> Result<(), String> {
-        let Some(live) = self.pick(|live| live.status == RequestStatus::Queued) else {
+        let Some(live) = self.pick(|live| live.status == LiveStatus::Queued) else {
             return Ok(());
         };
         let command = Command::ClaimRequest {
@@ -479,7 +479,7 @@ impl Storm {
         let now = fixtures::context(fixtures::client(), self.seconds, 0).now;
         let now = now.max(self.state.last_at);
         let is_lost = |live: &LiveRequest| {
-            live.status == RequestStatus::Running && !live.has_live_lease(now, None)
+            live.status == LiveStatus::Running && !live.has_live_lease(now, None)
         };
         let Some(live) = self.pick(is_lost) else {
             return Ok(());

@@ -21,7 +21,7 @@ use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, Role, Visibility};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
-use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
+use statehold_core::request::{CallState, Lease, LiveStatus, RequestOutcome};
 use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, SessionStatus, TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
@@ -226,7 +226,7 @@ impl World {
             let request = self.holds[hold].request;
             if self.holds[hold].decided.is_some()
                 && self.is_live(request)
-                && self.request_status(request) == RequestStatus::Running
+                && self.request_status(request) == LiveStatus::Running
             {
                 self.holds[hold].handed_over = true;
             }
@@ -269,15 +269,15 @@ impl World {
     }
 
     /// The status of a live request.
-    pub fn request_status(&self, request: usize) -> RequestStatus {
+    pub fn request_status(&self, request: usize) -> LiveStatus {
         if !self.open_holds(request).is_empty() {
-            RequestStatus::Held
+            LiveStatus::Held
         } else if !self.live_children(request).is_empty() {
-            RequestStatus::Waiting
+            LiveStatus::Waiting
         } else if self.requests[request].attended {
-            RequestStatus::Running
+            LiveStatus::Running
         } else {
-            RequestStatus::Queued
+            LiveStatus::Queued
         }
     }
 

@@ -1,13 +1,11 @@
 //! Asking a person outside of tool calls. The n-th time that a run asks is the n-th hold that was opened
 //! for its request, so nobody is asked twice.
 
-use std::sync::Arc;
-
 use statehold_core::command::Rejection;
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
 use statehold_engine::kept::{DecisionBody, Raw, parse};
-use statehold_engine::{AskReply, EngineError, HoldDetail, NewAsk};
+use statehold_engine::{EngineError, HoldDetail, NewAsk};
 
 use super::child::step_mismatch;
 use super::journal::StepKind;
@@ -51,18 +49,10 @@ impl Run {
         }
         self.reach(StepKind::Hold, Moment::Before);
         let payloads = self.payloads().await?;
-        let reply: AskReply = Arc::new(|_, _, _| Vec::new());
         let (session, call) = (self.place.session, self.call());
         let opened = self
             .engine
-            .open_hold(
-                session,
-                &call,
-                self.fenced(),
-                ask,
-                (Vec::new(), payloads),
-                reply,
-            )
+            .open_hold(session, &call, self.fenced(), ask, (Vec::new(), payloads))
             .await;
         opened.map_err(cannot_ask)?;
         self.reach(StepKind::Hold, Moment::After);

@@ -53,7 +53,7 @@ pub(crate) struct Place {
 impl Place {
     /// Where what was claimed is. None if it has ended in between.
     pub(super) fn of(claimed: &ClaimedRequest) -> Option<Self> {
-        let live = claimed.detail.live.as_ref()?;
+        let live = claimed.detail.request.live()?;
         Some(Self {
             session: claimed.detail.session.id,
             task: live.task,
@@ -156,7 +156,7 @@ impl Run {
         let (engine, caller) = (runner.engine.clone(), runner.caller.clone());
         let place = Place::of(&claimed).ok_or(TurnError::Gone)?;
         let detail = claimed.detail;
-        let live = detail.live.as_ref().ok_or(TurnError::Gone)?;
+        let live = detail.request.live().ok_or(TurnError::Gone)?;
         let started = detail.started.as_ref();
         let input = started.and_then(|stored| Words::of_record(stored, live.id, Role::User));
         let input = input.ok_or_else(|| {
@@ -171,11 +171,9 @@ impl Run {
         let mut children: Vec<_> = claimed
             .children
             .iter()
-            .filter_map(|child| {
-                let live = child.live.as_ref().map(|live| (live.number, live.id));
-                let ended = child.ended.as_ref().map(|ended| (ended.number, ended.id));
-                let (number, id) = live.or(ended)?;
-                Some((number, id, child.task.agent.clone()))
+            .map(|child| {
+                let request = &child.request;
+                (request.number(), request.id(), child.task.agent.clone())
             })
             .collect();
         children.sort_unstable_by_key(|(number, ..)| *number);

@@ -388,7 +388,7 @@ impl Run {
             .engine
             .request(&self.caller, self.place.request)
             .await?;
-        let live = detail.live.ok_or(TurnError::Gone)?;
+        let live = detail.request.live().ok_or(TurnError::Gone)?.clone();
         Ok(Look {
             holds: detail.holds,
             holds_opened: live.holds_opened,

@@ -9,7 +9,7 @@ use http::Method;
 use serde_json::{Value, json};
 use statehold_core::digest::Digest;
 use statehold_core::item::ItemKind;
-use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_engine::policy::Policies;
 
 use crate::rig::{Outcome, Rig, book};
@@ -155,9 +155,9 @@ async fn turns_of_one_session_that_wait_in_line_leave_room_for_those_of_others()
     }
     // All of them are begun, and none but the first is under way.
     for request in &waiting {
-        let is_begun = |live: &LiveRequest| live.status == RequestStatus::Running;
+        let is_begun = |live: &LiveRequest| live.status == LiveStatus::Running;
         rig.until(*request, |detail| {
-            detail.live.as_ref().is_some_and(is_begun)
+            detail.request.live().is_some_and(is_begun)
         })
         .await;
     }

@@ -172,8 +172,8 @@ fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
 async fn person(rig: &Rig, request: RequestId) {
     let asked = rig
         .until(request, |detail| {
-            let live = detail.live.as_ref();
-            detail.ended.is_some() || live.is_some_and(|live| !live.holds.is_empty())
+            let live = detail.request.live();
+            detail.request.ended().is_some() || live.is_some_and(|live| !live.holds.is_empty())
         })
         .await;
     for hold in asked.holds.iter().filter(|hold| hold.closed.is_none()) {

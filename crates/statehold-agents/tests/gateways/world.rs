@@ -13,7 +13,7 @@ use statehold_core::item::ItemKind;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::kept::{ItemBody, parse};
-use statehold_engine::{HoldDetail, NewAnswer, Reply, RequestDetail};
+use statehold_engine::{HoldDetail, NewAnswer, RequestDetail};
 
 use crate::rig::{Rig, agent, error, name};
 use crate::server::Server;
@@ -68,7 +68,7 @@ impl Rig {
     pub(crate) async fn failing_turn(&self, session: SessionId, agent: &str, text: &str) -> Value {
         let request = self.ask(session, agent, text).await;
         let ended = self.ended(request).await;
-        let outcome = ended.ended.as_ref().map(|ended| ended.outcome);
+        let outcome = ended.request.ended().map(|ended| ended.outcome);
         assert_eq!(outcome, Some(RequestOutcome::Failed));
         error(&ended)
     }
@@ -104,10 +104,9 @@ impl Rig {
             comment: None,
             reason: None,
         };
-        let reply: Reply = Arc::new(|_| Vec::new());
         let decided = self
             .engine
-            .decide_hold(&self.call(), None, hold, answer, &reply)
+            .decide_hold(&self.call(), None, hold, answer)
             .await;
         decided.expect("a decision");
     }
@@ -150,7 +149,7 @@ impl Rig {
     /// Waits until people are asked, and nobody stays to wait with them.
     pub(crate) async fn paused(&self, request: RequestId) -> RequestDetail {
         self.until(request, |detail| {
-            let live = detail.live.as_ref().expect("it waits");
+            let live = detail.request.live().expect("it waits");
             live.lease.is_none() && !live.holds.is_empty()
         })
         .await
@@ -174,7 +173,7 @@ pub(crate) fn said(ended: &RequestDetail) -> ItemBody {
 
 /// What a request was answered. Anything else than an answer fails the test.
 pub(crate) fn answer_of(ended: &RequestDetail) -> String {
-    let outcome = ended.ended.as_ref().map(|ended| ended.outcome);
+    let outcome = ended.request.ended().map(|ended| ended.outcome);
     let is_failed = outcome == Some(RequestOutcome::Failed);
     assert!(!is_failed, "it failed: {}", error(ended));
     assert_eq!(outcome, Some(RequestOutcome::Completed));

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use statehold_agents::runner::{Moment, StepKind};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_engine::kept::{HoldBody, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
-use statehold_engine::{HoldDetail, NewAnswer, PathRule, Reply};
+use statehold_engine::{HoldDetail, NewAnswer, PathRule};
 
 use crate::llm::{AtWork, Declared, assistant_book, completed, prompt_leads};
 use crate::rig::{Outcome, Rig, name};
@@ -50,11 +50,9 @@ pub(crate) async fn tools() -> ToolServer {
 pub(crate) async fn paused(rig: &Rig, request: RequestId, holds: usize) -> Vec<HoldDetail> {
     let detail = rig
         .until(request, |detail| {
-            let live = detail.live.as_ref();
+            let live = detail.request.live();
             live.is_some_and(|live| {
-                live.status == RequestStatus::Held
-                    && live.lease.is_none()
-                    && live.holds.len() == holds
+                live.status == LiveStatus::Held && live.lease.is_none() && live.holds.len() == holds
             })
         })
         .await;
@@ -80,9 +78,8 @@ pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, wit
         .hold(&rig.local, hold.hold.id)
         .await
         .expect("the hold");
-    let reply: Reply = Arc::new(|_| Vec::new());
     rig.engine
-        .decide_hold(&rig.call(), None, &detail, answer, &reply)
+        .decide_hold(&rig.call(), None, &detail, answer)
         .await
         .expect("a decision");
 }

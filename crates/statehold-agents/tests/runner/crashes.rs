@@ -331,7 +331,7 @@ async fn an_agent_that_is_declared_anew_while_a_turn_is_paused_cannot_go_on_with
     decide(&rig, &holds[0], DecisionKind::Approve, json!({})).await;
     let ended = rig.ended(request).await;
     assert_eq!(
-        ended.ended.as_ref().map(|ended| ended.outcome),
+        ended.request.ended().map(|ended| ended.outcome),
         Some(RequestOutcome::Failed)
     );
     assert_eq!(error(&ended)["code"], "step_mismatch");

@@ -167,7 +167,7 @@ impl AtWork {
 
 #[track_caller]
 pub(crate) fn completed(detail: &RequestDetail) {
-    let outcome = detail.ended.as_ref().map(|ended| ended.outcome);
+    let outcome = detail.request.ended().map(|ended| ended.outcome);
     let why = (outcome == Some(RequestOutcome::Failed)).then(|| error(detail));
     assert_eq!(outcome, Some(RequestOutcome::Completed), "{why:?}");
 }

@@ -18,7 +18,7 @@ use rig::{Outcome, PATIENCE, Rig, agent, error, fenced, name, router};
 use statehold_agents::runner::{Lost, Moment, StepKind};
 use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
-use statehold_core::request::{RequestOutcome, RequestStatus};
+use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::{NewAnswer, NewAsk};
 
 async fn math_and_weather() -> Rig {
@@ -45,7 +45,7 @@ async fn a_turn_goes_to_the_agent_that_the_rules_name_and_its_answer_is_passed_o
     rig.answer(&claimed, "2+2 is 4").await;
     let ended = rig.ended(request).await;
     assert_eq!(
-        ended.ended.map(|ended| ended.outcome),
+        ended.request.ended().map(|ended| ended.outcome),
         Some(RequestOutcome::Completed)
     );
     assert_eq!(rig.transcript(session).await, ["What's 2+2", "2+2 is 4"]);
@@ -179,22 +179,21 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
     let owner = rig.engine.owner(session).await?;
     let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await?;
     let by = fenced(&claimed);
-    let reply: statehold_engine::AskReply = Arc::new(|_, _, _| Vec::new());
     rig.engine
-        .open_hold(session, &rig.call(), by, ask, (Vec::new(), payloads), reply)
+        .open_hold(session, &rig.call(), by, ask, (Vec::new(), payloads))
         .await?;
     // Nobody stays to wait: the lease of the coordinator is given back.
     let paused = rig
         .until(request, |detail| {
             detail
-                .live
-                .as_ref()
+                .request
+                .live()
                 .is_some_and(|live| live.lease.is_none())
         })
         .await;
     assert_eq!(
-        paused.live.map(|live| live.status),
-        Some(RequestStatus::Waiting)
+        paused.request.live().map(|live| live.status),
+        Some(LiveStatus::Waiting)
     );
     let hold = paused.pending.holds[0].hold.id;
     let detail = rig.engine.hold(&rig.local, hold).await?;
@@ -206,14 +205,13 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
         comment: None,
         reason: None,
     };
-    let reply: statehold_engine::Reply = Arc::new(|_| Vec::new());
     rig.engine
-        .decide_hold(&rig.call(), None, &detail, answer, &reply)
+        .decide_hold(&rig.call(), None, &detail, answer)
         .await?;
     rig.answer(&claimed, "Rain, 50").await;
     let ended = rig.ended(request).await;
     assert_eq!(
-        ended.ended.map(|ended| ended.outcome),
+        ended.request.ended().map(|ended| ended.outcome),
         Some(RequestOutcome::Completed)
     );
     assert_eq!(rig.transcript(session).await, ["weather?", "Rain, 50"]);
@@ -314,7 +312,7 @@ async fn a_runner_that_is_lost_at_any_step_is_followed_by_one_that_goes_on() -> 
                 ended = tokio::time::timeout(PATIENCE, story) => ended.expect("it takes too long"),
                 () = math => unreachable!("the agent works for ever"),
             };
-            let outcome = ended.ended.map(|ended| ended.outcome);
+            let outcome = ended.request.ended().map(|ended| ended.outcome);
             assert_eq!(
                 outcome,
                 Some(RequestOutcome::Completed),

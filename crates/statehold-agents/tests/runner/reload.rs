@@ -17,7 +17,7 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
 use statehold_core::record::CommandName;
-use statehold_core::request::{RequestOutcome, RequestStatus};
+use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::Reply;
 use statehold_engine::kept::{ItemBody, parse};
 use statehold_engine::policy::Policies;
@@ -298,7 +298,7 @@ async fn a_removed_agent_ends_what_it_began_and_goes_on_with_the_rest_when_it_is
     decide(&rig, &waiting[0], DecisionKind::Approve, json!({})).await;
     let late = rig.ask(session, "assistant", "Anybody?").await;
     cancel(&rig, session, given_up).await;
-    let ended = rig.ended(given_up).await.ended;
+    let ended = rig.ended(given_up).await.request.ended().cloned();
     assert_eq!(
         ended.map(|ended| ended.outcome),
         Some(RequestOutcome::Cancelled)
@@ -311,8 +311,8 @@ async fn a_removed_agent_ends_what_it_began_and_goes_on_with_the_rest_when_it_is
         let rig = &rig;
         async move {
             let detail = rig.engine.request(&rig.local, request).await;
-            let live = detail.expect("the request").live;
-            live.is_some_and(|live| live.status == RequestStatus::Queued)
+            let live = detail.expect("the request").request.live().cloned();
+            live.is_some_and(|live| live.status == LiveStatus::Queued)
         }
     };
     assert!(is_queued(waits).await && is_queued(late).await);

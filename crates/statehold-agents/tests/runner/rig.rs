@@ -214,7 +214,8 @@ impl Rig {
 
     /// Waits until a request has ended.
     pub(crate) async fn ended(&self, request: RequestId) -> RequestDetail {
-        self.until(request, |detail| detail.ended.is_some()).await
+        self.until(request, |detail| detail.request.ended().is_some())
+            .await
     }
 
     /// Waits until something is true of a request.
@@ -321,7 +322,7 @@ impl Rig {
 }
 
 pub(crate) fn fenced(claimed: &ClaimedRequest) -> Fenced {
-    let live = claimed.detail.live.as_ref().expect("a live request");
+    let live = claimed.detail.request.live().expect("a live request");
     Fenced {
         request: live.id,
         fence: live.fence,

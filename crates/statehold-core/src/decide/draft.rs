@@ -14,7 +14,7 @@ use crate::limits;
 use crate::mutant::{self, Mutant};
 use crate::principal::Principal;
 use crate::record::{CommandName, Event, RECORD_VERSION, Record, RecordContent};
-use crate::request::{LiveRequest, RequestOutcome, RequestStatus};
+use crate::request::{LiveRequest, LiveStatus, RequestOutcome};
 use crate::session::SessionState;
 use crate::task::{CloseOn, Task, TaskStatus};
 use crate::time::Timestamp;
@@ -98,10 +98,10 @@ impl<'a> Draft<'a> {
             });
         }
         match live.status {
-            RequestStatus::Queued => Err(Rejection::NotLeased {
+            LiveStatus::Queued => Err(Rejection::NotLeased {
                 request: by.request,
             }),
-            RequestStatus::Running | RequestStatus::Held | RequestStatus::Waiting => {
+            LiveStatus::Running | LiveStatus::Held | LiveStatus::Waiting => {
                 let holder = live.lease.map(|lease| lease.worker);
                 if holder == Some(self.ctx.actor.principal) {
                     Ok(live)
@@ -255,7 +255,7 @@ impl<'a> Draft<'a> {
             let wanted = self.wanted_status(live);
             let mut changed = false;
             if wanted != live.status {
-                let is_wake = live.status == RequestStatus::Held;
+                let is_wake = live.status == LiveStatus::Held;
                 if !(mutant::is_on(Mutant::LostWake) && is_wake) {
                     self.emit(Event::RequestStatusChanged {
                         request,
@@ -272,7 +272,7 @@ impl<'a> Draft<'a> {
                 let skipped = mutant::is_on(Mutant::CascadeLater)
                     && depth == 0
                     && status == TaskStatus::Paused
-                    && wanted == RequestStatus::Waiting;
+                    && wanted == LiveStatus::Waiting;
                 if !skipped {
                     self.emit(Event::TaskStatusChanged { task, status });
                 }
@@ -289,19 +289,19 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn wanted_status(&self, live: &LiveRequest) -> RequestStatus {
+    fn wanted_status(&self, live: &LiveRequest) -> LiveStatus {
         if !live.holds.is_empty() {
-            return RequestStatus::Held;
+            return LiveStatus::Held;
         }
         if !live.children.is_empty() {
-            return RequestStatus::Waiting;
+            return LiveStatus::Waiting;
         }
         match live.status {
-            RequestStatus::Queued | RequestStatus::Running => live.status,
-            RequestStatus::Held | RequestStatus::Waiting if self.has_live_lease(live) => {
-                RequestStatus::Running
+            LiveStatus::Queued | LiveStatus::Running => live.status,
+            LiveStatus::Held | LiveStatus::Waiting if self.has_live_lease(live) => {
+                LiveStatus::Running
             }
-            RequestStatus::Held | RequestStatus::Waiting => RequestStatus::Queued,
+            LiveStatus::Held | LiveStatus::Waiting => LiveStatus::Queued,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::item::{NewItem, Role};
 use crate::limits;
 use crate::mutant::{self, Mutant};
 use crate::record::Event;
-use crate::request::{RequestOutcome, RequestStatus};
+use crate::request::{LiveStatus, RequestOutcome};
 use crate::task::{ParentLink, TaskStatus};
 
 pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), Rejection> {
@@ -132,16 +132,16 @@ pub(super) fn claim(
     let live = draft.live(request)?;
     let status = live.status;
     let is_free = match status {
-        RequestStatus::Queued => true,
-        RequestStatus::Running => !draft.has_live_lease(live),
-        RequestStatus::Held | RequestStatus::Waiting => false,
+        LiveStatus::Queued => true,
+        LiveStatus::Running => !draft.has_live_lease(live),
+        LiveStatus::Held | LiveStatus::Waiting => false,
     };
     if !is_free {
         return Err(Rejection::NotClaimable { request, status });
     }
     let unanswered = &draft.ctx.cold.unanswered;
     let uncertain: Vec<_> = live.uncertain_calls(unanswered).collect();
-    let is_lost = status == RequestStatus::Running;
+    let is_lost = status == LiveStatus::Running;
     if uncertain.is_empty() {
         return lease(draft, request, ttl_ms);
     }
@@ -183,13 +183,13 @@ fn lease(draft: &mut Draft<'_>, request: RequestId, ttl_ms: u64) -> Result<(), R
 pub(super) fn lapse(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rejection> {
     let live = draft.live(request)?;
     match live.status {
-        RequestStatus::Running if !draft.has_live_lease(live) => {
+        LiveStatus::Running if !draft.has_live_lease(live) => {
             draft.emit(Event::LeaseLapsed { request });
             draft.unsettle(request);
             Ok(())
         }
-        RequestStatus::Running => Err(Rejection::LeaseLive { request }),
-        status @ (RequestStatus::Queued | RequestStatus::Held | RequestStatus::Waiting) => {
+        LiveStatus::Running => Err(Rejection::LeaseLive { request }),
+        status @ (LiveStatus::Queued | LiveStatus::Held | LiveStatus::Waiting) => {
             Err(Rejection::NotClaimable { request, status })
         }
     }

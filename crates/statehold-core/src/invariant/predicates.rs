@@ -12,7 +12,7 @@ use crate::item::{CallMark, CallOutcome, Item, ItemKind, PlacedItem, Role, Visib
 use crate::limits;
 use crate::principal::Principal;
 use crate::record::{CommandName, Event, Record};
-use crate::request::{REQUEST_TRANSITIONS, RequestOutcome, RequestStatus};
+use crate::request::{LiveStatus, REQUEST_TRANSITIONS, RequestOutcome};
 use crate::scope::Scope;
 use crate::session::SessionState;
 use crate::task::TaskStatus;
@@ -374,7 +374,7 @@ fn task_of(event: &Event) -> Option<TaskId> {
 
 fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
-        let mut statuses: std::collections::BTreeMap<RequestId, RequestStatus> = step
+        let mut statuses: std::collections::BTreeMap<RequestId, LiveStatus> = step
             .before
             .requests
             .values()
@@ -384,7 +384,7 @@ fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
         for event in &step.record.content.events {
             let (request, to) = match event {
                 Event::RequestStarted { request, .. } => {
-                    statuses.insert(*request, RequestStatus::Queued);
+                    statuses.insert(*request, LiveStatus::Queued);
                     continue;
                 }
                 Event::RequestEnded {
@@ -394,13 +394,13 @@ fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
                     cases.push(from.is_some_and(|from| may_end(from, *outcome)));
                     continue;
                 }
-                Event::RequestLeased { request, .. } => (request, RequestStatus::Running),
-                Event::LeaseLapsed { request } => (request, RequestStatus::Queued),
+                Event::RequestLeased { request, .. } => (request, LiveStatus::Running),
+                Event::LeaseLapsed { request } => (request, LiveStatus::Queued),
                 // Who waits for people or children goes on waiting.
                 Event::LeaseReleased { request }
-                    if statuses.get(request) == Some(&RequestStatus::Running) =>
+                    if statuses.get(request) == Some(&LiveStatus::Running) =>
                 {
-                    (request, RequestStatus::Queued)
+                    (request, LiveStatus::Queued)
                 }
                 Event::RequestStatusChanged { request, status } => (request, *status),
                 _ => continue,
@@ -412,16 +412,16 @@ fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn may_end(from: RequestStatus, outcome: RequestOutcome) -> bool {
+fn may_end(from: LiveStatus, outcome: RequestOutcome) -> bool {
     match outcome {
         RequestOutcome::Completed => {
-            matches!(from, RequestStatus::Running | RequestStatus::Waiting)
+            matches!(from, LiveStatus::Running | LiveStatus::Waiting)
         }
         // A hold that expires with `fail` ends a request that is held.
         RequestOutcome::Failed => {
             matches!(
                 from,
-                RequestStatus::Running | RequestStatus::Waiting | RequestStatus::Held
+                LiveStatus::Running | LiveStatus::Waiting | LiveStatus::Held
             )
         }
         RequestOutcome::Cancelled => true,
@@ -607,7 +607,7 @@ fn fencing(_: &Facts, seen: &Observation<'_>) -> Verdict {
         let live = step.before.requests.get(&by.request);
         all([live.is_some_and(|live| {
             live.fence == by.fence
-                && live.status != RequestStatus::Queued
+                && live.status != LiveStatus::Queued
                 && live
                     .lease
                     .is_some_and(|lease| lease.worker == step.ctx.actor.principal)
@@ -778,11 +778,9 @@ fn progress(_: &Facts, seen: &Observation<'_>) -> Verdict {
                 .map(|child| child.id)
                 .collect();
             let has_reason = match live.status {
-                RequestStatus::Held => !holds.is_empty(),
-                RequestStatus::Waiting => holds.is_empty() && !children.is_empty(),
-                RequestStatus::Queued | RequestStatus::Running => {
-                    holds.is_empty() && children.is_empty()
-                }
+                LiveStatus::Held => !holds.is_empty(),
+                LiveStatus::Waiting => holds.is_empty() && !children.is_empty(),
+                LiveStatus::Queued | LiveStatus::Running => holds.is_empty() && children.is_empty(),
             };
             has_reason && holds == live.holds && children == live.children
         }))

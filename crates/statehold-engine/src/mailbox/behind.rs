@@ -41,24 +41,23 @@ impl Engine {
         credential: Option<&Credential>,
     ) -> Result<Done, EngineError> {
         let call = Call::by(caller.clone());
-        let no_reply: Reply = Arc::new(|_| Vec::new());
         let first = Submission {
             call: &call,
             command: first.0,
             payloads: first.1,
-            reply: &no_reply,
+            reply: &|_| Vec::new(),
             credential: None,
             is_system: false,
         };
         let second = Submission {
             command: second.0,
             payloads: second.1,
-            reply: second.2,
+            reply: &**second.2,
             credential,
             ..first
         };
-        rights::require_role(caller, first.command)?;
-        rights::require_role(caller, second.command)?;
+        rights::require_command_role(caller, first.command)?;
+        rights::require_command_role(caller, second.command)?;
         let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
         if let Some(behind) = behind {
             match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
@@ -83,12 +82,11 @@ impl Engine {
         let ready = match (behind, &taking) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
             (None, Some(taking)) => {
-                let no_reply: Reply = Arc::new(|_| Vec::new());
                 let claim = Submission {
                     call: &taking.call,
                     command: &taking.command,
                     payloads: &self.no_payloads(),
-                    reply: &no_reply,
+                    reply: &|_| Vec::new(),
                     credential: None,
                     is_system: false,
                 };

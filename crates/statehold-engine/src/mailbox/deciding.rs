@@ -12,6 +12,7 @@ use statehold_core::time::Timestamp;
 use super::Submission;
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
+use crate::rights::{self, Act};
 
 impl Engine {
     /// The core's decision, once rights and preconditions are met.
@@ -23,7 +24,9 @@ impl Engine {
         let inner = self.inner();
         let Submission { call, command, .. } = submission;
         if !submission.is_system {
-            self.require_right(&call.caller, state, command).await?;
+            rights::require_command_role(&call.caller, command)?;
+            self.require_right(&call.caller, state, &Act::of(command))
+                .await?;
         }
         if let Some(expected) = call.if_revision
             && expected != state.revision

@@ -7,7 +7,7 @@ use statehold_core::command::Rejection;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::record::CommandName;
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_engine::{Begun, Caller, Claim, EngineError};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -82,8 +82,8 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dur
         .handed_over(&worker, begun.session, begun.request, 1)
         .await
         .expect("it is the server's");
-    let live = claimed.detail.live.expect("it is live");
-    assert_eq!((live.fence, live.status), (1, RequestStatus::Running));
+    let live = claimed.detail.request.live().expect("it is live").clone();
+    assert_eq!((live.fence, live.status), (1, LiveStatus::Running));
     let records = rig.records_from(2).await;
     let made: Vec<_> = records
         .iter()

@@ -94,7 +94,7 @@ async fn both_are_in_line_before_either_is_durable_and_the_answer_waits_for_both
     assert_eq!((done.revision, rig.revision().await), (4, 4));
     assert_eq!(told(&rig).await, [AppendItems, StartRequest]);
     let child = rig.engine.request(&rig.caller, request_of(&done)).await;
-    assert!(child.expect("the request").live.is_some());
+    assert!(child.expect("the request").request.live().is_some());
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ async fn claim(rig: &Rig) -> ClaimedRequest {
 }
 
 fn id_of(claimed: &ClaimedRequest) -> RequestId {
-    claimed.detail.live.as_ref().expect("it is live").id
+    claimed.detail.request.live().expect("it is live").id
 }
 
 fn shown(claimed: &ClaimedRequest) -> Option<(&str, CredentialSource)> {

@@ -13,11 +13,12 @@ use statehold_engine::Payloads;
 use utoipa::ToSchema;
 
 use super::files::{FileIn, FileOut, ImageIn};
-use crate::problem::{Code, Problem};
-use crate::wire::hold::{DecisionIn, DecisionWire};
-use crate::wire::item::ItemBody;
-use crate::wire::schema::HoldIdText;
-use crate::wire::{Raw, raw_text, to_body};
+use crate::http::problem::{Code, Problem};
+use statehold_core::hold::DecisionKind;
+use statehold_engine::api::hold::DecisionInput;
+use statehold_engine::kept::ItemBody;
+
+use statehold_engine::api::json::{Raw, raw_text, to_body};
 
 /// A chat call. Other fields are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -129,9 +130,9 @@ pub(crate) enum HoldsView {
 #[serde(deny_unknown_fields)]
 #[schema(as = ChatDecision)]
 pub(crate) struct ChatDecisionIn {
-    #[schema(value_type = HoldIdText)]
+    #[schema(value_type = HoldId)]
     pub(crate) hold_id: HoldId,
-    decision: DecisionWire,
+    decision: DecisionKind,
     #[serde(default)]
     digest: Option<String>,
     #[serde(default)]
@@ -151,8 +152,8 @@ pub(crate) struct ChatDecisionIn {
 
 impl ChatDecisionIn {
     /// The hold, the decision as the native API takes it, and its key.
-    pub(crate) fn split(self) -> (HoldId, DecisionIn, Option<String>) {
-        let wire = DecisionIn {
+    pub(crate) fn split(self) -> (HoldId, DecisionInput, Option<String>) {
+        let wire = DecisionInput {
             decision: self.decision,
             digest: self.digest,
             args: self.args,
@@ -177,7 +178,7 @@ pub(crate) struct ChatMessageIn {
     pub(crate) role: String,
     /// Text, or a list of parts: `text`, `image_url` and `file`.
     #[serde(default)]
-    #[schema(value_type = Option<crate::wire::schema::Content>)]
+    #[schema(value_type = Option<statehold_engine::api::schema::Content>)]
     content: Option<Raw>,
 }
 
@@ -304,7 +305,7 @@ const PASSED: &[&str] = &[
 
 /// What goes with the input of a call that leaves nothing: everything that the caller knows.
 #[derive(Debug, Serialize)]
-pub(crate) struct Carried<'a> {
+pub(crate) struct CallerMessages<'a> {
     /// The messages before the last, as they were sent.
     history: &'a [Raw],
     /// The last one as it was sent, where it is more than the text of a user.
@@ -313,7 +314,7 @@ pub(crate) struct Carried<'a> {
     passthrough: BTreeMap<String, Raw>,
 }
 
-impl<'a> Carried<'a> {
+impl<'a> CallerMessages<'a> {
     pub(crate) fn of(chat: &'a ChatIn, body: &[u8], passes: bool, is_plain: bool) -> Self {
         let mut passthrough: BTreeMap<String, Raw> = BTreeMap::new();
         if passes {

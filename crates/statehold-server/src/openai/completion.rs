@@ -6,9 +6,12 @@ use utoipa::ToSchema;
 
 use super::said::{Account, Answer, Sign, Usage};
 use super::turn::{Earlier, Place};
-use crate::wire::hold::HoldOut;
-use crate::wire::schema::{NullableText, RequestIdText, SessionIdText, TaskIdText};
-use crate::wire::{Raw, to_body};
+use statehold_core::ids::RequestId;
+use statehold_core::ids::SessionId;
+use statehold_core::ids::TaskId;
+use statehold_engine::api::hold::HoldView;
+use statehold_engine::api::json::{Raw, to_body};
+use statehold_engine::api::schema::NullableText;
 
 /// The answer to a chat call.
 #[derive(Debug, Serialize, ToSchema)]
@@ -31,7 +34,7 @@ pub(crate) struct CompletionOut<'a> {
 #[schema(as = ChatChoice)]
 struct ChoiceOut<'a> {
     index: u8,
-    message: MessageOut<'a>,
+    message: MessageView<'a>,
     /// `stop`, or `tool_calls`.
     finish_reason: &'static str,
 }
@@ -39,7 +42,7 @@ struct ChoiceOut<'a> {
 /// What the agent said.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatAnswer)]
-struct MessageOut<'a> {
+struct MessageView<'a> {
     role: &'static str,
     #[schema(value_type = NullableText)]
     content: Option<&'a str>,
@@ -63,13 +66,13 @@ struct CustomOut<'a> {
 #[schema(as = ChatMetadata)]
 struct MetadataOut {
     #[serde(rename = "statehold_session")]
-    #[schema(value_type = SessionIdText)]
+    #[schema(value_type = SessionId)]
     session: String,
     #[serde(rename = "statehold_task")]
-    #[schema(value_type = TaskIdText)]
+    #[schema(value_type = TaskId)]
     task: String,
     #[serde(rename = "statehold_request")]
-    #[schema(value_type = RequestIdText)]
+    #[schema(value_type = RequestId)]
     request: String,
 }
 
@@ -80,18 +83,18 @@ pub(crate) struct StateholdOut {
     /// `completed` or `paused`.
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<SessionIdText>)]
+    #[schema(value_type = Option<SessionId>)]
     session: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<TaskIdText>)]
+    #[schema(value_type = Option<TaskId>)]
     task: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<RequestIdText>)]
+    #[schema(value_type = Option<RequestId>)]
     request: Option<String>,
     /// The agents that were asked on the way.
     via: Vec<String>,
     /// What it waits for, as clients see it.
-    holds: Vec<HoldOut>,
+    holds: Vec<HoldView>,
     /// Answers that came since to turns that were paused: the content begins with them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
@@ -102,7 +105,7 @@ pub(crate) struct StateholdOut {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatEarlier)]
 struct EarlierOut {
-    #[schema(value_type = RequestIdText)]
+    #[schema(value_type = RequestId)]
     request: String,
     content: String,
 }
@@ -139,12 +142,12 @@ impl UsageOut {
 #[derive(Debug, Serialize)]
 struct ChunkChoiceOut<'a> {
     index: u8,
-    delta: DeltaOut<'a>,
+    delta: DeltaView<'a>,
     finish_reason: Option<&'static str>,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct DeltaOut<'a> {
+struct DeltaView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -235,7 +238,7 @@ impl Voice {
             task: ids.map(|ids| ids.task.clone()),
             request: ids.map(|ids| ids.request.clone()),
             via,
-            holds: holds.iter().map(HoldOut::of).collect(),
+            holds: holds.iter().map(HoldView::of).collect(),
             earlier: earlier.collect(),
         }
     }
@@ -251,7 +254,7 @@ impl Voice {
             model: &self.model,
             choices: [ChoiceOut {
                 index: 0,
-                message: MessageOut {
+                message: MessageView {
                     role: "assistant",
                     content: (!text.is_empty() || tool_calls.is_none()).then_some(&text),
                     tool_calls,
@@ -267,7 +270,7 @@ impl Voice {
 
     fn chunk(
         &self,
-        delta: DeltaOut<'_>,
+        delta: DeltaView<'_>,
         finish_reason: Option<&'static str>,
         statehold: Option<StateholdOut>,
     ) -> Vec<u8> {
@@ -294,19 +297,19 @@ impl Voice {
 
     /// The chunk with which a stream begins.
     pub(crate) fn first(&self) -> Vec<u8> {
-        let delta = DeltaOut {
+        let delta = DeltaView {
             role: Some("assistant"),
             content: Some(""),
-            ..DeltaOut::default()
+            ..DeltaView::default()
         };
         self.chunk(delta, None, None)
     }
 
     /// A chunk of text.
     pub(crate) fn text(&self, text: &str) -> Vec<u8> {
-        let delta = DeltaOut {
+        let delta = DeltaView {
             content: Some(text),
-            ..DeltaOut::default()
+            ..DeltaView::default()
         };
         self.chunk(delta, None, None)
     }
@@ -314,7 +317,7 @@ impl Voice {
     /// A chunk that says that the turn is paused, and that the stream goes on when it does.
     pub(crate) fn paused(&self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
         let statehold = self.statehold(via, holds);
-        self.chunk(DeltaOut::default(), None, Some(statehold))
+        self.chunk(DeltaView::default(), None, Some(statehold))
     }
 
     /// The last chunk.
@@ -328,10 +331,10 @@ impl Voice {
             call
         });
         let has_calls = ending.answer.tool_calls.is_some();
-        let delta = DeltaOut {
+        let delta = DeltaView {
             tool_calls: has_calls.then(|| calls.collect()),
             custom_content: ending.custom(),
-            ..DeltaOut::default()
+            ..DeltaView::default()
         };
         let statehold = self.statehold(ending.account.via.clone(), &ending.holds);
         self.chunk(delta, Some(ending.finish_reason()), Some(statehold))

@@ -11,9 +11,9 @@ use utoipa::ToSchema;
 
 use super::delivery::whole;
 use super::told::Receipt;
-use crate::problem::{Code, Problem};
-use crate::wire::schema::NullableText;
-use crate::wire::{Raw, to_body};
+use crate::http::problem::{Code, Problem};
+use statehold_engine::api::json::{Raw, to_body};
+use statehold_engine::api::schema::NullableText;
 
 /// An error.
 #[derive(Debug, Serialize, ToSchema)]
@@ -171,7 +171,7 @@ pub(crate) fn failure(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::raw_bytes;
+    use statehold_engine::api::json::raw_bytes;
 
     #[test]
     fn what_an_agent_said_is_told_to_those_who_see_inside() {

@@ -16,8 +16,8 @@ use statehold_engine::{
 
 use super::said::{Answer, Sign, input_of};
 use super::turn::{Earlier, Message};
-use crate::problem::Problem;
-use crate::wire::raw_text;
+use crate::http::problem::Problem;
+use statehold_engine::api::json::raw_text;
 
 /// How many decided holds of a session are looked at.
 const DECIDED_MAX: usize = 20;

@@ -6,9 +6,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::session::unknown_agent;
-use crate::app::{App, Asked, PathIds};
-use crate::problem::Problem;
-use crate::rest::{About, shown};
+use crate::http::call::{App, CallContext, PathIds};
+use crate::http::problem::Problem;
+use crate::native::{About, shown};
 
 /// An agent.
 #[derive(Debug, Serialize, ToSchema)]
@@ -45,7 +45,7 @@ impl ModelOut {
     get, path = "/openai/v1/models", tag = "chat",
     responses((status = 200, body = ModelsOut))
 )]
-pub(crate) async fn list(State(app): State<App>, _: Asked) -> Response {
+pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
     let book = app.options.agents.get();
     let names = book.agents.keys();
     let data = names.map(|name| ModelOut::of(&app, name.as_str()));
@@ -63,7 +63,7 @@ pub(crate) async fn list(State(app): State<App>, _: Asked) -> Response {
 )]
 pub(crate) async fn read(
     State(app): State<App>,
-    _: Asked,
+    _: CallContext,
     ids: PathIds,
 ) -> Result<Response, Problem> {
     let model: String = ids.id("model")?;

@@ -3,7 +3,7 @@
 use statehold_core::hold::HoldKind;
 use statehold_engine::HoldDetail;
 
-use crate::wire::hold::{HoldOut, title_of};
+use statehold_engine::api::hold::{HoldView, title_of};
 
 /// What a person reads. `base` is where the server was called.
 pub(crate) fn sentence(holds: &[HoldDetail], base: &str) -> String {
@@ -13,14 +13,14 @@ pub(crate) fn sentence(holds: &[HoldDetail], base: &str) -> String {
 }
 
 fn one(detail: &HoldDetail, base: &str) -> String {
-    let HoldOut {
+    let HoldView {
         id,
         alias,
         agent,
         message,
         url,
         ..
-    } = HoldOut::of(detail);
+    } = HoldView::of(detail);
     let title = title_of(detail.hold.kind, detail.body.as_deref());
     let may_decide = detail.why_not.is_none();
     let place = format!("{base}/v1/holds/{id}");

@@ -7,7 +7,7 @@ use statehold_core::ids::{RequestId, SessionId, TaskId};
 use super::errors::{in_their_words, never_again};
 use super::told::Receipt;
 use super::turn::Place;
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 
 /// What is known of the turn that a call is about.
 #[derive(Default)]

@@ -7,11 +7,11 @@ use statehold_core::item::{Item, ItemKind, Role};
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
-use statehold_engine::{Caller, Engine, EngineError, RequestDetail, StoredRecord};
+use statehold_engine::{Caller, Engine, EngineError, RequestDetail, StoredRecord, StoredRequest};
 use utoipa::ToSchema;
 
-use crate::wire::item::ItemBody;
-use crate::wire::{Raw, raw_bytes};
+use statehold_engine::api::json::{Raw, raw_bytes};
+use statehold_engine::kept::ItemBody;
 
 /// How many records of a turn are looked at to add up what it took.
 const RECORDS_MAX: usize = 4_000;
@@ -33,25 +33,24 @@ pub(crate) struct Sign {
 impl Sign {
     pub(crate) fn of(detail: &RequestDetail) -> Option<Self> {
         let started_at = detail.started.as_ref()?.record.content.at;
-        match (&detail.live, &detail.ended) {
-            (Some(live), _) => Some(Self {
+        Some(match &detail.request {
+            StoredRequest::Live(live) => Self {
                 id: live.id,
                 number: live.number,
                 parent: live.parent,
                 started_by: live.started_by,
                 started_at,
                 ended: None,
-            }),
-            (None, Some(ended)) => Some(Self {
+            },
+            StoredRequest::Ended(ended) => Self {
                 id: ended.id,
                 number: ended.number,
                 parent: ended.parent,
                 started_by: ended.started_by,
                 started_at,
                 ended: Some((ended.outcome, ended.ended_at, ended.ended_by)),
-            }),
-            (None, None) => None,
-        }
+            },
+        })
     }
 
     /// What people call it.

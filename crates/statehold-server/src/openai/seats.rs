@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use statehold_core::principal::Principal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::problem::{Code, Problem};
+use crate::http::problem::{Code, Problem};
 
 /// One key takes at most this part of all places.
 const SHARE: usize = 4;

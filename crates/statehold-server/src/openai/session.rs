@@ -11,9 +11,9 @@ use statehold_core::session::Owner;
 use statehold_engine::{Call, Caller, Committed, Engine, IdempotencyKey, Reply};
 
 use super::ask::{ChatIn, ConversationIn};
-use crate::app::{App, text};
-use crate::problem::{Code, Problem};
-use crate::rest::sessions::entropy;
+use crate::http::call::{App, text};
+use crate::http::problem::{Code, Problem};
+use crate::native::session::entropy;
 
 /// How many agents an error names.
 const NAMED_MAX: usize = 20;

@@ -12,12 +12,12 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_engine::{Call, Caller, Credential, Engine, Reply};
 
-use super::ask::{Carried, ChatIn, ChatMessageIn};
+use super::ask::{CallerMessages, ChatIn, ChatMessageIn};
 use super::session::{NewSession, unknown_agent};
 use super::turn::{Place, as_client, start_on};
-use crate::app::{App, Asked};
-use crate::problem::{Code, Problem};
-use crate::wire::{raw_bytes, to_body};
+use crate::http::call::{App, CallContext};
+use crate::http::problem::{Code, Problem};
+use statehold_engine::api::json::{raw_bytes, to_body};
 
 /// Whose sessions these are: nobody's.
 const NOBODY: &str = "stateless";
@@ -54,7 +54,7 @@ impl Drop for ScratchSession {
 /// A call without a session.
 pub(crate) struct Stateless<'a> {
     pub(crate) app: &'a App,
-    pub(crate) asked: &'a Asked,
+    pub(crate) asked: &'a CallContext,
     pub(crate) chat: &'a ChatIn,
     pub(crate) body: &'a [u8],
     pub(crate) agent: &'a Name,
@@ -93,7 +93,7 @@ impl Stateless<'_> {
         }
         let words = message.words(path)?;
         let is_plain = is_user && message.is_text();
-        let data = Carried::of(self.chat, self.body, passes, is_plain);
+        let data = CallerMessages::of(self.chat, self.body, passes, is_plain);
         let engine = room.engine();
         let caller = self.caller(engine).await?;
         let new = NewSession {

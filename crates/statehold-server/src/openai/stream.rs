@@ -19,9 +19,9 @@ use super::said::{Account, Answer};
 use super::told::Receipt;
 use super::turn::Place;
 use super::watch::{Look, stopping};
-use crate::app::{App, unauthenticated};
-use crate::problem::Problem;
-use crate::wire::to_body;
+use crate::http::call::{App, unauthenticated};
+use crate::http::problem::Problem;
+use statehold_engine::api::json::to_body;
 
 /// How often a comment keeps the connection awake.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);

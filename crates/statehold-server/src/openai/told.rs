@@ -13,7 +13,7 @@ use statehold_core::time::Timestamp;
 
 use super::turn::{Earlier, Place};
 use super::watch::Look;
-use crate::app::App;
+use crate::http::call::App;
 
 /// How many turns are remembered.
 const TURNS_MAX: usize = 20_000;

@@ -22,11 +22,10 @@ use statehold_engine::{
 
 use super::ask::{ChatDecisionIn, Words};
 use super::heard::Search;
-use crate::app::{App, Asked};
-use crate::problem::Problem;
-use crate::rest::holds::decide::decide_as;
-use crate::wire::hold::{DecisionIn, DecisionWire};
-use crate::wire::{raw_text, to_body};
+use crate::http::call::{App, CallContext};
+use crate::http::problem::Problem;
+use statehold_engine::api::hold::{DecisionInput, decide_shown};
+use statehold_engine::api::json::{raw_text, to_body};
 
 /// How many open holds of a session are read at a time.
 const OPEN_STEP: usize = 200;
@@ -86,7 +85,7 @@ pub(crate) struct Earlier {
 /// What the call says.
 pub(crate) struct Message<'a> {
     pub(crate) app: &'a App,
-    pub(crate) asked: &'a Asked,
+    pub(crate) asked: &'a CallContext,
     pub(crate) body: &'a [u8],
     pub(crate) session: SessionId,
     pub(crate) agent: &'a Name,
@@ -337,16 +336,16 @@ impl Message<'_> {
     }
 
     async fn respond(&self, question: &HoldDetail) -> Result<(), Problem> {
-        let answer = DecisionIn {
-            decision: DecisionWire::Respond,
+        let answer = DecisionInput {
+            decision: DecisionKind::Respond,
             digest: None,
             args: None,
             content: Some(raw_text(&self.words.text)),
             comment: None,
             reason: None,
         };
-        let key = self.asked.key_text();
-        decide_as(self.app, self.asked, question, answer, key).await?;
+        let (call, key) = self.asked.decision();
+        decide_shown(&self.app.engine, &call, key, question, answer).await?;
         Ok(())
     }
 
@@ -360,7 +359,9 @@ impl Message<'_> {
             if detail.session.id != self.session || first.is_none() {
                 return Err(Problem::not_found());
             }
-            decide_as(self.app, self.asked, &detail, wire, key.as_deref()).await?;
+            let (call, _) = self.asked.decision();
+            let key = key.as_deref();
+            decide_shown(&self.app.engine, &call, key, &detail, wire).await?;
             root = first;
         }
         root.ok_or_else(Problem::not_found)

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use super::errors::failure;
 use super::said::Sign;
 use super::turn::Place;
-use crate::app::App;
-use crate::problem::{Code, Problem};
-use crate::wire::request::error_of;
+use crate::http::call::App;
+use crate::http::problem::{Code, Problem};
+use statehold_engine::api::request::error_of;
 
 /// How many holds of a paused turn are told.
 const HOLDS_MAX: usize = 100;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
-use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 
@@ -46,7 +46,7 @@ impl Tables {
         for (kept, owner) in self.owned() {
             let is_asked = |live: &&LiveRequest| {
                 let task = kept.state.tasks.get(&live.task);
-                live.status == RequestStatus::Queued
+                live.status == LiveStatus::Queued
                     && owner.tenant == *tenant
                     && user.is_none_or(|user| user == owner.user)
                     && task.is_some_and(|task| task.agent == *agent)
@@ -91,7 +91,7 @@ impl Tables {
             let session = kept.state.session;
             let mut push = |at, kind| found.push(Due { session, at, kind });
             for live in kept.state.requests.values() {
-                if let (RequestStatus::Running, Some(lease)) = (live.status, live.lease) {
+                if let (LiveStatus::Running, Some(lease)) = (live.status, live.lease) {
                     push(lease.until, DueKind::Lease(live.id));
                 }
             }

@@ -5,7 +5,7 @@ use statehold_core::hold::Hold;
 use statehold_core::ids::TaskId;
 use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_core::scope::{Scope, StateKey, merge};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
@@ -470,8 +470,8 @@ fn write_requests(
     pk: i64,
 ) -> Result<(), StoreError> {
     for (live, agent) in &commit.changes.live_requests {
-        let is_queued = live.status == RequestStatus::Queued;
-        let runs = live.status == RequestStatus::Running;
+        let is_queued = live.status == LiveStatus::Queued;
+        let runs = live.status == LiveStatus::Running;
         let until = live
             .lease
             .filter(|_| runs)

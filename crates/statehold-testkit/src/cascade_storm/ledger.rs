@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::record::{Event, Record};
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_core::session::{SessionState, SessionStatus};
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
@@ -133,13 +133,13 @@ impl Ledger {
         }
         for (id, known) in &self.requests {
             let wanted = if own.contains_key(id) {
-                RequestStatus::Held
+                LiveStatus::Held
             } else if children.contains_key(id) {
-                RequestStatus::Waiting
+                LiveStatus::Waiting
             } else if known.leased_until.is_some() {
-                RequestStatus::Running
+                LiveStatus::Running
             } else {
-                RequestStatus::Queued
+                LiveStatus::Queued
             };
             let found = state.requests[id].status;
             if found != wanted {

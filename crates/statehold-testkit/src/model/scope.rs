@@ -3,7 +3,7 @@
 use statehold_core::command::Fenced;
 use statehold_core::hold::DecisionKind;
 use statehold_core::item::CallOutcome;
-use statehold_core::request::{LiveRequest, RequestStatus};
+use statehold_core::request::{LiveRequest, LiveStatus};
 
 use super::world::{Action, Ask, Person, Probe, World};
 
@@ -221,7 +221,7 @@ impl Scope {
 
     fn worker_actions(&self, world: &World, live: &LiveRequest, actions: &mut Vec<Action>) {
         let spent = world.spent;
-        let is_claimable = matches!(live.status, RequestStatus::Queued | RequestStatus::Running);
+        let is_claimable = matches!(live.status, LiveStatus::Queued | LiveStatus::Running);
         if is_claimable && spent.claims < self.claims {
             actions.extend((1..=self.workers).map(|worker| Action::Claim(live.id, worker)));
         }
@@ -340,7 +340,7 @@ fn probes(world: &World, actions: &mut Vec<Action>) {
         .core
         .requests
         .values()
-        .filter(|live| live.status == RequestStatus::Queued);
+        .filter(|live| live.status == LiveStatus::Queued);
     probes.extend(queued.map(|live| Probe::Unclaimed(live.id)));
     if !world.core.requests.is_empty() {
         probes.push(Probe::Fork);

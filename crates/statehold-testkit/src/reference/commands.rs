@@ -11,7 +11,7 @@ use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{NewItem, Role};
 use statehold_core::limits;
 use statehold_core::record::Change;
-use statehold_core::request::{CallState, Lease, RequestOutcome, RequestStatus};
+use statehold_core::request::{CallState, Lease, LiveStatus, RequestOutcome};
 use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, TimeToLive};
 use statehold_core::task::{CloseOn, TaskStatus};
@@ -299,7 +299,7 @@ impl World {
                 current,
             });
         }
-        if self.request_status(request) == RequestStatus::Queued {
+        if self.request_status(request) == LiveStatus::Queued {
             return Err(Rejection::NotLeased {
                 request: by.request,
             });
@@ -438,8 +438,8 @@ impl World {
         check_ttl(ttl_ms)?;
         let request = self.live_named(id)?;
         let status = self.request_status(request);
-        let is_lost = status == RequestStatus::Running && !self.has_live_lease(request, ctx);
-        if status != RequestStatus::Queued && !is_lost {
+        let is_lost = status == LiveStatus::Running && !self.has_live_lease(request, ctx);
+        if status != LiveStatus::Queued && !is_lost {
             return Err(Rejection::NotClaimable {
                 request: id,
                 status,
@@ -511,7 +511,7 @@ impl World {
     fn lapse(&mut self, id: RequestId, ctx: &Context) -> Result<(), Rejection> {
         let request = self.live_named(id)?;
         let status = self.request_status(request);
-        if status != RequestStatus::Running {
+        if status != LiveStatus::Running {
             return Err(Rejection::NotClaimable {
                 request: id,
                 status,

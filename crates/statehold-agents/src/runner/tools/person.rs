@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::sync::Arc;
 
 use serde_json::Value;
 use statehold_core::command::Rejection;
@@ -10,7 +9,7 @@ use statehold_core::hold::{CallTarget, Effect, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::request::CallState;
 use statehold_engine::kept::{DecisionBody, HoldBody, ItemBody, Raw, parse};
-use statehold_engine::{AskReply, EngineError, HoldDetail, NewAction, NewAsk, Schema};
+use statehold_engine::{EngineError, HoldDetail, NewAction, NewAsk, Schema};
 
 use super::{Open, Told, Toolbox, is_meant};
 use crate::mcp::{Tool, ToolReply};
@@ -87,12 +86,11 @@ impl Run {
             decide_by: None,
         };
         let nothing = (Vec::new(), self.payloads().await?);
-        let reply: AskReply = Arc::new(|_, _, _| Vec::new());
         self.reach(StepKind::Hold, Moment::Before);
         let (session, call, by) = (self.place.session, self.call(), self.fenced());
         let opened = self
             .engine
-            .open_hold(session, &call, by, ask, nothing, reply)
+            .open_hold(session, &call, by, ask, nothing)
             .await;
         match opened {
             Ok(_) => {

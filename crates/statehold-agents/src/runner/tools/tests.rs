@@ -8,7 +8,7 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
-use statehold_core::request::{RequestOutcome, RequestStatus};
+use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_core::session::Owner;
 use statehold_core::task::CloseOn;
 use statehold_engine::{
@@ -173,9 +173,8 @@ impl Scene {
             comment: None,
             reason: None,
         };
-        let reply: Reply = Arc::new(|_| Vec::new());
         let call = Call::by(self.person.clone());
-        let decided = self.engine.decide_hold(&call, None, &hold, answer, &reply);
+        let decided = self.engine.decide_hold(&call, None, &hold, answer);
         decided.await.expect("a decision");
     }
 }
@@ -215,7 +214,7 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
     done.expect("an end");
     let ended = scene.engine.request(&scene.person, run.place.request).await;
     let ended = ended.expect("the request");
-    let outcome = ended.ended.map(|ended| ended.outcome);
+    let outcome = ended.request.ended().cloned().map(|ended| ended.outcome);
     assert_eq!(outcome, Some(RequestOutcome::Completed));
     assert_eq!(
         ended.holds.len(),
@@ -236,8 +235,8 @@ async fn a_decision_after_the_leave_is_carried_out_by_the_next_run() {
     scene.approve(&look.holds[0]).await;
 
     let claimed = scene.claim().await.expect("it goes on");
-    let live = claimed.detail.live.clone().expect("it lives");
-    assert_eq!(live.status, RequestStatus::Running);
+    let live = claimed.detail.request.live().expect("it lives").clone();
+    assert_eq!(live.status, LiveStatus::Running);
     assert_eq!(claimed.detail.holds.len(), 1, "nobody is asked again");
     let mut run = scene.open(claimed).await;
     let mut open = run.take_calls(&[&wish], None).await.expect("the call");

@@ -191,7 +191,7 @@ mod cascade {
 
 mod leases {
     use super::*;
-    use crate::request::RequestStatus;
+    use crate::request::LiveStatus;
 
     #[test]
     fn a_worker_that_stayed_goes_on_under_its_fence() {
@@ -233,7 +233,7 @@ mod leases {
         w.lose_workers();
         let refusal = Rejection::NotClaimable {
             request: w.request("R1"),
-            status: RequestStatus::Held,
+            status: LiveStatus::Held,
         };
         assert_eq!(w.no(w.lapse("R1")), refusal);
         assert_eq!(w.no_by(worker(2), w.claim("R1")), refusal);

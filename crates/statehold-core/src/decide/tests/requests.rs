@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::hold::{DecideBy, Effect, Risk, WhyNot};
-use crate::request::{CallState, RequestStatus};
+use crate::request::{CallState, LiveStatus};
 
-fn not_claimable(w: &World, request: &str, status: RequestStatus) -> Rejection {
+fn not_claimable(w: &World, request: &str, status: LiveStatus) -> Rejection {
     let request = w.request(request);
     Rejection::NotClaimable { request, status }
 }
@@ -45,7 +45,7 @@ fn a_request_waits_for_a_worker_and_then_runs() {
 #[test]
 fn a_request_is_claimed_by_one_worker() {
     let mut w = chain(1);
-    let refusal = not_claimable(&w, "R1", RequestStatus::Running);
+    let refusal = not_claimable(&w, "R1", LiveStatus::Running);
     assert_eq!(w.no_by(worker(2), w.claim("R1")), refusal);
 }
 
@@ -80,7 +80,7 @@ fn a_lease_is_live_until_its_last_moment() {
     w.wait_s(1);
     w.ok(w.lapse("R1"));
     w.check("T1 running R1#1 queued");
-    let queued = not_claimable(&w, "R1", RequestStatus::Queued);
+    let queued = not_claimable(&w, "R1", LiveStatus::Queued);
     assert_eq!(w.no(w.lapse("R1")), queued);
 }
 
@@ -90,7 +90,7 @@ fn heartbeats_keep_a_lease_live() {
     w.wait_s(LEASE_S - 1);
     w.heartbeat("R1");
     w.wait_s(2);
-    let refusal = not_claimable(&w, "R1", RequestStatus::Running);
+    let refusal = not_claimable(&w, "R1", LiveStatus::Running);
     assert_eq!(w.no_by(worker(2), w.claim("R1")), refusal);
     w.lose_workers();
     w.ok_by(worker(2), w.claim("R1"));
@@ -194,7 +194,7 @@ fn a_parent_whose_lease_lapsed_while_it_waited_is_queued() {
     w.wait_s(LEASE_S - 1);
     w.heartbeat("R2");
     w.wait_s(2);
-    let waiting = not_claimable(&w, "R1", RequestStatus::Waiting);
+    let waiting = not_claimable(&w, "R1", LiveStatus::Waiting);
     assert_eq!(w.no(w.claim("R1")), waiting);
     assert_eq!(w.no(w.lapse("R1")), waiting);
     w.ok(w.complete("R2"));

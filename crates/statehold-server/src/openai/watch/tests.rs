@@ -7,7 +7,7 @@ use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::session::Owner;
 use statehold_core::task::CloseOn;
 use statehold_engine::{
-    AskReply, Call, Caller, Claim, Engine, EngineOptions, MemoryKeys, NewAsk, Reply, SystemClock,
+    Call, Caller, Claim, Engine, EngineOptions, MemoryKeys, NewAsk, Reply, SystemClock,
 };
 use statehold_store::memory::MemoryStore;
 
@@ -85,7 +85,13 @@ async fn claimed(place: &Place) -> Fenced {
     };
     let claimed = place.engine.claim(&place.caller, &claim).await;
     let mut claimed = claimed.expect("a claim");
-    let live = claimed.pop().expect("the turn").detail.live;
+    let live = claimed
+        .pop()
+        .expect("the turn")
+        .detail
+        .request
+        .live()
+        .cloned();
     Fenced {
         request: place.request,
         fence: live.expect("it is live").fence,
@@ -119,11 +125,8 @@ async fn a_turn_is_looked_at_when_it_waits_or_has_ended_and_not_while_it_goes_on
     let owner = engine.owner(place.session).await.expect("an owner");
     let keys = engine.payloads_for(&owner.tenant, owner.user).await;
     let payloads = keys.expect("keys");
-    let reply: AskReply = Arc::new(|_, _, _| Vec::new());
     let with = (Vec::new(), payloads.clone());
-    let asked = engine
-        .open_hold(place.session, &call, by, ask, with, reply)
-        .await;
+    let asked = engine.open_hold(place.session, &call, by, ask, with).await;
     asked.expect("a question");
     let (look, asking) = place.glance().await.expect("a glance");
     assert!(look.is_some_and(|look| look.is_paused()) && asking > running);

@@ -11,8 +11,8 @@ use statehold_core::hold::HoldKind;
 use statehold_engine::kept::ItemBody;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    AskReply, Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk,
-    Reply, SessionFilter, SystemClock,
+    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, Reply,
+    SessionFilter, SystemClock,
 };
 use statehold_server::ServerOptions;
 use statehold_store::memory::MemoryStore;
@@ -137,13 +137,10 @@ impl Stage {
             decide_by: None,
         };
         let call = Call::by(self.caller.clone());
-        let (with, reply): (_, AskReply) = (
-            (Vec::new(), payloads.expect("keys")),
-            Arc::new(|_, _, _| Vec::new()),
-        );
+        let with = (Vec::new(), payloads.expect("keys"));
         let opened = self
             .scratch
-            .open_hold(session, &call, fenced(work), ask, with, reply);
+            .open_hold(session, &call, fenced(work), ask, with);
         opened.await.expect("a hold");
     }
 
@@ -163,7 +160,7 @@ impl Stage {
 }
 
 fn fenced(work: &ClaimedRequest) -> Fenced {
-    let live = work.detail.live.as_ref().expect("it is live");
+    let live = work.detail.request.live().expect("it is live");
     Fenced {
         request: live.id,
         fence: live.fence,

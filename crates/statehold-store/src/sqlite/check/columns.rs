@@ -7,7 +7,7 @@ use statehold_core::ids::ItemId;
 use statehold_core::name::Name;
 use statehold_core::projection::{Changes, ClosedHold};
 use statehold_core::record::{Event, Record};
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_core::session::{Owner, SessionState};
 
 use super::super::log::{self, SessionRow};
@@ -150,10 +150,10 @@ pub(super) fn compare_queues(
                 Ok(([row.get(0)?, row.get(1)?], row.get(2)?, row.get(3)?))
             })?;
         let agent = folded.tasks.get(&live.task).map(|task| task.agent.as_str());
-        let lease = live.lease.filter(|_| live.status == RequestStatus::Running);
+        let lease = live.lease.filter(|_| live.status == LiveStatus::Running);
         let is_same = found.is_some_and(|(names, queued, until)| {
             [tenant, agent] == [Some(names[0].as_str()), Some(names[1].as_str())]
-                && queued == (live.status == RequestStatus::Queued)
+                && queued == (live.status == LiveStatus::Queued)
                 && until == lease.map(|lease| lease.until.as_micros())
         });
         if !is_same {

@@ -13,7 +13,7 @@ use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
 use statehold_core::principal::{Actor, Principal};
 use statehold_core::record::Change;
-use statehold_core::request::{CallState, RequestStatus};
+use statehold_core::request::{CallState, LiveStatus};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
@@ -213,14 +213,14 @@ impl Author<'_> {
     }
 
     fn leased(&self) -> Vec<usize> {
-        self.requests_where(|at| self.world.request_status(at) != RequestStatus::Queued)
+        self.requests_where(|at| self.world.request_status(at) != LiveStatus::Queued)
     }
 
     fn running_or_waiting(&self) -> Vec<usize> {
         self.requests_where(|at| {
             matches!(
                 self.world.request_status(at),
-                RequestStatus::Running | RequestStatus::Waiting
+                LiveStatus::Running | LiveStatus::Waiting
             )
         })
     }
@@ -317,11 +317,10 @@ impl Author<'_> {
         let waiting = self.requests_where(|at| {
             matches!(
                 self.world.request_status(at),
-                RequestStatus::Queued | RequestStatus::Running
+                LiveStatus::Queued | LiveStatus::Running
             )
         });
-        let queued =
-            self.requests_where(|at| self.world.request_status(at) == RequestStatus::Queued);
+        let queued = self.requests_where(|at| self.world.request_status(at) == LiveStatus::Queued);
         let wanted = if queued.is_empty() || self.dice.odd(3) {
             waiting
         } else {
@@ -345,7 +344,7 @@ impl Author<'_> {
 
     fn lapse(&mut self) -> Option<(Command, Actor)> {
         let running =
-            self.requests_where(|at| self.world.request_status(at) == RequestStatus::Running);
+            self.requests_where(|at| self.world.request_status(at) == LiveStatus::Running);
         let request = self.request(&running)?;
         let request = self.world.request_id(request);
         Some((

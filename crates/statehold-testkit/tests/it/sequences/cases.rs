@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use statehold_core::hold::HoldKind;
 use statehold_core::invariant::{Findings, Invariant};
 use statehold_core::record::{ErasedPayloads, Event, Record};
-use statehold_core::request::{CallState, RequestStatus};
+use statehold_core::request::{CallState, LiveStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
 use statehold_testkit::reference::World;
@@ -71,7 +71,7 @@ pub(super) fn seen(
             Event::RequestLeased { request, fence, .. } if *fence > 1 => {
                 let status = before.requests.get(request).map(|live| live.status);
                 cases.push(match status {
-                    Some(RequestStatus::Running) => "lost worker replaced at once",
+                    Some(LiveStatus::Running) => "lost worker replaced at once",
                     _ => "claimed again",
                 });
             }
@@ -144,14 +144,14 @@ pub(super) fn seen(
     cases
 }
 
-fn wake(from: RequestStatus, to: RequestStatus) -> Option<&'static str> {
+fn wake(from: LiveStatus, to: LiveStatus) -> Option<&'static str> {
     match (from, to) {
-        (RequestStatus::Held, RequestStatus::Queued) => Some("held, then queued"),
-        (RequestStatus::Held, RequestStatus::Running) => Some("held, then running"),
-        (RequestStatus::Held, RequestStatus::Waiting) => Some("held, then waiting"),
-        (RequestStatus::Waiting, RequestStatus::Queued) => Some("waiting, then queued"),
-        (RequestStatus::Waiting, RequestStatus::Running) => Some("waiting, then running"),
-        (RequestStatus::Waiting, RequestStatus::Held) => Some("waiting, then held"),
+        (LiveStatus::Held, LiveStatus::Queued) => Some("held, then queued"),
+        (LiveStatus::Held, LiveStatus::Running) => Some("held, then running"),
+        (LiveStatus::Held, LiveStatus::Waiting) => Some("held, then waiting"),
+        (LiveStatus::Waiting, LiveStatus::Queued) => Some("waiting, then queued"),
+        (LiveStatus::Waiting, LiveStatus::Running) => Some("waiting, then running"),
+        (LiveStatus::Waiting, LiveStatus::Held) => Some("waiting, then held"),
         _ => None,
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rusqlite::Connection;
 use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
 use statehold_core::record::Change;
-use statehold_core::request::RequestStatus;
+use statehold_core::request::LiveStatus;
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyFile;
@@ -304,7 +304,7 @@ fn a_worker_of_the_original_cannot_write_to_what_was_restored() {
     let copied = open(copy.path());
     let state = wait(copied.load(author.session())).expect("reads");
     let state = state.expect("the session was copied");
-    assert_eq!(state.requests[&by.request].status, RequestStatus::Queued);
+    assert_eq!(state.requests[&by.request].status, LiveStatus::Queued);
     assert_eq!(state.revision, author.client.state.revision + 1);
     let leaf = fixtures::name("leaf");
     let waiting = wait(copied.claimable(fixtures::name("t1"), leaf, None, 10)).expect("reads");

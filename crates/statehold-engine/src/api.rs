@@ -1,0 +1,17 @@
+//! All that a surface may call: one module per noun, one function per use case, from a caller and plain
+//! input to a typed view. Rights are asked inside.
+//!
+//! Inputs and views have the names of the native API and are described for its document, so that every
+//! surface that speaks JSON can take and show them as they are.
+
+pub mod feed;
+pub mod hold;
+pub mod item;
+pub mod json;
+pub mod request;
+pub mod schema;
+pub mod session;
+pub mod state;
+pub mod task;
+pub mod tree;
+pub mod work;

@@ -1,0 +1,252 @@
+//! Holds: workers open them, people decide them.
+
+mod action;
+mod decision_input;
+mod evidence;
+mod input;
+mod pending;
+mod summary;
+mod view;
+
+use statehold_core::command::Rejection;
+use statehold_core::digest::Digest;
+use statehold_core::hold::{CallTarget, HoldKind};
+use statehold_core::ids::{HoldId, RequestId, TaskId};
+use statehold_core::item::ItemKind;
+use statehold_store::LineageStep;
+
+use super::item::ItemInput;
+use super::item::write::new_items;
+use super::json::to_body;
+use super::request::FencedRequest;
+use crate::answer::NewAnswer;
+use crate::ask::{NewAction, NewAsk, raw};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::holds::HoldDetail;
+use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
+use crate::mailbox::{Call, Receipt};
+use crate::policy::parse_decide_by;
+
+pub use action::{ActionView, ReasonView, RedactionView};
+pub use decision_input::{DecisionInput, ResumeInput};
+pub use evidence::{EvidenceView, ToolRunView};
+pub use input::{ActionInput, HoldInput};
+pub use pending::PendingHoldView;
+pub use pending::pending_views;
+pub use summary::{
+    DecisionReceipt, HoldCountsView, HoldNewsView, HoldPage, HoldRef, KindCounts, RiskCounts,
+};
+pub use view::{DecideRefusal, DecisionView, HoldGroupView, HoldView};
+
+/// The title of a hold. A `reconcile` hold is opened by the server, which gives it a fixed one.
+pub fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
+    let body: HoldBody = parse(body);
+    if body.title.is_empty() && kind == HoldKind::Reconcile {
+        RECONCILE_TITLE.to_owned()
+    } else {
+        body.title
+    }
+}
+
+/// The way down to a request: `T1 ← R7 ← T4 ← R8`, from the root task.
+fn chain(lineage: &[LineageStep]) -> String {
+    let steps = lineage
+        .iter()
+        .map(|step| format!("T{} ← R{}", step.task_number, step.number));
+    steps.collect::<Vec<_>>().join(" ← ")
+}
+
+fn task_path(lineage: &[LineageStep]) -> Vec<TaskId> {
+    lineage.iter().map(|step| step.task).collect()
+}
+
+/// The alias of a hold: `R8.h1`.
+fn alias(lineage: &[LineageStep], number: u32) -> String {
+    let request = lineage.last().map_or(0, |step| step.number);
+    format!("R{request}.h{number}")
+}
+
+/// Asks a person.
+///
+/// # Errors
+///
+/// If the caller may not, the input is malformed, the policy is stricter, or the core refuses.
+pub async fn open(
+    engine: &Engine,
+    call: &Call,
+    request: RequestId,
+    mut input: HoldInput,
+) -> Result<Receipt<HoldView>, EngineError> {
+    let target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    let (session, mut payloads) = (target.session, target.payloads);
+    let targets = engine.call_targets(session, request, &input.items).await?;
+    let action = input.action.take();
+    let whole_args = action.as_ref().map(|action| action.args.clone());
+    let action = action.map(|action| new_action(action, &input.items));
+    let action = action.transpose()?;
+    let items = new_items(input.items, &targets, &mut payloads)?;
+    let decide_by = input.decide_by.as_deref().map(parse_decide_by).transpose();
+    let ask = NewAsk {
+        kind: input.kind,
+        title: input.title,
+        message: input.message,
+        action,
+        response_schema: input.response_schema,
+        url: input.url,
+        reasons: input.reasons,
+        group_id: input.group_id,
+        allowed: input.allowed.into_iter().collect(),
+        quorum: input.quorum,
+        expires_in_seconds: input.expires_in_seconds,
+        on_expiry: input.on_expiry,
+        decide_by: decide_by.map_err(|_| EngineError::HoldMalformed {
+            path: "decide_by".to_owned(),
+            what: "is other, user or role:NAME".to_owned(),
+        })?,
+    };
+    let written = (items, payloads);
+    let opened = engine
+        .open_hold(session, call, target.by, ask, written)
+        .await?;
+    Ok(match whole_args {
+        Some(args) => with_whole_args(opened, &args),
+        None => opened,
+    })
+}
+
+fn new_action(action: ActionInput, items: &[ItemInput]) -> Result<NewAction, EngineError> {
+    let call_id = action.call_id.as_deref();
+    let recorded = call_id.and_then(|id| id.parse().ok());
+    let tool = action
+        .tool
+        .parse()
+        .map_err(|error| EngineError::invalid("action.tool", format!("`action.tool`: {error}")))?;
+    Ok(NewAction {
+        tool,
+        call: gated_call(items, call_id)
+            .map(CallTarget::SameCommand)
+            .or(recorded.map(CallTarget::Recorded)),
+        args: action.args,
+        args_schema: action.args_schema,
+        call_id: action.call_id,
+        effect: action.effect,
+        risk: action.risk,
+        idempotent: action.idempotent,
+    })
+}
+
+/// The gated call in the same input that an action means.
+fn gated_call(items: &[ItemInput], call_id: Option<&str>) -> Option<usize> {
+    let call_id = call_id?;
+    items.iter().position(|item| {
+        item.kind == ItemKind::ToolCall && item.call_id.as_deref() == Some(call_id)
+    })
+}
+
+/// The answer with all arguments instead of the preview: the worker that opened the hold has just sent
+/// them. The kept answer has only the preview.
+fn with_whole_args(mut opened: Receipt<HoldView>, args: &Raw) -> Receipt<HoldView> {
+    let action = opened.view.action.as_mut();
+    if let Some(action) = action.filter(|action| !action.redactions.is_empty()) {
+        let value: serde_json::Value = serde_json::from_str(args.get()).unwrap_or_default();
+        action.args = raw(&value);
+        opened.body = to_body(&opened.view);
+    }
+    opened
+}
+
+/// Decides a hold, once and for all.
+///
+/// # Errors
+///
+/// If the caller may not, the decision is malformed, or another one stands.
+pub async fn decide(
+    engine: &Engine,
+    call: &Call,
+    key: Option<&str>,
+    hold: HoldId,
+    input: DecisionInput,
+) -> Result<Receipt<DecisionReceipt>, EngineError> {
+    let detail = engine.hold(&call.caller, hold).await?;
+    decide_shown(engine, call, key, &detail, input).await
+}
+
+/// Decides the only hold that a request ever had, or the one that is named.
+///
+/// # Errors
+///
+/// As [`decide`], and if the request had several and none is named.
+pub async fn resume(
+    engine: &Engine,
+    call: &Call,
+    key: Option<&str>,
+    request: RequestId,
+    input: ResumeInput,
+) -> Result<Receipt<DecisionReceipt>, EngineError> {
+    engine.session_of_request(request).await?;
+    let (named, input) = input.split();
+    let visible = engine.holds_of(&call.caller, request).await?;
+    if visible.is_empty() {
+        // Before anything is said about the input: a foreign request answers like a missing one.
+        return Err(EngineError::NotFound);
+    }
+    let digest = parse_digest(input.digest.as_deref())?;
+    let is_meant = |detail: &&HoldDetail| match (named, digest) {
+        (Some(named), _) => detail.hold.id == named,
+        (None, Some(digest)) if visible.len() > 1 => detail.hold.digest == Some(digest),
+        (None, _) => true,
+    };
+    let mut meant = visible.iter().filter(is_meant);
+    match (meant.next(), meant.next()) {
+        (Some(one), None) => decide(engine, call, key, one.hold.id, input).await,
+        (None, _) => Err(EngineError::NotFound),
+        (Some(_), Some(_)) => Err(EngineError::SeveralHolds {
+            holds: visible.iter().map(HoldRef::of).collect(),
+        }),
+    }
+}
+
+/// Decides a hold that the caller has just read. A caller who comes too late is told the decision that
+/// stands, as far as they may see it.
+///
+/// # Errors
+///
+/// As [`decide`].
+pub async fn decide_shown(
+    engine: &Engine,
+    call: &Call,
+    key: Option<&str>,
+    detail: &HoldDetail,
+    input: DecisionInput,
+) -> Result<Receipt<DecisionReceipt>, EngineError> {
+    let answer = NewAnswer {
+        kind: input.decision,
+        digest: parse_digest(input.digest.as_deref())?,
+        args: input.args,
+        content: input.content,
+        comment: input.comment,
+        reason: input.reason,
+    };
+    match engine.decide_hold(call, key, detail, answer).await {
+        Err(EngineError::Rejected(
+            rejection @ (Rejection::HoldDecided { .. } | Rejection::HoldExpired { .. }),
+        )) => {
+            let now = engine.hold(&call.caller, detail.hold.id).await.ok();
+            let decision = now.and_then(|now| HoldView::of(&now).decision);
+            Err(EngineError::DecidedBefore {
+                rejection,
+                decision: decision.map(Box::new),
+            })
+        }
+        other => other,
+    }
+}
+
+fn parse_digest(text: Option<&str>) -> Result<Option<Digest>, EngineError> {
+    let Some(text) = text else { return Ok(None) };
+    let hex = text.strip_prefix("sha256:").unwrap_or(text);
+    let parsed = hex.parse();
+    let invalid = |error| EngineError::invalid("digest", format!("`digest`: {error}"));
+    parsed.map(Some).map_err(invalid)
+}

@@ -1,0 +1,187 @@
+//! Holds in few words, how many there are, and the receipt of a decision.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::hold::{HoldKind, HoldStatus, Risk};
+use statehold_core::ids::{HoldId, RequestId, SessionId};
+use statehold_core::record::Event;
+use statehold_core::request::RequestStatus;
+use statehold_store::HoldChangeKind;
+use utoipa::ToSchema;
+
+use super::{HoldView, alias, title_of};
+use crate::api::json::Time;
+use crate::holds::{HoldCounts, HoldDetail};
+use crate::mailbox::Committed;
+
+/// A hold in few words.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct HoldRef {
+    pub id: HoldId,
+    pub alias: String,
+    pub kind: HoldKind,
+    pub status: HoldStatus,
+    pub title: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Time>,
+}
+
+impl HoldRef {
+    pub fn of(detail: &HoldDetail) -> Self {
+        let hold = &detail.hold;
+        let closed = detail.closed.as_ref();
+        Self {
+            id: hold.id,
+            alias: alias(&detail.lineage, hold.number),
+            kind: hold.kind,
+            status: closed.map_or(HoldStatus::Open, |closed| closed.decision.status),
+            title: title_of(hold.kind, detail.body.as_deref()),
+            expires_at: hold.deadline.map(Into::into),
+        }
+    }
+}
+
+/// A page of holds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct HoldPage {
+    pub holds: Vec<HoldView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// How many open holds the caller may see.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = HoldCounts)]
+pub struct HoldCountsView {
+    pub open: usize,
+    pub by_kind: KindCounts,
+    /// Holds whose risk the caller may not know count as `none`.
+    pub by_risk: RiskCounts,
+    /// Those that expire within ten minutes.
+    pub expiring_soon: usize,
+    /// Those that the caller may decide.
+    pub mine: usize,
+    /// Whether there are more than were counted.
+    pub capped: bool,
+}
+
+/// How many of each kind.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KindCounts {
+    pub approval: usize,
+    pub question: usize,
+    pub form: usize,
+    pub link: usize,
+    pub credential: usize,
+    pub reconcile: usize,
+}
+
+/// How many of each risk.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RiskCounts {
+    pub high: usize,
+    pub medium: usize,
+    pub low: usize,
+    pub none: usize,
+}
+
+impl HoldCountsView {
+    pub fn of(counts: &HoldCounts) -> Self {
+        fn count<K: Ord>(counts: &BTreeMap<K, usize>, key: &K) -> usize {
+            counts.get(key).copied().unwrap_or(0)
+        }
+        let kind = |kind| count(&counts.by_kind, &kind);
+        let risk = |risk| count(&counts.by_risk, &risk);
+        Self {
+            open: counts.open,
+            by_kind: KindCounts {
+                approval: kind(HoldKind::Approval),
+                question: kind(HoldKind::Question),
+                form: kind(HoldKind::Form),
+                link: kind(HoldKind::Link),
+                credential: kind(HoldKind::Credential),
+                reconcile: kind(HoldKind::Reconcile),
+            },
+            by_risk: RiskCounts {
+                high: risk(Some(Risk::High)),
+                medium: risk(Some(Risk::Medium)),
+                low: risk(Some(Risk::Low)),
+                none: risk(None),
+            },
+            expiring_soon: counts.expiring_soon,
+            mine: counts.mine,
+            capped: counts.capped,
+        }
+    }
+}
+
+/// One event of the feed of holds.
+#[derive(Debug, Serialize)]
+pub struct HoldNewsView {
+    pub change: HoldChangeKind,
+    pub hold: HoldView,
+}
+
+/// What a decision came to. The same decision sent again gets the same words.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Decided)]
+pub struct DecisionReceipt {
+    pub id: HoldId,
+    pub session_id: SessionId,
+    pub request_id: RequestId,
+    /// `open` while others must still approve.
+    pub status: HoldStatus,
+    /// How many have approved, and how many must.
+    pub approvals: u16,
+    pub quorum: u16,
+    /// What the request does now.
+    pub request_status: RequestStatus,
+    pub decided_by: String,
+    pub decided_at: Time,
+    pub revision: u64,
+}
+
+impl DecisionReceipt {
+    pub fn of_commit(done: &Committed<'_>, id: HoldId) -> Option<Self> {
+        let content = &done.record.content;
+        let hold = done
+            .before
+            .holds
+            .get(&id)
+            .or_else(|| done.after.holds.get(&id));
+        let decided = content.events.iter().find_map(|event| match event {
+            Event::HoldDecided { hold, decision, .. } if *hold == id => Some(decision.status),
+            _ => None,
+        });
+        let hold = hold?;
+        let request = hold.request;
+        let live = done.after.requests.get(&request);
+        let mut ended = done.changes.ended_requests.iter();
+        let ended = ended.find(|ended| ended.id == request);
+        let request_status = match live {
+            Some(live) => live.status.into(),
+            None => ended?.outcome.into(),
+        };
+        let before = hold.votes.len();
+        let votes = match decided {
+            Some(HoldStatus::Approved | HoldStatus::Edited) => before + 1,
+            Some(_) => before,
+            None => done.after.holds.get(&id).map_or(0, |hold| hold.votes.len()),
+        };
+        Some(Self {
+            id,
+            session_id: content.session,
+            request_id: request,
+            status: decided.unwrap_or(HoldStatus::Open),
+            approvals: u16::try_from(votes).unwrap_or(u16::MAX),
+            quorum: hold.need,
+            request_status,
+            decided_by: content.principal.to_string(),
+            decided_at: content.at.into(),
+            revision: content.seq,
+        })
+    }
+}

@@ -1,0 +1,315 @@
+//! A hold as callers see it, each as much as they may.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use serde::{Deserialize, Serialize};
+use statehold_core::hold::{DecideBy, DecisionKind, HoldKind, HoldStatus, OnExpiry, WhyNot};
+use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use utoipa::ToSchema;
+
+use super::action::{ActionView, ReasonView};
+use super::evidence::EvidenceView;
+use super::{alias, chain, task_path};
+use crate::api::json::{Raw, Time};
+use crate::holds::HoldDetail;
+use crate::kept::{DecisionBody, HoldBody, Reason, parse};
+use crate::mailbox::Committed;
+use crate::sealed::OpenedArgs;
+
+/// A hold.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Hold)]
+pub struct HoldView {
+    pub id: HoldId,
+    pub alias: String,
+    pub kind: HoldKind,
+    /// `open`, `approved`, `edited`, `answered`, `rejected`, `expired` or `cancelled`.
+    pub status: HoldStatus,
+    pub session_id: SessionId,
+    pub task_id: TaskId,
+    pub request_id: RequestId,
+    pub task_path: Vec<TaskId>,
+    /// The tasks and requests from the root down to the one that asks: `T1 ← R7 ← T4 ← R8`.
+    pub chain: String,
+    pub agent: Name,
+    pub title: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The holds of the same turn. Left out in the answer to whoever opened it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<HoldGroupView>,
+    /// Whether the caller may decide it now.
+    pub may_decide: bool,
+    /// Why not, while it is open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<DecideRefusal>,
+    /// The role that is needed, with `needs_role`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<Name>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub action: Option<ActionView>,
+    /// The id of the tool call that waits: whoever runs it passes this key on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub execution_key: Option<ItemId>,
+    /// For whom the agent asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub app: Option<Name>,
+    /// Who decides: `other`, `user` or `role:x`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decide_by: Option<String>,
+    /// Whether a refusal needs a comment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comment_required: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub response_schema: Option<Raw>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasons: Option<Vec<ReasonView>>,
+    pub allowed: Vec<DecisionKind>,
+    pub quorum: u16,
+    /// Who has approved so far, for those who may see the action.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub votes: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Time>,
+    pub on_expiry: OnExpiry,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decision: Option<DecisionView>,
+    /// What was decided on, by what right, and what came of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<EvidenceView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Time)]
+    pub created_at: Option<Time>,
+}
+
+/// Why a caller may not decide a hold, in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = WhyNot)]
+pub enum DecideRefusal {
+    OwnSession,
+    OwnHold,
+    NeedsRole,
+    Server,
+}
+
+impl From<&WhyNot> for DecideRefusal {
+    fn from(why: &WhyNot) -> Self {
+        match why {
+            WhyNot::OwnSession => Self::OwnSession,
+            WhyNot::OwnHold => Self::OwnHold,
+            WhyNot::NeedsRole(_) => Self::NeedsRole,
+            WhyNot::Server => Self::Server,
+        }
+    }
+}
+
+/// Holds that belong together.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = HoldGroup)]
+pub struct HoldGroupView {
+    pub id: String,
+    /// How many the caller may see.
+    pub holds: usize,
+    /// How many of those are decided.
+    pub decided: usize,
+}
+
+/// A decision that stands.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Decision)]
+pub struct DecisionView {
+    /// How the hold ended.
+    pub status: HoldStatus,
+    pub by: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Time)]
+    pub at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comment: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub args: Option<Raw>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub content: Option<Raw>,
+    /// A credential was given; it is kept nowhere.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub given: bool,
+    /// For the worker: the arguments cannot be read any more. Fail the request, or ask again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub args_lost: bool,
+}
+
+fn reasons(kept: Option<Vec<Reason>>) -> Option<Vec<ReasonView>> {
+    kept.map(|reasons| reasons.into_iter().map(Into::into).collect())
+}
+
+/// Who decides, in one word.
+fn decide_by(policy: &DecideBy) -> String {
+    match policy {
+        DecideBy::Other => "other".to_owned(),
+        DecideBy::User => "user".to_owned(),
+        DecideBy::Role(role) => format!("role:{role}"),
+    }
+}
+
+impl HoldView {
+    /// A hold as the caller may see it; the worker that holds the lease sees the action itself.
+    pub fn of(detail: &HoldDetail) -> Self {
+        match &detail.opened {
+            Some(opened) => Self::for_worker(detail, opened),
+            None => Self::shown(detail, detail.sees_action),
+        }
+    }
+
+    /// A hold as the worker that asked gets it back, with what it may run now.
+    fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
+        let mut shown = Self::shown(detail, true);
+        shown.action = shown.action.map(|action| action.opened(opened));
+        if let Some(decision) = &mut shown.decision {
+            decision.args_lost = opened.lost;
+            if decision.args.is_some() {
+                let edited = opened.edited.clone().filter(|_| !opened.lost);
+                decision.args = edited.or_else(|| decision.args.take().filter(|_| !opened.lost));
+            }
+        }
+        shown
+    }
+
+    /// The action, and the words of the decision, only for those who see it; whose it is and what came
+    /// of it only for those who may decide, or read traces.
+    fn shown(detail: &HoldDetail, sees_action: bool) -> Self {
+        let hold = &detail.hold;
+        let body: HoldBody = parse(detail.body.as_deref());
+        let words: DecisionBody = parse(detail.decision_body.as_deref());
+        let decision = detail.closed.as_ref().map(|closed| DecisionView {
+            status: closed.decision.status,
+            by: closed.decision.by.to_string(),
+            at: detail.decided_at.map(Into::into),
+            comment: words.comment.filter(|_| sees_action),
+            reason: words.reason.filter(|_| sees_action),
+            args: words.args.filter(|_| sees_action),
+            // The user's own answer to a question is the user's to see.
+            content: words.content.filter(|_| sees_action),
+            given: words.given,
+            args_lost: false,
+        });
+        let is_open = detail.closed.is_none();
+        let why_not = detail.why_not.as_ref().filter(|_| is_open);
+        let sees_whose = detail.sees_action;
+        Self {
+            id: hold.id,
+            alias: alias(&detail.lineage, hold.number),
+            kind: hold.kind,
+            status: detail
+                .closed
+                .as_ref()
+                .map_or(HoldStatus::Open, |closed| closed.decision.status),
+            session_id: detail.session.id,
+            task_id: hold.task,
+            request_id: hold.request,
+            task_path: task_path(&detail.lineage),
+            chain: chain(&detail.lineage),
+            agent: detail.agent.clone(),
+            title: body.title,
+            message: body.message,
+            group: detail.group.as_ref().map(|group| HoldGroupView {
+                id: group.id.clone(),
+                holds: group.holds,
+                decided: group.decided,
+            }),
+            may_decide: is_open && detail.why_not.is_none(),
+            why_not: why_not.map(Into::into),
+            role: why_not.and_then(|why| match why {
+                WhyNot::NeedsRole(role) => Some(role.clone()),
+                _ => None,
+            }),
+            action: body.action.filter(|_| sees_action).map(Into::into),
+            execution_key: hold.call.filter(|_| sees_action),
+            user: sees_whose.then(|| detail.user.clone()),
+            app: sees_whose.then(|| detail.session.owner.app.clone()),
+            decide_by: sees_whose.then(|| decide_by(&hold.decide_by)),
+            comment_required: sees_whose.then_some(body.comment_required),
+            response_schema: body.response_schema,
+            url: body.url,
+            reasons: reasons(body.reasons.filter(|_| sees_action)),
+            allowed: hold.allowed.iter().copied().collect(),
+            quorum: hold.need,
+            votes: sees_action.then(|| detail.votes.iter().map(ToString::to_string).collect()),
+            expires_at: hold.deadline.map(Into::into),
+            on_expiry: hold.on_expiry,
+            decision,
+            evidence: EvidenceView::of(detail).filter(|_| sees_whose),
+            created_at: detail.opened_at.map(Into::into),
+        }
+    }
+
+    /// A hold that a commit opens, as its opener sees it: it wrote all of it.
+    pub fn of_commit(made: &Committed<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
+        let content = &made.record.content;
+        let hold = made.after.holds.get(&id)?;
+        let (mut path, mut steps) = (Vec::new(), Vec::new());
+        let mut asking = made.after.requests.get(&hold.request);
+        let number = asking.map_or(0, |live| live.number);
+        while let Some(live) = asking {
+            let task = made.after.tasks.get(&live.task)?;
+            path.push(task.id);
+            steps.push(format!("T{} ← R{}", task.number, live.number));
+            asking = live
+                .parent
+                .and_then(|above| made.after.requests.get(&above));
+        }
+        path.reverse();
+        steps.reverse();
+        let agent = made.after.tasks.get(&hold.task)?.agent.clone();
+        let is_local = content.principal == Principal::Local;
+        Some(Self {
+            id,
+            alias: format!("R{number}.h{}", hold.number),
+            kind: hold.kind,
+            status: HoldStatus::Open,
+            session_id: content.session,
+            task_id: hold.task,
+            request_id: hold.request,
+            task_path: path,
+            chain: steps.join(" ← "),
+            agent,
+            title: words.title,
+            message: words.message,
+            // How many there are in it is known to those who read the hold.
+            group: None,
+            may_decide: is_local,
+            why_not: (!is_local).then_some(DecideRefusal::OwnHold),
+            role: None,
+            action: words.action.map(Into::into),
+            execution_key: hold.call,
+            user: None,
+            app: None,
+            decide_by: Some(decide_by(&hold.decide_by)),
+            comment_required: None,
+            response_schema: words.response_schema,
+            url: words.url,
+            reasons: reasons(words.reasons),
+            allowed: hold.allowed.iter().copied().collect(),
+            quorum: hold.need,
+            votes: Some(Vec::new()),
+            expires_at: hold.deadline.map(Into::into),
+            on_expiry: hold.on_expiry,
+            decision: None,
+            evidence: None,
+            created_at: Some(content.at.into()),
+        })
+    }
+}

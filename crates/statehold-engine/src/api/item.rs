@@ -1,0 +1,8 @@
+//! Items: how callers write them and see them.
+
+mod input;
+mod view;
+pub mod write;
+
+pub use input::{AttachmentInput, ItemInput, MessageInput};
+pub use view::{ItemRef, ItemView, MessageView};

@@ -1,0 +1,296 @@
+//! How written items become items of the core: their shape is checked, their text becomes payloads, and
+//! each tool result finds its call.
+
+use statehold_core::command::Output;
+use statehold_core::hold::CallTarget;
+use statehold_core::ids::{ItemId, RequestId, SessionId};
+use statehold_core::item::{
+    Attachment, AttachmentSource, CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility,
+};
+
+use super::{AttachmentInput, ItemInput, MessageInput};
+use crate::api::json::{Raw, to_body};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::kept::ItemBody;
+use crate::payloads::Payloads;
+
+/// How many items are read to find a call by the caller's own name.
+const CALLS_READ_MAX: usize = 1_000;
+
+/// Where a result finds its call.
+pub enum CallPlace {
+    /// By id, or earlier in the same body.
+    Known(CallTarget),
+    /// By the caller's own name, in what was written before.
+    Named(String),
+}
+
+/// Reads `input` or `output`: text, or an object with content.
+pub fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<Output, EngineError> {
+    labelled_message(raw, path, payloads, false)
+}
+
+/// A message, with a note of whether a credential came with it.
+pub fn labelled_message(
+    raw: &Raw,
+    path: &str,
+    payloads: &mut Payloads,
+    had_credential: bool,
+) -> Result<Output, EngineError> {
+    let text = raw.get().trim_start();
+    let message = if text.starts_with('"') {
+        MessageInput {
+            content: raw.clone(),
+            attachments: Vec::new(),
+            annotations: None,
+        }
+    } else if text.starts_with('{') {
+        serde_json::from_str(raw.get()).map_err(|error| {
+            let detail =
+                format!("`{path}` is text or {{content, attachments?, annotations?}}: {error}");
+            EngineError::invalid(path, detail)
+        })?
+    } else {
+        let detail = format!("`{path}` is text or {{content, attachments?, annotations?}}");
+        return Err(EngineError::invalid(path, detail));
+    };
+    require_content(&message.content, path)?;
+    let body = ItemBody {
+        content: Some(message.content),
+        annotations: message.annotations,
+        had_credential,
+        ..ItemBody::default()
+    };
+    Ok(Output {
+        body: payloads.put(to_body(&body)),
+        attachments: attachments(&message.attachments, path, payloads)?,
+    })
+}
+
+/// Content is text or a list of parts.
+fn require_content(content: &Raw, path: &str) -> Result<(), EngineError> {
+    if content.get().starts_with(['"', '[']) {
+        return Ok(());
+    }
+    let detail = format!("the content of `{path}` is text or a list of parts");
+    Err(EngineError::invalid(path, detail))
+}
+
+fn attachments(
+    wire: &[AttachmentInput],
+    path: &str,
+    payloads: &mut Payloads,
+) -> Result<Vec<Attachment>, EngineError> {
+    let mut read = Vec::with_capacity(wire.len());
+    for file in wire {
+        let source = match (&file.url, &file.reference_url, &file.data) {
+            (Some(_), _, None) => AttachmentSource::Url,
+            (None, Some(_), None) => AttachmentSource::ReferenceUrl,
+            (None, None, Some(_)) => AttachmentSource::Inline,
+            _ => {
+                let detail = format!(
+                    "an attachment of `{path}` has a `url`, a `reference_url` (or both), or `data`"
+                );
+                return Err(EngineError::invalid(path, detail));
+            }
+        };
+        let body = payloads.put(to_body(file));
+        read.push(Attachment { body, source });
+    }
+    Ok(read)
+}
+
+impl ItemInput {
+    /// The item as the core takes it; `place` is where a result finds its call.
+    pub fn into_new(
+        self,
+        index: usize,
+        place: Option<CallTarget>,
+        payloads: &mut Payloads,
+    ) -> Result<NewItem, EngineError> {
+        let path = format!("items[{index}]");
+        let wrong = |what: &str| {
+            let (path, what) = (path.clone(), what.to_owned());
+            Err(EngineError::ItemMalformed { path, what })
+        };
+        let kind = self.kind;
+        match kind {
+            ItemKind::Message if self.content.is_none() => {
+                return wrong("a message has `content`");
+            }
+            ItemKind::ToolCall if self.name.is_none() || self.arguments.is_none() => {
+                return wrong("a tool call has `name` and `arguments`");
+            }
+            ItemKind::ToolResult if self.call_id.is_none() || self.result.is_none() => {
+                return wrong("a tool result has `call_id` and `result`");
+            }
+            _ => {}
+        }
+        if kind != ItemKind::ToolCall && (self.gated || self.idempotent) {
+            return wrong("`gated` and `idempotent` are for tool calls");
+        }
+        if kind != ItemKind::ToolResult && self.outcome.is_some() {
+            return wrong("`outcome` is for tool results");
+        }
+        let is_shown = self.visibility == Some(Visibility::Visible);
+        if kind != ItemKind::Message && is_shown {
+            return wrong("only messages can be visible");
+        }
+        if kind != ItemKind::Message && self.role.is_some() {
+            return wrong("`role` is for messages");
+        }
+        if let Some(content) = &self.content {
+            require_content(content, &path)?;
+        }
+        let is_message = kind == ItemKind::Message;
+        let visibility = match self.visibility {
+            None if is_message => Visibility::Visible,
+            visibility => visibility.unwrap_or(Visibility::Hidden),
+        };
+        let role = is_message.then(|| self.role.unwrap_or(Role::Assistant));
+        let call = match (kind, place) {
+            (ItemKind::ToolCall, _) => Some(NewCallMark::Call {
+                gated: self.gated,
+                idempotent: self.idempotent,
+            }),
+            (ItemKind::ToolResult, Some(call)) => Some(NewCallMark::Result {
+                call,
+                outcome: self.outcome.unwrap_or(CallOutcome::Ran),
+            }),
+            _ => None,
+        };
+        let attached = attachments(&self.attachments, &path, payloads)?;
+        let body = ItemBody {
+            content: self.content,
+            name: self.name,
+            call_id: self.call_id,
+            arguments: self.arguments,
+            result: self.result,
+            annotations: self.annotations,
+            data: self.data,
+            had_credential: false,
+        };
+        Ok(NewItem {
+            kind,
+            visibility,
+            role,
+            body: payloads.put(to_body(&body)),
+            attachments: attached,
+            call,
+        })
+    }
+}
+
+/// Where each result of a body finds its call; None for items that are no results.
+pub fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
+    let place_of = |index: usize, item: &ItemInput| {
+        if item.kind != ItemKind::ToolResult {
+            return None;
+        }
+        let name = item.call_id.as_deref()?;
+        let earlier = items[..index].iter().rposition(|other| {
+            other.kind == ItemKind::ToolCall && other.call_id.as_deref() == Some(name)
+        });
+        Some(match (earlier, name.parse::<ItemId>()) {
+            (Some(at), _) => CallPlace::Known(CallTarget::SameCommand(at)),
+            (None, Ok(id)) => CallPlace::Known(CallTarget::Recorded(id)),
+            (None, Err(_)) => CallPlace::Named(name.to_owned()),
+        })
+    };
+    let numbered = items.iter().enumerate();
+    numbered
+        .map(|(index, item)| place_of(index, item))
+        .collect()
+}
+
+impl Engine {
+    /// The items of a command in a request that is not started yet: results can only name calls of the
+    /// same command.
+    pub fn first_items(
+        items: Vec<ItemInput>,
+        payloads: &mut Payloads,
+    ) -> Result<Vec<NewItem>, EngineError> {
+        let targets = call_places(&items).into_iter().map(|place| match place {
+            Some(CallPlace::Named(name)) => Err(unknown_call(&name)),
+            Some(CallPlace::Known(target)) => Ok(Some(target)),
+            None => Ok(None),
+        });
+        let targets = targets.collect::<Result<Vec<_>, _>>()?;
+        new_items(items, &targets, payloads)
+    }
+
+    /// The items of a command in a live request. Results may name calls by the caller's own names, which
+    /// are looked up in the history; gated calls are stored as their preview.
+    pub async fn next_items(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        items: Vec<ItemInput>,
+        payloads: &mut Payloads,
+    ) -> Result<Vec<NewItem>, EngineError> {
+        let targets = self.call_targets(session, request, &items).await?;
+        let mut items = new_items(items, &targets, payloads)?;
+        let is_gated =
+            |item: &NewItem| matches!(item.call, Some(NewCallMark::Call { gated: true, .. }));
+        if items.iter().any(is_gated)
+            && let Some(agent) = self.agent_of_request(session, request).await?
+        {
+            self.hide_gated(&agent, &mut items, payloads);
+        }
+        Ok(items)
+    }
+
+    /// The calls that the results among `items` belong to, read from the history where needed.
+    pub async fn call_targets(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        items: &[ItemInput],
+    ) -> Result<Vec<Option<CallTarget>>, EngineError> {
+        let places = call_places(items);
+        let is_named = |place: &Option<CallPlace>| matches!(place, Some(CallPlace::Named(_)));
+        let mut written = Vec::new();
+        if places.iter().any(is_named) {
+            let task = self.task_of_request(session, request).await?;
+            let task = task.ok_or(EngineError::NotFound)?;
+            written = self.recent_items(session, task, CALLS_READ_MAX).await?;
+        }
+        let find = |name: &str| {
+            let call = written.iter().find(|stored| {
+                let is_call = stored.placed.item.kind == ItemKind::ToolCall
+                    && stored.placed.request == request;
+                let body = stored.body.as_deref().filter(|_| is_call);
+                let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
+                body.and_then(|body| body.call_id).as_deref() == Some(name)
+            });
+            call.map(|stored| CallTarget::Recorded(stored.placed.item.id))
+        };
+        let targets = places.into_iter().map(|place| match place {
+            None => Ok(None),
+            Some(CallPlace::Known(target)) => Ok(Some(target)),
+            Some(CallPlace::Named(name)) => {
+                find(&name).map(Some).ok_or_else(|| unknown_call(&name))
+            }
+        });
+        targets.collect()
+    }
+}
+
+fn unknown_call(name: &str) -> EngineError {
+    EngineError::UnknownCall {
+        call_id: name.chars().take(64).collect(),
+    }
+}
+
+/// Items as the core takes them; `targets` has the call of each result.
+pub fn new_items(
+    items: Vec<ItemInput>,
+    targets: &[Option<CallTarget>],
+    payloads: &mut Payloads,
+) -> Result<Vec<NewItem>, EngineError> {
+    let numbered = items.into_iter().enumerate();
+    numbered
+        .map(|(index, item)| item.into_new(index, targets[index], payloads))
+        .collect()
+}

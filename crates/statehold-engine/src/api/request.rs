@@ -1,0 +1,434 @@
+//! Requests: start, read, feed with items, end.
+
+mod input;
+mod view;
+
+use std::time::Duration;
+
+use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::item::NewItem;
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::scope::Scope;
+
+use super::item::ItemRef;
+use super::item::write::{labelled_message, message};
+use super::json::Raw;
+use super::state::StatePatchInput;
+use crate::caller::Caller;
+use crate::credentials::Credential;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::kept::{ItemBody, parse};
+use crate::mailbox::{Call, Committed, Receipt};
+use crate::payloads::Payloads;
+use crate::rights::{self, Act};
+
+pub use input::{
+    AppendInput, ClaimInput, CompleteInput, EmptyInput, FailInput, HeartbeatInput, LeaseInput,
+    ReleaseInput, StartInput,
+};
+pub use view::{
+    CallProgress, CallView, ClaimView, HeartbeatView, ItemsWritten, RequestView, error_of,
+};
+
+/// How long a note about a worker may be.
+const WORKER_BYTES_MAX: usize = 256;
+
+/// Invokes an agent. With a lease, items, state and output it is a whole turn in one commit.
+///
+/// # Errors
+///
+/// If the caller may not, the input is malformed, or the core refuses.
+pub async fn start(
+    engine: &Engine,
+    call: &Call,
+    session: SessionId,
+    input: StartInput,
+    credential: Option<&Credential>,
+) -> Result<Receipt<RequestView>, EngineError> {
+    let named = input.agent.as_deref().map(agent_name).transpose()?;
+    let leased = input.lease.is_some();
+    let act = match input.parent_request_id {
+        Some(parent) => Act::StartBelow(parent, named.clone().filter(|_| leased)),
+        None if leased => Act::StartLeased(named.clone()),
+        None => Act::Start,
+    };
+    engine.authorise(&call.caller, session, &act).await?;
+    let owner = engine.owner(session).await?;
+    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let agent = named.unwrap_or(owner.agent);
+    let agent_view = act != Act::Start;
+    let command = start_command(engine, session, agent, input, credential, &mut payloads).await?;
+    let view = |made: &Committed<'_>| {
+        let mut events = made.record.content.events.iter();
+        let started = events.find_map(|event| match event {
+            Event::RequestStarted { request, .. } => Some(*request),
+            _ => None,
+        });
+        RequestView::of_commit(made, started?, agent_view)
+    };
+    let command = (&command, &payloads);
+    engine
+        .commit(session, call, command, credential, view)
+        .await
+}
+
+async fn start_command(
+    engine: &Engine,
+    session: SessionId,
+    agent: Name,
+    input: StartInput,
+    credential: Option<&Credential>,
+    payloads: &mut Payloads,
+) -> Result<Command, EngineError> {
+    let asked = labelled_message(&input.input, "input", payloads, credential.is_some())?;
+    let output = output_message(input.output.as_ref(), payloads)?;
+    let parent = match (input.parent_request_id, input.parent_fence) {
+        (Some(request), Some(fence)) => Some(Fenced { request, fence }),
+        (None, None) => None,
+        _ => {
+            let detail = "`parent_request_id` and `parent_fence` go together";
+            return Err(EngineError::invalid("parent_fence", detail));
+        }
+    };
+    if let Some(lease) = &input.lease {
+        require_worker_note(lease.worker.as_deref())?;
+    }
+    let mut items = Engine::first_items(input.items, payloads)?;
+    engine.hide_gated(&agent, &mut items, payloads);
+    let state = state_patch(engine, session, input.state, payloads).await?;
+    Ok(Command::StartRequest(StartRequest {
+        agent,
+        task: input.task_id,
+        parent,
+        input: asked.body,
+        attachments: asked.attachments,
+        close_on: input.close_on.unwrap_or_default(),
+        lease_ttl_ms: input
+            .lease
+            .map(|lease| lease.ttl_seconds.saturating_mul(1_000)),
+        items,
+        state,
+        output,
+    }))
+}
+
+fn output_message(
+    output: Option<&Raw>,
+    payloads: &mut Payloads,
+) -> Result<Option<Output>, EngineError> {
+    output
+        .map(|output| message(output, "output", payloads))
+        .transpose()
+}
+
+/// The name of an agent that a caller may use: names of the server itself are reserved.
+pub(crate) fn agent_name(text: &str) -> Result<Name, EngineError> {
+    if text.starts_with("statehold.") {
+        let detail = "`agent`: names that begin with `statehold.` are the server's own";
+        return Err(EngineError::invalid("agent", detail));
+    }
+    text.parse()
+        .map_err(|error| EngineError::invalid("agent", format!("`agent`: {error}")))
+}
+
+/// Bounds the note for people about who works.
+pub(crate) fn require_worker_note(note: Option<&str>) -> Result<(), EngineError> {
+    match note {
+        Some(note) if note.len() > WORKER_BYTES_MAX => Err(EngineError::Invalid(
+            "`worker` has at most 256 bytes".to_owned(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The state that goes with a request.
+async fn state_patch(
+    engine: &Engine,
+    session: SessionId,
+    input: Option<StatePatchInput>,
+    payloads: &mut Payloads,
+) -> Result<StatePatch, EngineError> {
+    let Some(input) = input else {
+        return Ok(StatePatch::default());
+    };
+    let writes = input.parse(None)?;
+    if writes.touches(Scope::Temp) {
+        return Err(EngineError::Temp(
+            "`temp:` keys are written with PATCH …/state, with `request_id` and `fence`",
+        ));
+    }
+    let writes = engine.merge_session_keys(session, writes).await?;
+    Ok(writes.into_core(payloads))
+}
+
+/// A live request that a worker writes to under its fence.
+pub(crate) struct FencedRequest {
+    pub(crate) by: Fenced,
+    pub(crate) session: SessionId,
+    pub(crate) payloads: Payloads,
+}
+
+impl FencedRequest {
+    /// Authorises the worker before anything that it sent is validated.
+    pub(crate) async fn find(
+        engine: &Engine,
+        caller: &Caller,
+        request: RequestId,
+        fence: u64,
+    ) -> Result<Self, EngineError> {
+        let act = Act::WorkOn(request);
+        rights::require_role(caller, &act)?;
+        let session = engine.session_of_request(request).await?;
+        engine.authorise(caller, session, &act).await?;
+        let owner = engine.owner(session).await?;
+        let payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+        Ok(Self {
+            by: Fenced { request, fence },
+            session,
+            payloads,
+        })
+    }
+
+    async fn items(
+        &mut self,
+        engine: &Engine,
+        items: Vec<super::item::ItemInput>,
+    ) -> Result<Vec<NewItem>, EngineError> {
+        let payloads = &mut self.payloads;
+        engine
+            .next_items(self.session, self.by.request, items, payloads)
+            .await
+    }
+
+    /// Commits a command that ends or releases the request, and answers with the request.
+    async fn commit(
+        self,
+        engine: &Engine,
+        call: &Call,
+        command: Command,
+    ) -> Result<Receipt<RequestView>, EngineError> {
+        let request = self.by.request;
+        let view = |made: &Committed<'_>| RequestView::of_commit(made, request, true);
+        let command = (&command, &self.payloads);
+        engine.commit(self.session, call, command, None, view).await
+    }
+}
+
+/// Adds to the history of a request's task.
+///
+/// # Errors
+///
+/// If the caller may not, the input is malformed, or the core refuses.
+pub async fn append(
+    engine: &Engine,
+    call: &Call,
+    request: RequestId,
+    input: AppendInput,
+) -> Result<Receipt<ItemsWritten>, EngineError> {
+    let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    let items = target.items(engine, input.items).await?;
+    let session = target.session;
+    let payloads = &mut target.payloads;
+    let state = state_patch(engine, session, input.state, payloads).await?;
+    let task_state = input.task_state.map(|state| payloads.put_json(&state));
+    if items.is_empty() && state.is_empty() && task_state.is_none() {
+        return Err(EngineError::NothingToAppend);
+    }
+    let command = Command::AppendItems {
+        by: target.by,
+        items,
+        state,
+        task_state,
+    };
+    let command = (&command, &target.payloads);
+    engine
+        .commit(session, call, command, None, items_written)
+        .await
+}
+
+fn items_written(made: &Committed<'_>) -> Option<ItemsWritten> {
+    let content = &made.record.content;
+    let items = content.events.iter().filter_map(|event| match event {
+        Event::ItemsAppended { items, .. } => Some(items),
+        _ => None,
+    });
+    let refs = items.flatten().map(|item| {
+        let body: ItemBody = parse(made.payload(&item.body));
+        ItemRef {
+            id: item.id,
+            seq: item.seq,
+            call_id: body.call_id,
+        }
+    });
+    Some(ItemsWritten {
+        items: refs.collect(),
+        revision: content.seq,
+    })
+}
+
+/// Ends a request with its answer.
+///
+/// # Errors
+///
+/// If the caller may not, the input is malformed, or the core refuses.
+pub async fn complete(
+    engine: &Engine,
+    call: &Call,
+    request: RequestId,
+    input: CompleteInput,
+) -> Result<Receipt<RequestView>, EngineError> {
+    let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    let output = message(&input.output, "output", &mut target.payloads)?;
+    let items = target.items(engine, input.items).await?;
+    let (session, payloads) = (target.session, &mut target.payloads);
+    let state = state_patch(engine, session, input.state, payloads).await?;
+    let command = Command::CompleteRequest {
+        by: target.by,
+        output,
+        items,
+        state,
+        task_state: input.task_state.map(|state| payloads.put_json(&state)),
+        close_task: input.close_task,
+        cancel_children: input.cancel_children,
+    };
+    target.commit(engine, call, command).await
+}
+
+/// Ends a request with an error.
+///
+/// # Errors
+///
+/// If the caller may not, or the core refuses.
+pub async fn fail(
+    engine: &Engine,
+    call: &Call,
+    request: RequestId,
+    input: FailInput,
+) -> Result<Receipt<RequestView>, EngineError> {
+    let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    let command = Command::FailRequest {
+        by: target.by,
+        error: target.payloads.put_json(&input.error),
+        cancel_children: input.cancel_children,
+    };
+    target.commit(engine, call, command).await
+}
+
+/// Gives a lease back: the decisions and child results that the request waits for go to the next claim.
+///
+/// # Errors
+///
+/// If the caller may not, or the core refuses.
+pub async fn release(
+    engine: &Engine,
+    call: &Call,
+    request: RequestId,
+    input: &ReleaseInput,
+) -> Result<Receipt<RequestView>, EngineError> {
+    let target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    let command = Command::ReleaseLease { by: target.by };
+    target.commit(engine, call, command).await
+}
+
+/// Stops a request and everything it waits for.
+///
+/// # Errors
+///
+/// If the caller may not, or the core refuses.
+pub async fn cancel(
+    engine: &Engine,
+    call: &Call,
+    request: RequestId,
+) -> Result<Receipt<RequestView>, EngineError> {
+    rights::require_role(&call.caller, &Act::CancelRequest(request))?;
+    let session = engine.session_of_request(request).await?;
+    let view = |made: &Committed<'_>| RequestView::of_commit(made, request, false);
+    let (command, payloads) = (Command::CancelRequest { request }, engine.no_payloads());
+    let command = (&command, &payloads);
+    engine.commit(session, call, command, None, view).await
+}
+
+/// Keeps a lease alive. Nothing is committed.
+///
+/// # Errors
+///
+/// If the caller does not hold the lease under that fence.
+pub async fn heartbeat(
+    engine: &Engine,
+    caller: &Caller,
+    request: RequestId,
+    input: &HeartbeatInput,
+) -> Result<(SessionId, HeartbeatView), EngineError> {
+    rights::require_role(caller, &Act::WorkOn(request))?;
+    let session = engine.session_of_request(request).await?;
+    let fence = input.fence;
+    let (status, until) = engine.heartbeat(caller, session, request, fence).await?;
+    let view = HeartbeatView {
+        request_id: request,
+        fence,
+        status,
+        lease_until: until.into(),
+    };
+    Ok((session, view))
+}
+
+/// When a reader who waits for a request wants to hear of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitUntil {
+    /// When the request has ended.
+    Final,
+    /// When its session has a revision beyond this one, or beyond the one at the time of the call.
+    Changed {
+        /// That revision.
+        after: Option<u64>,
+    },
+}
+
+/// A request as it was read, with the revision of its session.
+#[derive(Debug, Clone)]
+pub struct RequestRead {
+    /// The request.
+    pub view: RequestView,
+    /// The revision it was read at.
+    pub revision: u64,
+}
+
+/// Reads a request: at once, or when it has ended or changed, or as it is when the time is over.
+///
+/// # Errors
+///
+/// If the caller may not read it. A right that is revoked while the caller waits counts.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    request: RequestId,
+    until: WaitUntil,
+    wait: Duration,
+) -> Result<RequestRead, EngineError> {
+    let deadline = tokio::time::Instant::now() + wait;
+    let mut detail = engine.request(caller, request).await?;
+    let known = match until {
+        WaitUntil::Final => None,
+        WaitUntil::Changed { after } => Some(after.unwrap_or(detail.revision)),
+    };
+    loop {
+        let has_changed = known.is_some_and(|known| detail.revision > known);
+        let is_met = detail.request.status().is_final() || has_changed;
+        if is_met || tokio::time::Instant::now() >= deadline {
+            break;
+        }
+        let changed = engine.changed_after(detail.session.id, detail.revision);
+        match tokio::time::timeout_at(deadline, changed).await {
+            // Rights are asked again with every look.
+            Ok(Ok(())) => detail = engine.request(caller, request).await?,
+            Ok(Err(_)) | Err(_) => break,
+        }
+    }
+    Ok(RequestRead {
+        view: RequestView::of(&detail),
+        revision: detail.revision,
+    })
+}

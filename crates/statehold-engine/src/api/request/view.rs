@@ -1,0 +1,362 @@
+//! Requests as callers see them.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use serde::{Deserialize, Serialize};
+use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
+use statehold_core::item::Role;
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::request::{CallState, LiveStatus, RequestStatus};
+use statehold_store::StoredRecord;
+use utoipa::ToSchema;
+
+use crate::api::hold::{HoldView, PendingHoldView, pending_views};
+use crate::api::item::ItemRef;
+use crate::api::json::{Raw, Time, raw_bytes, raw_null};
+use crate::api::schema::Content;
+use crate::api::work::CredentialView;
+use crate::claim::ClaimedRequest;
+use crate::kept::ItemBody;
+use crate::mailbox::Committed;
+use crate::read::RequestDetail;
+
+/// What became of the items.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = ItemsWritten)]
+pub struct ItemsWritten {
+    pub items: Vec<ItemRef>,
+    pub revision: u64,
+}
+
+/// How far the lease reaches now.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Heartbeat)]
+pub struct HeartbeatView {
+    pub request_id: RequestId,
+    pub fence: u64,
+    pub status: LiveStatus,
+    pub lease_until: Time,
+}
+
+/// Requests that now belong to the worker.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Claimed)]
+pub struct ClaimView {
+    pub requests: Vec<RequestView>,
+}
+
+/// A request.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Request)]
+pub struct RequestView {
+    pub id: RequestId,
+    pub alias: String,
+    pub session_id: SessionId,
+    pub task_id: TaskId,
+    pub agent: Name,
+    /// `queued`, `running`, `held`, `waiting`, `completed`, `failed` or `cancelled`.
+    pub status: RequestStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_request_id: Option<RequestId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_until: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Content>)]
+    pub input: Option<Raw>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Content>)]
+    pub output: Option<Raw>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub error: Option<Raw>,
+    /// Its holds. Left out in the answer to a command on a request that was there before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holds: Option<Vec<HoldView>>,
+    /// Open holds at and below it, the oldest first, at most 100. Left out in the answer to a command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<Vec<PendingHoldView>>,
+    /// How many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending_total: Option<usize>,
+    #[schema(value_type = Time)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// On a claim: how its holds were decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decisions: Option<Vec<HoldView>>,
+    /// On a claim: the requests it had started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(no_recursion)]
+    pub child_results: Option<Vec<RequestView>>,
+    /// On a claim: tool calls without a result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls: Option<Vec<CallView>>,
+    /// On a claim: whether `temp:` values were lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub temp_lost: bool,
+    /// On a claim: what the worker may act with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credential: Option<CredentialView>,
+    /// On a claim: whether a credential that was given is gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub credential_lost: bool,
+}
+
+/// A tool call without a result.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Call)]
+pub struct CallView {
+    /// The execution key.
+    pub id: ItemId,
+    pub state: CallProgress,
+    pub gated: bool,
+    pub idempotent: bool,
+    /// The digest that was approved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+}
+
+/// What is known about a tool call without a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = CallState)]
+pub enum CallProgress {
+    Proposed,
+    Started,
+    Released,
+    Unknown,
+    Refused,
+    Answered,
+    Confirmed,
+}
+
+impl From<&CallState> for CallProgress {
+    fn from(state: &CallState) -> Self {
+        match state {
+            CallState::Proposed => Self::Proposed,
+            CallState::Started { .. } => Self::Started,
+            CallState::Released => Self::Released,
+            CallState::Unknown { .. } => Self::Unknown,
+            CallState::Refused => Self::Refused,
+            CallState::Answered => Self::Answered,
+            CallState::Confirmed => Self::Confirmed,
+        }
+    }
+}
+
+impl RequestView {
+    /// What a commit made of a request, before it is durable.
+    pub fn of_commit(done: &Committed<'_>, id: RequestId, agent_view: bool) -> Option<Self> {
+        let content = &done.record.content;
+        let live = done
+            .after
+            .requests
+            .get(&id)
+            .or_else(|| done.before.requests.get(&id));
+        let ended = done
+            .changes
+            .ended_requests
+            .iter()
+            .find(|ended| ended.id == id);
+        let (task, number, parent, started_by) = match (live, ended) {
+            (_, Some(ended)) => (ended.task, ended.number, ended.parent, ended.started_by),
+            (Some(live), None) => (live.task, live.number, live.parent, live.started_by),
+            (None, None) => return None,
+        };
+        let agent = done
+            .after
+            .tasks
+            .get(&task)
+            .or_else(|| done.before.tasks.get(&task))
+            .map(|task| task.agent.clone())
+            .or_else(|| {
+                let closed = done.changes.closed_tasks.iter();
+                let mut closed = closed.filter(|closed| closed.task.id == task);
+                closed.next().map(|closed| closed.task.agent.clone())
+            })?;
+        let is_root = parent.is_none();
+        let sees = is_root || agent_view;
+        let words = |role| {
+            words_of(content.events.as_slice(), id, role, &|name| {
+                done.payload(name).map(<[u8]>::to_vec)
+            })
+        };
+        let live = done.after.requests.get(&id);
+        let is_new = started_by == content.seq;
+        Some(Self {
+            id,
+            alias: format!("R{number}"),
+            session_id: content.session,
+            task_id: task,
+            agent,
+            status: match (live, ended) {
+                (Some(live), _) => live.status.into(),
+                (None, Some(ended)) => ended.outcome.into(),
+                (None, None) => RequestStatus::Cancelled,
+            },
+            parent_request_id: parent,
+            fence: live
+                .map(|live| live.fence)
+                .filter(|fence| *fence > 0 && agent_view),
+            lease_until: live
+                .and_then(|live| live.lease)
+                .filter(|_| agent_view)
+                .map(|lease| lease.until.into()),
+            input: words(Role::User).filter(|_| sees && is_new),
+            output: words(Role::Assistant).filter(|_| sees && ended.is_some()),
+            error: None,
+            holds: is_new.then(Vec::new),
+            pending: is_new.then(Vec::new),
+            pending_total: is_new.then_some(0),
+            created_at: is_new.then(|| content.at.into()),
+            finished_at: ended.map(|ended| ended.ended_at.into()),
+            decisions: None,
+            child_results: None,
+            calls: None,
+            temp_lost: false,
+            credential: None,
+            credential_lost: false,
+        })
+    }
+
+    /// A request as it was read.
+    pub fn of(detail: &RequestDetail) -> Self {
+        let request = &detail.request;
+        let (id, parent, live) = (request.id(), request.parent(), request.live());
+        let sees_answer = detail.sees_hidden || detail.sees_answer;
+        let sees = parent.is_none() || sees_answer;
+        let started = detail.started.as_ref();
+        let finished = detail.finished.as_ref();
+        let error = finished.and_then(|stored| error_of(stored, id));
+        let (pending, pending_total) = pending_views(&detail.pending);
+        Self {
+            id,
+            alias: request.alias(),
+            session_id: detail.session.id,
+            task_id: detail.task.id,
+            agent: detail.task.agent.clone(),
+            status: request.status(),
+            parent_request_id: parent,
+            fence: live
+                .map(|live| live.fence)
+                .filter(|fence| *fence > 0 && detail.sees_hidden),
+            lease_until: detail
+                .lease_until
+                .filter(|_| detail.sees_hidden)
+                .map(Into::into),
+            input: started
+                .filter(|_| sees)
+                .and_then(|stored| stored_words(stored, id, Role::User)),
+            output: finished
+                .filter(|_| sees)
+                .and_then(|stored| stored_words(stored, id, Role::Assistant)),
+            // Errors tell how an agent works inside.
+            error: error.filter(|_| sees_answer),
+            holds: Some(detail.holds.iter().map(HoldView::of).collect()),
+            pending: Some(pending),
+            pending_total: Some(pending_total),
+            created_at: started.map(|stored| stored.record.content.at.into()),
+            finished_at: request.ended().map(|ended| ended.ended_at.into()),
+            decisions: None,
+            child_results: None,
+            calls: None,
+            temp_lost: false,
+            credential: None,
+            credential_lost: false,
+        }
+    }
+
+    /// A request as its new worker gets it.
+    pub fn of_claim(claimed: &ClaimedRequest) -> Self {
+        let decided = claimed
+            .detail
+            .holds
+            .iter()
+            .filter(|hold| hold.closed.is_some());
+        let decisions = decided.map(HoldView::of).collect();
+        let calls = claimed.calls.iter().map(|(id, call)| CallView {
+            id: *id,
+            state: (&call.state).into(),
+            gated: call.gated,
+            idempotent: call.idempotent,
+            digest: call.digest,
+        });
+        let children = claimed.children.iter().map(|child| {
+            // A parent sees what its children answered.
+            let mut child = child.clone();
+            (child.sees_answer, child.sees_hidden) = (true, false);
+            Self::of(&child)
+        });
+        let (credential, credential_lost) = CredentialView::of_claim(claimed);
+        Self {
+            credential,
+            credential_lost,
+            decisions: Some(decisions),
+            child_results: Some(children.collect()),
+            calls: Some(calls.collect()),
+            temp_lost: claimed.temp_lost,
+            ..Self::of(&claimed.detail)
+        }
+    }
+}
+
+/// The first message of a user, or the last of the assistant, that a record wrote for a request.
+fn words_of(
+    events: &[Event],
+    id: RequestId,
+    role: Role,
+    payload: &dyn Fn(&BodyRef) -> Option<Vec<u8>>,
+) -> Option<Raw> {
+    let mut items = events.iter().filter_map(|event| match event {
+        Event::ItemsAppended { request, items, .. } if *request == id => Some(items),
+        _ => None,
+    });
+    let found = match role {
+        Role::User => items.next()?.iter().find(|item| item.role == Some(role)),
+        _ => items
+            .next_back()?
+            .iter()
+            .rfind(|item| item.role == Some(role)),
+    };
+    let body = payload(&found?.body)?;
+    let body: ItemBody = serde_json::from_slice(&body).ok()?;
+    body.content
+}
+
+fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {
+    let named = stored.record.bodies();
+    words_of(&stored.record.content.events, id, role, &|name| {
+        let index = named.iter().position(|body| body == name)?;
+        stored.bodies.get(index).cloned().flatten()
+    })
+}
+
+/// The error that a record ended a request with.
+pub fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
+    let named = stored.record.bodies();
+    let error = stored
+        .record
+        .content
+        .events
+        .iter()
+        .find_map(|event| match event {
+            Event::RequestEnded { request, error, .. } if *request == id => *error,
+            _ => None,
+        })?;
+    let index = named.iter().position(|body| *body == error)?;
+    Some(
+        stored
+            .bodies
+            .get(index)?
+            .as_deref()
+            .map_or_else(raw_null, raw_bytes),
+    )
+}

@@ -1,0 +1,226 @@
+//! Writes of state as callers send them.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use statehold_core::command::{StatePatch, StateSet};
+use statehold_core::ids::RequestId;
+use statehold_core::scope::{MergePolicy, Scope, StateKey};
+use utoipa::ToSchema;
+
+use crate::api::json::Raw;
+use crate::error::EngineError;
+use crate::payloads::Payloads;
+
+/// Writes of state.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = PatchIn)]
+pub struct StatePatchInput {
+    /// Keys to write.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKey, serde_json::Value>)]
+    pub set: BTreeMap<String, Raw>,
+    /// Keys to remove.
+    #[serde(default)]
+    #[schema(value_type = Vec<StateKey>)]
+    pub delete: Vec<String>,
+    /// Versions that must be there; 0 means none.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKey, u64>)]
+    pub if_versions: BTreeMap<String, u64>,
+    /// How a value meets the one that is there.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
+    pub merge: BTreeMap<String, MergePolicy>,
+}
+
+/// Writes of state beside or under a request.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = SessionPatchIn)]
+pub struct SessionStateInput {
+    /// Keys to write.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKey, serde_json::Value>)]
+    set: BTreeMap<String, Raw>,
+    /// Keys to remove.
+    #[serde(default)]
+    #[schema(value_type = Vec<StateKey>)]
+    delete: Vec<String>,
+    /// Versions that must be there; 0 means none.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKey, u64>)]
+    if_versions: BTreeMap<String, u64>,
+    /// How a value meets the one that is there.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
+    merge: BTreeMap<String, MergePolicy>,
+    /// The request that writes.
+    #[serde(default)]
+    pub request_id: Option<RequestId>,
+    /// The fence of that request.
+    #[serde(default)]
+    pub fence: Option<u64>,
+}
+
+impl SessionStateInput {
+    pub fn split(self) -> (StatePatchInput, Option<RequestId>, Option<u64>) {
+        let patch = StatePatchInput {
+            set: self.set,
+            delete: self.delete,
+            if_versions: self.if_versions,
+            merge: self.merge,
+        };
+        (patch, self.request_id, self.fence)
+    }
+}
+
+/// One key to write, before its value has a name.
+#[derive(Debug, Clone)]
+pub struct StateWrite {
+    pub key: StateKey,
+    pub value: Vec<u8>,
+    pub merge: MergePolicy,
+}
+
+/// A patch whose keys are keys.
+#[derive(Debug, Clone, Default)]
+pub struct StateWrites {
+    pub set: Vec<StateWrite>,
+    pub delete: Vec<StateKey>,
+    pub if_versions: BTreeMap<StateKey, u64>,
+}
+
+/// Reads a key. In the routes of one scope its prefix may be left out.
+pub fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
+    let bad = |detail: String| EngineError::BadStateKey {
+        key: Some(clip(text)),
+        detail,
+    };
+    let prefix = match scope {
+        Some(Scope::App) => "app:",
+        Some(Scope::User) => "user:",
+        _ => "",
+    };
+    let full = if text.contains(':') {
+        text.to_owned()
+    } else {
+        format!("{prefix}{text}")
+    };
+    let key: StateKey = full.parse().map_err(|error| bad(format!("{error}")))?;
+    match scope {
+        Some(scope) if key.scope() != scope => {
+            Err(bad(format!("this route writes `{prefix}` keys only")))
+        }
+        _ => Ok(key),
+    }
+}
+
+/// A key as an answer shows it back: not all of a long one.
+fn clip(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+impl StatePatchInput {
+    pub fn parse(self, scope: Option<Scope>) -> Result<StateWrites, EngineError> {
+        let mut merges = BTreeMap::new();
+        for (text, merge) in self.merge {
+            merges.insert(key(&text, scope)?, merge);
+        }
+        let mut set = Vec::with_capacity(self.set.len());
+        for (text, value) in self.set {
+            let key = key(&text, scope)?;
+            let merge = merges.remove(&key).unwrap_or_default();
+            let value = value.get().as_bytes().to_vec();
+            set.push(StateWrite { key, value, merge });
+        }
+        if let Some(key) = merges.keys().next() {
+            let detail = format!("`merge` names `{key}`, which `set` does not write");
+            let key = Some(key.as_str().to_owned());
+            return Err(EngineError::BadStateKey { key, detail });
+        }
+        let delete = self.delete.iter().map(|text| key(text, scope));
+        let delete = delete.collect::<Result<Vec<_>, _>>()?;
+        let mut if_versions = BTreeMap::new();
+        for (text, version) in self.if_versions {
+            if_versions.insert(key(&text, scope)?, version);
+        }
+        Ok(StateWrites {
+            set,
+            delete,
+            if_versions,
+        })
+    }
+}
+
+impl StateWrites {
+    /// Whether some key has this scope.
+    pub fn touches(&self, scope: Scope) -> bool {
+        let mut keys = self.set.iter().map(|write| &write.key).chain(&self.delete);
+        keys.any(|key| key.scope() == scope)
+    }
+
+    /// Whether some session key is merged with what is there.
+    pub fn merges(&self) -> bool {
+        let mut writes = self.set.iter();
+        writes
+            .any(|write| write.key.scope() == Scope::Session && write.merge != MergePolicy::Replace)
+    }
+
+    /// Takes out what lives in memory.
+    pub fn take_temp(&mut self) -> (Vec<(StateKey, Vec<u8>)>, Vec<StateKey>) {
+        let is_temp = |key: &StateKey| key.scope() == Scope::Temp;
+        let set = self.set.extract_if(.., |write| is_temp(&write.key));
+        let set = set.map(|write| (write.key, write.value)).collect();
+        let delete = self.delete.extract_if(.., |key| is_temp(key)).collect();
+        (set, delete)
+    }
+
+    /// The patch as the core takes it.
+    pub fn into_core(self, payloads: &mut Payloads) -> StatePatch {
+        let set = self.set.into_iter().map(|write| StateSet {
+            value: if write.key.scope() == Scope::App {
+                payloads.put_app(write.value)
+            } else {
+                payloads.put(write.value)
+            },
+            key: write.key,
+            merge: write.merge,
+        });
+        StatePatch {
+            set: set.collect(),
+            delete: self.delete,
+            if_versions: self.if_versions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(text: &str, scope: Scope) -> Option<String> {
+        let key = key(text, Some(scope)).ok()?;
+        Some(key.as_str().to_owned())
+    }
+
+    #[test]
+    fn in_the_routes_of_one_scope_its_prefix_may_be_left_out() {
+        assert_eq!(full("theme", Scope::User).as_deref(), Some("user:theme"));
+        assert_eq!(
+            full("user:theme", Scope::User).as_deref(),
+            Some("user:theme")
+        );
+        assert_eq!(full("app:a:b", Scope::App).as_deref(), Some("app:a:b"));
+    }
+
+    #[test]
+    fn in_the_routes_of_one_scope_other_prefixes_are_refused() {
+        for text in ["user:theme", "temp:x", "App:x", "other:x", ":x", ""] {
+            assert_eq!(full(text, Scope::App), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! State as callers see it.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::scope::StateKey;
+use utoipa::ToSchema;
+
+use crate::api::json::Raw;
+
+/// State with the version of each value.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = State)]
+pub struct StateView {
+    #[schema(value_type = BTreeMap<StateKey, serde_json::Value>)]
+    pub state: BTreeMap<String, Raw>,
+    #[schema(value_type = BTreeMap<StateKey, u64>)]
+    pub versions: BTreeMap<String, u64>,
+    pub revision: u64,
+}
+
+/// What a write of state came to.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct StateWritten {
+    pub revision: u64,
+    /// The versions of the session keys that were written. Those of shared keys are given when they
+    /// are stored: read them.
+    pub versions: BTreeMap<String, u64>,
+}

@@ -1,0 +1,51 @@
+//! Work: handing requests to workers.
+
+mod credential;
+mod pushed;
+
+use std::time::Duration;
+
+use super::request::{ClaimInput, ClaimView, RequestView, agent_name, require_worker_note};
+use crate::caller::Caller;
+use crate::claim::Claim;
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+pub use credential::CredentialView;
+pub use pushed::pushed_body;
+
+/// How long a claim may wait for the first request.
+const WAIT_SECONDS_MAX: u64 = 60;
+/// How long a lease lasts unless the worker says.
+const LEASE_SECONDS_DEFAULT: u64 = 60;
+
+/// Claims requests of an agent, and waits for the first.
+///
+/// # Errors
+///
+/// If the caller may not work for the agent, or the input is out of bounds.
+pub async fn claim(
+    engine: &Engine,
+    caller: &Caller,
+    input: ClaimInput,
+) -> Result<ClaimView, EngineError> {
+    require_worker_note(input.worker.as_deref())?;
+    let max = input.max.unwrap_or(1);
+    let wait = input.wait_seconds.unwrap_or(0);
+    if !(1..=100).contains(&max) || wait > WAIT_SECONDS_MAX {
+        let detail = "`max` is 1 to 100, and `wait_seconds` at most 60";
+        return Err(EngineError::Invalid(detail.to_owned()));
+    }
+    let lease = input.lease_seconds.unwrap_or(LEASE_SECONDS_DEFAULT);
+    let claim = Claim {
+        agent: agent_name(&input.agent)?,
+        max,
+        wait: Duration::from_secs(wait),
+        lease_ms: lease.saturating_mul(1_000),
+        request: input.request_id,
+    };
+    let claimed = engine.claim(caller, &claim).await?;
+    Ok(ClaimView {
+        requests: claimed.iter().map(RequestView::of_claim).collect(),
+    })
+}

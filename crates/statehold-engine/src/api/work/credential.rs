@@ -1,0 +1,69 @@
+//! The credential of a worker, as a claim hands it out.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use serde::{Deserialize, Serialize};
+use statehold_core::hold::{HoldKind, HoldStatus};
+use statehold_core::ids::RequestId;
+use statehold_core::record::Event;
+use statehold_store::StoredRecord;
+use utoipa::ToSchema;
+
+use crate::claim::ClaimedRequest;
+use crate::credentials::CredentialSource;
+use crate::kept::ItemBody;
+
+/// A credential, in the answer to a claim and nowhere else.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Credential)]
+pub struct CredentialView {
+    pub value: String,
+    pub source: CredentialSource,
+}
+
+impl std::fmt::Debug for CredentialView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CredentialView({:?}, …)", self.source)
+    }
+}
+
+impl CredentialView {
+    /// What a claim hands out, and whether something that was given is gone. The agent's own stands in
+    /// only for what a caller gave: whoever gave nothing does not act with the rights of the agent.
+    pub fn of_claim(claimed: &ClaimedRequest) -> (Option<Self>, bool) {
+        if let Some((credential, source)) = &claimed.credential {
+            let value = credential.expose().to_owned();
+            let source = *source;
+            return (Some(Self { value, source }), false);
+        }
+        let id = claimed.detail.request.live().map(|live| live.id);
+        let started = claimed.detail.started.as_ref().zip(id);
+        let was_given = started.is_some_and(|(stored, id)| had_credential(stored, id));
+        let was_answered = claimed.detail.holds.iter().any(|detail| {
+            let closed = detail.closed.as_ref();
+            detail.hold.kind == HoldKind::Credential
+                && closed.is_some_and(|closed| closed.decision.status == HoldStatus::Answered)
+        });
+        let is_lost = was_given || was_answered;
+        let service = claimed.service_credential.as_ref().filter(|_| is_lost);
+        let service = service.map(|credential| Self {
+            value: credential.expose().to_owned(),
+            source: CredentialSource::Service,
+        });
+        (service, is_lost)
+    }
+}
+
+/// Whether a credential came with the input of a request.
+fn had_credential(stored: &StoredRecord, id: RequestId) -> bool {
+    let named = stored.record.bodies();
+    let mut events = stored.record.content.events.iter();
+    let input = events.find_map(|event| match event {
+        Event::ItemsAppended { request, items, .. } if *request == id => items.first(),
+        _ => None,
+    });
+    let index = input.and_then(|item| named.iter().position(|body| *body == item.body));
+    let body = index.and_then(|index| stored.bodies.get(index)?.as_deref());
+    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
+    body.is_some_and(|body| body.had_credential)
+}

@@ -1,0 +1,569 @@
+//! What every handler shares, and how a call becomes one: who calls, under which key, with what body.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Method, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
+use serde::de::DeserializeOwned;
+use statehold_agents::push::Guard;
+use statehold_agents::scratch::Scratch;
+use statehold_agents::spec::AgentBook;
+use statehold_core::digest::Digest;
+use statehold_core::name::Name;
+use statehold_engine::{
+    Call, Caller, Credential, Current, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock,
+};
+use tokio::sync::Semaphore;
+
+use crate::http::json::{self, JsonLimits};
+use crate::http::metrics::Metrics;
+use crate::http::problem::{Code, Problem};
+use crate::http::seal::Sealer;
+use crate::openai::seats::Seats;
+use crate::openai::told::Told;
+use crate::reload::Reload;
+
+/// How a server behaves towards its callers.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Whether every call needs a key. Only a development server on loopback says no.
+    pub keys_required: bool,
+    /// The largest body, in bytes.
+    pub body_bytes_max: usize,
+    /// How long a body may take to arrive.
+    pub body_timeout: Duration,
+    /// How many feeds may be open at once.
+    pub feeds_max: usize,
+    /// The clock of the engine, if callers may move it: on development servers that are told to.
+    pub clock: Option<Arc<OffsetClock>>,
+    /// Which addresses decisions may be pushed to.
+    pub push_guard: Guard,
+    /// The agents that are declared, whatever is declared about them later.
+    pub agents: Current<AgentBook>,
+    /// Engines in memory for chat calls that leave nothing behind. Without them there are none.
+    pub scratch: Option<Arc<Scratch>>,
+    /// Who reads again what is declared. Without them it stays as it is.
+    pub reload: Option<Arc<dyn Reload>>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            keys_required: true,
+            body_bytes_max: 8 * 1024 * 1024,
+            body_timeout: Duration::from_secs(30),
+            feeds_max: 4_096,
+            clock: None,
+            push_guard: Guard::default(),
+            agents: Current::default(),
+            scratch: None,
+            reload: None,
+        }
+    }
+}
+
+/// What every handler shares.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    pub(crate) sealer: Sealer,
+    pub(crate) options: ServerOptions,
+    pub(crate) metrics: Metrics,
+    pub(crate) feeds: Arc<Semaphore>,
+    /// The same places for chats, shared out among keys.
+    pub(crate) seats: Seats,
+    pub(crate) local: Caller,
+    /// What chat clients have been told, and what they are still to be told.
+    pub(crate) told: Told,
+}
+
+impl std::ops::Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl App {
+    pub(crate) fn new(
+        engine: Engine,
+        sealer: Sealer,
+        options: ServerOptions,
+        metrics: Metrics,
+    ) -> Self {
+        let tenant: Name = "default".parse().expect("a fixed name is a name");
+        let told = Told::since(engine.now());
+        let feeds = Arc::new(Semaphore::new(options.feeds_max));
+        Self(Arc::new(Shared {
+            engine,
+            sealer,
+            seats: Seats::new(Arc::clone(&feeds), options.feeds_max),
+            feeds,
+            options,
+            metrics,
+            local: Caller::local(tenant),
+            told,
+        }))
+    }
+
+    /// Does something that may take long, as long as the key counts it is done with.
+    pub(crate) async fn while_valid<T>(
+        &self,
+        secret: Option<Digest>,
+        work: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        let Some(secret) = secret else {
+            return work.await;
+        };
+        tokio::select! {
+            biased;
+            () = self.revoked(secret) => Err(unauthenticated()),
+            done = work => done,
+        }
+    }
+
+    /// Waits until a key does not count any more.
+    pub(crate) async fn revoked(&self, secret: Digest) {
+        let mut changes = self.engine.key_changes();
+        while self.engine.caller_of(secret).is_some() {
+            changes.next().await;
+        }
+    }
+
+    /// Whoever sends these headers, with the digest of their key.
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, Option<Digest>), Problem> {
+        let secret = credential(headers)?;
+        let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
+        let (caller, digest) = match ours {
+            Some(secret) => {
+                let found = self.engine.authenticate(secret).await?;
+                let (caller, digest) = found.ok_or_else(unauthenticated)?;
+                (caller, Some(digest))
+            }
+            // Clients of other services always send something; on a development server it is nothing.
+            None if !self.options.keys_required => {
+                require_loopback_host(headers)?;
+                (self.local.clone(), None)
+            }
+            None => return Err(unauthenticated()),
+        };
+        let Some(user) = text(headers, "x-statehold-user")? else {
+            return Ok((caller, digest));
+        };
+        Ok((self.engine.act_for(&caller, user).await?, digest))
+    }
+}
+
+pub(crate) fn unauthenticated() -> Problem {
+    Problem::new(
+        Code::Unauthenticated,
+        "send a valid key as `Authorization: Bearer shk_…`; make one with: statehold token create",
+    )
+}
+
+/// The one credential of a call. Two that differ are refused: nobody could say which one counts.
+fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let bearer = text(headers, "authorization")?;
+    let bearer = bearer.map(|value| match value.split_at_checked(7) {
+        Some((scheme, secret)) if scheme.eq_ignore_ascii_case("bearer ") => secret.trim(),
+        _ => value,
+    });
+    let api_key = text(headers, "api-key")?;
+    match (bearer, api_key) {
+        (Some(bearer), Some(key)) if bearer != key => Err(Problem::new(
+            Code::BadHeader,
+            "`Authorization` and `Api-Key` differ; send one of them",
+        )),
+        (Some(one), _) | (None, Some(one)) => Ok(Some(one)),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A header that may be there once, as text.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Problem> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let problem = |what: &str| Problem::new(Code::BadHeader, format!("`{name}` {what}"));
+    if values.next().is_some() {
+        return Err(problem("stands there twice"));
+    }
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| problem("is not UTF-8"))?;
+    Ok(Some(text))
+}
+
+/// Without keys only programs of this machine are served; a page of another site that a browser was
+/// led to open is not one of them.
+fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
+    let foreign = || {
+        Problem::new(
+            Code::ForeignHost,
+            "without a key this server answers only on localhost; call http://127.0.0.1",
+        )
+    };
+    if let Some(host) = text(headers, "host")?
+        && !is_loopback(host)
+    {
+        return Err(foreign());
+    }
+    match text(headers, "origin")? {
+        None => Ok(()),
+        Some(origin) => {
+            let host = origin.split_once("://").map(|(_, host)| host);
+            if host.is_some_and(is_loopback) {
+                Ok(())
+            } else {
+                Err(foreign())
+            }
+        }
+    }
+}
+
+/// A page of another site changes nothing here, whatever key it got hold of. Programs that are no browser
+/// send no `Origin`; without a key, the check of the host has looked at it already.
+fn require_own_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = text(headers, "origin")? else {
+        return Ok(());
+    };
+    let foreign = || {
+        Problem::new(
+            Code::ForeignOrigin,
+            "a page of another site sent this; serve the page from this host, or call from its backend",
+        )
+    };
+    let from = origin.split_once("://").map(|(_, host)| split_port(host));
+    let to = text(headers, "host")?.map(split_port);
+    match (from, to) {
+        // A proxy may leave out the port that it listens on.
+        (Some((from, port)), Some((to, own)))
+            if from.eq_ignore_ascii_case(to) && (port == own || own.is_none()) =>
+        {
+            Ok(())
+        }
+        _ => Err(foreign()),
+    }
+}
+
+/// A host and its port, if it names one.
+fn split_port(host: &str) -> (&str, Option<&str>) {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => (name, Some(port)),
+        _ => (host, None),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    // A name that has a colon when its port is cut off is nothing that we know.
+    let (name, _) = split_port(host);
+    name == "[::1]"
+        || name.eq_ignore_ascii_case("localhost")
+        || name
+            .parse::<std::net::Ipv4Addr>()
+            .is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Who calls, and under which conditions.
+pub(crate) struct CallContext {
+    pub(crate) caller: Caller,
+    /// The digest of the key they came with.
+    pub(crate) secret: Option<Digest>,
+    pub(crate) if_revision: Option<u64>,
+    idempotency_key: Option<String>,
+    method: Method,
+    target: String,
+}
+
+impl CallContext {
+    /// The call as the engine takes it. `body` is part of what an idempotency key stands for.
+    pub(crate) fn call(&self, body: &[u8]) -> Call {
+        Call {
+            caller: self.caller.clone(),
+            key: self.key(body),
+            if_revision: self.if_revision,
+        }
+    }
+
+    /// The call for a decision, and its key: the decision key is the hold's own and outlives every
+    /// idempotency key.
+    pub(crate) fn decision(&self) -> (Call, Option<&str>) {
+        let call = Call {
+            caller: self.caller.clone(),
+            key: None,
+            if_revision: self.if_revision,
+        };
+        (call, self.key_text())
+    }
+
+    fn key(&self, body: &[u8]) -> Option<IdempotencyKey> {
+        self.key_of("", &[body])
+    }
+
+    /// The key of one of several commands that a call sends, told apart by `step`. `parts` are what it
+    /// stands for beside the method and the path.
+    pub(crate) fn key_of(&self, step: &str, parts: &[&[u8]]) -> Option<IdempotencyKey> {
+        let key = self.idempotency_key.as_deref()?;
+        let call = [self.method.as_str().as_bytes(), self.target.as_bytes()];
+        let parts: Vec<&[u8]> = call.into_iter().chain(parts.iter().copied()).collect();
+        Some(IdempotencyKey::new(
+            &self.caller.tenant,
+            self.caller.principal,
+            &format!("{key}{step}"),
+            &parts,
+        ))
+    }
+
+    /// The name under which a decision with this key is kept.
+    pub(crate) fn decision_key(&self) -> Option<Digest> {
+        let key = self.idempotency_key.as_deref()?;
+        let (tenant, principal) = (&self.caller.tenant, self.caller.principal);
+        Some(IdempotencyKey::new(tenant, principal, key, &[]).key)
+    }
+
+    /// The idempotency key itself, where it means something else too.
+    pub(crate) fn key_text(&self) -> Option<&str> {
+        self.idempotency_key.as_deref()
+    }
+}
+
+impl FromRequestParts<App> for CallContext {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let (caller, secret) = app.authenticate(&parts.headers).await?;
+        if !parts.method.is_safe() && secret.is_some() {
+            require_own_origin(&parts.headers)?;
+        }
+        let key = text(&parts.headers, "idempotency-key")?;
+        if let Some(key) = key {
+            let is_plain =
+                (1..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+            if !is_plain {
+                return Err(Problem::new(
+                    Code::BadHeader,
+                    "`Idempotency-Key` is 1 to 255 visible ASCII characters",
+                ));
+            }
+        }
+        let target = parts.uri.path_and_query();
+        Ok(Self {
+            caller,
+            secret,
+            if_revision: if_match(&parts.headers)?,
+            idempotency_key: key.map(str::to_owned),
+            method: parts.method.clone(),
+            target: target.map_or_else(String::new, ToString::to_string),
+        })
+    }
+}
+
+/// A credential that the caller sends along for the worker. It is no part of what an idempotency key
+/// stands for, and never of what a refusal says.
+pub(crate) struct CallerCredential(pub(crate) Option<Credential>);
+
+impl FromRequestParts<App> for CallerCredential {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let Some(value) = text(&parts.headers, "x-statehold-credential")? else {
+            return Ok(Self(None));
+        };
+        let is_plain = value.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+        let credential = Credential::new(value.to_owned()).filter(|_| is_plain);
+        credential.map(|one| Self(Some(one))).ok_or_else(|| {
+            Problem::new(
+                Code::BadHeader,
+                "`x-statehold-credential` is 1 to 8192 visible ASCII characters",
+            )
+        })
+    }
+}
+
+fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
+    let Some(text) = text(headers, "if-match")? else {
+        return Ok(None);
+    };
+    if text == "*" {
+        return Ok(None);
+    }
+    let revision = text
+        .strip_prefix('"')
+        .and_then(|text| text.strip_suffix('"'))
+        .and_then(|text| text.parse().ok());
+    revision.map(Some).ok_or_else(|| {
+        Problem::new(
+            Code::BadHeader,
+            "`If-Match` is one revision in quotes, as `ETag` gave it: \"12\"",
+        )
+    })
+}
+
+/// A body that was read whole and parsed strictly.
+pub(crate) struct Payload<T> {
+    pub(crate) value: T,
+    pub(crate) bytes: Bytes,
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        require_json(request.headers())?;
+        let bytes = read_body(request.into_body(), app).await?;
+        let limits = JsonLimits {
+            bytes_max: app.options.body_bytes_max,
+            ..JsonLimits::default()
+        };
+        let value = json::parse_or_empty(&bytes, &limits)?;
+        Ok(Self { value, bytes })
+    }
+}
+
+/// What is sent as something else is not read as JSON; what says nothing is.
+fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(kind) = text(headers, header::CONTENT_TYPE.as_str())? else {
+        return Ok(());
+    };
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    let is_json = essence.eq_ignore_ascii_case("application/json")
+        || essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") && is_curl(headers);
+    if is_json {
+        Ok(())
+    } else {
+        Err(Problem::new(
+            Code::UnsupportedMedia,
+            "send the body as `Content-Type: application/json`",
+        ))
+    }
+}
+
+/// `curl -d` says that it sends a form, whatever it sends.
+fn is_curl(headers: &HeaderMap) -> bool {
+    let agent = headers.get(header::USER_AGENT);
+    agent.is_some_and(|agent| agent.as_bytes().starts_with(b"curl/"))
+}
+
+async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
+    let max = app.options.body_bytes_max;
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let too_large = || {
+        Problem::new(
+            Code::BodyTooLarge,
+            format!("a body has at most {max} bytes; send less at a time"),
+        )
+        .with("max", max)
+    };
+    // What says that it is too large need not be read to be believed.
+    if announced > max {
+        return Err(too_large());
+    }
+    let read = Limited::new(body, max).collect();
+    match tokio::time::timeout(app.options.body_timeout, read).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
+        Ok(Err(_)) => Err(Problem::new(
+            Code::BadJson,
+            "the body broke off; send it again",
+        )),
+        Err(_) => Err(Problem::new(
+            Code::BodyTimeout,
+            "the body did not arrive in time; send it again",
+        )),
+    }
+}
+
+/// The ids of a path. One that cannot be an id is the id of nothing.
+pub(crate) struct PathIds(BTreeMap<String, String>);
+
+impl PathIds {
+    pub(crate) fn id<T: FromStr>(&self, name: &str) -> Result<T, Problem> {
+        let text = self.0.get(name).ok_or_else(Problem::not_found)?;
+        text.parse().map_err(|_| Problem::not_found())
+    }
+
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+}
+
+impl FromRequestParts<App> for PathIds {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let params = RawPathParams::from_request_parts(parts, app).await;
+        let params = params.map_err(|_| Problem::not_found())?;
+        let pairs = params.iter();
+        Ok(Self(
+            pairs
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+        ))
+    }
+}
+
+/// A query that was parsed strictly: what is not known is refused.
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        if parts.uri.query().is_some_and(|query| query.contains("%00")) {
+            return Err(Problem::new(Code::BadQuery, "the query contains a NUL"));
+        }
+        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri);
+        match query {
+            Ok(axum::extract::Query(value)) => Ok(Self(value)),
+            Err(error) => Err(Problem::new(Code::BadQuery, query_detail(&error))),
+        }
+    }
+}
+
+fn query_detail(error: &axum::extract::rejection::QueryRejection) -> String {
+    let mut detail = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        detail = inner.to_string();
+        source = inner.source();
+    }
+    detail
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn with_authorization(value: &'static str) -> HeaderMap {
+        let value = HeaderValue::from_bytes(value.as_bytes()).expect("these are header values");
+        HeaderMap::from_iter([(header::AUTHORIZATION, value)])
+    }
+
+    #[test]
+    fn a_credential_is_what_follows_the_scheme_in_any_spelling() {
+        for value in ["Bearer shk_1", "bearer shk_1", "BEARER  shk_1 ", "shk_1"] {
+            let headers = with_authorization(value);
+            let found = credential(&headers).ok().flatten();
+            assert_eq!(found, Some("shk_1"), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_credential_with_a_letter_across_the_end_of_the_scheme_is_just_another_one() {
+        let headers = with_authorization("bearer\u{e9} x");
+        let found = credential(&headers).ok().flatten();
+        assert_eq!(found, Some("bearer\u{e9} x"));
+    }
+}

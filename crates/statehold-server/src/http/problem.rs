@@ -1,0 +1,433 @@
+//! Errors as clients see them: `application/problem+json` with a stable code and a page per code.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use statehold_core::command::Rejection;
+use statehold_core::hold::WhyNot;
+use statehold_engine::EngineError;
+use utoipa::ToSchema;
+
+use crate::http::json::ParseError;
+
+/// Declares every code with its status and title, in one table.
+macro_rules! codes {
+    ($($name:ident = $status:literal $text:literal $title:literal;)*) => {
+        /// What went wrong, for programs.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[expect(missing_docs, reason = "each has a title and a page")]
+        pub enum Code { $($name,)* }
+
+        impl Code {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The stable word for it.
+            pub fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// The same in a few words for people.
+            pub fn title(self) -> &'static str {
+                match self { $(Self::$name => $title,)* }
+            }
+
+            /// The status of an answer with it.
+            pub fn status(self) -> u16 {
+                match self { $(Self::$name => $status,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    BadJson = 400 "bad_json" "The body is not JSON that can be trusted";
+    BadHeader = 400 "bad_header" "A header makes no sense";
+    BadQuery = 400 "bad_query" "The query makes no sense";
+    BadCursor = 400 "bad_cursor" "The cursor is not one of this list";
+    Unauthenticated = 401 "unauthenticated" "A valid key is needed";
+    Forbidden = 403 "forbidden" "The key lacks a right";
+    WrongUser = 403 "wrong_user" "The key acts for another user";
+    WrongAgent = 403 "wrong_agent" "The key works for other agents";
+    MayNotDecide = 403 "may_not_decide" "Somebody else must decide";
+    ForeignHost = 403 "foreign_host" "The call names a host that this server is not";
+    ForeignOrigin = 403 "foreign_origin" "A web page of another site sent the call";
+    NotFound = 404 "not_found" "There is no such object";
+    AgentUnknown = 404 "agent_unknown" "There is no such agent";
+    MethodNotAllowed = 405 "method_not_allowed" "The path does not take this method";
+    BodyTimeout = 408 "body_timeout" "The body did not arrive in time";
+    NameTaken = 409 "name_taken" "The name is taken";
+    SessionClosed = 409 "session_closed" "The session is closed";
+    RequestsLive = 409 "requests_live" "Requests are live";
+    TaskFinal = 409 "task_final" "The task has ended for good";
+    TaskBusy = 409 "task_busy" "The task has a live request";
+    RequestEnded = 409 "request_ended" "The request has ended";
+    NotClaimable = 409 "not_claimable" "The request cannot be claimed now";
+    NotLeased = 409 "not_leased" "Nobody holds the request";
+    StaleFence = 409 "stale_fence" "Another worker holds the request";
+    NotLeaseHolder = 409 "not_lease_holder" "The lease belongs to another principal";
+    ChildrenLive = 409 "children_live" "Child requests are live";
+    HoldsOpen = 409 "holds_open" "Holds are open";
+    HoldDecided = 409 "hold_decided" "The hold has its decision";
+    AlreadyVoted = 409 "already_voted" "This person has approved before";
+    DigestMismatch = 409 "digest_mismatch" "The digest is of another action";
+    SeveralHolds = 409 "several_holds" "The request has several holds";
+    CallNotReleased = 409 "call_not_released" "The action was not approved";
+    VersionConflict = 409 "version_conflict" "A state key has another version";
+    NotReloadable = 409 "not_reloadable" "There is no configuration to read again";
+    HoldExpired = 410 "hold_expired" "Nobody decided the hold in time";
+    SessionExpired = 410 "session_expired" "The time of the session is over";
+    RevisionMismatch = 412 "revision_mismatch" "The session has moved on";
+    BodyTooLarge = 413 "body_too_large" "The body is too large";
+    UnsupportedMedia = 415 "unsupported_media_type" "The body must be JSON";
+    InvalidBody = 422 "invalid_body" "The body has the wrong shape";
+    KeyReused = 422 "key_reused" "The idempotency key belongs to another call";
+    UserNeeded = 422 "user_needed" "The call must name a user";
+    LeaseNeeded = 422 "lease_needed" "Only the holder of a lease may do this";
+    TaskElsewhere = 422 "task_elsewhere" "The task belongs elsewhere";
+    CallUnknown = 422 "call_unknown" "There is no such open tool call";
+    DecisionNotOffered = 422 "decision_not_offered" "The hold does not offer this decision";
+    AnswerMissing = 422 "answer_missing" "The decision lacks its content";
+    EditImpossible = 422 "edit_impossible" "The action cannot be edited";
+    InvalidArgs = 422 "invalid_args" "The arguments do not fit the tool";
+    InvalidContent = 422 "invalid_content" "The answer does not have the form that was asked for";
+    CommentNeeded = 422 "comment_needed" "A rejection needs a comment";
+    PolicyStricter = 422 "policy_stricter" "The policy is stricter";
+    ApprovalNeeded = 422 "approval_needed" "The tool needs an approval";
+    HoldMalformed = 422 "hold_malformed" "The hold makes no sense";
+    ItemMalformed = 422 "item_malformed" "An item makes no sense";
+    BadConfiguration = 422 "bad_configuration" "The configuration has mistakes";
+    AddressRefused = 422 "address_refused" "The address cannot be called";
+    BadStateKey = 422 "bad_state_key" "A state key is not allowed";
+    MergeRefused = 422 "merge_refused" "A value cannot be merged";
+    EmptyPatch = 422 "empty_patch" "The patch changes nothing";
+    LimitReached = 422 "limit_reached" "A limit is reached";
+    AgentNeedsSession = 422 "agent_needs_session" "The agent works in sessions only";
+    ApprovalNeedsSession = 422 "approval_needs_session" "Somebody must decide, which needs a session";
+    ToolsNotSupported = 422 "tools_not_supported" "The agent takes no tools";
+    ParameterNotSupported = 422 "parameter_not_supported" "The parameter asks for something that is not done";
+    TooMany = 429 "too_many" "Too much at once";
+    Internal = 500 "internal" "Something is wrong here";
+    RequestFailed = 500 "request_failed" "The request failed";
+    RequestCancelled = 500 "request_cancelled" "Somebody stopped the request";
+    AgentError = 502 "agent_error" "The agent answered with an error";
+    AgentUnreachable = 502 "agent_unreachable" "The agent cannot be reached";
+    AgentTimeout = 502 "agent_timeout" "The agent took too long";
+    AgentCutOff = 502 "agent_cut_off" "The answer of the agent broke off";
+    AgentMalformed = 502 "agent_malformed" "The agent answered in another form";
+    AgentTooLarge = 502 "agent_too_large" "The answer of the agent is too large";
+    ConversationLost = 502 "conversation_lost" "The agent has lost the conversation";
+    NoRoute = 502 "no_route" "The router chose no agent that there is";
+    Stopping = 503 "stopping" "The server is stopping";
+    DiskFull = 507 "disk_full" "The disk is full";
+}
+
+/// An error answer.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Problem {
+    /// A name for the kind of problem; `docs/errors/` has a page for each code.
+    #[serde(rename = "type")]
+    pub page: String,
+    /// What went wrong, in a few words.
+    pub title: &'static str,
+    /// The status of the answer.
+    pub status: u16,
+    /// What went wrong here, and what to do next.
+    pub detail: String,
+    /// What went wrong, for programs.
+    pub code: &'static str,
+    /// Fields that help.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    pub more: Box<Map<String, Value>>,
+}
+
+impl Problem {
+    /// A problem with its detail.
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self {
+            page: format!("urn:statehold:error:{}", code.text()),
+            title: code.title(),
+            status: code.status(),
+            detail: detail.into(),
+            code: code.text(),
+            more: Box::default(),
+        }
+    }
+
+    /// The same with a field that helps.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.more.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// What is not there, or not for this caller: always the same answer.
+    pub fn not_found() -> Self {
+        Self::new(
+            Code::NotFound,
+            "there is no such object, or this key may not see it",
+        )
+    }
+
+    /// A body of the wrong shape.
+    pub fn invalid(detail: impl Into<String>) -> Self {
+        Self::new(Code::InvalidBody, detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(
+            status,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        ) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        // For surfaces that say it in other words.
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<ParseError> for Problem {
+    fn from(error: ParseError) -> Self {
+        match &error {
+            ParseError::Json(inner) => {
+                Self::new(Code::BadJson, error.to_string()).with("offset", inner.offset())
+            }
+            ParseError::NotAnObject { .. } => Self::invalid(error.to_string()),
+            ParseError::Shape { path, .. } => {
+                let path = path.clone();
+                Self::invalid(error.to_string()).with("path", path)
+            }
+        }
+    }
+}
+
+impl From<EngineError> for Problem {
+    fn from(error: EngineError) -> Self {
+        let detail = error.to_string();
+        match error {
+            EngineError::NotFound => Self::not_found(),
+            EngineError::Forbidden { needs } => {
+                Self::new(Code::Forbidden, detail).with("needs", needs.name())
+            }
+            EngineError::WrongUser => Self::new(Code::WrongUser, detail),
+            EngineError::UserNeeded => Self::new(Code::UserNeeded, detail),
+            EngineError::WrongAgent { .. } => Self::new(Code::WrongAgent, detail),
+            EngineError::RevisionMismatch { expected, current } => {
+                Self::new(Code::RevisionMismatch, detail)
+                    .with("expected", expected)
+                    .with("current", current)
+            }
+            EngineError::Rejected(rejection) => Self::from(rejection),
+            EngineError::DecidedBefore {
+                rejection,
+                decision,
+            } => {
+                let problem = Self::from(rejection);
+                match decision {
+                    Some(decision) => problem.with("decision", json!(decision)),
+                    None => problem,
+                }
+            }
+            EngineError::SeveralHolds { holds } => {
+                Self::new(Code::SeveralHolds, detail).with("holds", json!(holds))
+            }
+            EngineError::NameTaken { session } => {
+                Self::new(Code::NameTaken, detail).with("session_id", session.to_string())
+            }
+            EngineError::VersionConflict {
+                key,
+                expected,
+                found,
+            } => Self::version_conflict(detail, key.as_str(), expected, found),
+            EngineError::Merge { key, .. } => {
+                Self::new(Code::MergeRefused, detail).with("key", key.as_str())
+            }
+            EngineError::NotJson => Self::new(Code::MergeRefused, detail),
+            EngineError::Temp(_) => Self::new(Code::BadStateKey, detail),
+            EngineError::BadStateKey { key, .. } => {
+                let problem = Self::new(Code::BadStateKey, detail);
+                match key {
+                    Some(key) => problem.with("key", key),
+                    None => problem,
+                }
+            }
+            EngineError::InvalidInput { path, .. } => Self::invalid(detail).with("path", path),
+            EngineError::ItemMalformed { path, .. } => {
+                Self::new(Code::ItemMalformed, detail).with("path", path)
+            }
+            EngineError::UnknownCall { call_id } => {
+                Self::new(Code::CallUnknown, detail).with("call_id", call_id)
+            }
+            EngineError::NothingToAppend => Self::new(Code::EmptyPatch, detail),
+            EngineError::Invalid(_) => Self::invalid(detail),
+            EngineError::InvalidField { path, .. } => Self::invalid(detail).with("path", path),
+            EngineError::HoldMalformed { path, .. } => {
+                Self::new(Code::HoldMalformed, detail).with("path", path)
+            }
+            EngineError::InvalidArgs(errors) => {
+                Self::new(Code::InvalidArgs, detail).with("errors", json!(errors))
+            }
+            EngineError::InvalidContent(errors) => {
+                Self::new(Code::InvalidContent, detail).with("errors", json!(errors))
+            }
+            EngineError::CommentNeeded => Self::new(Code::CommentNeeded, detail),
+            EngineError::PolicyStricter { field, policy } => {
+                Self::new(Code::PolicyStricter, detail)
+                    .with("field", field)
+                    .with("policy", policy)
+            }
+            EngineError::ApprovalNeeded { tool } => {
+                Self::new(Code::ApprovalNeeded, detail).with("tool", tool)
+            }
+            EngineError::TooMany(_) => Self::new(Code::TooMany, detail),
+            EngineError::Full => {
+                tracing::warn!("the disk is full: a write was refused");
+                Self::new(Code::DiskFull, detail)
+            }
+            EngineError::Stopping => Self::new(Code::Stopping, detail),
+            EngineError::Store(source) => {
+                // The cause is for the log of the operator, never for the caller.
+                let mut causes = source.to_string();
+                let mut inner = std::error::Error::source(&source);
+                while let Some(cause) = inner {
+                    causes = format!("{causes}: {cause}");
+                    inner = cause.source();
+                }
+                tracing::error!(causes, "the store failed");
+                Self::new(
+                    Code::Internal,
+                    "the store failed; see the log of the server",
+                )
+            }
+        }
+    }
+}
+
+impl Problem {
+    fn version_conflict(detail: String, key: &str, expected: u64, found: u64) -> Self {
+        Self::new(Code::VersionConflict, detail)
+            .with("key", key)
+            .with("expected", expected)
+            .with("current", found)
+    }
+}
+
+impl From<Rejection> for Problem {
+    fn from(rejection: Rejection) -> Self {
+        let problem = Self::new(code_of(&rejection), rejection.to_string());
+        match rejection {
+            Rejection::NotFound => Self::not_found(),
+            Rejection::RequestsLive { live } | Rejection::ChildrenLive { live } => {
+                problem.with("live", live)
+            }
+            Rejection::TaskBusy { task, request } => problem
+                .with("task_id", task.to_string())
+                .with("request_id", request.to_string()),
+            Rejection::TaskFinal { task } | Rejection::TaskElsewhere { task } => {
+                problem.with("task_id", task.to_string())
+            }
+            Rejection::RequestEnded { request, outcome } => problem
+                .with("request_id", request.to_string())
+                .with("outcome", json!(outcome)),
+            Rejection::NotClaimable { request, status } => problem
+                .with("request_id", request.to_string())
+                .with("request_status", json!(status)),
+            Rejection::StaleFence { current, .. } => problem.with("current", current),
+            Rejection::HoldsOpen { open } => problem.with("open", open),
+            Rejection::HoldDecided { hold, decision } => problem
+                .with("hold_id", hold.to_string())
+                .with("hold_status", json!(decision.status))
+                .with("decided_by", decision.by.to_string()),
+            Rejection::HoldExpired { hold } => problem.with("hold_id", hold.to_string()),
+            Rejection::MayNotDecide { why } => {
+                let problem = problem.with("why", why_not(&why));
+                match why {
+                    WhyNot::NeedsRole(role) => problem.with("role", role.to_string()),
+                    _ => problem,
+                }
+            }
+            Rejection::DecisionNotOffered { allowed, .. } => {
+                problem.with("allowed", json!(allowed))
+            }
+            Rejection::VersionConflict {
+                key,
+                expected,
+                found,
+            } => Self::version_conflict(problem.detail, key.as_str(), expected, found),
+            Rejection::Limit { limit, max } => problem.with("limit", limit).with("max", max),
+            _ => problem,
+        }
+    }
+}
+
+/// Why somebody may not decide, in one word.
+pub(crate) fn why_not(why: &WhyNot) -> &'static str {
+    match why {
+        WhyNot::OwnSession => "own_session",
+        WhyNot::OwnHold => "own_hold",
+        WhyNot::NeedsRole(_) => "needs_role",
+        WhyNot::Server => "server",
+    }
+}
+
+fn code_of(rejection: &Rejection) -> Code {
+    match rejection {
+        Rejection::NotFound => Code::NotFound,
+        Rejection::SessionExists => Code::NameTaken,
+        Rejection::SessionClosed => Code::SessionClosed,
+        Rejection::SessionExpired => Code::SessionExpired,
+        Rejection::RequestsLive { .. } => Code::RequestsLive,
+        Rejection::TaskFinal { .. } => Code::TaskFinal,
+        Rejection::TaskBusy { .. } => Code::TaskBusy,
+        Rejection::TaskElsewhere { .. } => Code::TaskElsewhere,
+        Rejection::RequestEnded { .. } => Code::RequestEnded,
+        Rejection::NotClaimable { .. } | Rejection::LeaseLive { .. } => Code::NotClaimable,
+        Rejection::NotLeased { .. } => Code::NotLeased,
+        Rejection::StaleFence { .. } => Code::StaleFence,
+        Rejection::NotLeaseHolder => Code::NotLeaseHolder,
+        Rejection::LeaseNeeded => Code::LeaseNeeded,
+        Rejection::ChildrenLive { .. } => Code::ChildrenLive,
+        Rejection::HoldsOpen { .. } => Code::HoldsOpen,
+        Rejection::HoldExists { .. } | Rejection::HoldMalformed(_) => Code::HoldMalformed,
+        Rejection::HoldDecided { .. } => Code::HoldDecided,
+        Rejection::HoldExpired { .. } => Code::HoldExpired,
+        Rejection::MayNotDecide { .. } => Code::MayNotDecide,
+        Rejection::AlreadyVoted => Code::AlreadyVoted,
+        Rejection::DecisionNotOffered { .. } => Code::DecisionNotOffered,
+        Rejection::DigestMismatch { .. } => Code::DigestMismatch,
+        Rejection::AnswerMissing => Code::AnswerMissing,
+        Rejection::EditImpossible => Code::EditImpossible,
+        Rejection::ItemMalformed(_) => Code::ItemMalformed,
+        Rejection::CallUnknown { .. } => Code::CallUnknown,
+        Rejection::CallNotReleased { .. } => Code::CallNotReleased,
+        Rejection::VersionConflict { .. } => Code::VersionConflict,
+        Rejection::TempKey { .. }
+        | Rejection::VersionWithoutWrite { .. }
+        | Rejection::DuplicateKey { .. }
+        | Rejection::MergeOfSessionKey { .. } => Code::BadStateKey,
+        Rejection::KeyReused => Code::KeyReused,
+        Rejection::EmptyPatch => Code::EmptyPatch,
+        Rejection::Limit { .. } => Code::LimitReached,
+        // Commands that only timers send, and those that have no route.
+        Rejection::SessionNotExpired
+        | Rejection::NotExpired { .. }
+        | Rejection::NotInThePast { .. } => Code::InvalidBody,
+    }
+}

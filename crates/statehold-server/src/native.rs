@@ -1,0 +1,263 @@
+//! The native API, one file per noun: its handlers and its routes. A handler parses, calls one use case
+//! of the engine, and converts.
+
+pub(crate) mod agent;
+pub(crate) mod audit;
+pub(crate) mod dev;
+pub(crate) mod feed;
+pub(crate) mod hold;
+pub(crate) mod key;
+pub(crate) mod operations;
+pub(crate) mod request;
+pub(crate) mod resume_address;
+pub(crate) mod session;
+pub(crate) mod state;
+pub(crate) mod task;
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, StatusCode, header};
+use serde::Serialize;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::limits::EXACT_INTEGER_MAX;
+use statehold_core::name::Name;
+use statehold_engine::api::request::RequestView;
+use statehold_engine::{Caller, Done, Receipt};
+
+use crate::http::call::App;
+use crate::http::problem::{Code, Problem};
+use statehold_engine::api::json::to_body;
+
+/// How many entries a page has unless the caller says, and at most.
+const PAGE_DEFAULT: usize = 50;
+const PAGE_MAX: usize = 200;
+
+/// What an answer is about, for its headers.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct About {
+    pub(crate) revision: Option<u64>,
+    pub(crate) session: Option<String>,
+    pub(crate) task: Option<String>,
+    pub(crate) request: Option<String>,
+    pub(crate) replayed: bool,
+}
+
+impl About {
+    /// The headers of a request.
+    pub(crate) fn request(view: &RequestView) -> Self {
+        Self {
+            session: Some(view.session_id.to_string()),
+            task: Some(view.task_id.to_string()),
+            request: Some(view.id.to_string()),
+            ..Self::default()
+        }
+    }
+
+    /// The headers of something else in a request.
+    pub(crate) fn in_request(session: SessionId, request: RequestId) -> Self {
+        Self {
+            session: Some(session.to_string()),
+            request: Some(request.to_string()),
+            ..Self::default()
+        }
+    }
+}
+
+/// The answer to a use case that committed: the bytes that are kept for repeats.
+pub(crate) fn committed<V>(status: StatusCode, receipt: Receipt<V>, about: About) -> Response {
+    let about = About {
+        revision: Some(receipt.revision),
+        replayed: receipt.replayed,
+        ..about
+    };
+    answer(status, receipt.body, &about)
+}
+
+/// A JSON answer with the headers that say what it is about.
+pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Response {
+    let is_json = !body.is_empty();
+    let mut response = (status, body).into_response();
+    let headers = response.headers_mut();
+    if is_json {
+        let kind = HeaderValue::from_static("application/json");
+        headers.insert(header::CONTENT_TYPE, kind);
+    } else {
+        headers.remove(header::CONTENT_TYPE);
+    }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let mut put = |name: &'static str, value: Option<String>| {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    put(
+        "etag",
+        about.revision.map(|revision| format!("\"{revision}\"")),
+    );
+    put("x-statehold-session", about.session.clone());
+    put("x-statehold-task", about.task.clone());
+    put("x-statehold-request", about.request.clone());
+    put(
+        "idempotency-replayed",
+        about.replayed.then(|| "true".to_owned()),
+    );
+    response
+}
+
+/// The answer to a read.
+pub(crate) fn shown<T: Serialize>(value: &T, about: &About) -> Response {
+    answer(StatusCode::OK, to_body(value), about)
+}
+
+/// The answer to a command: the bytes that were kept, word for word.
+pub(crate) fn done(status: StatusCode, done: Done, mut about: About) -> Response {
+    about.revision = Some(done.revision);
+    about.replayed = done.replayed;
+    if status == StatusCode::NO_CONTENT {
+        return answer(status, Vec::new(), &about);
+    }
+    if done.body.is_empty() {
+        // What was answered went with the session it was about.
+        return Problem::not_found().into_response();
+    }
+    answer(status, done.body, &about)
+}
+
+/// The ids inside an answer, for its headers. They are what the answer itself says.
+pub(crate) fn ids_of(body: &[u8]) -> About {
+    #[derive(serde::Deserialize)]
+    struct Ids {
+        id: String,
+        #[serde(default)]
+        session_id: Option<String>,
+        #[serde(default)]
+        task_id: Option<String>,
+    }
+    match serde_json::from_slice::<Ids>(body) {
+        Ok(ids) => About {
+            session: ids.session_id,
+            task: ids.task_id,
+            request: Some(ids.id),
+            ..About::default()
+        },
+        Err(_) => About::default(),
+    }
+}
+
+/// A name from a body.
+pub(crate) fn name(text: &str, path: &str) -> Result<Name, Problem> {
+    text.parse()
+        .map_err(|error| Problem::invalid(format!("`{path}`: {error}")).with("path", path))
+}
+
+/// A name from a query.
+pub(crate) fn name_in_query(text: &str, path: &str) -> Result<Name, Problem> {
+    text.parse()
+        .map_err(|error| Problem::new(Code::BadQuery, format!("`{path}`: {error}")))
+}
+
+/// The name of an agent that a caller may use: those of the server itself are not.
+pub(crate) fn agent_name(text: &str, path: &str) -> Result<Name, Problem> {
+    if text.starts_with("statehold.") {
+        let detail = format!("`{path}`: names that begin with `statehold.` are the server's own");
+        return Err(Problem::invalid(detail).with("path", path));
+    }
+    name(text, path)
+}
+
+/// How many entries to give.
+pub(crate) fn page_limit(asked: Option<usize>, max: usize) -> Result<usize, Problem> {
+    match asked {
+        None => Ok(PAGE_DEFAULT.min(max)),
+        Some(asked) if (1..=max).contains(&asked) => Ok(asked),
+        Some(_) => {
+            let detail = format!("`limit` is 1 to {max}");
+            Err(Problem::new(Code::BadQuery, detail))
+        }
+    }
+}
+
+/// A revision in a query. Larger ones than every reader of JSON holds exactly do not exist.
+pub(crate) fn revision(asked: Option<u64>, name: &str) -> Result<Option<u64>, Problem> {
+    match asked {
+        Some(asked) if asked > EXACT_INTEGER_MAX => {
+            let detail = format!("`{name}` is a revision: at most {EXACT_INTEGER_MAX}");
+            Err(Problem::new(Code::BadQuery, detail))
+        }
+        _ => Ok(asked),
+    }
+}
+
+/// Where a page begins, sealed for one caller, one list and one filter.
+pub(crate) struct Cursor<'a> {
+    app: &'a App,
+    list: &'static str,
+    bound_to: [String; 3],
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn of(app: &'a App, caller: &Caller, list: &'static str, filter: &str) -> Self {
+        let digest = Digest::sha256(filter.as_bytes()).to_string();
+        let bound_to = [
+            caller.tenant.to_string(),
+            caller.principal.to_string(),
+            digest,
+        ];
+        Self {
+            app,
+            list,
+            bound_to,
+        }
+    }
+
+    pub(crate) fn seal(&self, place: u64) -> String {
+        self.seal_bytes(&place.to_be_bytes())
+    }
+
+    pub(crate) fn open(&self, cursor: Option<&str>) -> Result<Option<u64>, Problem> {
+        Ok(self.open_bytes(cursor)?.map(u64::from_be_bytes))
+    }
+
+    /// A place that is more than a number.
+    pub(crate) fn seal_bytes(&self, place: &[u8]) -> String {
+        let [tenant, principal, filter] = &self.bound_to;
+        let bound_to = [tenant.as_str(), principal, filter];
+        self.app.sealer.seal(self.list, &bound_to, place)
+    }
+
+    pub(crate) fn open_bytes<const N: usize>(
+        &self,
+        cursor: Option<&str>,
+    ) -> Result<Option<[u8; N]>, Problem> {
+        let Some(cursor) = cursor else {
+            return Ok(None);
+        };
+        let [tenant, principal, filter] = &self.bound_to;
+        let bound_to = [tenant.as_str(), principal, filter];
+        let bad = || {
+            Problem::new(
+                Code::BadCursor,
+                "the cursor was given to another caller or for another filter; begin without one",
+            )
+        };
+        let place = self.app.sealer.open(self.list, &bound_to, cursor);
+        let place = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
+        Ok(Some(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_a_body_has_no_media_type() {
+        let kind_of = |status, body: &[u8]| {
+            let response = answer(status, body.to_vec(), &About::default());
+            response.headers().get(header::CONTENT_TYPE).cloned()
+        };
+        assert_eq!(kind_of(StatusCode::NO_CONTENT, b""), None);
+        let json = HeaderValue::from_static("application/json");
+        assert_eq!(kind_of(StatusCode::OK, b"{}"), Some(json));
+    }
+}

@@ -1,0 +1,327 @@
+//! Feeds over server-sent events: one event per record, resumable, and closed with the right to read.
+//! The words of answers that are being written come between the records of their session.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde::Deserialize;
+use statehold_core::digest::Digest;
+use statehold_core::ids::SessionId;
+use statehold_core::view::View;
+use statehold_engine::{
+    Caller, EngineError, GlobalPosition, HoldPosition, News, SessionFeed, SessionNews,
+};
+use tokio::sync::OwnedSemaphorePermit;
+use utoipa::IntoParams;
+
+use super::{Cursor, revision};
+use crate::http::call::{App, CallContext, Params, PathIds, text};
+use crate::http::problem::{Code, Problem};
+use statehold_engine::api::feed::{DeltaView, record};
+use statehold_engine::api::hold::{HoldNewsView, HoldView};
+use statehold_engine::api::json::to_body;
+
+/// How often a comment keeps the connection awake.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How many records are read at a time.
+const BATCH: usize = 64;
+
+/// Where to begin.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct FeedParams {
+    /// After this revision; `Last-Event-ID` counts more.
+    #[param(maximum = 9_007_199_254_740_991u64)]
+    after: Option<u64>,
+}
+
+/// Follow a session: one event per record, `id` is the revision.
+///
+/// Between the records, `delta` events without an id have the words of answers that are being written:
+/// `{request_id, task_id, agent, offset, text}`. `offset` counts the bytes of the answer that came before
+/// on this stream; 0 means that the answer begins, or begins again. What is recorded counts.
+#[utoipa::path(
+    get, path = "/v1/sessions/{session_id}/events", tag = "feeds",
+    params(("session_id" = String, Path), FeedParams),
+    responses((
+        status = 200, body = String, content_type = "text/event-stream",
+        description = "A stream that ends when the server stops or the right to read is gone."
+    ))
+)]
+pub(crate) async fn session(
+    State(app): State<App>,
+    asked: CallContext,
+    ids: PathIds,
+    Params(params): Params<FeedParams>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let session: SessionId = ids.id("session_id")?;
+    let summary = app.engine.session(&asked.caller, session).await?;
+    let after = match text(&headers, "last-event-id")? {
+        Some(id) => id.parse().map_err(|_| {
+            Problem::new(
+                Code::BadHeader,
+                "`Last-Event-ID` is the revision of the last event that arrived",
+            )
+        })?,
+        None => revision(params.after, "after")?.unwrap_or(summary.revision),
+    };
+    if after > summary.revision {
+        return Err(Problem::new(
+            Code::BadHeader,
+            format!(
+                "the feed is at revision {}, which is before the one to go on after; read the session \
+                 again, it may have been restored from a backup",
+                summary.revision
+            ),
+        )
+        .with("current", summary.revision));
+    }
+    let feed = app
+        .engine
+        .follow_session(asked.caller.clone(), session, after);
+    begin(app, asked, Source::Session(feed))
+}
+
+/// Follow every session that the caller may list. `id` is opaque.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "feeds",
+    responses((
+        status = 200, body = String, content_type = "text/event-stream",
+        description = "A stream that ends when the server stops or the right to read is gone."
+    ))
+)]
+pub(crate) async fn global(
+    State(app): State<App>,
+    asked: CallContext,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let cursor = Cursor::of(&app, &asked.caller, "events", "");
+    let after = match cursor.open(text(&headers, "last-event-id")?)? {
+        Some(place) => GlobalPosition(place),
+        None => app.engine.last_position().await?,
+    };
+    // The right is checked before the stream begins.
+    app.engine.global_feed(&asked.caller, after, 0).await?;
+    begin(app, asked, Source::Global { after })
+}
+
+/// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
+#[utoipa::path(
+    get, path = "/v1/holds/events", tag = "feeds",
+    responses((
+        status = 200, body = String, content_type = "text/event-stream",
+        description = "A stream that ends when the server stops or the right to read is gone."
+    ))
+)]
+pub(crate) async fn holds(
+    State(app): State<App>,
+    asked: CallContext,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let cursor = Cursor::of(&app, &asked.caller, "hold events", "");
+    let after = match cursor.open_bytes(text(&headers, "last-event-id")?)? {
+        Some(bytes) => position_of(bytes),
+        None => HoldPosition::after_all(app.engine.last_position().await?.0),
+    };
+    begin(app, asked, Source::Holds { after })
+}
+
+/// A place in the feed of holds as an id holds it.
+fn position_bytes(position: HoldPosition) -> [u8; 16] {
+    let both = u128::from(position.place) << 64 | u128::from(position.taken);
+    both.to_be_bytes()
+}
+
+fn position_of(bytes: [u8; 16]) -> HoldPosition {
+    let both = u128::from_be_bytes(bytes);
+    let half = |value: u128| u64::try_from(value & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+    HoldPosition {
+        place: half(both >> 64),
+        taken: half(both),
+    }
+}
+
+enum Source {
+    Session(SessionFeed),
+    Global { after: GlobalPosition },
+    Holds { after: HoldPosition },
+}
+
+/// One reader of a feed. It holds its place and nothing else, so a slow one costs nothing.
+struct Reader {
+    app: App,
+    caller: Caller,
+    /// The key it came with: the right to read goes with it.
+    secret: Option<Digest>,
+    source: Source,
+    greeted: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    fn new(app: App, asked: CallContext, source: Source) -> Result<Self, Problem> {
+        let permit = app.feeds.clone().try_acquire_owned().map_err(|_| {
+            Problem::new(
+                Code::TooMany,
+                "too many feeds are open; close one, or ask for records instead",
+            )
+        })?;
+        Ok(Self {
+            app,
+            caller: asked.caller,
+            secret: asked.secret,
+            source,
+            greeted: false,
+            _permit: permit,
+        })
+    }
+
+    /// Whether the caller may still read.
+    fn is_valid(&self) -> bool {
+        self.secret
+            .is_none_or(|secret| self.app.engine.caller_of(secret).is_some())
+    }
+
+    /// The next piece of the stream. None ends it.
+    async fn next(mut self) -> Option<(Result<Bytes, std::convert::Infallible>, Self)> {
+        if !self.greeted {
+            self.greeted = true;
+            // Proxies and clients learn at once that the stream is there.
+            let hello = Bytes::from_static(b"retry: 1000\n: following\n\n");
+            return Some((Ok(hello), self));
+        }
+        let mut keep_alive = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE));
+        loop {
+            // Listening begins before looking, so that nothing is missed in between.
+            let engine = self.app.engine.clone();
+            let (news, mut key_changes) = (engine.news(), engine.key_changes());
+            let events = self.read().await?;
+            // Looked at last: what was read after the key was taken back is not sent.
+            if !self.is_valid() {
+                return None;
+            }
+            if !events.is_empty() {
+                return Some((Ok(events), self));
+            }
+            tokio::select! {
+                () = self.wait(news) => {}
+                () = engine.stopping() => return None,
+                () = key_changes.next() => {}
+                () = &mut keep_alive => {
+                    return Some((Ok(Bytes::from_static(b": still here\n\n")), self));
+                }
+            }
+        }
+    }
+
+    /// Waits until there may be something to read.
+    async fn wait(&mut self, mut news: News) {
+        match &mut self.source {
+            Source::Session(feed) => feed.changed().await,
+            Source::Global { .. } | Source::Holds { .. } => news.arrives().await,
+        }
+    }
+
+    /// What there is to read now, as the text of events. None if the right to read is gone.
+    async fn read(&mut self) -> Option<Bytes> {
+        let mut out = Vec::new();
+        let (engine, caller) = (&self.app.engine, &self.caller);
+        match &mut self.source {
+            Source::Session(feed) => {
+                for news in feed.read(BATCH).await.ok()? {
+                    match news {
+                        SessionNews::Record(entry) => {
+                            let id = entry.stored.record.content.seq.to_string();
+                            let data = record(&entry, View::Client);
+                            push_event(&mut out, "record", Some(&id), &data);
+                        }
+                        SessionNews::Delta(delta) => {
+                            let data = to_body(&DeltaView::of(&delta));
+                            push_event(&mut out, "delta", None, &data);
+                        }
+                    }
+                }
+            }
+            Source::Global { after } => {
+                let cursor = Cursor::of(&self.app, caller, "events", "");
+                let entries = next_of(after, |at| engine.global_feed(caller, at, BATCH));
+                for (place, entry) in entries.await? {
+                    let data = record(&entry, View::Client);
+                    push_event(&mut out, "record", Some(&cursor.seal(place.0)), &data);
+                }
+            }
+            Source::Holds { after } => {
+                let cursor = Cursor::of(&self.app, caller, "hold events", "");
+                let changes = next_of(after, |at| engine.hold_feed(caller, at, BATCH));
+                for one in changes.await? {
+                    let id = cursor.seal_bytes(&position_bytes(one.position));
+                    let data = to_body(&HoldNewsView {
+                        change: one.kind,
+                        hold: HoldView::of(&one.detail),
+                    });
+                    push_event(&mut out, "hold", Some(&id), &data);
+                }
+            }
+        }
+        Some(out.into())
+    }
+}
+
+/// What comes after a place, which moves on. A call looks at a bounded number of commits: this goes on
+/// until one is the caller's, or there are no more. None if the right to read is gone.
+async fn next_of<T, P, F>(after: &mut P, look: impl Fn(P) -> F) -> Option<Vec<T>>
+where
+    P: Copy + PartialEq,
+    F: Future<Output = Result<(Vec<T>, P), EngineError>>,
+{
+    loop {
+        let (found, at) = look(*after).await.ok()?;
+        let is_last = at == *after;
+        *after = at;
+        if is_last || !found.is_empty() {
+            return Some(found);
+        }
+    }
+}
+
+/// Writes one event. One without an id leaves a reader where it was.
+fn push_event(out: &mut Vec<u8>, event: &str, id: Option<&str>, data: &[u8]) {
+    if let Some(id) = id {
+        out.extend_from_slice(b"id: ");
+        out.extend_from_slice(id.as_bytes());
+        out.push(b'\n');
+    }
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(event.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
+    // JSON that came with line breaks keeps them; between its tokens a blank is as good.
+    let one_line = data.iter().map(|byte| match byte {
+        b'\n' | b'\r' => b' ',
+        other => *other,
+    });
+    out.extend(one_line);
+    out.extend_from_slice(b"\n\n");
+}
+
+/// Begins a stream.
+fn begin(app: App, asked: CallContext, source: Source) -> Result<Response, Problem> {
+    let reader = Reader::new(app, asked, source)?;
+    let body = Body::from_stream(stream::unfold(reader, Reader::next));
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::OK;
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}

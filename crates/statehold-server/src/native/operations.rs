@@ -1,0 +1,62 @@
+//! What operators and their tools ask: alive, ready, how much of what, and the schema.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{About, answer};
+use crate::http::call::{App, CallContext};
+use crate::http::problem::Problem;
+use statehold_engine::api::json::to_body;
+
+/// Whether the server lives.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Health {
+    status: &'static str,
+    version: &'static str,
+}
+
+/// The process lives.
+#[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, body = Health)))]
+pub(crate) async fn health() -> Response {
+    let out = Health {
+        status: "ok",
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    answer(StatusCode::OK, to_body(&out), &About::default())
+}
+
+/// The store answers.
+#[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, body = Health)))]
+pub(crate) async fn ready(State(app): State<App>) -> Result<Response, Problem> {
+    app.engine.require_ready().await?;
+    Ok(health().await)
+}
+
+/// Numbers for Prometheus. Needs the role `operator` where keys are required.
+#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, description = "OpenMetrics.", content_type = "application/openmetrics-text")))]
+pub(crate) async fn metrics(
+    State(app): State<App>,
+    asked: CallContext,
+) -> Result<Response, Problem> {
+    if !asked.caller.reads_all() {
+        let needs = statehold_engine::Role::Operator;
+        return Err(statehold_engine::EngineError::Forbidden { needs }.into());
+    }
+    let text = app.metrics.render(app.engine.hot_sessions());
+    let mut response = text.into_response();
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"),
+    );
+    Ok(response)
+}
+
+/// The schema of this API.
+#[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200, body = Object, description = "An OpenAPI document.")))]
+pub(crate) async fn schema() -> Response {
+    let body = crate::openapi_json().as_bytes().to_vec();
+    answer(StatusCode::OK, body, &About::default())
+}
