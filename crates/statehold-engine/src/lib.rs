@@ -37,7 +37,6 @@ mod sealed;
 mod shared;
 mod temp;
 mod timers;
-mod tree;
 mod users;
 
 pub use access::{require_admin, require_lister};
@@ -77,4 +76,3 @@ pub use statehold_store::{
     Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,
     StoredItem, StoredRecord,
 };
-pub use tree::{Tree, TreeHold, TreeRequest, TreeTask};

@@ -387,6 +387,35 @@ impl Engine {
         Receipt::new(session, done, made)
     }
 
+    /// Commits a command that has nothing to show. A repeat succeeds even if its session is erased.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::commit`].
+    pub(crate) async fn commit_without_view(
+        &self,
+        session: SessionId,
+        call: &Call,
+        (command, payloads): (&Command, &Payloads),
+    ) -> Result<Receipt<()>, EngineError> {
+        let submission = Submission {
+            call,
+            command,
+            payloads,
+            reply: &|_| Vec::new(),
+            credential: None,
+            is_system: false,
+        };
+        let done = self.submit_keyed(session, &submission).await?;
+        Ok(Receipt {
+            view: (),
+            session,
+            body: Vec::new(),
+            revision: done.revision,
+            replayed: done.replayed,
+        })
+    }
+
     /// Sends a command to a session, and waits until what it did is durable.
     ///
     /// # Errors

@@ -123,27 +123,6 @@ pub(crate) fn done(status: StatusCode, done: Done, mut about: About) -> Response
     answer(status, done.body, &about)
 }
 
-/// The ids inside an answer, for its headers. They are what the answer itself says.
-pub(crate) fn ids_of(body: &[u8]) -> About {
-    #[derive(serde::Deserialize)]
-    struct Ids {
-        id: String,
-        #[serde(default)]
-        session_id: Option<String>,
-        #[serde(default)]
-        task_id: Option<String>,
-    }
-    match serde_json::from_slice::<Ids>(body) {
-        Ok(ids) => About {
-            session: ids.session_id,
-            task: ids.task_id,
-            request: Some(ids.id),
-            ..About::default()
-        },
-        Err(_) => About::default(),
-    }
-}
-
 /// A name from a body.
 pub(crate) fn name(text: &str, path: &str) -> Result<Name, Problem> {
     text.parse()

@@ -10,7 +10,6 @@ use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 
 use crate::http::problem::{Code, Problem};
-use crate::native::session::{MessagePage, TracePage};
 use crate::openai::errors::ErrorOut;
 use statehold_core::ids::HoldId;
 use statehold_core::ids::KeyId;
@@ -19,6 +18,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::ids::TaskId;
 use statehold_core::name::Name;
 use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord};
+use statehold_engine::api::session::{MessagePage, TracePage};
 
 /// The paths of OpenAI's API that are served under `/v1` too, for clients that are given that address.
 pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[

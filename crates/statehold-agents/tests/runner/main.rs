@@ -69,7 +69,8 @@ async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
         rig.answer(&claimed, answer).await;
         rig.ended(request).await;
     }
-    let tree = rig.engine.tree(&rig.local, session, None, 100).await?;
+    let tree =
+        statehold_engine::api::tree::read(&rig.engine, &rig.local, session, None, 100).await?;
     let counts: Vec<(String, usize)> = tree
         .tasks
         .iter()

@@ -1,209 +1,501 @@
-//! Sessions: how callers begin, change and see them.
+//! Sessions: create, list, read, change, close, delete; their messages and records.
 
-#![expect(missing_docs, reason = "fields are named as the API names them")]
+mod input;
+mod view;
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use statehold_core::ids::SessionId;
-use statehold_core::limits;
+use serde_json::value::RawValue;
+use statehold_core::command::{Command, StatePatch};
+use statehold_core::digest::BodyRef;
+use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
 use statehold_core::record::Change;
-use statehold_core::scope::StateKey;
-use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
-use statehold_store::SessionSummary;
-use utoipa::ToSchema;
+use statehold_core::session::{Owner, SessionStatus, TimeToLive};
+use statehold_store::{SessionSummary, StoredRecord};
 
-use super::hold::PendingHoldView;
-use super::json::{Raw, Time};
-use super::schema::LabelText;
+use self::input::{require_labels, require_name, time_to_live};
+use self::view::parse_labels;
+use super::hold::pending_views;
+use super::item::{ItemView, MessageView};
+use super::json::{raw_bytes, to_body};
+use super::request::agent_name;
+use super::state::StatePatchInput;
+use crate::access::require_lister;
+use crate::caller::{Caller, Role};
+use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
+use crate::mailbox::{Call, Committed, Receipt};
+use crate::payloads::Payloads;
+use crate::read::{ItemPage, Page, SessionFilter};
 
-/// The longest name of a session, in bytes.
-const NAME_BYTES_MAX: usize = 256;
-/// How many labels a session may have, and how long their parts may be.
-const LABELS_MAX: usize = 64;
-const LABEL_KEY_BYTES_MAX: usize = 64;
-const LABEL_VALUE_BYTES_MAX: usize = 256;
+pub use input::{CloseSessionInput, SessionChanges, SessionInput};
+pub use view::{MessagePage, RecordPage, SessionPage, SessionView, TracePage};
 
-/// A session to begin.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = SessionIn)]
-pub struct SessionInput {
-    /// The app.
-    #[schema(value_type = Name)]
-    pub app: String,
-    /// The user. A key that is bound to one may leave it out.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 256)]
-    pub user: Option<String>,
-    /// A name, unique for the app and the user.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 256)]
-    pub name: Option<String>,
-    /// The agent that answers when none is named.
-    #[serde(default)]
-    #[schema(value_type = Option<Name>)]
-    pub agent: Option<String>,
-    /// Words to find it by.
-    #[serde(default)]
-    #[schema(value_type = Option<BTreeMap<LabelText, String>>)]
-    pub labels: Option<BTreeMap<String, String>>,
-    /// First values of its state.
-    #[serde(default)]
-    #[schema(value_type = Option<BTreeMap<StateKey, serde_json::Value>>)]
-    pub state: Option<BTreeMap<String, Raw>>,
-    /// How long it lives.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 316_224_000)]
-    pub ttl_seconds: Option<u64>,
-    /// From when that counts.
-    #[serde(default)]
-    pub ttl_mode: Option<TtlMode>,
+/// How often a change of labels is tried again because other callers change them too.
+const RETRIES_MAX: usize = 64;
+
+/// The agent of a session that names none.
+const DEFAULT_AGENT: &str = "coordinator";
+
+/// Creates a session.
+///
+/// # Errors
+///
+/// If the caller may not, the input is malformed, or the name is taken.
+pub async fn create(
+    engine: &Engine,
+    call: &Call,
+    input: SessionInput,
+) -> Result<Receipt<SessionView>, EngineError> {
+    let caller = &call.caller;
+    let user = session_user(engine, caller, input.user.as_deref()).await?;
+    if !caller.has(Role::Client) {
+        return Err(EngineError::Forbidden {
+            needs: Role::Client,
+        });
+    }
+    let owner = Owner {
+        agent: agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?,
+        app: app_name(&input.app)?,
+        user: engine.user_id(&caller.tenant, &user).await?,
+        tenant: caller.tenant.clone(),
+    };
+    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let command = create_command(&owner, &input, &mut payloads)?;
+    let shard = Shard::of_owner(owner.tenant.as_str(), owner.app.as_str(), &user);
+    let mut mint = IdMint::new(engine.now(), shard, entropy()?);
+    let session = SessionId::from_uuid(mint.next_uuid());
+    let labels = input.labels.filter(|labels| !labels.is_empty());
+    let view = |made: &Committed<'_>| {
+        let content = &made.record.content;
+        let summary = SessionSummary {
+            place: 0,
+            id: content.session,
+            owner: owner.clone(),
+            name: input.name.clone(),
+            labels: labels
+                .as_ref()
+                .map(|labels| serde_json::to_string(labels).unwrap_or_default()),
+            status: made.after.status(),
+            deleted: false,
+            ttl: made.after.ttl,
+            expires_at: made.after.expires_at,
+            revision: content.seq,
+            created_at: content.at,
+            updated_at: content.at,
+        };
+        Some(SessionView {
+            pending: Some(Vec::new()),
+            pending_total: Some(0),
+            ..SessionView::of(&summary, user.clone())
+        })
+    };
+    let command = (&command, &payloads);
+    engine.commit(session, call, command, None, view).await
 }
 
-/// Changes to a session. What is left out stays; null removes.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = SessionPatch)]
-pub struct SessionChanges {
-    /// Its name.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
-    pub name: Option<Change<String>>,
-    /// Labels to set, or to remove with null.
-    #[serde(default)]
-    #[schema(value_type = Option<BTreeMap<LabelText, Option<String>>>)]
-    pub labels: Option<BTreeMap<String, Option<String>>>,
-    /// How long it lives.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
-    pub ttl_seconds: Option<Change<u64>>,
-    /// From when that counts.
-    #[serde(default)]
-    pub ttl_mode: Option<TtlMode>,
+fn create_command(
+    owner: &Owner,
+    input: &SessionInput,
+    payloads: &mut Payloads,
+) -> Result<Command, EngineError> {
+    if let Some(name) = &input.name {
+        require_name(name)?;
+    }
+    if let Some(labels) = &input.labels {
+        require_labels(labels)?;
+    }
+    let state = match &input.state {
+        Some(set) => {
+            let patch = StatePatchInput {
+                set: set.clone(),
+                ..StatePatchInput::default()
+            };
+            patch.parse(None)?.into_core(payloads)
+        }
+        None => StatePatch::default(),
+    };
+    let ttl = input
+        .ttl_seconds
+        .map(|seconds| time_to_live(seconds, input.ttl_mode))
+        .transpose()?;
+    let labels = input.labels.as_ref().filter(|labels| !labels.is_empty());
+    Ok(Command::CreateSession {
+        name: input
+            .name
+            .as_ref()
+            .map(|name| payloads.put(name.clone().into_bytes())),
+        labels: labels.map(|labels| payloads.put(to_body(labels))),
+        state,
+        ttl,
+        owner: owner.clone(),
+    })
 }
 
-/// Tells a field that is null from one that is not there.
-fn present<'de, T, D>(deserializer: D) -> Result<Option<Change<T>>, D::Error>
-where
-    T: Deserialize<'de>,
-    D: serde::Deserializer<'de>,
-{
-    let value = Option::<T>::deserialize(deserializer)?;
-    Ok(Some(value.map_or(Change::Clear, Change::Set)))
+fn app_name(text: &str) -> Result<Name, EngineError> {
+    text.parse()
+        .map_err(|error| EngineError::invalid("app", format!("`app`: {error}")))
 }
 
-/// How to close a session.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = CloseIn)]
-pub struct CloseSessionInput {
-    /// Stop what still runs.
-    #[serde(default)]
-    pub cancel_live: bool,
-}
-
-/// A session.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = Session)]
-pub struct SessionView {
-    pub id: SessionId,
-    pub app: Name,
-    pub user: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    pub agent: Name,
-    pub status: SessionStatus,
-    pub revision: u64,
-    pub labels: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 316_224_000)]
-    pub ttl_seconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ttl_mode: Option<TtlMode>,
-    pub created_at: Time,
-    pub updated_at: Time,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expires_at: Option<Time>,
-    /// Open holds in it, the oldest first, at most 100. Left out in lists and answers to commands.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pending: Option<Vec<PendingHoldView>>,
-    /// How many there are.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pending_total: Option<usize>,
-}
-
-impl SessionView {
-    pub fn of(summary: &SessionSummary, user: String) -> Self {
-        Self {
-            id: summary.id,
-            app: summary.owner.app.clone(),
-            user,
-            name: summary.name.clone(),
-            agent: summary.owner.agent.clone(),
-            status: summary.status,
-            revision: summary.revision,
-            labels: parse_labels(summary.labels.as_deref()),
-            ttl_seconds: summary.ttl.map(|ttl| ttl.ms / 1_000),
-            ttl_mode: summary.ttl.map(|ttl| ttl.mode),
-            created_at: summary.created_at.into(),
-            updated_at: summary.updated_at.into(),
-            expires_at: summary.expires_at.map(Into::into),
-            pending: None,
-            pending_total: None,
+/// The user of a new session: the one the key is bound to, or the one it names.
+pub async fn session_user(
+    engine: &Engine,
+    caller: &Caller,
+    named: Option<&str>,
+) -> Result<String, EngineError> {
+    match (caller.user, named) {
+        (None, Some(named)) => Ok(named.to_owned()),
+        (None, None) => Err(EngineError::UserNeeded),
+        (Some(bound), named) => {
+            let bound = engine.user_name(&caller.tenant, bound).await?;
+            if named.is_none_or(|named| named == bound) {
+                Ok(bound)
+            } else {
+                Err(EngineError::WrongUser)
+            }
         }
     }
 }
 
-/// A page of sessions.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct SessionPage {
-    pub sessions: Vec<SessionView>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+/// Which sessions to list.
+#[derive(Debug, Clone, Default)]
+pub struct SessionListInput {
+    /// Of this app.
+    pub app: Option<Name>,
+    /// Of this user, by name.
+    pub user: Option<String>,
+    /// With this status.
+    pub status: Option<SessionStatus>,
+    /// With this label, and this value if one is given.
+    pub label: Option<(String, Option<String>)>,
+    /// With this text in the name or a label.
+    pub text: Option<String>,
 }
 
-pub fn parse_labels(text: Option<&str>) -> BTreeMap<String, String> {
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
+/// Refuses a caller who may not list sessions, before anything else about the list is looked at.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub fn require_list(caller: &Caller) -> Result<(), EngineError> {
+    require_lister(caller)
 }
 
-pub fn require_labels(labels: &BTreeMap<String, String>) -> Result<(), EngineError> {
-    let fits = |(key, value): (&String, &String)| {
-        (1..=LABEL_KEY_BYTES_MAX).contains(&key.len())
-            && value.len() <= LABEL_VALUE_BYTES_MAX
-            && !key.chars().any(|c| c.is_control() || c == ':')
-            && !value.chars().any(char::is_control)
+/// A page of sessions, newest first.
+///
+/// # Errors
+///
+/// If the caller may not list sessions.
+pub async fn list(
+    engine: &Engine,
+    caller: &Caller,
+    input: SessionListInput,
+    after: Option<u64>,
+    limit: usize,
+) -> Result<Page<SessionView>, EngineError> {
+    // Whether a user is known is told only to those who may list.
+    require_lister(caller)?;
+    let user = match &input.user {
+        Some(name) => match engine.known_user(&caller.tenant, name).await? {
+            Some(user) => Some(user),
+            None => {
+                return Ok(Page {
+                    entries: Vec::new(),
+                    next: None,
+                });
+            }
+        },
+        None => None,
     };
-    if labels.len() <= LABELS_MAX && labels.iter().all(fits) {
-        Ok(())
-    } else {
-        Err(EngineError::invalid(
-            "labels",
-            "`labels` has at most 64 entries, with keys of 1 to 64 bytes without `:` and values of \
-             at most 256 bytes, without control characters",
-        ))
+    let filter = SessionFilter {
+        app: input.app,
+        user,
+        status: input.status,
+        label: input.label,
+        text: input.text,
+    };
+    let page = engine.sessions(caller, &filter, after, limit).await?;
+    let mut entries = Vec::with_capacity(page.entries.len());
+    for summary in &page.entries {
+        entries.push(session_view(engine, summary).await?);
+    }
+    Ok(Page {
+        entries,
+        next: page.next,
+    })
+}
+
+async fn session_view(
+    engine: &Engine,
+    summary: &SessionSummary,
+) -> Result<SessionView, EngineError> {
+    let owner = &summary.owner;
+    let user = engine.user_name(&owner.tenant, owner.user).await?;
+    Ok(SessionView::of(summary, user))
+}
+
+/// Reads a session, with its open holds.
+///
+/// # Errors
+///
+/// If the caller may not read it.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+) -> Result<SessionView, EngineError> {
+    let summary = engine.session(caller, session).await?;
+    let (pending, total) = pending_views(&engine.pending_in(summary.id).await?);
+    Ok(SessionView {
+        pending: Some(pending),
+        pending_total: Some(total),
+        ..session_view(engine, &summary).await?
+    })
+}
+
+/// Changes the name, the labels or the time to live of a session.
+///
+/// # Errors
+///
+/// If the caller may not, the input is malformed, or the session moved on.
+pub async fn patch(
+    engine: &Engine,
+    call: &Call,
+    session: SessionId,
+    changes: &SessionChanges,
+) -> Result<Receipt<SessionView>, EngineError> {
+    // Labels are merged with those that are there, so the change is tied to the revision that was read.
+    let _lock = match changes.labels {
+        Some(_) => {
+            // Check read access before waiting for the lock.
+            engine.session(&call.caller, session).await?;
+            Some(engine.turn(session).await)
+        }
+        None => None,
+    };
+    for _ in 0..RETRIES_MAX {
+        match patch_once(engine, call, session, changes).await {
+            Err(EngineError::RevisionMismatch { .. }) if call.if_revision.is_none() => {}
+            other => return other,
+        }
+    }
+    Err(EngineError::TooMany(
+        "the session changes too fast; try again",
+    ))
+}
+
+async fn patch_once(
+    engine: &Engine,
+    call: &Call,
+    session: SessionId,
+    changes: &SessionChanges,
+) -> Result<Receipt<SessionView>, EngineError> {
+    let mut summary = engine.session(&call.caller, session).await?;
+    let owner = summary.owner.clone();
+    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let mut call = call.clone();
+    let labels = match &changes.labels {
+        Some(changes) => {
+            let merged = merge_labels(summary.labels.as_deref(), changes);
+            require_labels(&merged)?;
+            let json = to_body(&merged);
+            summary.labels = Some(String::from_utf8_lossy(&json).into_owned());
+            call.if_revision = call.if_revision.or(Some(summary.revision));
+            Some(payloads.put(json))
+        }
+        None => None,
+    };
+    let name = new_name(changes, &mut payloads)?;
+    if let Some(name) = &changes.name {
+        summary.name = name.clone().value();
+    }
+    let ttl = new_ttl(changes)?;
+    let command = Command::PatchSession { labels, name, ttl };
+    let user = engine.user_name(&owner.tenant, owner.user).await?;
+    let view = |made: &Committed<'_>| {
+        let summary = SessionSummary {
+            ttl: made.after.ttl,
+            ..after_commit(&summary, made)
+        };
+        Some(SessionView::of(&summary, user.clone()))
+    };
+    let command = (&command, &payloads);
+    engine.commit(session, &call, command, None, view).await
+}
+
+fn new_name(
+    changes: &SessionChanges,
+    payloads: &mut Payloads,
+) -> Result<Option<Change<BodyRef>>, EngineError> {
+    Ok(match &changes.name {
+        Some(Change::Set(name)) => {
+            require_name(name)?;
+            Some(Change::Set(payloads.put(name.clone().into_bytes())))
+        }
+        Some(Change::Clear) => Some(Change::Clear),
+        None => None,
+    })
+}
+
+fn new_ttl(changes: &SessionChanges) -> Result<Option<Change<TimeToLive>>, EngineError> {
+    Ok(match changes.ttl_seconds {
+        Some(Change::Set(seconds)) => Some(Change::Set(time_to_live(seconds, changes.ttl_mode)?)),
+        Some(Change::Clear) => Some(Change::Clear),
+        None if changes.ttl_mode.is_some() => {
+            let detail = "`ttl_mode` goes with `ttl_seconds`";
+            return Err(EngineError::invalid("ttl_mode", detail));
+        }
+        None => None,
+    })
+}
+
+fn merge_labels(
+    there: Option<&str>,
+    changes: &BTreeMap<String, Option<String>>,
+) -> BTreeMap<String, String> {
+    let mut labels = parse_labels(there);
+    for (key, value) in changes {
+        match value {
+            Some(value) => labels.insert(key.clone(), value.clone()),
+            None => labels.remove(key),
+        };
+    }
+    labels
+}
+
+/// A session as a commit leaves it.
+fn after_commit(before: &SessionSummary, made: &Committed<'_>) -> SessionSummary {
+    let content = &made.record.content;
+    SessionSummary {
+        status: made.after.status(),
+        expires_at: made.after.expires_at,
+        revision: content.seq,
+        updated_at: content.at,
+        ..before.clone()
     }
 }
 
-pub fn require_name(name: &str) -> Result<(), EngineError> {
-    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
-    if fits {
-        Ok(())
-    } else {
-        let detail = "`name` is 1 to 256 bytes without control characters";
-        Err(EngineError::invalid("name", detail))
+/// Closes a session: it takes no more commands.
+///
+/// # Errors
+///
+/// If the caller may not, or requests are live.
+pub async fn close(
+    engine: &Engine,
+    call: &Call,
+    session: SessionId,
+    input: &CloseSessionInput,
+) -> Result<Receipt<SessionView>, EngineError> {
+    let summary = engine.session(&call.caller, session).await?;
+    let owner = &summary.owner;
+    let user = engine.user_name(&owner.tenant, owner.user).await?;
+    let view = |made: &Committed<'_>| {
+        let summary = after_commit(&summary, made);
+        Some(SessionView::of(&summary, user.clone()))
+    };
+    let cancel_live = input.cancel_live;
+    let (command, payloads) = (Command::CloseSession { cancel_live }, engine.no_payloads());
+    let command = (&command, &payloads);
+    engine.commit(session, call, command, None, view).await
+}
+
+/// Removes every payload of a session. Its records stay. The same call again succeeds also when nothing
+/// is left to read.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub async fn delete(
+    engine: &Engine,
+    call: &Call,
+    session: SessionId,
+) -> Result<Receipt<()>, EngineError> {
+    let (command, payloads) = (Command::DeleteSession, engine.no_payloads());
+    engine
+        .commit_without_view(session, call, (&command, &payloads))
+        .await
+}
+
+/// A page of something in a session, at a revision. The newest come first in pages, the oldest first in
+/// a page.
+#[derive(Debug, Clone)]
+pub struct HistoryPage<V> {
+    /// The entries, oldest first.
+    pub entries: Vec<V>,
+    /// Where the next page begins: before this `seq`.
+    pub next: Option<u64>,
+    /// The revision it was read at.
+    pub revision: u64,
+}
+
+impl<V> HistoryPage<V> {
+    pub(crate) fn of(page: &ItemPage, view: impl Fn(&statehold_store::StoredItem) -> V) -> Self {
+        Self {
+            entries: page.items.iter().rev().map(view).collect(),
+            next: page.next,
+            revision: page.revision,
+        }
     }
 }
 
-pub fn time_to_live(seconds: u64, mode: Option<TtlMode>) -> Result<TimeToLive, EngineError> {
-    let ms = seconds.saturating_mul(1_000);
-    if !limits::SESSION_TTL_MS.contains(&ms) {
-        let detail = "`ttl_seconds` is 1 to 316224000 (ten years)";
-        return Err(EngineError::invalid("ttl_seconds", detail));
-    }
-    let mode = mode.unwrap_or_default();
-    Ok(TimeToLive { mode, ms })
+/// The messages of a session.
+///
+/// # Errors
+///
+/// If the caller may not read it.
+pub async fn messages(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<HistoryPage<MessageView>, EngineError> {
+    let page = engine.transcript(caller, session, before, limit).await?;
+    Ok(HistoryPage::of(&page, MessageView::of))
+}
+
+/// Every item of a session. The read is recorded before it is answered.
+///
+/// # Errors
+///
+/// If the caller may not read traces.
+pub async fn trace(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<HistoryPage<ItemView>, EngineError> {
+    let page = engine.trace(caller, session, before, limit).await?;
+    Ok(HistoryPage::of(&page, ItemView::of))
+}
+
+/// The records of a session: anyone who has them can verify the chain.
+///
+/// # Errors
+///
+/// If the caller may not read records.
+pub async fn records(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    after: u64,
+    limit: usize,
+) -> Result<RecordPage, EngineError> {
+    let (summary, records) = engine.records(caller, session, after, limit).await?;
+    let chained = |stored: &StoredRecord| {
+        with_hash(stored.record.as_bytes(), &stored.record.hash.to_string())
+    };
+    Ok(RecordPage {
+        records: records.iter().map(chained).collect(),
+        revision: summary.revision,
+    })
+}
+
+/// The canonical bytes of a record, with its hash as one more field.
+pub fn with_hash(bytes: &[u8], hash: &str) -> Box<RawValue> {
+    let text = String::from_utf8_lossy(bytes);
+    let open = text.strip_suffix('}').unwrap_or(&text);
+    raw_bytes(format!("{open},\"hash\":\"{hash}\"}}").as_bytes())
 }

@@ -1,17 +1,23 @@
-//! Tasks as callers see them.
+//! Tasks: read, close, cancel.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
 use serde::{Deserialize, Serialize};
+use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::TaskStatus;
 use utoipa::ToSchema;
 
-use super::hold::PendingHoldView;
+use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
-use super::json::Raw;
+use super::json::{Raw, raw_bytes};
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::mailbox::{Call, Committed, Receipt};
+use crate::rights::{self, Act};
 
 /// A task with a page of its history.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -39,4 +45,115 @@ pub struct TaskView {
     pub state: Option<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
+}
+
+/// A task as it was read.
+#[derive(Debug, Clone)]
+pub struct TaskRead {
+    /// The task, without a cursor.
+    pub view: TaskView,
+    /// Where the next page of its history begins: before this `seq`.
+    pub next: Option<u64>,
+    /// The revision it was read at.
+    pub revision: u64,
+}
+
+/// How a task ended.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct TaskEnded {
+    pub id: TaskId,
+    pub session_id: SessionId,
+    pub status: TaskStatus,
+    pub revision: u64,
+}
+
+/// Reads a task with the newest of its history, oldest first. Reading the trace is recorded.
+///
+/// # Errors
+///
+/// If the caller may not read it.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    task: TaskId,
+    wants_trace: bool,
+    (before, limit): (Option<u64>, usize),
+) -> Result<TaskRead, EngineError> {
+    let detail = engine.task(caller, task, wants_trace).await?;
+    let page = engine.history(&detail, before, limit).await?;
+    let task = &detail.task;
+    let (pending, pending_total) = pending_views(&detail.pending);
+    let items = page.items.iter().rev();
+    let view = TaskView {
+        id: task.id,
+        alias: format!("T{}", task.number),
+        session_id: detail.session.id,
+        agent: task.agent.clone(),
+        status: detail.status,
+        parent_request_id: task.parent.map(|link| link.request),
+        live_request_id: task.live,
+        last_outcome: task.last_outcome,
+        pending,
+        pending_total,
+        history: items
+            .map(|item| ItemView::of(item).seen_by(detail.view))
+            .collect(),
+        state: detail.state.as_deref().map(raw_bytes),
+        next_cursor: None,
+    };
+    Ok(TaskRead {
+        view,
+        next: page.next,
+        revision: detail.revision,
+    })
+}
+
+/// Closes a task that has nothing to do.
+///
+/// # Errors
+///
+/// If the caller may not, or a request is live.
+pub async fn close(
+    engine: &Engine,
+    call: &Call,
+    task: TaskId,
+) -> Result<Receipt<TaskEnded>, EngineError> {
+    rights::require_role(&call.caller, &Act::ManageSession)?;
+    end(engine, call, task, Command::CloseTask { task }).await
+}
+
+/// Stops a task for good, with everything below it.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub async fn cancel(
+    engine: &Engine,
+    call: &Call,
+    task: TaskId,
+) -> Result<Receipt<TaskEnded>, EngineError> {
+    rights::require_role(&call.caller, &Act::CancelTask(task))?;
+    end(engine, call, task, Command::CancelTask { task }).await
+}
+
+async fn end(
+    engine: &Engine,
+    call: &Call,
+    task: TaskId,
+    command: Command,
+) -> Result<Receipt<TaskEnded>, EngineError> {
+    let session = engine.session_of_task(task).await?;
+    let view = |made: &Committed<'_>| {
+        let mut closed = made.changes.closed_tasks.iter();
+        let closed = closed.find(|closed| closed.task.id == task);
+        Some(TaskEnded {
+            id: task,
+            session_id: made.record.content.session,
+            status: closed.map_or(TaskStatus::Cancelled, |closed| closed.status),
+            revision: made.record.content.seq,
+        })
+    };
+    let payloads = engine.no_payloads();
+    let command = (&command, &payloads);
+    engine.commit(session, call, command, None, view).await
 }

@@ -1,18 +1,31 @@
-//! The tree of a session as callers see it.
+//! The tree of a session: tasks, their requests, the tasks those started. Built from the newest records,
+//! so a page of a long session costs as much as one of a short session.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
-use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::hold::HoldStatus;
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
-use statehold_core::request::RequestStatus;
+use statehold_core::record::Event;
+use statehold_core::request::{LiveRequest, RequestOutcome, RequestStatus};
+use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
+use statehold_store::HoldSummary;
 use utoipa::ToSchema;
 
 use super::hold::{HoldRef, title_of};
-use crate::tree::{Tree, TreeHold, TreeRequest, TreeTask};
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::holds::payload;
 
-/// The tree of a session.
+/// How many records are read at a time, going back.
+const STEP: u64 = 200;
+
+/// The tree of a session. A reused task is shown under each request that used it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Tree)]
 pub struct TreeView {
@@ -49,42 +62,325 @@ pub struct TreeRequestView {
     pub tasks: Vec<TreeTaskView>,
 }
 
-impl TreeView {
-    pub fn of(session_id: SessionId, tree: &Tree) -> Self {
+/// A request that the tree shows.
+#[derive(Debug, Clone)]
+struct TreeEntry {
+    number: u64,
+    task: TaskId,
+    parent: Option<RequestId>,
+    /// Known for a request that is live, or whose end was read from the log.
+    status: Option<RequestStatus>,
+}
+
+impl TreeEntry {
+    fn live(live: &LiveRequest) -> Self {
         Self {
-            session_id,
-            revision: tree.revision,
-            tasks: tree.tasks.iter().map(tree_task).collect(),
-            before: tree.before,
+            number: live.number,
+            task: live.task,
+            parent: live.parent,
+            status: Some(live.status.into()),
         }
     }
 }
 
-fn tree_task(task: &TreeTask) -> TreeTaskView {
-    TreeTaskView {
-        id: task.id,
-        alias: format!("T{}", task.number),
-        agent: task.agent.clone(),
-        status: task.status,
-        parent_request_id: task.parent,
-        requests: task.requests.iter().map(tree_request).collect(),
+/// The newest `limit` requests of a session and all live ones, as a tree; going back from `before`.
+///
+/// # Errors
+///
+/// If the caller may not read the session.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<TreeView, EngineError> {
+    engine.readable(caller, session).await?;
+    let state = engine.durable_state(session).await?;
+    let last = before.map_or(state.revision, |before| {
+        before.saturating_sub(1).min(state.revision)
+    });
+    let Started {
+        mut requests,
+        holds,
+        before,
+    } = started_requests(engine, session, last, limit).await?;
+    // Live requests are always shown, however long ago they began.
+    for live in state.requests.values() {
+        requests.insert(live.id, TreeEntry::live(live));
+    }
+    add_ancestors(engine, &state, &mut requests).await?;
+    add_statuses(engine, &mut requests).await?;
+    let tree = Tree {
+        tasks: known_tasks(engine, &state, &requests).await?,
+        holds: holds_of(engine, &state, &requests, holds).await?,
+        requests,
+    };
+    Ok(TreeView {
+        session_id: session,
+        revision: state.revision,
+        tasks: tree.root_tasks(),
+        before,
+    })
+}
+
+/// Requests that were started in some records, with the holds that were opened there.
+#[derive(Default)]
+struct Started {
+    requests: BTreeMap<RequestId, TreeEntry>,
+    holds: BTreeMap<HoldId, (RequestId, HoldRef)>,
+    /// Where the next page begins.
+    before: Option<u64>,
+}
+
+/// The newest `limit` requests that were started up to a revision. A page ends between two records: all
+/// that a record started is shown together.
+async fn started_requests(
+    engine: &Engine,
+    session: SessionId,
+    mut last: u64,
+    limit: usize,
+) -> Result<Started, EngineError> {
+    let mut started = Started::default();
+    let mut decided: BTreeMap<HoldId, HoldStatus> = BTreeMap::new();
+    let mut ended: BTreeMap<RequestId, RequestOutcome> = BTreeMap::new();
+    'back: while last > 0 {
+        let first = last.saturating_sub(STEP);
+        let count = usize::try_from(last - first).unwrap_or(usize::MAX);
+        let records = engine.inner().store.records(session, first, count).await?;
+        for stored in records.iter().rev() {
+            if started.requests.len() >= limit {
+                break 'back;
+            }
+            last = stored.record.content.seq - 1;
+            for event in stored.record.content.events.iter().rev() {
+                match event {
+                    Event::RequestEnded {
+                        request, outcome, ..
+                    } => {
+                        ended.entry(*request).or_insert(*outcome);
+                    }
+                    Event::HoldDecided { hold, decision, .. } => {
+                        decided.entry(*hold).or_insert(decision.status);
+                    }
+                    Event::HoldOpened {
+                        hold,
+                        request,
+                        kind,
+                        number,
+                        body,
+                        deadline,
+                        ..
+                    } => {
+                        let opened = HoldRef {
+                            id: *hold,
+                            alias: format!(".h{number}"),
+                            kind: *kind,
+                            status: decided.get(hold).copied().unwrap_or(HoldStatus::Open),
+                            title: title_of(*kind, payload(Some(stored), *body).as_deref()),
+                            expires_at: deadline.map(Into::into),
+                        };
+                        started.holds.insert(*hold, (*request, opened));
+                    }
+                    Event::RequestStarted {
+                        request,
+                        number,
+                        task,
+                        parent,
+                    } => {
+                        let entry = TreeEntry {
+                            number: *number,
+                            task: *task,
+                            parent: *parent,
+                            status: ended.get(request).map(|outcome| (*outcome).into()),
+                        };
+                        started.requests.insert(*request, entry);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        last = last.min(first);
+    }
+    started.before = (last > 0).then_some(last + 1);
+    Ok(started)
+}
+
+/// A request is shown under its parent, so the parents of all that is shown are shown too.
+async fn add_ancestors(
+    engine: &Engine,
+    state: &SessionState,
+    requests: &mut BTreeMap<RequestId, TreeEntry>,
+) -> Result<(), EngineError> {
+    loop {
+        let missing: BTreeSet<RequestId> = requests
+            .values()
+            .filter_map(|entry| entry.parent)
+            .filter(|parent| !requests.contains_key(parent))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        for id in missing {
+            let entry = if let Some(live) = state.requests.get(&id) {
+                TreeEntry::live(live)
+            } else {
+                let ended = engine.inner().store.ended_request(id).await?;
+                let ended = ended.ok_or(EngineError::NotFound)?;
+                TreeEntry {
+                    number: ended.number,
+                    task: ended.task,
+                    parent: ended.parent,
+                    status: Some(ended.outcome.into()),
+                }
+            };
+            requests.insert(id, entry);
+        }
     }
 }
 
-fn tree_request(request: &TreeRequest) -> TreeRequestView {
-    let hold = |hold: &TreeHold| HoldRef {
-        id: hold.id,
-        alias: format!("R{}.h{}", request.number, hold.number),
-        kind: hold.kind,
-        status: hold.status,
-        title: title_of(hold.kind, hold.body.as_deref()),
-        expires_at: hold.deadline.map(Into::into),
+/// Requests of an older page may have ended in records that the page does not read.
+async fn add_statuses(
+    engine: &Engine,
+    requests: &mut BTreeMap<RequestId, TreeEntry>,
+) -> Result<(), EngineError> {
+    for (id, entry) in requests {
+        if entry.status.is_none() {
+            let ended = engine.inner().store.ended_request(*id).await?;
+            entry.status = ended.map(|ended| ended.outcome.into());
+        }
+    }
+    Ok(())
+}
+
+/// All holds that the requests ever opened, each as it is now. The log knows the holds that a fork has
+/// inherited; all others are read from the store, because an older page does not read the records that
+/// decided them.
+async fn holds_of(
+    engine: &Engine,
+    state: &SessionState,
+    requests: &BTreeMap<RequestId, TreeEntry>,
+    logged: BTreeMap<HoldId, (RequestId, HoldRef)>,
+) -> Result<BTreeMap<RequestId, Vec<HoldRef>>, EngineError> {
+    let ids = requests.keys().copied().collect();
+    let mut rows = engine.inner().store.held_by(ids).await?;
+    rows.retain(|row| row.session.id == state.session);
+    let opened = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
+    let records = engine.records_of(opened.collect()).await?;
+    let mut holds = logged;
+    for (id, (_, hold)) in &mut holds {
+        if hold.status == HoldStatus::Open && !state.holds.contains_key(id) {
+            hold.status = HoldStatus::Cancelled;
+        }
+    }
+    for HoldSummary { hold, decision, .. } in rows {
+        let record = records.get(&(state.session, hold.opened_at));
+        let shown = HoldRef {
+            id: hold.id,
+            alias: format!(".h{}", hold.number),
+            kind: hold.kind,
+            status: decision.map_or(HoldStatus::Open, |(decision, _)| decision.status),
+            title: title_of(hold.kind, payload(record, hold.body).as_deref()),
+            expires_at: hold.deadline.map(Into::into),
+        };
+        holds.insert(hold.id, (hold.request, shown));
+    }
+    let mut by_request: BTreeMap<RequestId, Vec<HoldRef>> = BTreeMap::new();
+    for (request, mut hold) in holds.into_values() {
+        if let Some(entry) = requests.get(&request) {
+            hold.alias = format!("R{}{}", entry.number, hold.alias);
+            by_request.entry(request).or_default().push(hold);
+        }
+    }
+    Ok(by_request)
+}
+
+struct TreeTaskHead {
+    number: u64,
+    agent: Name,
+    status: TaskStatus,
+    is_root: bool,
+}
+
+/// All open tasks, and the closed ones that the requests belong to.
+async fn known_tasks(
+    engine: &Engine,
+    state: &SessionState,
+    requests: &BTreeMap<RequestId, TreeEntry>,
+) -> Result<BTreeMap<TaskId, TreeTaskHead>, EngineError> {
+    let head = |task: &statehold_core::task::Task, status| TreeTaskHead {
+        number: task.number,
+        agent: task.agent.clone(),
+        status,
+        is_root: task.parent.is_none(),
     };
-    TreeRequestView {
-        id: request.id,
-        alias: format!("R{}", request.number),
-        status: request.status,
-        holds: request.holds.iter().map(hold).collect(),
-        tasks: request.tasks.iter().map(tree_task).collect(),
+    let open = state.tasks.values();
+    let mut known: BTreeMap<TaskId, TreeTaskHead> = open
+        .map(|task| (task.id, head(task, task.status)))
+        .collect();
+    for entry in requests.values() {
+        if !known.contains_key(&entry.task) {
+            let closed = engine.inner().store.closed_task(entry.task).await?;
+            let closed = closed.ok_or(EngineError::NotFound)?;
+            known.insert(closed.task.id, head(&closed.task, closed.status));
+        }
+    }
+    Ok(known)
+}
+
+/// The pieces of a tree. Its depth is bounded by how deep agents may call agents.
+struct Tree {
+    tasks: BTreeMap<TaskId, TreeTaskHead>,
+    requests: BTreeMap<RequestId, TreeEntry>,
+    holds: BTreeMap<RequestId, Vec<HoldRef>>,
+}
+
+impl Tree {
+    fn root_tasks(&self) -> Vec<TreeTaskView> {
+        let mut shown: BTreeMap<Option<RequestId>, BTreeMap<u64, TaskId>> = BTreeMap::new();
+        for entry in self.requests.values() {
+            let number = self.tasks[&entry.task].number;
+            let under = shown.entry(entry.parent).or_default();
+            under.insert(number, entry.task);
+        }
+        // Root tasks without a request in this page are shown all the same.
+        for (id, task) in self.tasks.iter().filter(|(_, task)| task.is_root) {
+            shown.entry(None).or_default().insert(task.number, *id);
+        }
+        self.tasks_under(None, &shown)
+    }
+
+    fn tasks_under(
+        &self,
+        parent: Option<RequestId>,
+        shown: &BTreeMap<Option<RequestId>, BTreeMap<u64, TaskId>>,
+    ) -> Vec<TreeTaskView> {
+        let tasks = shown.get(&parent).into_iter().flatten();
+        tasks
+            .map(|(number, id)| {
+                let task = &self.tasks[id];
+                let mut requests: Vec<(&RequestId, &TreeEntry)> = self
+                    .requests
+                    .iter()
+                    .filter(|(_, entry)| entry.task == *id && entry.parent == parent)
+                    .collect();
+                requests.sort_by_key(|(_, entry)| entry.number);
+                let requests = requests.into_iter().map(|(id, entry)| TreeRequestView {
+                    id: *id,
+                    alias: format!("R{}", entry.number),
+                    status: entry.status.unwrap_or(RequestStatus::Completed),
+                    holds: self.holds.get(id).cloned().unwrap_or_default(),
+                    tasks: self.tasks_under(Some(*id), shown),
+                });
+                TreeTaskView {
+                    id: *id,
+                    alias: format!("T{number}"),
+                    agent: task.agent.clone(),
+                    status: task.status,
+                    parent_request_id: parent,
+                    requests: requests.collect(),
+                }
+            })
+            .collect()
     }
 }

@@ -8,13 +8,14 @@ use statehold_core::tenant::TenantHead;
 use statehold_engine::{CheckProblem, Verification};
 use utoipa::ToSchema;
 
-use super::session::{RecordParams, with_hash};
+use super::session::RecordParams;
 use super::{About, page_limit, revision, shown};
 use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::Problem;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_engine::api::schema::{ProblemKindWord, PublicKeyText, RecordForm};
+use statehold_engine::api::session::with_hash;
 
 /// How many problems an answer names.
 const PROBLEMS_MAX: usize = 100;

@@ -13,7 +13,6 @@ use statehold_engine::{Call, Caller, Committed, Engine, IdempotencyKey, Reply};
 use super::ask::{ChatIn, ConversationIn};
 use crate::http::call::{App, text};
 use crate::http::problem::{Code, Problem};
-use crate::native::session::entropy;
 
 /// How many agents an error names.
 const NAMED_MAX: usize = 20;
@@ -143,4 +142,11 @@ impl NewSession {
             .and_then(|id| id.parse().ok())
             .ok_or_else(Problem::not_found)
     }
+}
+
+fn entropy() -> Result<u64, Problem> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)
+        .map_err(|_| Problem::new(Code::Internal, "the system gives no random numbers"))?;
+    Ok(u64::from_le_bytes(bytes))
 }

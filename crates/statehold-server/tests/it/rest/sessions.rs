@@ -340,6 +340,29 @@ async fn the_tree_shows_requests_under_those_that_asked() {
 }
 
 #[tokio::test]
+async fn an_older_page_of_the_tree_shows_how_requests_and_holds_ended_later() {
+    let rig = Rig::on_disk().await;
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    let first = start(&ann, &session, "helper", "which one?").await;
+    let claimed = claim(&worker, "helper").await;
+    let path = format!("/v1/requests/{}", text(&first, "id"));
+    let hold = json!({"fence": claimed["fence"], "kind": "question", "title": "Which?"});
+    let hold = worker.post(&format!("{path}/holds"), &hold).await.ok(201);
+    let before = ann.get(&format!("/v1/sessions/{session}")).await.revision() + 1;
+    let answer = json!({"decision": "respond", "content": "the first"});
+    let decision = format!("/v1/holds/{}/decision", text(&hold, "id"));
+    ann.post(&decision, &answer).await.ok(200);
+    let fail = json!({"fence": claimed["fence"], "error": "no"});
+    worker.post(&format!("{path}/fail"), &fail).await.ok(200);
+    let page = format!("/v1/sessions/{session}/tree?limit=2&before={before}");
+    let tree = ann.get(&page).await.ok(200);
+    let request = &tree["tasks"][0]["requests"][0];
+    assert_eq!(request["status"], "failed", "{tree}");
+    assert_eq!(request["holds"][0]["status"], "answered", "{tree}");
+}
+
+#[tokio::test]
 async fn a_session_ends_with_its_time_and_hidden_payloads_go() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
         let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);

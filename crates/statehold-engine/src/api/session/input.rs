@@ -1,0 +1,139 @@
+//! Plain input of the use cases about sessions, and its checks.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use statehold_core::limits;
+use statehold_core::name::Name;
+use statehold_core::record::Change;
+use statehold_core::scope::StateKey;
+use statehold_core::session::{TimeToLive, TtlMode};
+use utoipa::ToSchema;
+
+use crate::api::json::Raw;
+use crate::api::schema::LabelText;
+use crate::error::EngineError;
+
+/// The longest name of a session, in bytes.
+const NAME_BYTES_MAX: usize = 256;
+/// How many labels a session may have, and how long their parts may be.
+const LABELS_MAX: usize = 64;
+const LABEL_KEY_BYTES_MAX: usize = 64;
+const LABEL_VALUE_BYTES_MAX: usize = 256;
+
+/// A session to begin.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = SessionIn)]
+pub struct SessionInput {
+    /// The app.
+    #[schema(value_type = Name)]
+    pub app: String,
+    /// The user. A key that is bound to one may leave it out.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
+    pub user: Option<String>,
+    /// A name, unique for the app and the user.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: Option<String>,
+    /// The agent that answers when none is named.
+    #[serde(default)]
+    #[schema(value_type = Option<Name>)]
+    pub agent: Option<String>,
+    /// Words to find it by.
+    #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<LabelText, String>>)]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// First values of its state.
+    #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<StateKey, serde_json::Value>>)]
+    pub state: Option<BTreeMap<String, Raw>>,
+    /// How long it lives.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 316_224_000)]
+    pub ttl_seconds: Option<u64>,
+    /// From when that counts.
+    #[serde(default)]
+    pub ttl_mode: Option<TtlMode>,
+}
+
+/// Changes to a session. What is left out stays; null removes.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = SessionPatch)]
+pub struct SessionChanges {
+    /// Its name.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
+    pub name: Option<Change<String>>,
+    /// Labels to set, or to remove with null.
+    #[serde(default)]
+    #[schema(value_type = Option<BTreeMap<LabelText, Option<String>>>)]
+    pub labels: Option<BTreeMap<String, Option<String>>>,
+    /// How long it lives.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
+    pub ttl_seconds: Option<Change<u64>>,
+    /// From when that counts.
+    #[serde(default)]
+    pub ttl_mode: Option<TtlMode>,
+}
+
+/// Tells a field that is null from one that is not there.
+fn present<'de, T, D>(deserializer: D) -> Result<Option<Change<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: serde::Deserializer<'de>,
+{
+    let value = Option::<T>::deserialize(deserializer)?;
+    Ok(Some(value.map_or(Change::Clear, Change::Set)))
+}
+
+/// How to close a session.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = CloseIn)]
+pub struct CloseSessionInput {
+    /// Stop what still runs.
+    #[serde(default)]
+    pub cancel_live: bool,
+}
+
+pub(crate) fn require_labels(labels: &BTreeMap<String, String>) -> Result<(), EngineError> {
+    let fits = |(key, value): (&String, &String)| {
+        (1..=LABEL_KEY_BYTES_MAX).contains(&key.len())
+            && value.len() <= LABEL_VALUE_BYTES_MAX
+            && !key.chars().any(|c| c.is_control() || c == ':')
+            && !value.chars().any(char::is_control)
+    };
+    if labels.len() <= LABELS_MAX && labels.iter().all(fits) {
+        Ok(())
+    } else {
+        Err(EngineError::invalid(
+            "labels",
+            "`labels` has at most 64 entries, with keys of 1 to 64 bytes without `:` and values of \
+             at most 256 bytes, without control characters",
+        ))
+    }
+}
+
+pub(crate) fn require_name(name: &str) -> Result<(), EngineError> {
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    if fits {
+        Ok(())
+    } else {
+        let detail = "`name` is 1 to 256 bytes without control characters";
+        Err(EngineError::invalid("name", detail))
+    }
+}
+
+pub(crate) fn time_to_live(seconds: u64, mode: Option<TtlMode>) -> Result<TimeToLive, EngineError> {
+    let ms = seconds.saturating_mul(1_000);
+    if !limits::SESSION_TTL_MS.contains(&ms) {
+        let detail = "`ttl_seconds` is 1 to 316224000 (ten years)";
+        return Err(EngineError::invalid("ttl_seconds", detail));
+    }
+    let mode = mode.unwrap_or_default();
+    Ok(TimeToLive { mode, ms })
+}

@@ -1,0 +1,110 @@
+//! Sessions as callers see them.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use statehold_core::ids::SessionId;
+use statehold_core::name::Name;
+use statehold_core::session::{SessionStatus, TtlMode};
+use statehold_store::SessionSummary;
+use utoipa::ToSchema;
+
+use crate::api::hold::PendingHoldView;
+use crate::api::item::{ItemView, MessageView};
+use crate::api::json::Time;
+use crate::api::schema::RecordForm;
+
+/// A session.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Session)]
+pub struct SessionView {
+    pub id: SessionId,
+    pub app: Name,
+    pub user: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub agent: Name,
+    pub status: SessionStatus,
+    pub revision: u64,
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 316_224_000)]
+    pub ttl_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_mode: Option<TtlMode>,
+    pub created_at: Time,
+    pub updated_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Time>,
+    /// Open holds in it, the oldest first, at most 100. Left out in lists and answers to commands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<Vec<PendingHoldView>>,
+    /// How many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending_total: Option<usize>,
+}
+
+impl SessionView {
+    pub(crate) fn of(summary: &SessionSummary, user: String) -> Self {
+        Self {
+            id: summary.id,
+            app: summary.owner.app.clone(),
+            user,
+            name: summary.name.clone(),
+            agent: summary.owner.agent.clone(),
+            status: summary.status,
+            revision: summary.revision,
+            labels: parse_labels(summary.labels.as_deref()),
+            ttl_seconds: summary.ttl.map(|ttl| ttl.ms / 1_000),
+            ttl_mode: summary.ttl.map(|ttl| ttl.mode),
+            created_at: summary.created_at.into(),
+            updated_at: summary.updated_at.into(),
+            expires_at: summary.expires_at.map(Into::into),
+            pending: None,
+            pending_total: None,
+        }
+    }
+}
+
+/// A page of sessions.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SessionPage {
+    pub sessions: Vec<SessionView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// A page of the transcript.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct MessagePage {
+    pub messages: Vec<MessageView>,
+    pub revision: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// A page of the trace.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct TracePage {
+    pub messages: Vec<ItemView>,
+    pub revision: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// Records as they are chained.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct RecordPage {
+    #[schema(value_type = Vec<RecordForm>)]
+    pub records: Vec<Box<RawValue>>,
+    pub revision: u64,
+}
+
+/// The labels of a session as they are stored.
+pub(crate) fn parse_labels(text: Option<&str>) -> BTreeMap<String, String> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
