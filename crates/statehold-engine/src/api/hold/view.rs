@@ -85,7 +85,7 @@ pub struct HoldView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<EvidenceView>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Time)]
+    #[schema(value_type = Time, required = true)]
     pub created_at: Option<Time>,
 }
 
@@ -130,7 +130,7 @@ pub struct DecisionView {
     pub status: HoldStatus,
     pub by: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Time)]
+    #[schema(value_type = Time, required = true)]
     pub at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comment: Option<String>,
