@@ -13,7 +13,7 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::{CallTarget, HoldKind};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::ItemKind;
-use statehold_store::LineageStep;
+use statehold_store::{HoldPlace, LineageStep};
 
 use super::item::ItemInput;
 use super::item::write::new_items;
@@ -21,12 +21,14 @@ use super::json::to_body;
 use super::request::FencedRequest;
 use crate::answer::NewAnswer;
 use crate::ask::{NewAction, NewAsk, raw};
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::holds::HoldDetail;
+use crate::holds::{HoldDetail, HoldFilter};
 use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
 use crate::mailbox::{Call, Receipt};
 use crate::policy::parse_decide_by;
+use crate::read::Page;
 
 pub use action::{ActionView, ReasonView, RedactionView};
 pub use decision_input::{DecisionInput, ResumeInput};
@@ -249,4 +251,61 @@ fn parse_digest(text: Option<&str>) -> Result<Option<Digest>, EngineError> {
     let parsed = hex.parse();
     let invalid = |error| EngineError::invalid("digest", format!("`digest`: {error}"));
     parsed.map(Some).map_err(invalid)
+}
+
+/// Which holds to list.
+#[derive(Debug, Clone, Default)]
+pub struct HoldListInput {
+    /// The filter, without the user.
+    pub filter: HoldFilter,
+    /// In sessions of this user, by name.
+    pub user: Option<String>,
+}
+
+/// A page of the holds that the caller may see: open ones by urgency, decided ones newest first.
+///
+/// # Errors
+///
+/// If the caller may not see holds.
+pub async fn list(
+    engine: &Engine,
+    caller: &Caller,
+    input: HoldListInput,
+    after: Option<HoldPlace>,
+    limit: usize,
+) -> Result<Page<HoldView, HoldPlace>, EngineError> {
+    let mut filter = input.filter;
+    if let Some(user) = &input.user {
+        // An unknown user has no holds, just as one out of reach.
+        let Some(user) = engine.known_user(&caller.tenant, user).await? else {
+            return Ok(Page {
+                entries: Vec::new(),
+                next: None,
+            });
+        };
+        filter.user = Some(user);
+    }
+    let page = engine.holds(caller, &filter, after, limit).await?;
+    Ok(Page {
+        entries: page.entries.iter().map(HoldView::of).collect(),
+        next: page.next,
+    })
+}
+
+/// Counts the open holds that the caller may see.
+///
+/// # Errors
+///
+/// If the caller may not see holds.
+pub async fn counts(engine: &Engine, caller: &Caller) -> Result<HoldCountsView, EngineError> {
+    Ok(HoldCountsView::of(&engine.hold_counts(caller).await?))
+}
+
+/// Reads a hold. Reading never decides.
+///
+/// # Errors
+///
+/// If the caller may not see it.
+pub async fn read(engine: &Engine, caller: &Caller, hold: HoldId) -> Result<HoldView, EngineError> {
+    Ok(HoldView::of(&engine.hold(caller, hold).await?))
 }

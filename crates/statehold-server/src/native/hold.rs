@@ -1,28 +1,43 @@
-//! Holds: open, list, read, decide. A GET never decides.
-
-pub(crate) mod decide;
+//! Holds: open, list, read, decide. A GET never decides, and each hold gets exactly one decision.
 
 use axum::extract::State;
 use axum::response::Response;
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::hold::{HoldKind, HoldStatus, Risk};
-use statehold_core::time::Timestamp;
-use statehold_engine::{HoldFilter, HoldOrder, HoldPlace};
-use utoipa::IntoParams;
-
-use super::{About, Cursor, PAGE_MAX, name_in_query, page_limit, shown};
-use crate::http::call::{App, CallContext, Params, PathIds};
-use crate::http::problem::{Code, Problem};
-use statehold_core::ids::SessionId;
+use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::name::Name;
-use statehold_engine::api::hold::{HoldCountsView, HoldPage, HoldView};
+use statehold_core::time::Timestamp;
+use statehold_engine::api;
+use statehold_engine::api::hold::{
+    DecisionInput, DecisionReceipt, HoldCountsView, HoldInput, HoldListInput, HoldPage, HoldView,
+    ResumeInput,
+};
 use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter};
+use statehold_engine::{HoldFilter, HoldOrder, HoldPlace, Receipt};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{About, Cursor, PAGE_MAX, committed, name_in_query, page_limit, shown};
+use crate::http::call::{App, CallContext, Params, PathIds, Payload};
+use crate::http::problem::{Code, Problem};
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(open))
+        .routes(routes!(list))
+        .routes(routes!(counts))
+        .routes(routes!(read))
+        .routes(routes!(decide))
+        .routes(routes!(resume))
+}
 
 /// Which holds to list.
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct HoldParams {
+struct HoldParams {
     /// `open` (default), `decided`, or how it ended: `approved`, `edited`, `answered`, `rejected`,
     /// `expired`, `cancelled`.
     #[param(value_type = Option<HoldStatusFilter>)]
@@ -59,35 +74,26 @@ pub(crate) struct HoldParams {
     get, path = "/v1/holds", tag = "holds", params(HoldParams),
     responses((status = 200, body = HoldPage))
 )]
-pub(crate) async fn list(
+async fn list(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     Params(mut params): Params<HoldParams>,
 ) -> Result<Response, Problem> {
     let limit = page_limit(params.limit.take(), PAGE_MAX)?;
     let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
-    let cursor = Cursor::of(&app, &asked.caller, "holds", &filter_text);
+    let cursor = Cursor::of(&app, &context.caller, "holds", &filter_text);
     let after = cursor.open_bytes(begin.as_deref())?.map(place_of);
-    let mut filter = filter_of(&params)?;
-    if let Some(user) = &params.user {
-        // Whoever is not known has no holds, just as whoever is out of reach.
-        let known = app.engine.known_user(&asked.caller.tenant, user).await?;
-        let Some(known) = known else {
-            return Ok(shown(&HoldPage::default(), &About::default()));
-        };
-        filter.user = Some(known);
-    }
-    let page = app
-        .engine
-        .holds(&asked.caller, &filter, after, limit)
-        .await?;
-    let next = page
-        .next
-        .map(|place| cursor.seal_bytes(&place_bytes(place)));
+    let input = HoldListInput {
+        filter: filter_of(&params)?,
+        user: params.user,
+    };
+    let page = api::hold::list(&app.engine, &context.caller, input, after, limit).await?;
     let out = HoldPage {
-        holds: page.entries.iter().map(HoldView::of).collect(),
-        next_cursor: next,
+        holds: page.entries,
+        next_cursor: page
+            .next
+            .map(|place| cursor.seal_bytes(&place_bytes(place))),
     };
     Ok(shown(&out, &About::default()))
 }
@@ -167,12 +173,9 @@ fn place_of(bytes: [u8; 17]) -> HoldPlace {
     get, path = "/v1/holds/counts", tag = "holds",
     responses((status = 200, body = HoldCountsView))
 )]
-pub(crate) async fn counts(
-    State(app): State<App>,
-    asked: CallContext,
-) -> Result<Response, Problem> {
-    let counts = app.engine.hold_counts(&asked.caller).await?;
-    Ok(shown(&HoldCountsView::of(&counts), &About::default()))
+async fn counts(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
+    let counts = api::hold::counts(&app.engine, &context.caller).await?;
+    Ok(shown(&counts, &About::default()))
 }
 
 fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
@@ -185,17 +188,79 @@ fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
     params(("hold_id" = String, Path)),
     responses((status = 200, body = HoldView))
 )]
-pub(crate) async fn read(
+async fn read(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
 ) -> Result<Response, Problem> {
-    let detail = app.engine.hold(&asked.caller, ids.id("hold_id")?).await?;
+    let hold = api::hold::read(&app.engine, &context.caller, ids.id("hold_id")?).await?;
     let about = About {
-        session: Some(detail.session.id.to_string()),
-        task: Some(detail.hold.task.to_string()),
-        request: Some(detail.hold.request.to_string()),
+        session: Some(hold.session_id.to_string()),
+        task: Some(hold.task_id.to_string()),
+        request: Some(hold.request_id.to_string()),
         ..About::default()
     };
-    Ok(shown(&HoldView::of(&detail), &about))
+    Ok(shown(&hold, &about))
+}
+
+/// Ask a person.
+#[utoipa::path(
+    post, path = "/v1/requests/{request_id}/holds", tag = "holds",
+    params(("request_id" = String, Path)), request_body = HoldInput,
+    responses((status = 201, body = HoldView))
+)]
+async fn open(
+    State(app): State<App>,
+    context: CallContext,
+    ids: PathIds,
+    body: Payload<HoldInput>,
+) -> Result<Response, Problem> {
+    let request: RequestId = ids.id("request_id")?;
+    let call = context.call(&body.bytes);
+    let opened = api::hold::open(&app.engine, &call, request, body.value).await?;
+    let about = About::in_request(opened.session, request);
+    Ok(committed(StatusCode::CREATED, opened, about))
+}
+
+/// Decide a hold, once and for all.
+#[utoipa::path(
+    post, path = "/v1/holds/{hold_id}/decision", tag = "holds",
+    params(("hold_id" = String, Path)), request_body = DecisionInput,
+    responses((status = 200, body = DecisionReceipt))
+)]
+async fn decide(
+    State(app): State<App>,
+    context: CallContext,
+    ids: PathIds,
+    body: Payload<DecisionInput>,
+) -> Result<Response, Problem> {
+    let hold: HoldId = ids.id("hold_id")?;
+    let (call, key) = context.decision();
+    Ok(decided(
+        api::hold::decide(&app.engine, &call, key, hold, body.value).await?,
+    ))
+}
+
+/// Decide the only hold that a request ever had, or the one that is named.
+#[utoipa::path(
+    post, path = "/v1/requests/{request_id}/resume", tag = "holds",
+    params(("request_id" = String, Path)), request_body = ResumeInput,
+    responses((status = 200, body = DecisionReceipt))
+)]
+async fn resume(
+    State(app): State<App>,
+    context: CallContext,
+    ids: PathIds,
+    body: Payload<ResumeInput>,
+) -> Result<Response, Problem> {
+    let request: RequestId = ids.id("request_id")?;
+    let (call, key) = context.decision();
+    Ok(decided(
+        api::hold::resume(&app.engine, &call, key, request, body.value).await?,
+    ))
+}
+
+fn decided(receipt: Receipt<DecisionReceipt>) -> Response {
+    let about = About::in_request(receipt.session, receipt.view.request_id);
+    committed(StatusCode::OK, receipt, about)
 }

@@ -1,0 +1,151 @@
+//! API keys: create, list, revoke.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::ids::KeyId;
+use statehold_core::name::Name;
+use statehold_store::ApiKey;
+use utoipa::ToSchema;
+
+use super::json::Time;
+use crate::access::require_admin;
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::keys::NewKey;
+
+/// A key to make.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = KeyIn)]
+pub struct KeyInput {
+    /// What people call it.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 128)]
+    pub name: Option<String>,
+    /// `client`, `worker`, `approver`, `operator`, `admin`, or roles that policies name.
+    #[schema(value_type = Vec<Name>, min_items = 1)]
+    pub roles: Vec<String>,
+    /// The user it is bound to.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
+    pub user: Option<String>,
+    /// The agents it is bound to.
+    #[serde(default)]
+    #[schema(value_type = Vec<Name>)]
+    pub agents: Vec<String>,
+    /// How long it counts; for good if left out.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 316_224_000)]
+    pub expires_in_seconds: Option<u64>,
+}
+
+/// A key. The key itself is shown once, when it is made.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = Key)]
+#[expect(missing_docs, reason = "fields are named as the API names them")]
+pub struct KeyView {
+    pub id: KeyId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[schema(value_type = Vec<Name>)]
+    pub roles: BTreeSet<Name>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<Name>, required = false)]
+    pub agents: BTreeSet<Name>,
+    pub created_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// All keys.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct KeyList {
+    /// The keys.
+    pub keys: Vec<KeyView>,
+}
+
+/// Makes a key. The answer is the only place where it is shown.
+///
+/// # Errors
+///
+/// If the caller is not an admin, or the input is malformed.
+pub async fn create(
+    engine: &Engine,
+    caller: &Caller,
+    input: KeyInput,
+) -> Result<KeyView, EngineError> {
+    require_admin(caller)?;
+    let user = match &input.user {
+        Some(user) => Some(engine.user_id(&caller.tenant, user).await?),
+        None => None,
+    };
+    let new = NewKey {
+        name: input.name,
+        roles: names(&input.roles, "roles")?,
+        user,
+        agents: names(&input.agents, "agents")?,
+        expires_in_ms: input
+            .expires_in_seconds
+            .map(|seconds| seconds.saturating_mul(1_000)),
+    };
+    let issued = engine.create_key(caller, new).await?;
+    let view = key_view(engine, &issued.key).await?;
+    Ok(KeyView {
+        key: Some(issued.secret),
+        ..view
+    })
+}
+
+fn names(texts: &[String], path: &str) -> Result<BTreeSet<Name>, EngineError> {
+    let names = texts.iter().map(|text| text.parse());
+    let names: Result<_, _> = names.collect();
+    names.map_err(|error| EngineError::invalid(path, format!("`{path}`: {error}")))
+}
+
+async fn key_view(engine: &Engine, key: &ApiKey) -> Result<KeyView, EngineError> {
+    let user = match key.user {
+        Some(user) => Some(engine.user_name(&key.tenant, user).await?),
+        None => None,
+    };
+    Ok(KeyView {
+        id: key.id,
+        name: key.name.clone(),
+        roles: key.roles.clone(),
+        user,
+        agents: key.agents.clone(),
+        created_at: key.created_at.into(),
+        expires_at: key.expires_at.map(Into::into),
+        revoked_at: key.revoked_at.map(Into::into),
+        key: None,
+    })
+}
+
+/// Lists the keys of the tenant.
+///
+/// # Errors
+///
+/// If the caller is not an admin.
+pub async fn list(engine: &Engine, caller: &Caller) -> Result<KeyList, EngineError> {
+    let mut keys = Vec::new();
+    for key in engine.keys(caller).await? {
+        keys.push(key_view(engine, &key).await?);
+    }
+    Ok(KeyList { keys })
+}
+
+/// Revokes a key, at once.
+///
+/// # Errors
+///
+/// If the caller is not an admin, or there is no such key.
+pub async fn revoke(engine: &Engine, caller: &Caller, key: KeyId) -> Result<(), EngineError> {
+    engine.revoke_key(caller, key).await
+}
