@@ -17,7 +17,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// Check the rules of the house: dependency direction, what the core may use, documents.
-    Tidy,
+    Tidy {
+        /// Print the lines of the product instead, per crate, without tests, comments and blank lines.
+        #[arg(long)]
+        count: bool,
+    },
     /// Explore the model of the core. `--deep` for millions of states.
     Model {
         /// Larger worlds.
@@ -55,7 +59,15 @@ enum Task {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Task::Tidy => {
+        Task::Tidy { count: true } => {
+            let crates = tidy::count::product_lines()?;
+            let total = crates.iter().map(|(_, lines)| lines).sum();
+            for (name, lines) in crates.into_iter().chain([("total".to_owned(), total)]) {
+                println!("{lines:>6} {name}");
+            }
+            Ok(())
+        }
+        Task::Tidy { count: false } => {
             let problems = tidy::problems()?;
             for problem in &problems {
                 eprintln!("✗ {problem}");
