@@ -1,5 +1,6 @@
 //! The rules of the house that a machine can check. Also run as a test.
 
+mod code_map;
 pub(crate) mod count;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,6 +104,7 @@ pub(crate) fn problems() -> Result<Vec<String>> {
     check_todos(&root, &mut problems)?;
     check_seeds(&root, &mut problems)?;
     check_decisions(&root, &mut problems)?;
+    code_map::check(&root, &mut problems)?;
     Ok(problems)
 }
 
