@@ -55,7 +55,7 @@ const CORE_DEPENDENCIES: &[&str] = &[
     "uuid",
 ];
 
-/// What the core must not even name.
+/// Names that must not appear in the core.
 const CORE_FORBIDDEN: &[&str] = &[
     "std::fs",
     "std::net",
@@ -88,8 +88,8 @@ const LICENCES: &[&str] = &[
     "0BSD",
     "Apache-2.0 WITH LLVM-exception",
     "LLVM-exception",
-    // For data: the list of root certificates that rustls falls back to where a platform has none. It
-    // is in the lock file only, not in what is built for servers.
+    // For data: the root certificates that rustls uses on platforms without their own. The crate is in the
+    // lock file only; builds for servers do not contain it.
     "CDLA-Permissive-2.0",
 ];
 

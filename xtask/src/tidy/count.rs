@@ -9,13 +9,17 @@ use anyhow::Result;
 
 use super::{crates, files, is_test};
 
-/// Lines of each crate that is part of the product, by name.
+/// Lines of each crate that is part of the product, by name. Crates for tests and automation are not
+/// published.
 pub(crate) fn product_lines() -> Result<Vec<(String, usize)>> {
-    let crates = crates(&super::root()?)?.into_iter();
-    let product = crates.filter(|(name, _)| name != "xtask" && !name.ends_with("testkit"));
-    product
-        .map(|(name, folder)| Ok((name, crate_lines(&folder.join("src"))?)))
-        .collect()
+    let mut lines = Vec::new();
+    for (name, folder) in crates(&super::root()?)? {
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml"))?;
+        if !manifest.contains("publish = false") {
+            lines.push((name, crate_lines(&folder.join("src"))?));
+        }
+    }
+    Ok(lines)
 }
 
 fn crate_lines(src: &Path) -> Result<usize> {
