@@ -17,7 +17,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// Check the rules of the house: dependency direction, what the core may use, documents.
-    Tidy,
+    Tidy {
+        /// Print the lines of the product instead, per crate, without tests, comments and blank lines.
+        #[arg(long)]
+        count: bool,
+    },
     /// Explore the model of the core. `--deep` for millions of states.
     Model {
         /// Larger worlds.
@@ -27,7 +31,7 @@ enum Task {
         #[arg(long, default_value_t = 3_600)]
         seconds: u64,
     },
-    /// Kill writers, cut their power, fail their disk, and look for what they acknowledged.
+    /// Kill writers, cut their power, fail their disk, and look for every acknowledged record.
     Crash {
         /// Kill the server under load of clients, and not the store alone.
         #[arg(long)]
@@ -41,7 +45,7 @@ enum Task {
     },
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
-        /// What to measure.
+        /// The subject to measure.
         #[arg(value_parser = ["store", "server", "holds", "chat"])]
         what: String,
         /// One short round.
@@ -55,7 +59,15 @@ enum Task {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Task::Tidy => {
+        Task::Tidy { count: true } => {
+            let crates = tidy::count::product_lines()?;
+            let total = crates.iter().map(|(_, lines)| lines).sum();
+            for (name, lines) in crates.into_iter().chain([("total".to_owned(), total)]) {
+                println!("{lines:>6} {name}");
+            }
+            Ok(())
+        }
+        Task::Tidy { count: false } => {
             let problems = tidy::problems()?;
             for problem in &problems {
                 eprintln!("✗ {problem}");
@@ -69,7 +81,7 @@ fn main() -> Result<()> {
         Task::Model { deep, seconds } => {
             let mut args = vec!["--seconds".to_owned(), seconds.to_string()];
             args.extend(deep.then(|| "--deep".to_owned()));
-            tool("model", &args)
+            tool(Profile::Release, "model", &args)
         }
         Task::Crash {
             server,
@@ -81,15 +93,15 @@ fn main() -> Result<()> {
                 .map(str::to_owned)
                 .to_vec();
             if server {
-                build("statehold", "statehold")?;
-                build("statehold-testkit", "http_client")?;
+                build(Profile::Release, "statehold", "statehold")?;
+                build(Profile::Release, "statehold-testkit", "http_client")?;
                 args.push("--server".to_owned());
             }
-            tool("crash", &args)
+            tool(Profile::Release, "crash", &args)
         }
         Task::Bench { what, quick, json } => {
             if what != "store" {
-                build("statehold", "statehold")?;
+                build(Profile::Dist, "statehold", "statehold")?;
             }
             let mut args = Vec::new();
             args.extend(quick.then(|| "--quick".to_owned()));
@@ -97,32 +109,48 @@ fn main() -> Result<()> {
                 json.into_iter()
                     .flat_map(|file| ["--json".to_owned(), file]),
             );
-            tool(&format!("bench_{what}"), &args)
+            tool(Profile::Dist, &format!("bench_{what}"), &args)
         }
     }
 }
 
+/// A profile of the workspace that optimises.
+#[derive(Debug, Clone, Copy)]
+enum Profile {
+    /// Quick to compile, for tools that run long and measure nothing.
+    Release,
+    /// The fastest program: figures are taken with the profile that packages are built with.
+    Dist,
+}
+
 /// Compiles a program that a tool starts as a process of its own. It then lies beside the tool.
-fn build(package: &str, name: &str) -> Result<()> {
-    cargo(&["build", "--package", package, "--bin", name], &[])
+fn build(profile: Profile, package: &str, name: &str) -> Result<()> {
+    cargo(
+        profile,
+        &["build", "--package", package, "--bin", name],
+        &[],
+    )
 }
 
 /// Runs a tool of the testkit, compiled for speed.
-fn tool(name: &str, args: &[String]) -> Result<()> {
+fn tool(profile: Profile, name: &str, args: &[String]) -> Result<()> {
     let features = ["--features", "statehold-testkit/bench"];
     let run = ["run", "--package", "statehold-testkit", "--bin", name];
     let run = [&run[..], &features].concat();
     let mut rest = vec!["--".to_owned()];
     rest.extend_from_slice(args);
-    cargo(&run, &rest)
+    cargo(profile, &run, &rest)
 }
 
-/// Runs cargo on what is compiled for speed.
-fn cargo(args: &[&str], rest: &[String]) -> Result<()> {
+fn cargo(profile: Profile, args: &[&str], rest: &[String]) -> Result<()> {
+    let profile = match profile {
+        Profile::Release => "release",
+        Profile::Dist => "dist",
+    };
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let status = Command::new(cargo)
         .args(args)
-        .args(["--quiet", "--profile", "bench-fast"])
+        .args(["--quiet", "--profile", profile])
         .args(rest)
         .status()
         .context("running cargo")?;

@@ -1,5 +1,8 @@
 //! The rules of the house that a machine can check. Also run as a test.
 
+mod code_map;
+pub(crate) mod count;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,7 +57,7 @@ const CORE_DEPENDENCIES: &[&str] = &[
     "uuid",
 ];
 
-/// What the core must not even name.
+/// Names that must not appear in the core.
 const CORE_FORBIDDEN: &[&str] = &[
     "std::fs",
     "std::net",
@@ -87,8 +90,8 @@ const LICENCES: &[&str] = &[
     "0BSD",
     "Apache-2.0 WITH LLVM-exception",
     "LLVM-exception",
-    // For data: the list of root certificates that rustls falls back to where a platform has none. It
-    // is in the lock file only, not in what is built for servers.
+    // For data: the root certificates that rustls uses on platforms without their own. The crate is in the
+    // lock file only; builds for servers do not contain it.
     "CDLA-Permissive-2.0",
 ];
 
@@ -103,6 +106,7 @@ pub(crate) fn problems() -> Result<Vec<String>> {
     check_todos(&root, &mut problems)?;
     check_seeds(&root, &mut problems)?;
     check_decisions(&root, &mut problems)?;
+    code_map::check(&root, &mut problems)?;
     Ok(problems)
 }
 
@@ -184,11 +188,10 @@ fn check_licences(metadata: &Value, problems: &mut Vec<String>) {
 }
 
 fn check_core(root: &Path, problems: &mut Vec<String>) -> Result<()> {
-    let is_test = |file: &PathBuf| {
-        file.components().any(|part| part.as_os_str() == "tests") || file.ends_with("tests.rs")
-    };
-    let sources = files(&root.join("crates/statehold-core/src"), "rs")?;
-    for file in sources.into_iter().filter(|file| !is_test(file)) {
+    for file in files(&root.join("crates/statehold-core/src"), "rs")? {
+        if is_test(file.strip_prefix(root)?) {
+            continue;
+        }
         let text = std::fs::read_to_string(&file)?;
         for (number, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
@@ -281,6 +284,30 @@ fn check_decisions(root: &Path, problems: &mut Vec<String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The folder of each crate of the workspace, by its name.
+fn crates(root: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let folder = root.join("crates");
+    let mut crates = Vec::new();
+    for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        let entry = entry?;
+        crates.push((
+            entry.file_name().to_string_lossy().into_owned(),
+            entry.path(),
+        ));
+    }
+    crates.push(("xtask".to_owned(), root.join("xtask")));
+    crates.sort();
+    Ok(crates)
+}
+
+/// Whether a source file is for tests, by the names on its path inside a crate.
+fn is_test(file: &Path) -> bool {
+    file.with_extension("").components().any(|part| {
+        let part = part.as_os_str().to_string_lossy();
+        part == "tests" || part == "suite" || part.ends_with("_tests")
+    })
 }
 
 fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {

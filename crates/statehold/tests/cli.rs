@@ -54,20 +54,8 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn the_demo_pauses_decides_once_and_is_what_its_log_says() {
-    let paused = "T1 coordinator               paused    waits for R2.h1";
-    let says = [
-        paused,
-        "second click: hold",
-        "was already decided",
-        "✓ everything is what the log says",
-    ];
-    check(&["check", "--demo"], 0, &says);
-}
-
-#[test]
 fn wrong_calls_say_what_to_do() {
-    check(&["check"], 2, &["--data", "--demo"]);
+    check(&["check"], 2, &["--data"]);
     check(
         &["check", "--data", "no such place"],
         1,
@@ -92,7 +80,11 @@ fn damage_ends_with_code_ten_and_a_place() {
     let options = statehold_store::sqlite::SqliteOptions::default();
     let store = statehold_store::sqlite::SqliteStore::open(directory.path(), options);
     drop(store.expect("a new store opens"));
-    check(&["check", "--data", data], 0, &["0 sessions", "✓"]);
+    check(
+        &["check", "--data", data],
+        0,
+        &["0 sessions", "✓ everything is what the log says"],
+    );
     let copy = directory.path().join("copy.db");
     check(
         &["backup", "--data", data, text(&copy)],
@@ -150,7 +142,11 @@ fn a_backup_is_restored_once() {
     check(&["backup", "--data", text(&from), text(&copy)], 0, &[]);
     let restore = ["restore", text(&copy), "--data", text(&to)];
     check(&restore, 0, &["user-keys", "statehold check --data"]);
-    check(&["check", "--data", text(&to)], 0, &["0 sessions", "✓"]);
+    check(
+        &["check", "--data", text(&to)],
+        0,
+        &["0 sessions", "✓ everything is what the log says"],
+    );
     check(&restore, 1, &["the backup was not restored"]);
     check(
         &["restore", "no such file", "--data", text(&to)],

@@ -1,7 +1,5 @@
 //! `statehold check`: is everything there, and is it what the log says?
 
-mod story;
-
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,29 +13,20 @@ use super::{block_on, printable};
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["data", "demo"]))]
 pub(super) struct Check {
     /// The data directory.
     #[arg(long, value_name = "DIR")]
-    data: Option<PathBuf>,
-    /// Write a short story with a pause into a temporary directory, show it, and check that.
-    #[arg(long)]
-    demo: bool,
+    data: PathBuf,
     /// Print the records of one session instead, one canonical JSON line each.
-    #[arg(long, value_name = "SESSION", requires = "data")]
+    #[arg(long, value_name = "SESSION")]
     print_chain: Option<SessionId>,
 }
 
 impl Check {
     pub(super) fn run(self, json: bool) -> anyhow::Result<Exit> {
-        let Some(data) = self.data else {
-            let directory = tempfile::tempdir()?;
-            story::play(directory.path())?;
-            return report(directory.path(), json);
-        };
         match self.print_chain {
-            Some(session) => print_chain(&data, session),
-            None => report(&data, json),
+            Some(session) => print_chain(&self.data, session),
+            None => report(&self.data, json),
         }
     }
 }
