@@ -835,7 +835,7 @@ def reload(world):
 
 def set_address(world):
     at = {"agent": world.pick(["clerk", "scribe", "stray", "b%20d"])}
-    url = world.pick(["https://w.invalid/resume", "https://w.invalid/two", "http://w.invalid", "https://u:p@w.invalid", "x"])
+    url = world.pick(["https://w.invalid/resume", "https://w.invalid/one", "https://w.invalid/two", "http://w.invalid", "https://u:p@w.invalid", "x"])
     return world.call("agents_set", world.role("worker", "admin", "clerk"), at, {"url": url})
 
 
@@ -845,7 +845,7 @@ def address(world, op):
 
 def simple(op, values=None):
     def make(world):
-        role = world.role("client", "operator", "ann", "admin")
+        role = world.pick([*world.keys, *STRANGERS]) if world.chance(0.4) else world.role("client", "ann", "admin")
         return world.call(op, role, {name: world.pick(found) for name, found in (values or {}).items()})
 
     return make
@@ -903,13 +903,13 @@ MAKERS = [
     ("state_patch", 12, patch_state), ("state_patch_app", 4, patch_app), ("state_patch_user", 5, patch_user),
     ("state_read_app", 2, read_app), ("state_read_user", 2, read_user), ("keys_create", 2, create_key),
     ("keys_list", 1.5, simple("keys_list")), ("keys_revoke", 1.5, revoke_key), ("audit_records", 2, audit),
-    ("audit_verify", 0.5, verify), ("agents_reload", 1, reload), ("agents_set", 2, set_address),
+    ("audit_verify", 1, verify), ("agents_reload", 1, reload), ("agents_set", 3, set_address),
     ("agents_read", 2, lambda world: address(world, "agents_read")),
-    ("agents_remove", 1, lambda world: address(world, "agents_remove")), ("agents_list", 1, simple("agents_list")),
+    ("agents_remove", 2, lambda world: address(world, "agents_remove")), ("agents_list", 1, simple("agents_list")),
     ("agents_show", 1.5, simple("agents_show", {"agent": ["clerk", "front", "brain", "echo", "nope"]})),
-    ("chat_chat", 7, chat("chat_chat")), ("chat_chat_v1", 3, chat("chat_chat_v1")), ("chat_list", 1, simple("chat_list")),
-    ("chat_list_v1", 1, simple("chat_list_v1")), ("chat_read", 1, simple("chat_read", {"model": ["echo", "clerk", "nope"]})),
-    ("chat_read_v1", 1, simple("chat_read_v1", {"model": ["memo", "nope"]})),
+    ("chat_chat", 7, chat("chat_chat")), ("chat_chat_v1", 3, chat("chat_chat_v1")), ("chat_list", 1.5, simple("chat_list")),
+    ("chat_list_v1", 1.5, simple("chat_list_v1")), ("chat_read", 1.5, simple("chat_read", {"model": ["echo", "clerk", "nope"]})),
+    ("chat_read_v1", 1.5, simple("chat_read_v1", {"model": ["memo", "nope"]})),
     ("operations_health", 0.3, simple("operations_health")), ("operations_ready", 0.3, simple("operations_ready")),
     ("operations_metrics", 0.7, simple("operations_metrics")), ("operations_schema", 0.3, simple("operations_schema")),
 ]

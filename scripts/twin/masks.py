@@ -91,6 +91,7 @@ def place_of(one, other):
         olds = list(walk(json.loads(TOKEN.sub(lambda found: mask_number(found), one))))
         news = list(walk(json.loads(TOKEN.sub(lambda found: mask_number(found), other))))
     except ValueError:
+        one, other = TOKEN.sub(mask, one), TOKEN.sub(mask, other)
         at = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
         return "text", f"{one[max(0, at - 60):at + 100]!r} | {other[max(0, at - 60):at + 100]!r}"
     for left, right in zip(olds, news):
@@ -133,7 +134,7 @@ def flat_metrics(text):
 
 
 def flat_audit(text):
-    """Without the signatures, which a clock asks for, and the numbers that count them."""
+    """Without the signatures, which a clock asks for, and without numbers that count them or what is being erased."""
     try:
         body = json.loads(text)
     except ValueError:
@@ -143,7 +144,7 @@ def flat_audit(text):
         for one in kept:
             one.update(seq=0, prev_hash="", hash="")
         body["records"] = kept
-    for name in ("head", "entries", "roots", "public_key"):
+    for name in ("head", "entries", "roots", "public_key", "payloads", "unverified_payloads"):
         body[name] = name in body
     return json.dumps(body, separators=(",", ":"))
 
