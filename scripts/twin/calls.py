@@ -306,13 +306,27 @@ class World:
             path = path.replace("{" + name + "}", value)
         if query:
             path += "?" + "&".join(f"{name}={value}" for name, value in query.items())
-        headers = {"Authorization": f"Bearer {self.keys[role]}"}
+        headers = {"Authorization": f"Bearer {self.keys[role]}"} if role in self.keys else {}
         if body is not None:
             headers["Content-Type"] = "application/json"
         return Call(op, role, method, path, headers, None if body is None else json.dumps(body))
 
+    def sweep(self):
+        """What is rarely called: once as it should be, and once without a key."""
+        address = {"url": "https://w.invalid/resume"}
+        for op, values, body in (
+                ("chat_list", {}, None), ("chat_list_v1", {}, None), ("chat_read", {"model": "echo"}, None),
+                ("chat_read_v1", {"model": "echo"}, None), ("agents_list", {}, None), ("agents_show", {"agent": "front"}, None),
+                ("agents_set", {"agent": "stray"}, address), ("agents_read", {"agent": "stray"}, None),
+                ("agents_remove", {"agent": "stray"}, None), ("agents_reload", {}, {}), ("holds_counts", {}, None),
+                ("operations_health", {}, None), ("operations_ready", {}, None), ("operations_schema", {}, None),
+                ("audit_verify", {}, {})):
+            for role in ("admin", "none"):
+                yield self.plain(op, role, values, body)
+
     def everything(self):
         """Reads of all that is there, by everybody who may see some of it."""
+        yield from self.sweep()
         for session in self.sessions:
             at = {"session_id": session}
             yield self.plain("sessions_read", "client", at)
