@@ -122,7 +122,8 @@ impl Engine {
         Ok(count)
     }
 
-    fn note_address(&self, key: (Name, Name), address: Option<ResumeAddress>) {
+    /// Has an address count as it is stored.
+    pub(crate) fn note_address(&self, key: (Name, Name), address: Option<ResumeAddress>) {
         let inner = self.inner();
         let addresses = inner.addresses.write();
         let mut addresses = addresses.unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +200,6 @@ impl Engine {
         };
         let change = AddressChange::Set(address.clone());
         self.append_audit(caller, event, None, Some(change)).await?;
-        self.note_address(key, Some(address.clone()));
         Ok((address, secret))
     }
 
@@ -220,9 +220,7 @@ impl Engine {
             agent: agent.clone(),
         };
         let change = AddressChange::Removed(agent.clone());
-        self.append_audit(caller, event, None, Some(change)).await?;
-        self.note_address((caller.tenant.clone(), agent.clone()), None);
-        Ok(())
+        self.append_audit(caller, event, None, Some(change)).await
     }
 
     /// The secret of an address: made from its salt and the key of this server, so that neither the

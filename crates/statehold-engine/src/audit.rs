@@ -167,7 +167,8 @@ impl Engine {
         self.append_audit(caller, event, None, None).await
     }
 
-    /// Records something beside sessions, with the key or the address that it changes.
+    /// Records something beside sessions, with the key or the address that it changes. A caller that
+    /// hangs up does not stop it half way: a key that is revoked in the store counts no more.
     pub(crate) async fn append_audit(
         &self,
         caller: &Caller,
@@ -175,12 +176,15 @@ impl Engine {
         key: Option<ApiKey>,
         address: Option<AddressChange>,
     ) -> Result<(), EngineError> {
-        let (tenant, principal) = (caller.tenant.clone(), caller.principal);
-        let make = |head: &TenantHead, now| {
-            TenantRecord::after(head, tenant.clone(), principal, now, event)
-        };
-        self.append(&caller.tenant, (key, address), false, make)
-            .await
+        let (engine, tenant, principal) = (self.clone(), caller.tenant.clone(), caller.principal);
+        let appended = self.inner().tasks.spawn(async move {
+            let make = |head: &TenantHead, now| {
+                TenantRecord::after(head, tenant.clone(), principal, now, event)
+            };
+            let change = (key, address);
+            engine.append(&tenant, change, false, make).await
+        });
+        appended.await.unwrap_or(Err(EngineError::Stopping))
     }
 
     async fn append(
@@ -197,8 +201,8 @@ impl Engine {
         let head = record.head();
         let commit = TenantCommit {
             record,
-            key,
-            address,
+            key: key.clone(),
+            address: address.clone(),
         };
         match inner.store.commit_tenant(commit).await {
             Err(StoreError::TenantConflict { .. }) => {
@@ -206,6 +210,20 @@ impl Engine {
                 return Err(EngineError::TooMany(detail));
             }
             other => other?,
+        }
+        // Before the next entry: what is in memory follows the order of the store.
+        if let Some(key) = key {
+            self.note_key(key);
+        }
+        match address {
+            Some(AddressChange::Set(address)) => {
+                let place = (tenant.clone(), address.agent.clone());
+                self.note_address(place, Some(address));
+            }
+            Some(AddressChange::Removed(agent)) => {
+                self.note_address((tenant.clone(), agent), None);
+            }
+            None => {}
         }
         if is_root {
             streams.unsigned.remove(tenant);

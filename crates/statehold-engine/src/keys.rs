@@ -87,7 +87,8 @@ impl Engine {
         Ok(count)
     }
 
-    fn note_key(&self, key: ApiKey) {
+    /// Has a key count as it is stored.
+    pub(crate) fn note_key(&self, key: ApiKey) {
         let inner = self.inner();
         let mut keys = inner
             .api_keys
@@ -205,7 +206,6 @@ impl Engine {
         };
         self.append_audit(caller, event, Some(key.clone()), None)
             .await?;
-        self.note_key(key.clone());
         Ok(IssuedKey { key, secret })
     }
 
@@ -230,14 +230,13 @@ impl Engine {
         let key = keys.into_iter().find(|key| key.id == id);
         let mut key = key.ok_or(EngineError::NotFound)?;
         if key.revoked_at.is_some() {
+            // The call that revoked it may be about to say so.
+            self.note_key(key);
             return Ok(());
         }
         key.revoked_at = Some(self.inner().clock.now());
         let event = TenantEvent::KeyRevoked { key: id };
-        self.append_audit(caller, event, Some(key.clone()), None)
-            .await?;
-        self.note_key(key);
-        Ok(())
+        self.append_audit(caller, event, Some(key), None).await
     }
 }
 

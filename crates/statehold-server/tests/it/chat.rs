@@ -35,7 +35,11 @@ fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 
-fn agent(text: &str, kind: AgentKind, openai_default: ChatDefault) -> (Name, Arc<AgentSpec>) {
+pub(crate) fn agent(
+    text: &str,
+    kind: AgentKind,
+    openai_default: ChatDefault,
+) -> (Name, Arc<AgentSpec>) {
     let spec = AgentSpec {
         name: name(text),
         description: None,

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod chat;
+mod cuts;
 mod deciding;
 mod hidden;
 mod input;

@@ -102,6 +102,8 @@ pub(crate) struct Rig {
     pub(crate) address: SocketAddr,
     pub(crate) engine: Engine,
     pub(crate) connections: Arc<AtomicUsize>,
+    /// The same API without a socket.
+    pub(crate) router: axum::Router,
     data: Option<TempDir>,
     /// The store, where it is on disk.
     store: Option<Arc<SqliteStore>>,
@@ -189,11 +191,13 @@ impl Rig {
             Metrics::new(Arc::clone(&connections)),
         );
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve(listener, router, setup.accept, stop.clone()));
+        let served = serve(listener, router.clone(), setup.accept, stop.clone());
+        let serving = tokio::spawn(served);
         Self {
             address,
             engine,
             connections,
+            router,
             data,
             store: on_disk,
             policies: setup.policies,

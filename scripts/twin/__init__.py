@@ -1,0 +1,1 @@
+"""The parts of twin_run.py."""
