@@ -51,17 +51,9 @@ pub(crate) struct HttpClient {
 
 impl HttpClient {
     pub(crate) fn new() -> Result<Self, ClientError> {
-        let inner = reqwest::Client::builder()
-            .tls_backend_preconfigured(crate::tls::config()?)
-            .http1_only()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .referer(false)
-            // One place decides what is made again, and it is not this one.
-            .retry(reqwest::retry::never())
+        let inner = crate::outbound::client_builder()?
             .connect_timeout(CONNECT_MAX)
             .pool_idle_timeout(IDLE_MAX)
-            .user_agent(concat!("statehold/", env!("CARGO_PKG_VERSION")))
             .build()?;
         Ok(Self { inner })
     }
@@ -173,7 +165,30 @@ impl Request {
         self
     }
 
-    /// What must not be shown, should the other side repeat it.
+    /// The error that a service reports inside an answer, as the JSON of its member `error`.
+    pub(crate) fn error_in(&self, error: &str) -> CallError {
+        let refusal: Refusal = serde_json::from_str(error).unwrap_or_default();
+        let mut codes = [refusal.status, refusal.code].into_iter().flatten();
+        let status = codes.find_map(status_in);
+        let said = refusal.message.and_then(text_in);
+        let said = said.unwrap_or_else(|| error.to_owned());
+        self.refusal(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &said)
+    }
+
+    fn refusal(&self, status: StatusCode, said: &str) -> CallError {
+        let message = clip(said, self.secrets());
+        let message = if message.is_empty() {
+            status
+                .canonical_reason()
+                .unwrap_or("it did not say why")
+                .to_owned()
+        } else {
+            message
+        };
+        CallError::Status { status, message }
+    }
+
+    /// Credentials that the service may repeat in its errors; they are redacted there.
     fn secrets(&self) -> impl Iterator<Item = &str> {
         let values = self.headers.values().filter(|value| value.is_sensitive());
         values.filter_map(|value| {
@@ -205,7 +220,7 @@ impl Deadline {
         if other.at < self.at { other } else { self }
     }
 
-    async fn bound<F: Future>(self, work: F) -> Result<F::Output, CallError> {
+    pub(crate) async fn bound<F: Future>(self, work: F) -> Result<F::Output, CallError> {
         let Self { at, limit } = self;
         let done = tokio::time::timeout_at(at, work).await;
         done.map_err(|_| CallError::Timeout { limit })
@@ -220,7 +235,15 @@ pub(crate) struct Answer<'a> {
     bytes_left: usize,
 }
 
-impl Answer<'_> {
+impl<'a> Answer<'a> {
+    pub(crate) fn request(&self) -> &'a Request {
+        self.request
+    }
+
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
     pub(crate) fn headers(&self) -> &HeaderMap {
         self.response.headers()
     }
@@ -258,20 +281,10 @@ impl Answer<'_> {
         Ok(read)
     }
 
-    /// What an error inside of an answer says. `error` is what stands in its member of that name.
-    pub(crate) fn error_in(&self, error: &str) -> CallError {
-        let refusal: Refusal = serde_json::from_str(error).unwrap_or_default();
-        let mut codes = [refusal.status, refusal.code].into_iter().flatten();
-        let status = codes.find_map(status_in);
-        let said = refusal.message.and_then(text_in);
-        let said = said.unwrap_or_else(|| error.to_owned());
-        self.refusal(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &said)
-    }
-
     /// What an answer that is none says.
     async fn into_refusal(mut self, status: StatusCode) -> CallError {
         if status.is_redirection() {
-            return self.refusal(
+            return self.request.refusal(
                 status,
                 "it leads elsewhere, which is not followed; set `base_url` to where it leads",
             );
@@ -284,20 +297,7 @@ impl Answer<'_> {
             body.extend_from_slice(&piece);
         }
         let body = String::from_utf8_lossy(&body);
-        self.refusal(status, &said_in(&body))
-    }
-
-    fn refusal(&self, status: StatusCode, said: &str) -> CallError {
-        let message = clip(said, self.request.secrets());
-        let message = if message.is_empty() {
-            status
-                .canonical_reason()
-                .unwrap_or("it did not say why")
-                .to_owned()
-        } else {
-            message
-        };
-        CallError::Status { status, message }
+        self.request.refusal(status, &said_in(&body))
     }
 }
 

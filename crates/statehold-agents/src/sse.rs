@@ -1,248 +1,211 @@
-//! Server-sent events of agents: bytes in, events out, as the HTML standard describes them. No I/O.
+//! Server-sent events of a body: bytes in, event blocks out, with a limit on the bytes of one event.
 //!
-//! Only what answers use is kept: the kind of an event and its data. Text must be UTF-8: replacing what
-//! is not would change what an agent gave us to keep.
+//! The parser of `sse-stream` buffers an event of any length, so bytes are counted before it gets them.
 
-use std::collections::VecDeque;
+use std::error::Error;
 
-/// The most bytes of one event.
-const EVENT_BYTES_MAX: usize = 1024 * 1024;
+use bytes::Bytes;
+use futures_util::stream::{self, Stream, StreamExt, TryStreamExt};
+use sse_stream::SseByteStream;
 
-/// One event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Event {
-    /// `message` unless the stream named another.
-    pub(crate) kind: String,
-    /// Its lines, joined by line feeds.
-    pub(crate) data: String,
-}
+pub use sse_stream::Sse;
 
-/// Why nothing more can be read of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// One event is longer than 1 MiB.
+/// Why a stream of events ended early.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EventError<E> {
+    /// One event has more bytes than the limit.
+    #[error("an event is too long")]
     TooLong,
-    /// It is not UTF-8.
+    /// Replacing bytes that are not UTF-8 would change an answer that is stored.
+    #[error("an event is not UTF-8")]
     NotText,
+    /// The body failed.
+    #[error(transparent)]
+    Body(E),
 }
 
-/// Puts events together from pieces of any size. Where the pieces are cut makes no difference.
-#[derive(Debug, Default)]
-pub(crate) struct Parser {
-    /// Bytes, not text: a character may be cut between pieces.
-    line: Vec<u8>,
-    /// A carriage return ended the last piece; a line feed right after it is the same end.
-    is_after_return: bool,
-    has_begun: bool,
-    kind: String,
-    /// Each line of data with a line feed after it. Empty if the event has no data.
-    data: String,
-    ready: VecDeque<Event>,
-    fault: Option<Fault>,
+/// The event blocks of `body`, each as its lines have it: nothing is inherited from earlier blocks, and
+/// a block may have no data. Events before an error are delivered; an incomplete last event is dropped.
+pub fn events<S, E>(
+    body: S,
+    event_bytes_max: usize,
+) -> impl Stream<Item = Result<Sse, EventError<E>>>
+where
+    S: Stream<Item = Result<Bytes, E>>,
+    E: Error + Send + Sync + 'static,
+{
+    let mut meter = EventMeter {
+        max: event_bytes_max,
+        bytes: 0,
+        last_byte: b'\n',
+    };
+    let bounded = body.flat_map(move |chunk| {
+        let (chunk, error) = match chunk {
+            Ok(chunk) => match meter.find_excess(&chunk) {
+                None => (Some(chunk), None),
+                Some(end) => (Some(chunk.slice(..end)), Some(EventError::TooLong)),
+            },
+            Err(error) => (None, Some(EventError::Body(error))),
+        };
+        stream::iter(chunk.map(Ok).into_iter().chain(error.map(Err)))
+    });
+    SseByteStream::new(bounded).map_err(|error| match error {
+        sse_stream::Error::Body(error) => *error
+            .downcast()
+            .expect("the only errors of the body are those made above"),
+        _ => EventError::NotText,
+    })
 }
 
-impl Parser {
-    /// Takes the next piece of a stream.
-    pub(crate) fn push(&mut self, mut bytes: &[u8]) {
-        if std::mem::take(&mut self.is_after_return) {
-            match bytes.first() {
-                Some(b'\n') => bytes = &bytes[1..],
-                Some(_) => {}
-                None => self.is_after_return = true,
+/// Counts the bytes since the last empty line, without line ends.
+struct EventMeter {
+    max: usize,
+    bytes: usize,
+    last_byte: u8,
+}
+
+impl EventMeter {
+    /// Where `chunk` makes an event longer than the limit.
+    fn find_excess(&mut self, chunk: &[u8]) -> Option<usize> {
+        for (index, &byte) in chunk.iter().enumerate() {
+            let before = std::mem::replace(&mut self.last_byte, byte);
+            match (before, byte) {
+                // The second half of one line end.
+                (b'\r', b'\n') => {}
+                (b'\r' | b'\n', b'\r' | b'\n') => self.bytes = 0,
+                (_, b'\r' | b'\n') => {}
+                _ => self.bytes += 1,
+            }
+            if self.bytes > self.max {
+                return Some(index);
             }
         }
-        while let Some(end) = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-            self.extend_line(&bytes[..end]);
-            // After a fault nothing is an end any more.
-            if self.fault.is_some() {
-                return;
-            }
-            self.end_line();
-            let is_return = bytes[end] == b'\r';
-            bytes = &bytes[end + 1..];
-            if is_return {
-                match bytes.first() {
-                    Some(b'\n') => bytes = &bytes[1..],
-                    Some(_) => {}
-                    None => self.is_after_return = true,
-                }
-            }
-        }
-        self.extend_line(bytes);
-    }
-
-    /// The next whole event. After a fault there are no more.
-    pub(crate) fn next(&mut self) -> Result<Option<Event>, Fault> {
-        match (self.ready.pop_front(), self.fault) {
-            (Some(event), _) => Ok(Some(event)),
-            (None, Some(fault)) => Err(fault),
-            (None, None) => Ok(None),
-        }
-    }
-
-    fn extend_line(&mut self, bytes: &[u8]) {
-        if self.line.len() + bytes.len() + self.data.len() > EVENT_BYTES_MAX {
-            self.fault = Some(Fault::TooLong);
-        }
-        if self.fault.is_none() {
-            self.line.extend_from_slice(bytes);
-        }
-    }
-
-    fn end_line(&mut self) {
-        let mut line = std::mem::take(&mut self.line);
-        let Ok(text) = std::str::from_utf8(&line) else {
-            self.fault = Some(Fault::NotText);
-            return;
-        };
-        let text = if self.has_begun {
-            text
-        } else {
-            text.strip_prefix('\u{feff}').unwrap_or(text)
-        };
-        self.has_begun = true;
-        if text.is_empty() {
-            self.end_event();
-        } else {
-            self.take_field(text);
-        }
-        // The next line needs the room again.
-        line.clear();
-        self.line = line;
-    }
-
-    fn take_field(&mut self, line: &str) {
-        let (field, value) = line.split_once(':').unwrap_or((line, ""));
-        let value = value.strip_prefix(' ').unwrap_or(value);
-        match field {
-            "event" => value.clone_into(&mut self.kind),
-            "data" => {
-                self.data.push_str(value);
-                self.data.push('\n');
-            }
-            // Comments begin with a colon: their field is empty.
-            _ => {}
-        }
-    }
-
-    fn end_event(&mut self) {
-        let mut kind = std::mem::take(&mut self.kind);
-        let mut data = std::mem::take(&mut self.data);
-        if data.pop().is_none() {
-            return;
-        }
-        if kind.is_empty() {
-            "message".clone_into(&mut kind);
-        }
-        self.ready.push_back(Event { kind, data });
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
-    type Outcome = (Vec<(String, String)>, Option<Fault>);
+    const MAX: usize = 1024 * 1024;
 
-    fn read(pieces: &[&[u8]]) -> Outcome {
-        let mut parser = Parser::default();
-        let mut events = Vec::new();
-        for piece in pieces {
-            parser.push(piece);
-            loop {
-                match parser.next() {
-                    Ok(Some(event)) => events.push((event.kind, event.data)),
-                    Ok(None) => break,
-                    Err(fault) => return (events, Some(fault)),
-                }
+    type Outcome = (Vec<Sse>, Option<EventError<std::io::Error>>);
+
+    fn read(chunks: &[&[u8]]) -> Outcome {
+        let chunks: Vec<_> = chunks
+            .iter()
+            .map(|chunk| Ok(Bytes::copy_from_slice(chunk)))
+            .collect();
+        let all = events(stream::iter(chunks), MAX).collect::<Vec<_>>();
+        let mut blocks = Vec::new();
+        for block in all.now_or_never().expect("every chunk is there") {
+            match block {
+                Ok(block) => blocks.push(block),
+                Err(error) => return (blocks, Some(error)),
             }
         }
-        (events, None)
+        (blocks, None)
     }
 
     /// Reads a stream whole, byte by byte, cut once at every place, and cut twice at every two places
     /// that are near each other.
     #[track_caller]
-    fn check(stream: &[u8], expected: &[(&str, &str)], fault: Option<Fault>) {
-        let events = expected
-            .iter()
-            .map(|(kind, data)| ((*kind).to_owned(), (*data).to_owned()));
-        let expected: Outcome = (events.collect(), fault);
-        assert_eq!(read(&[stream]), expected, "at once");
-        let bytes: Vec<&[u8]> = stream.chunks(1).collect();
-        assert_eq!(read(&bytes), expected, "byte by byte");
+    fn check(stream: &[u8], expected: &[Sse], error: Option<&str>) {
+        let check = |chunks: &[&[u8]], how: &str| {
+            let (blocks, found) = read(chunks);
+            assert_eq!(blocks, expected, "{how}");
+            let found = found.map(|found| found.to_string());
+            assert_eq!(found.as_deref(), error, "{how}");
+        };
+        check(&[stream], "at once");
+        check(&stream.chunks(1).collect::<Vec<_>>(), "byte by byte");
         for first in 0..=stream.len() {
             for second in first..=stream.len().min(first + 4) {
-                let pieces = [&stream[..first], &stream[first..second], &stream[second..]];
-                assert_eq!(read(&pieces), expected, "cut at {first} and {second}");
+                let chunks = [&stream[..first], &stream[first..second], &stream[second..]];
+                check(&chunks, &format!("cut at {first} and {second}"));
             }
         }
+    }
+
+    fn data(text: &str) -> Sse {
+        Sse::default().data(text)
     }
 
     #[test]
     fn a_stream_means_the_same_wherever_it_is_cut() {
         check(
             "\u{feff}data: {\"a\":\"grüße 🦀\"}\r\n\r\n: awake\r\rdata:one\rdata: two\r\r\
-             event: error\ndata:  x\n\nid: 7\nretry: 5\nunknown\ndata\n\n\
-             event: lost\n\ndata: [DONE]\r\n\ndata: cut"
+             event: error\ndata:  x\n\nid: 7\nid: a\0b\nretry: 5\nretry: soon\nunknown\ndata\n\n\
+             event: lost\n\nid\ndata: [DONE]\r\n\ndata: cut"
                 .as_bytes(),
             &[
-                ("message", "{\"a\":\"grüße 🦀\"}"),
-                ("message", "one\ntwo"),
-                ("error", " x"),
-                ("message", ""),
-                ("message", "[DONE]"),
+                data("{\"a\":\"grüße 🦀\"}"),
+                data("one\ntwo"),
+                data(" x").event("error"),
+                data("").id("7").retry(5),
+                Sse::default().event("lost"),
+                data("[DONE]").id(""),
             ],
             None,
         );
     }
 
     #[test]
-    fn what_is_not_text_is_not_read_and_what_came_before_it_is() {
+    fn text_that_is_not_utf_8_ends_the_stream_after_the_events_before_it() {
         check(
             b"data: a\n\ndata: \xff\xfe\n\ndata: b\n\n",
-            &[("message", "a")],
-            Some(Fault::NotText),
+            &[data("a")],
+            Some("an event is not UTF-8"),
         );
     }
 
     #[test]
-    fn only_the_first_mark_of_byte_order_is_none_of_the_text() {
+    fn only_the_first_byte_order_mark_is_left_out() {
         check(
             "\u{feff}data: a\n\n\u{feff}data: b\n\n".as_bytes(),
-            &[("message", "a")],
+            &[data("a")],
             None,
         );
     }
 
     #[test]
-    fn an_event_of_a_mebibyte_is_read_and_a_longer_one_is_not() {
-        let room = EVENT_BYTES_MAX - "data: ".len();
-        for pieces in [1, 3] {
+    fn an_event_as_long_as_the_limit_is_read_and_a_longer_one_is_not() {
+        let room = MAX - "data: ".len();
+        for chunks in [1, 3] {
             for (length, is_read) in [(room, true), (room + 1, false)] {
                 let stream = format!("data: a\n\ndata: {}\n\n", "x".repeat(length));
-                let parts = stream.as_bytes().chunks(stream.len().div_ceil(pieces));
-                let (events, fault) = read(&parts.collect::<Vec<_>>());
-                assert_eq!(events.len(), if is_read { 2 } else { 1 });
-                assert_eq!(fault, (!is_read).then_some(Fault::TooLong));
+                let parts = stream.as_bytes().chunks(stream.len().div_ceil(chunks));
+                let (blocks, error) = read(&parts.collect::<Vec<_>>());
+                assert_eq!(blocks.len(), if is_read { 2 } else { 1 });
+                assert_eq!(matches!(error, Some(EventError::TooLong)), !is_read);
             }
         }
     }
 
     #[test]
     fn an_event_of_many_short_lines_is_also_too_long() {
-        let stream = "data: 0123456789\n".repeat(EVENT_BYTES_MAX / 10);
-        let (events, fault) = read(&[stream.as_bytes(), b"\n\n"]);
-        assert!(events.is_empty() && fault == Some(Fault::TooLong));
+        for end in ["\n", "\r", "\r\n"] {
+            let stream = format!("data: 0123456789{end}").repeat(MAX / 10);
+            let (blocks, error) = read(&[stream.as_bytes(), b"\n\n"]);
+            assert!(blocks.is_empty() && matches!(error, Some(EventError::TooLong)));
+        }
     }
 
     #[test]
     fn a_line_that_never_ends_is_too_long() {
-        let mut parser = Parser::default();
-        for _ in 0..1025 {
-            parser.push(&[b':'; 1024]);
-        }
-        assert_eq!(parser.next(), Err(Fault::TooLong));
-        assert!(parser.line.capacity() <= 2 * EVENT_BYTES_MAX);
+        let (blocks, error) = read(&vec![[b':'; 1024].as_slice(); 1025]);
+        assert!(blocks.is_empty() && matches!(error, Some(EventError::TooLong)));
+    }
+
+    #[test]
+    fn a_body_that_fails_ends_the_stream_after_the_events_before_it() {
+        let lost = std::io::Error::other("lost");
+        let body = stream::iter([Ok(Bytes::from("data: a\n\ndata: b")), Err(lost)]);
+        let all = events(body, MAX).collect::<Vec<_>>().now_or_never();
+        let all = all.expect("every chunk is there");
+        assert!(matches!(&all[..], [Ok(block), Err(EventError::Body(_))] if *block == data("a")));
     }
 }

@@ -1,11 +1,10 @@
-//! How other hosts are known: rustls with ring, and the roots of the operating system.
+//! TLS of every client: rustls with ring, and the root certificates of the operating system.
 
 use std::sync::Arc;
 
 use rustls::{ClientConfig, RootCertStore};
 
-/// What every client of this crate connects with. The provider is named here, so that no client
-/// depends on what some other part of the process has installed.
+/// A configuration that trusts the roots of the operating system, or those in `SSL_CERT_FILE`.
 pub(crate) fn config() -> Result<ClientConfig, rustls::Error> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -13,6 +12,11 @@ pub(crate) fn config() -> Result<ClientConfig, rustls::Error> {
     if roots.is_empty() {
         tracing::warn!("this machine has no root certificates: https addresses cannot be called");
     }
+    config_trusting(roots)
+}
+
+/// The provider is named here, so that no client depends on a default of the whole process.
+pub(crate) fn config_trusting(roots: RootCertStore) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?

@@ -1,48 +1,45 @@
 //! A client of the native API, as small as the command line needs.
 //!
-//! HTTP/1.1 without TLS, one connection per call, JSON both ways. What the server refuses becomes a
-//! [`Failure`] with the exit code that belongs to it. Nothing is sent anywhere but to the server
-//! that was named, and redirects are not followed.
+//! JSON both ways over `http://` or `https://`, one connection per call. A refusal of the server becomes
+//! a [`Failure`] with its exit code. The key goes to the named server and to no other: redirects are not
+//! followed, and proxies of the environment are not used.
 
 mod address;
+mod events;
 mod feed;
 mod problem;
-mod sse;
-mod stream;
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::http::response::Parts;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Method, StatusCode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::{RequestBuilder, Response};
 use serde_json::Value;
-use tokio::net::TcpStream;
+use statehold_agents::outbound;
 use tokio::time::timeout;
 
 use crate::exit::{Exit, Failure};
 
 pub(crate) use address::Address;
+pub(crate) use events::EventStream;
 pub(crate) use feed::{Feed, FeedStep};
-pub(crate) use stream::EventStream;
 
+const JSON: &str = "application/json";
 /// The most bytes of one answer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// The longest wait for a connection: what has not answered by then is not there.
+/// The longest wait for a connection, after which the server counts as unreachable.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// A server, and who calls it.
+/// A server, and the key to call it with.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     address: Address,
-    authorization: Option<HeaderValue>,
+    http: reqwest::Client,
     timeout: Duration,
 }
 
-/// What a server answered. The body is null if there was none.
+/// A successful answer. The body is null if it is empty.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
@@ -54,24 +51,43 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If the token cannot be sent in a header.
+    /// If the token cannot be sent in a header, or TLS cannot be set up.
     pub(crate) fn new(
         address: Address,
         token: Option<&str>,
         timeout: Duration,
     ) -> Result<Self, Failure> {
-        let authorization = token
-            .map(|token| {
-                let value = HeaderValue::from_str(&format!("Bearer {token}"));
-                let mut value = value
-                    .map_err(|_| Failure::usage("the token has characters that no token has"))?;
-                value.set_sensitive(true);
-                Ok(value)
-            })
-            .transpose()?;
+        let mut headers = HeaderMap::new();
+        if let Some(token) = token {
+            let value = HeaderValue::from_str(&format!("Bearer {token}"));
+            let mut value =
+                value.map_err(|_| Failure::usage("the token has characters that no token has"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let builder = if address.is_https() {
+            outbound::client_builder()
+        } else {
+            outbound::client_builder_without_roots()
+        };
+        let failed = |why: String| {
+            Failure::new(
+                Exit::Failed,
+                format!("the HTTP client cannot be made: {why}"),
+            )
+        };
+        let http = builder
+            .map_err(|error| failed(error.to_string()))?
+            .default_headers(headers)
+            .connect_timeout(CONNECT_MAX.min(timeout))
+            // A server that closes a kept connection at the moment of a call makes that call look
+            // lost, and a lost call may have run.
+            .pool_max_idle_per_host(0)
+            .build()
+            .map_err(|error| failed(error.to_string()))?;
         Ok(Self {
             address,
-            authorization,
+            http,
             timeout,
         })
     }
@@ -80,7 +96,7 @@ impl Client {
         &self.address
     }
 
-    /// The same client with another patience.
+    /// The same client with another timeout.
     pub(crate) fn within(&self, timeout: Duration) -> Self {
         Self {
             timeout,
@@ -92,11 +108,11 @@ impl Client {
         self.call(Method::GET, path, None).await
     }
 
-    /// Asks whether somebody is there. An answer that is not JSON counts, with a body of null.
+    /// Checks that a server answers. An answer that is not JSON counts, with a body of null.
     pub(crate) async fn probe(&self, path: &str) -> Result<Answer, Failure> {
         let (head, bytes) = self.exchange(Method::GET, path, None, None).await?;
         Ok(Answer {
-            headers: head.headers,
+            headers: head.headers().clone(),
             body: serde_json::from_slice(&bytes).unwrap_or_default(),
         })
     }
@@ -105,7 +121,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If nobody answers, not in time, with a refusal, or with something that is not JSON.
+    /// If no server answers, not in time, with a refusal, or with a body that is not JSON.
     pub(crate) async fn call(
         &self,
         method: Method,
@@ -138,8 +154,8 @@ impl Client {
     ) -> Result<Answer, Failure> {
         let (head, bytes) = self.exchange(method, path, body, key).await?;
         Ok(Answer {
-            body: self.parse(head.status, &bytes)?,
-            headers: head.headers,
+            body: self.parse(head.status(), &bytes)?,
+            headers: head.headers().clone(),
         })
     }
 
@@ -149,75 +165,52 @@ impl Client {
         path: &str,
         body: Option<&Value>,
         key: Option<&str>,
-    ) -> Result<(Parts, Bytes), Failure> {
-        let mut request = self
-            .request(method, path)
-            .header(header::ACCEPT, "application/json");
+    ) -> Result<(Response, Vec<u8>), Failure> {
+        let mut request = self.request(method, path)?.header(ACCEPT, JSON);
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
         }
-        if body.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
+        if let Some(body) = body {
+            request = request.header(CONTENT_TYPE, JSON).body(body.to_string());
         }
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = request.body(Full::new(Bytes::from(body)));
-        let whole = async {
-            let (head, body) = self.send(request).await?.into_parts();
-            let bytes = self.read(body).await?;
-            if head.status.is_success() {
-                Ok((head, bytes))
-            } else {
-                Err(problem::failure(&self.address, head.status, &bytes))
-            }
-        };
-        match timeout(self.timeout, whole).await {
-            Ok(answer) => answer,
+        self.in_time(async {
+            let mut response = self.open(request).await?;
+            let bytes = self.read(&mut response).await?;
+            Ok((response, bytes))
+        })
+        .await
+    }
+
+    fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, Failure> {
+        Ok(self.http.request(method, self.address.join(path)?))
+    }
+
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        match timeout(self.timeout, work).await {
+            Ok(outcome) => outcome,
             Err(_) => Err(self.too_slow()),
         }
     }
 
-    fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(self.address.path(path))
-            .header(header::HOST, self.address.host_header())
-            .header(
-                header::USER_AGENT,
-                concat!("statehold/", env!("CARGO_PKG_VERSION")),
-            );
-        if let Some(value) = &self.authorization {
-            request = request.header(header::AUTHORIZATION, value);
+    /// Sends a request and waits for the head of a successful answer.
+    async fn open(&self, request: RequestBuilder) -> Result<Response, Failure> {
+        let response = request.send().await;
+        let mut response = response.map_err(|error| self.failed(&error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
         }
-        request
+        let bytes = self.read(&mut response).await?;
+        Err(problem::failure(&self.address, status, &bytes))
     }
 
-    /// Connects, sends, and waits for the head of the answer.
-    async fn send(
-        &self,
-        request: Result<Request<Full<Bytes>>, hyper::http::Error>,
-    ) -> Result<Response<Incoming>, Failure> {
-        let request = request.map_err(|error| {
-            Failure::usage(format!("this cannot be asked of {}: {error}", self.address))
-        })?;
-        let connect = TcpStream::connect(self.address.host_and_port());
-        let stream = match timeout(CONNECT_MAX.min(self.timeout), connect).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(self.unreachable(&error.to_string())),
-            Err(_) => return Err(self.unreachable("no answer to the connection")),
-        };
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) =
-            handshake.map_err(|error| self.unreachable(&error.to_string()))?;
-        // It ends with the connection; what goes wrong on it is seen by the one who waits below.
-        drop(tokio::spawn(connection));
-        let response = sender.send_request(request).await;
-        response.map_err(|error| self.broken(&error.to_string()))
-    }
-
-    async fn read(&self, body: Incoming) -> Result<Bytes, Failure> {
-        let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-        let whole = whole.map_err(|error| self.broken(&error.to_string()))?;
-        Ok(whole.to_bytes())
+    async fn read(&self, response: &mut Response) -> Result<Vec<u8>, Failure> {
+        let body = outbound::read_body(response, ANSWER_BYTES_MAX).await;
+        let body = body.map_err(|error| self.failed(&error))?;
+        body.ok_or_else(|| self.broken("the answer is longer than 64 MiB"))
     }
 
     fn parse(&self, status: StatusCode, bytes: &[u8]) -> Result<Value, Failure> {
@@ -234,19 +227,33 @@ impl Client {
         })
     }
 
-    fn unreachable(&self, why: &str) -> Failure {
+    fn failed(&self, error: &reqwest::Error) -> Failure {
+        let why = outbound::root_cause(error);
+        if error.is_builder() {
+            return Failure::usage(format!("{} cannot be called: {why}", self.address));
+        }
+        if !error.is_connect() {
+            return self.broken(&why);
+        }
+        if outbound::is_tls_failure(error) {
+            let message = format!("no trusted TLS connection to {}: {why}", self.address);
+            let hint =
+                "trust its certificate on this machine, or name a file with it in SSL_CERT_FILE";
+            return self.unreachable(message, hint, &why);
+        }
         let message = format!("no Statehold server answers at {}", self.address);
         let hint = "start one with: statehold dev        or point elsewhere: --url / STATEHOLD_URL";
-        let mut failure = Failure::new(Exit::Unreachable, message).hint(hint);
-        failure.details =
-            Box::new(serde_json::json!({ "url": self.address.to_string(), "reason": why }));
-        failure
+        self.unreachable(message, hint, &why)
     }
 
     fn broken(&self, why: &str) -> Failure {
         let message = format!("the connection to {} broke before the answer", self.address);
-        let mut failure = Failure::new(Exit::Unreachable, message)
-            .hint("the call may have been carried out; look before you repeat it");
+        let hint = "the call may have been carried out; look before you repeat it";
+        self.unreachable(message, hint, why)
+    }
+
+    fn unreachable(&self, message: String, hint: &str, why: &str) -> Failure {
+        let mut failure = Failure::new(Exit::Unreachable, message).hint(hint);
         failure.details =
             Box::new(serde_json::json!({ "url": self.address.to_string(), "reason": why }));
         failure
@@ -259,21 +266,19 @@ impl Client {
     }
 }
 
+/// All characters but those that have no meaning in any part of an address.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
 /// A text as one segment of a path or one value of a query.
 pub(crate) fn encode(text: &str) -> String {
-    use std::fmt::Write;
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            encoded.push(char::from(byte));
-        } else {
-            write!(encoded, "%{byte:02X}").expect("a string takes everything");
-        }
-    }
-    encoded
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// A path with the parameters that are there.
+/// A path with the parameters that have a value.
 pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<String>)]) -> String {
     let mut whole = path.to_owned();
     let given = parameters

@@ -1,14 +1,20 @@
-//! Reads an answer as it comes, whichever form the service chose for it.
+//! Reads an answer while it arrives, as one JSON object or as a stream of events.
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
 use super::envelope::Envelope;
 use super::reply::{Assembly, Reply};
-use crate::http::{Answer, CallError};
-use crate::sse;
+use crate::http::{Answer, CallError, Request};
+use crate::sse::{self, EventError};
 
-/// How long we listen after the answer is complete. Some services keep what was said only after the
-/// last word of a stream, and do not if nobody listens any more.
+/// The most bytes of one event.
+const EVENT_BYTES_MAX: usize = 1024 * 1024;
+
+/// How long to keep reading after the answer is complete. Some services store an answer only at the end
+/// of its stream, and drop it if the connection is closed earlier.
 const AFTERWARDS_MAX: Duration = Duration::from_secs(5);
 
 /// The end of a stream.
@@ -19,7 +25,7 @@ enum Form {
     Events,
 }
 
-/// Reads an answer to its end. New text goes to `on_text`.
+/// Reads an answer to its end and passes new text to `on_text`.
 pub(crate) async fn read_answer(
     answer: &mut Answer<'_>,
     on_text: &mut (dyn FnMut(&str) + Send),
@@ -37,12 +43,12 @@ pub(crate) async fn read_answer(
     };
     match form {
         Form::Json => read_whole(answer, begun, on_text).await,
-        Form::Events => read_events(answer, &begun, on_text).await,
+        Form::Events => read_events(answer, begun, on_text).await,
     }
 }
 
-/// What an answer is, by how it begins: services do not always call it what it is. None if too little
-/// has come.
+/// The form of an answer by its first bytes, because services send wrong content types. None if more
+/// bytes are needed to decide.
 fn form_of(begun: &[u8], is_stream: bool) -> Result<Option<Form>, CallError> {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     const FIELDS: [&[u8]; 4] = [b":", b"data:", b"event:", b"id:"];
@@ -74,7 +80,7 @@ async fn read_whole(
     let body = std::str::from_utf8(&body).map_err(|_| CallError::Malformed("it is not UTF-8"))?;
     let envelope = parse(body.trim_start_matches('\u{feff}'))?;
     if let Some(error) = envelope.error {
-        return Err(answer.error_in(error.get()));
+        return Err(answer.request().error_in(error.get()));
     }
     let has_choice = envelope.choices.as_ref().is_some_and(|all| !all.is_empty());
     let is_short_form = envelope.content.is_some() || envelope.conversation_id.is_some();
@@ -90,64 +96,70 @@ async fn read_whole(
 
 async fn read_events(
     answer: &mut Answer<'_>,
-    begun: &[u8],
+    begun: Vec<u8>,
     on_text: &mut (dyn FnMut(&str) + Send),
 ) -> Result<Reply, CallError> {
-    let mut parser = sse::Parser::default();
+    let request = answer.request();
+    let mut deadline = answer.deadline();
     let mut assembly = Assembly::default();
-    parser.push(begun);
+    let begun = stream::iter([Ok(Bytes::from(begun))]);
+    let rest = stream::unfold(&mut *answer, |answer| async move {
+        Some((answer.piece().await.transpose()?, answer))
+    });
+    let mut events = sse::events(begun.chain(rest), EVENT_BYTES_MAX).boxed();
     loop {
-        while let Some(event) = parser.next()? {
-            if event.data == DONE {
-                answer.hurry(AFTERWARDS_MAX);
-                // What comes now means nothing, also if it goes wrong.
-                while let Ok(Some(_)) = answer.piece().await {}
-                return assembly.into_reply();
+        let event = match deadline.bound(events.try_next()).await {
+            Ok(Ok(Some(event))) => event,
+            Ok(Err(EventError::TooLong)) => {
+                return Err(CallError::TooLarge("at most 1 MiB for one event"));
             }
-            let was_finished = assembly.is_finished();
-            take_event(answer, &event, &mut assembly, on_text)?;
-            if assembly.is_finished() && !was_finished {
-                answer.hurry(AFTERWARDS_MAX);
+            Ok(Err(EventError::NotText)) => {
+                return Err(CallError::Malformed("it is not UTF-8"));
             }
+            // A finish reason is enough: not every service sends the end marker.
+            _ if assembly.is_finished() => return assembly.into_reply(),
+            Ok(Ok(None)) => return Err(CallError::CutOff),
+            Ok(Err(EventError::Body(error))) | Err(error) => return Err(error),
+        };
+        let Some(data) = event.data else {
+            continue;
+        };
+        if data == DONE {
+            break;
         }
-        match answer.piece().await {
-            Ok(Some(piece)) => parser.push(&piece),
-            // The reason of the end is enough; not everybody says that nothing more comes.
-            Ok(None) | Err(_) if assembly.is_finished() => return assembly.into_reply(),
-            Ok(None) => return Err(CallError::CutOff),
-            Err(error) => return Err(error),
+        let was_finished = assembly.is_finished();
+        let is_error = event.event.as_deref() == Some("error");
+        take_event(request, &data, is_error, &mut assembly, on_text)?;
+        if assembly.is_finished() && !was_finished {
+            deadline = deadline.at_most(AFTERWARDS_MAX);
         }
     }
+    drop(events);
+    answer.hurry(AFTERWARDS_MAX);
+    // Bytes after the end marker carry no meaning, nor do failures.
+    while let Ok(Some(_)) = answer.piece().await {}
+    assembly.into_reply()
 }
 
 fn take_event(
-    answer: &Answer<'_>,
-    event: &sse::Event,
+    request: &Request,
+    data: &str,
+    is_error: bool,
     assembly: &mut Assembly,
     on_text: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), CallError> {
-    let is_error = event.kind == "error";
-    if event.data.is_empty() && !is_error {
+    if data.is_empty() && !is_error {
         return Ok(());
     }
-    match parse(&event.data) {
+    match parse(data) {
         Ok(Envelope {
             error: Some(error), ..
-        }) => Err(answer.error_in(error.get())),
-        _ if is_error => Err(answer.error_in(&event.data)),
+        }) => Err(request.error_in(error.get())),
+        _ if is_error => Err(request.error_in(data)),
         envelope => assembly.take(envelope?, on_text),
     }
 }
 
 fn parse(json: &str) -> Result<Envelope<'_>, CallError> {
     serde_json::from_str(json).map_err(|_| CallError::Malformed("it is not a chat completion"))
-}
-
-impl From<sse::Fault> for CallError {
-    fn from(fault: sse::Fault) -> Self {
-        match fault {
-            sse::Fault::TooLong => Self::TooLarge("at most 1 MiB for one event"),
-            sse::Fault::NotText => Self::Malformed("it is not UTF-8"),
-        }
-    }
 }

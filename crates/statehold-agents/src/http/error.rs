@@ -1,11 +1,11 @@
 //! Why a call of an agent brought no answer. Nothing here shows an address or a credential: these
 //! sentences are stored, and shown to people.
 
-use std::error::Error;
 use std::time::Duration;
 
 use http::StatusCode;
 
+use crate::outbound::{causes, is_tls_failure};
 use crate::secrets::Secrets;
 
 /// The longest text that is taken from somebody else's error, in characters.
@@ -126,43 +126,20 @@ impl CallError {
                 Obstacle::Name
             } else if error.is_timeout() {
                 Obstacle::Slow
-            } else if has_cause::<rustls::Error>(error) {
+            } else if is_tls_failure(error) {
                 Obstacle::Certificate
             } else {
                 Obstacle::Connection
             };
             return Self::Unreachable(obstacle);
         }
-        let mut is_http = true;
-        for_causes(error, |cause| {
-            if let Some(error) = cause.downcast_ref::<hyper::Error>() {
-                is_http &= !error.is_parse();
-            }
-        });
-        if is_http {
-            Self::CutOff
-        } else {
+        let mut causes = causes(error).filter_map(|cause| cause.downcast_ref::<hyper::Error>());
+        if causes.any(hyper::Error::is_parse) {
             Self::Malformed("it is not HTTP")
+        } else {
+            Self::CutOff
         }
     }
-}
-
-fn for_causes(error: &reqwest::Error, mut look: impl FnMut(&(dyn Error + 'static))) {
-    let mut next = error.source();
-    while let Some(cause) = next {
-        look(cause);
-        next = match cause.downcast_ref::<std::io::Error>() {
-            // An error of TLS is inside an error of I/O, which does not give it as its source.
-            Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
-            None => cause.source(),
-        };
-    }
-}
-
-fn has_cause<E: Error + 'static>(error: &reqwest::Error) -> bool {
-    let mut is_found = false;
-    for_causes(error, |cause| is_found |= cause.is::<E>());
-    is_found
 }
 
 /// What somebody said, as one line of a length that can be shown, without what we must not show.

@@ -10,7 +10,6 @@ use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt};
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, StatusCode};
-use reqwest::redirect;
 use rmcp::model::{
     ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorData, RequestId,
     ServerJsonRpcMessage,
@@ -18,10 +17,12 @@ use rmcp::model::{
 use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
-use sse_stream::{Sse, SseStream};
+use rmcp_sse_stream::Sse;
 use tokio::time::Instant;
 
 use super::error::TOO_LARGE;
+use crate::outbound;
+use crate::sse::{self, EventError};
 
 /// The most that is read of one answer, with everything that comes before it on the same stream.
 pub(super) const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -74,22 +75,13 @@ pub(super) struct HttpClient {
 impl HttpClient {
     /// None if this machine cannot do it, which is logged.
     pub(super) fn new() -> Option<Self> {
-        let client = crate::tls::config()
+        let client = outbound::client_builder()
             .map_err(|error| error.to_string())
-            .and_then(|tls| {
-                reqwest::Client::builder()
-                    .tls_backend_preconfigured(tls)
-                    .user_agent(concat!("statehold/", env!("CARGO_PKG_VERSION")))
+            .and_then(|builder| {
+                builder
                     .connect_timeout(CONNECT_MAX)
-                    // A redirect could carry the credential to somebody else, and a proxy of the
-                    // environment could read it.
-                    .redirect(redirect::Policy::none())
-                    .no_proxy()
-                    .http1_only()
-                    .referer(false)
-                    .retry(reqwest::retry::never())
-                    // A kept connection that the other side closes in the same moment looks like a call
-                    // that was lost, and such a call may have run.
+                    // A server that closes a kept connection at the moment of a call makes that call
+                    // look lost, and a lost call may have run.
                     .pool_max_idle_per_host(0)
                     .build()
                     .map_err(|error| error.to_string())
@@ -357,19 +349,8 @@ fn is_discovery(message: &ClientJsonRpcMessage) -> bool {
 
 /// A body up to a size. None if it is larger.
 async fn read(mut answer: reqwest::Response, max: usize) -> Result<Option<Vec<u8>>, HttpError> {
-    let mut body = Vec::new();
-    while let Some(chunk) = answer
-        .chunk()
-        .await
-        .map_err(PostError::of)
-        .map_err(StreamableHttpError::Client)?
-    {
-        if body.len() + chunk.len() > max {
-            return Ok(None);
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(Some(body))
+    let body = outbound::read_body(&mut answer, max).await;
+    body.map_err(|error| StreamableHttpError::Client(PostError::of(error)))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -380,7 +361,7 @@ enum BodyError {
     Lost(reqwest::Error),
 }
 
-/// The events of an answer. Once there are too many bytes of them, the last event says so.
+/// The events of an answer. If it is larger than the limit, the last event says so.
 fn events(
     answer: reqwest::Response,
     asked: Option<RequestId>,
@@ -391,15 +372,19 @@ fn events(
         left = left.checked_sub(chunk.len()).ok_or(BodyError::TooLarge)?;
         Ok::<_, BodyError>(chunk)
     });
-    let events = SseStream::from_bytes_stream(bytes).map(move |event| match (event, &asked) {
-        (Err(SseError::Body(error)), Some(id))
-            if matches!(error.downcast_ref(), Some(BodyError::TooLarge)) =>
-        {
+    let events = sse::events(bytes, ANSWER_BYTES_MAX).map(move |event| match (event, &asked) {
+        (Ok(event), _) => Ok(Sse {
+            event: event.event,
+            data: event.data,
+            id: event.id,
+            retry: event.retry,
+        }),
+        (Err(EventError::Body(BodyError::TooLarge)), Some(id)) => {
             let said = too_large(id.clone());
             let said = serde_json::to_string(&said).expect("an error without data is JSON");
             Ok(Sse::default().data(said))
         }
-        (event, _) => event,
+        (Err(error), _) => Err(SseError::Body(Box::new(error))),
     });
     events.boxed()
 }

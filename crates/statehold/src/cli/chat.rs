@@ -9,7 +9,7 @@ mod turn;
 use std::time::Duration;
 
 use clap::Args;
-use hyper::Method;
+use http::Method;
 use serde_json::{Value, json};
 
 use super::answers::{elements, text};

@@ -1,14 +1,15 @@
 //! Lines on a terminal that are drawn again in place.
 //!
-//! Plain escape sequences, no alternate screen and no raw keys: what was drawn last stays on the
-//! screen when the program ends, also when it is interrupted. Text must be safe to print before it
-//! comes here; colours are fine.
+//! Plain escape sequences, no alternate screen and no raw keys: the last drawing stays on the screen
+//! when the program ends, also when it is interrupted. Callers escape text; colours are allowed.
 
 use std::io::Write;
 
+use unicode_width::UnicodeWidthStr;
+
 use crate::exit::LostReader;
 
-/// How big a terminal is that does not say.
+/// Rows and columns of a terminal that does not report its size.
 const SIZE_UNKNOWN: (usize, usize) = (24, 80);
 
 #[derive(Debug)]
@@ -27,8 +28,8 @@ impl Frame {
         }
     }
 
-    /// Draws lines in place of those before. What does not fit on the screen is left out, and the
-    /// last line says so.
+    /// Draws lines in place of those before. Lines that do not fit on the screen are left out, and the
+    /// last line says how many.
     pub(super) fn draw(&mut self, lines: &[String]) -> anyhow::Result<()> {
         let (rows, columns) = size();
         let text = self.render(lines, rows, columns);
@@ -52,7 +53,7 @@ impl Frame {
             0 => String::new(),
             drawn => format!("\u{1b}[{drawn}F"),
         };
-        // Without wrapping a line is a line, however wide its letters are.
+        // Terminals disagree about the width of some letters: without wrapping, a line stays one line.
         text.push_str("\u{1b}[?7l");
         for line in &shown {
             let line = cut(line, columns);
@@ -79,10 +80,10 @@ fn size() -> (usize, usize) {
     }
 }
 
-/// The first `columns` letters of a line; colours do not count, and end with it.
+/// The part of a line that fits into `columns`. Colours take no column, and end with the line.
 fn cut(line: &str, columns: usize) -> String {
     let mut shown = String::with_capacity(line.len());
-    let mut count = 0;
+    let mut plain = String::new();
     let mut letters = line.chars();
     while let Some(c) = letters.next() {
         if c == '\u{1b}' {
@@ -95,8 +96,8 @@ fn cut(line: &str, columns: usize) -> String {
             }
             continue;
         }
-        count += 1;
-        if count > columns {
+        plain.push(c);
+        if plain.width() > columns {
             shown.push_str("\u{1b}[0m");
             break;
         }
@@ -139,9 +140,10 @@ mod tests {
     }
 
     #[test]
-    fn colours_do_not_count_and_end_with_the_line() {
+    fn a_line_is_cut_by_columns_and_colours_end_with_it() {
         assert_eq!(cut("\u{1b}[31mabc\u{1b}[0m", 3), "\u{1b}[31mabc\u{1b}[0m");
         assert_eq!(cut("\u{1b}[31mabcd\u{1b}[0m", 3), "\u{1b}[31mabc\u{1b}[0m");
+        assert_eq!(cut("日本語", 5), "日本\u{1b}[0m");
         let mut plain = Frame {
             drawn: 0,
             has_colour: false,

@@ -6,6 +6,7 @@
 use std::io::Write;
 
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
 
 use super::printable::cell;
 use super::times::Times;
@@ -163,11 +164,16 @@ impl Table {
     }
 }
 
+/// The spaces that fill a text up to `columns` of a terminal.
+pub(super) fn padding(text: &str, columns: usize) -> String {
+    " ".repeat(columns.saturating_sub(text.width()))
+}
+
 fn widths(rows: &[&Vec<Cell>]) -> Vec<usize> {
     let mut widths = Vec::new();
     for row in rows {
         for (index, cell) in row.iter().enumerate() {
-            let width = cell.text.chars().count();
+            let width = cell.text.width();
             match widths.get_mut(index) {
                 None => widths.push(width),
                 Some(widest) => *widest = width.max(*widest),
@@ -182,8 +188,7 @@ fn align(row: &[Cell], widths: &[usize]) -> String {
     for (index, cell) in row.iter().enumerate() {
         line.push_str(&cell.tone.paint(&cell.text));
         if index + 1 < row.len() {
-            let missing = widths[index].saturating_sub(cell.text.chars().count());
-            line.extend(std::iter::repeat_n(' ', missing + 2));
+            line.push_str(&padding(&cell.text, widths[index] + 2));
         }
     }
     line
@@ -209,6 +214,18 @@ mod tests {
             table().render(true, true),
             "\u{1b}[1mNAME\u{1b}[0m    \u{1b}[1mSTATUS\u{1b}[0m\ngrößer  \u{1b}[33mpaused\u{1b}[0m\n\
              -       a\\tb\\nc\n"
+        );
+    }
+
+    #[test]
+    fn wide_letters_take_two_columns_and_marks_none() {
+        let mut table = Table::new(&[]);
+        for text in ["日本", "abcd", "e\u{301}"] {
+            table.row(vec![Cell::new(text), Cell::new("|")]);
+        }
+        assert_eq!(
+            table.render(true, false),
+            "日本  |\nabcd  |\ne\u{301}     |\n"
         );
     }
 

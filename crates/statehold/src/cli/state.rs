@@ -1,7 +1,7 @@
 //! `statehold state`: the values that apps, users and sessions keep.
 
 use clap::{Args, Subcommand};
-use hyper::Method;
+use http::Method;
 use serde_json::{Value, json};
 
 use super::globals::Globals;

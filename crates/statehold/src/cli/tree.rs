@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use unicode_width::UnicodeWidthStr;
 
 use super::answers::{elements, read, text};
 use super::hold::Hold;
-use super::output::Tone;
+use super::output::{Tone, padding};
 use super::printable::cell;
 use super::times::Times;
 use crate::client::Client;
@@ -243,9 +244,8 @@ fn align(rows: &[Row]) -> Vec<String> {
         "" => row.status.clone(),
         age => format!("{} {age}", row.status),
     };
-    let names = width(&mut rows.iter().map(|row| row.name.chars().count()));
-    let states = width(&mut rows.iter().map(|row| state(row).chars().count()));
-    let pad = |text: &str, width: usize| " ".repeat(width - text.chars().count());
+    let names = width(&mut rows.iter().map(|row| row.name.width()));
+    let states = width(&mut rows.iter().map(|row| state(row).width()));
     rows.iter()
         .map(|row| {
             let state = cell(&state(row));
@@ -253,11 +253,11 @@ fn align(rows: &[Row]) -> Vec<String> {
             let mut line = format!(
                 "{}{}{}",
                 row.name,
-                pad(&row.name, names),
+                padding(&row.name, names),
                 tone.paint(&state)
             );
             if !row.more.is_empty() {
-                line.push_str(&pad(&state, states.max(state.chars().count())));
+                line.push_str(&padding(&state, states));
                 line.push_str(&row.more);
             }
             line

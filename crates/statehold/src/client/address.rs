@@ -1,89 +1,74 @@
-//! Where a server is.
+//! The address of a server.
 
-use hyper::Uri;
+use std::net::IpAddr;
+
+use reqwest::Url;
 
 use crate::exit::Failure;
 
 /// The address of a server, for example `http://127.0.0.1:7717`.
+///
+/// Invariant: `http` or `https`, with a host, without credentials, query and fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
-    /// Without brackets, as a resolver wants it.
-    host: String,
-    port: u16,
-    /// What comes before every path, without a slash at its end.
-    base: String,
-}
+pub(crate) struct Address(Url);
 
 impl std::str::FromStr for Address {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
-        let example = "an address looks like http://127.0.0.1:7717";
+        let example = "an address looks like http://127.0.0.1:7717 or https://state.example.com";
         let wrong = |why: &str| Failure::usage(format!("`{text}` {why}")).hint(example);
-        let uri: Uri = text.parse().map_err(|_| wrong("is not an address"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(Failure::usage(format!(
-                    "`{text}` cannot be called: this program does not speak TLS yet"
-                ))
-                .hint("TLS ends at a proxy for now: name the http:// address behind it"));
-            }
-            _ => return Err(wrong("does not begin with http://")),
+        let url =
+            Url::parse(text).map_err(|error| wrong(&format!("is not an address: {error}")))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(wrong("does not begin with http:// or https://"));
         }
-        let authority = uri.authority().ok_or_else(|| wrong("names no host"))?;
-        if authority.as_str().contains('@') {
+        if !url.username().is_empty() || url.password().is_some() {
             return Err(wrong(
                 "has a name or a password in it; pass a key with --token",
             ));
         }
-        if uri.query().is_some() {
+        if url.query().is_some() {
             return Err(wrong("has a query"));
         }
-        let host = authority.host();
-        let host = host.strip_prefix('[').unwrap_or(host);
-        let host = host.strip_suffix(']').unwrap_or(host);
-        if host.is_empty() {
-            return Err(wrong("names no host"));
+        if url.fragment().is_some() {
+            return Err(wrong("has a fragment"));
         }
-        Ok(Self {
-            host: host.to_owned(),
-            port: authority.port_u16().unwrap_or(80),
-            base: uri.path().trim_end_matches('/').to_owned(),
-        })
+        Ok(Self(url))
     }
 }
 
 impl Address {
-    pub(super) fn host_and_port(&self) -> (&str, u16) {
-        (&self.host, self.port)
-    }
-
-    pub(super) fn host_header(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
+    /// The address of a resource. Its path must be encoded.
+    ///
+    /// # Errors
+    ///
+    /// If parsing would change the path: the segment `..` would lead to another resource.
+    pub(super) fn join(&self, path: &str) -> Result<Url, Failure> {
+        let text = format!("{self}{path}");
+        match Url::parse(&text) {
+            Ok(url) if url.as_str() == text => Ok(url),
+            _ => Err(Failure::usage(format!(
+                "`{path}` cannot be asked of {self}"
+            ))),
         }
     }
 
-    pub(super) fn path(&self, path: &str) -> String {
-        format!("{}{path}", self.base)
+    pub(super) fn is_https(&self) -> bool {
+        self.0.scheme() == "https"
     }
 
-    /// Whether nobody but this machine can be meant.
+    /// Whether the server can only be on this machine.
     pub(crate) fn is_loopback(&self) -> bool {
-        self.host == "localhost"
-            || self
-                .host
-                .parse()
-                .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+        let host = self.0.host_str().unwrap_or_default();
+        let ip = host.trim_start_matches('[').trim_end_matches(']').parse();
+        host == "localhost" || ip.is_ok_and(|ip: IpAddr| ip.is_loopback())
     }
 }
 
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "http://{}{}", self.host_header(), self.base)
+        f.write_str(self.0.as_str().trim_end_matches('/'))
     }
 }
 
@@ -91,18 +76,21 @@ impl std::fmt::Display for Address {
 mod tests {
     use super::*;
 
-    #[track_caller]
-    fn check(text: &str, shown: &str) {
-        let address: Address = text.parse().expect("an address");
-        assert_eq!(address.to_string(), shown);
+    fn address(text: &str) -> Address {
+        text.parse().expect("an address")
     }
 
     #[test]
     fn an_address_has_a_host_a_port_and_perhaps_a_base() {
-        check("http://127.0.0.1:7717", "http://127.0.0.1:7717");
-        check("http://localhost", "http://localhost:80");
-        check("http://[::1]:7717/", "http://[::1]:7717");
-        check("http://a.example/state/", "http://a.example:80/state");
+        for (text, shown) in [
+            ("http://127.0.0.1:7717", "http://127.0.0.1:7717"),
+            ("http://localhost", "http://localhost"),
+            ("http://[::1]:7717/", "http://[::1]:7717"),
+            ("http://a.example:80/state/", "http://a.example/state"),
+            ("https://a.example", "https://a.example"),
+        ] {
+            assert_eq!(address(text).to_string(), shown);
+        }
     }
 
     #[track_caller]
@@ -114,21 +102,40 @@ mod tests {
 
     #[test]
     fn other_addresses_say_what_is_wrong_with_them() {
-        refused("https://a.example", "TLS ends at a proxy");
         refused("127.0.0.1:7717", "http://127.0.0.1:7717");
-        refused("ftp://a.example", "does not begin with http://");
+        refused("localhost:7717", "does not begin with http://");
+        refused("ftp://a.example", "does not begin with http:// or https://");
+        refused("http://", "is not an address");
+        refused("http://a.example:99999", "is not an address");
         refused("http://bob:secret@a.example", "--token");
         refused("http://a.example/?token=x", "has a query");
+        refused("http://a.example/#x", "has a fragment");
         refused("", "an address looks like");
     }
 
     #[test]
+    fn a_path_stays_as_it_is_behind_the_base() {
+        let address = address("https://a.example/state/");
+        let joined = |path| address.join(path).map(|url| url.to_string());
+        assert_eq!(
+            joined("/v1/keys/a%2Fb?q=a%20b").expect("a path"),
+            "https://a.example/state/v1/keys/a%2Fb?q=a%20b"
+        );
+        for path in ["/v1/keys/..", "/v1/keys/./x", "/v1/a b", "/v1/\u{fc}"] {
+            joined(path).expect_err(path);
+        }
+    }
+
+    #[test]
     fn loopback_is_this_machine_only() {
-        let is_loopback = |text: &str| text.parse::<Address>().expect("one").is_loopback();
-        assert!(is_loopback("http://127.0.0.1:1"));
-        assert!(is_loopback("http://[::1]:1"));
-        assert!(is_loopback("http://localhost:1"));
-        assert!(!is_loopback("http://10.0.0.1:1"));
-        assert!(!is_loopback("http://localhost.example:1"));
+        for (text, is_loopback) in [
+            ("http://127.0.0.1:1", true),
+            ("https://[::1]:1", true),
+            ("http://localhost:1", true),
+            ("http://10.0.0.1:1", false),
+            ("http://localhost.example:1", false),
+        ] {
+            assert_eq!(address(text).is_loopback(), is_loopback, "{text}");
+        }
     }
 }

@@ -1,51 +1,67 @@
-//! A feed that survives lost connections: it comes back and asks for what follows the last event.
+//! A feed that survives lost connections: it reconnects and asks for the events after the last one.
 
+use std::fmt;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::{Method, header};
-use tokio::time::{sleep, timeout};
+use futures_util::stream::TryStreamExt;
+use http::Method;
+use statehold_agents::sse::EventError;
+use tokio::time::sleep;
 
-use super::sse::{Event, Parser};
-use super::{Client, problem};
+use super::Client;
+use super::events::Events;
 use crate::exit::{Exit, Failure};
 
-/// A server sends a comment every 15 seconds; three missing ones mean that nobody is there.
-const SILENCE_MAX: Duration = Duration::from_secs(45);
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// What happens on a feed.
+/// One event of a feed.
+#[derive(Debug)]
+pub(crate) struct Event {
+    /// `message` unless the server named another.
+    pub(crate) kind: String,
+    pub(crate) data: String,
+}
+
+/// A step of following a feed.
 #[derive(Debug)]
 pub(crate) enum FeedStep {
     Event(Event),
-    /// The connection was lost; the next step tries to come back.
+    /// The connection was lost; the next step tries to reconnect.
     Lost {
         why: String,
     },
-    /// The connection is there again.
+    /// The connection is open again.
     Back,
 }
 
 /// A feed of events.
-#[derive(Debug)]
 pub(crate) struct Feed {
     client: Client,
     path: String,
     last_id: Option<String>,
-    parser: Parser,
-    /// The open answer. None while the connection is lost.
-    body: Option<Incoming>,
+    /// The first pause before reconnecting, which the server may set.
+    retry: Duration,
+    /// None while the connection is lost.
+    events: Option<Events>,
     tries: u32,
 }
 
+impl fmt::Debug for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Feed")
+            .field("path", &self.path)
+            .field("last_id", &self.last_id)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Feed {
-    /// Opens a feed that begins after `after`, or with what happens next.
+    /// Opens a feed that begins after `after`, or with the next event.
     ///
     /// # Errors
     ///
-    /// If nobody answers, or with a refusal. Only what was open once is opened again.
+    /// If no server answers, or with a refusal. A feed reconnects only after it was open once.
     pub(crate) async fn open(
         client: &Client,
         path: &str,
@@ -54,9 +70,9 @@ impl Feed {
         let mut feed = Self {
             client: client.clone(),
             path: path.to_owned(),
-            parser: Parser::after(after.clone()),
             last_id: after,
-            body: None,
+            retry: RETRY_MIN,
+            events: None,
             tries: 0,
         };
         feed.connect().await?;
@@ -70,80 +86,64 @@ impl Feed {
     /// If the server refuses to go on, for example because the session was deleted.
     pub(crate) async fn next(&mut self) -> Result<FeedStep, Failure> {
         loop {
-            if let Some(event) = self.parser.next() {
-                self.last_id.clone_from(&event.id);
-                self.tries = 0;
-                return Ok(FeedStep::Event(event));
-            }
-            if self.body.is_none() {
+            let Some(events) = &mut self.events else {
                 self.pause().await;
                 match self.connect().await {
                     Ok(()) => return Ok(FeedStep::Back),
                     Err(failure) if is_final(&failure) => return Err(failure),
                     Err(_) => continue,
                 }
+            };
+            let event = match events.try_next().await {
+                Ok(Some(event)) => event,
+                Ok(None) => return Ok(self.disconnect("the server ended it".to_owned())),
+                Err(EventError::Body(error)) => return Ok(self.disconnect(error.to_string())),
+                Err(error) => {
+                    let message = format!("the feed of the server cannot be read: {error}");
+                    return Err(Failure::new(Exit::Failed, message));
+                }
+            };
+            if let Some(ms) = event.retry {
+                self.retry = Duration::from_millis(ms);
             }
-            if let Some(why) = self.read().await? {
-                self.body = None;
-                return Ok(FeedStep::Lost { why });
+            if let Some(id) = event.id {
+                self.last_id = Some(id).filter(|id| !id.is_empty());
+            }
+            if let Some(data) = event.data {
+                self.tries = 0;
+                let kind = event.event.filter(|kind| !kind.is_empty());
+                let kind = kind.unwrap_or_else(|| "message".to_owned());
+                return Ok(FeedStep::Event(Event { kind, data }));
             }
         }
     }
 
-    /// Reads one piece. Returns why if there will be no more.
-    async fn read(&mut self) -> Result<Option<String>, Failure> {
-        let Some(body) = &mut self.body else {
-            return Ok(None);
-        };
-        let frame = match timeout(SILENCE_MAX, body.frame()).await {
-            Err(_) => return Ok(Some("the server is silent".to_owned())),
-            Ok(None) => return Ok(Some("the server ended it".to_owned())),
-            Ok(Some(Err(error))) => return Ok(Some(error.to_string())),
-            Ok(Some(Ok(frame))) => frame,
-        };
-        if let Some(bytes) = frame.data_ref() {
-            self.parser.push(bytes).map_err(|_| {
-                Failure::new(Exit::Failed, "the server sent an event without an end")
-            })?;
-        }
-        Ok(None)
+    fn disconnect(&mut self, why: String) -> FeedStep {
+        self.events = None;
+        FeedStep::Lost { why }
     }
 
     async fn connect(&mut self) -> Result<(), Failure> {
         self.tries = self.tries.saturating_add(1);
-        let mut request = self
-            .client
-            .request(Method::GET, &self.path)
-            .header(header::ACCEPT, "text/event-stream");
+        let mut request = self.client.request(Method::GET, &self.path)?;
         if let Some(id) = &self.last_id {
             request = request.header("last-event-id", id);
         }
-        let client = &self.client;
-        let opened = timeout(client.timeout, async {
-            let response = client.send(request.body(Full::default())).await?;
-            let (head, body) = response.into_parts();
-            if head.status.is_success() {
-                return Ok(body);
-            }
-            let bytes = client.read(body).await?;
-            Err(problem::failure(&client.address, head.status, &bytes))
-        });
-        let body = opened.await.map_err(|_| client.too_slow())??;
-        // What was cut in the middle is sent again: the new connection begins with whole lines.
-        self.parser = Parser::after(self.last_id.clone());
-        self.body = Some(body);
+        self.events = Some(self.client.open_events(request).await?);
         Ok(())
     }
 
-    /// Waits before coming back: twice as long after each try that failed.
+    /// Waits before reconnecting: twice as long after each failed try.
     async fn pause(&self) {
-        let first = self.parser.retry().unwrap_or(RETRY_MIN).min(RETRY_MAX);
-        let doubled = first.saturating_mul(1 << self.tries.saturating_sub(1).min(10));
+        let doubled = self
+            .retry
+            .min(RETRY_MAX)
+            .saturating_mul(1 << self.tries.saturating_sub(1).min(10));
         sleep(doubled.min(RETRY_MAX)).await;
     }
 }
 
-/// Whether trying again cannot help: the server understood, and said no.
+/// Whether trying again cannot help, because the server answered with a refusal that stays.
 fn is_final(failure: &Failure) -> bool {
     let may_pass = [408, 429];
     failure

@@ -1,6 +1,6 @@
-//! What a server refused, as an error of the command line.
+//! The refusal of a server as an error of the command line.
 
-use hyper::StatusCode;
+use http::StatusCode;
 use serde_json::{Map, Value};
 
 use super::Address;
@@ -9,7 +9,7 @@ use crate::exit::{Exit, Failure};
 /// The failure for an answer that is not a success.
 pub(super) fn failure(address: &Address, status: StatusCode, body: &[u8]) -> Failure {
     let mut problem: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
-    // The chat surface says the same in the words of its clients.
+    // The chat surface has the error object of OpenAI's clients.
     if let Some(Value::Object(error)) = problem.remove("error") {
         problem.extend(error);
         if let Some(message) = problem.remove("message") {
@@ -49,7 +49,7 @@ fn exit(status: StatusCode) -> Exit {
         StatusCode::NOT_FOUND => Exit::NotFound,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Exit::NotAllowed,
         StatusCode::CONFLICT | StatusCode::GONE | StatusCode::PRECONDITION_FAILED => Exit::Conflict,
-        // A proxy answers these for a server that is not there, or not in time.
+        // The answers of a proxy whose server is down or slow.
         StatusCode::BAD_GATEWAY => Exit::Unreachable,
         StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Exit::TimedOut,
         _ => Exit::Failed,

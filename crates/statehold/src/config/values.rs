@@ -1,7 +1,7 @@
 //! Values that are more than text or numbers. Each says what is wrong with it when it is read, so that
 //! the whole key can be named. Invariant: whatever is in one of these types was looked at.
 
-use hyper::Uri;
+use http::Uri;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;

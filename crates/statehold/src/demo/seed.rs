@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use hyper::Method;
+use http::Method;
 use serde_json::{Value, json};
 
 use super::book::{COORDINATOR, MATH, UMS, WEATHER};

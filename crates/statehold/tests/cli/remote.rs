@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use super::scripted::{Answer, Scripted, events, json};
+use super::scripted::{Answer, CERTIFICATE, Scripted, events, json, redirect};
 
 const SESSION: &str = "ses_0198a000000070008000000000000001";
 const OTHER: &str = "ses_0198a000000070008000000000000002";
@@ -157,9 +157,82 @@ fn wrong_calls_in_json_are_json_too() {
     let error: serde_json::Value = serde_json::from_str(&ended.err).expect("JSON");
     assert_eq!(error["error"]["kind"], "USAGE");
     assert_eq!(ended.code, 2);
-    let ended = run(&["status", "--url", "https://a.example"], &[]);
+    let ended = run(&["status", "--url", "a.example:7717"], &[]);
     assert_eq!(ended.code, 2);
-    assert!(ended.err.contains("TLS ends at a proxy"), "{}", ended.err);
+    assert!(ended.err.contains("http:// or https://"), "{}", ended.err);
+}
+
+#[test]
+fn an_https_server_is_called_if_its_certificate_is_trusted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let ask = |args: &[&str], roots: &str, script: Vec<Answer>| {
+        let file = directory.path().join("roots.pem");
+        std::fs::write(&file, roots).expect("a file");
+        let server = Scripted::start_tls(script);
+        let variables = [
+            ("STATEHOLD_URL", server.url.as_str()),
+            ("STATEHOLD_TOKEN", "shk_secret"),
+            ("SSL_CERT_FILE", file.to_str().expect("a plain path")),
+        ];
+        (run(args, &variables), server)
+    };
+    let list = ["sessions", "list", "--no-headers"];
+    let script = || vec![page(&[session(SESSION, "a")], None)];
+    let (ended, server) = ask(&list, CERTIFICATE, script());
+    assert!(ended.out.starts_with(SESSION), "{ended:?}");
+    let headers = &server.calls()[0].headers;
+    assert!(
+        headers.contains("authorization: bearer shk_secret\n"),
+        "{headers}"
+    );
+
+    let script_of_feed = vec![
+        json(200, &session(SESSION, "a")),
+        events(": awake\n\nid: 1\nevent: record\ndata: {\"revision\":1}\n\n"),
+    ];
+    let tail = [
+        "sessions", "tail", SESSION, "--after", "0", "--count", "1", "--jsonl",
+    ];
+    let (ended, _) = ask(&tail, CERTIFICATE, script_of_feed);
+    assert_eq!(
+        (ended.out.as_str(), ended.code),
+        ("{\"revision\":1}\n", 0),
+        "{ended:?}"
+    );
+
+    let (ended, server) = ask(&list, "", script());
+    assert_eq!(ended.code, 6, "{ended:?}");
+    for words in ["no trusted TLS connection to https://127", "SSL_CERT_FILE"] {
+        assert!(ended.err.contains(words), "{ended:?}");
+    }
+    assert!(server.calls().is_empty(), "the token is not sent");
+}
+
+#[test]
+fn proxies_of_the_environment_are_not_used_and_redirects_not_followed() {
+    let elsewhere = Scripted::start(vec![page(&[], None); 2]);
+    let server = Scripted::start(vec![
+        page(&[session(SESSION, "a")], None),
+        redirect(&elsewhere.url),
+    ]);
+    let list = || {
+        let variables = [
+            ("STATEHOLD_URL", server.url.as_str()),
+            ("http_proxy", elsewhere.url.as_str()),
+            ("HTTP_PROXY", elsewhere.url.as_str()),
+            ("ALL_PROXY", elsewhere.url.as_str()),
+        ];
+        run(&["sessions", "list", "--no-headers"], &variables)
+    };
+    let ended = list();
+    assert!(ended.out.starts_with(SESSION), "{ended:?}");
+    let ended = list();
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(
+        ended.err.contains("redirects are not followed"),
+        "{ended:?}"
+    );
+    assert!(elsewhere.calls().is_empty());
 }
 
 #[test]

@@ -1,15 +1,28 @@
-//! A server that answers from a script, in order, and remembers what it was asked.
+//! A server that answers from a script, in order, and records its calls. It speaks plain HTTP or TLS.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+/// A certificate for 127.0.0.1 that signs itself, and its key, for tests alone. Made with:
+/// `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500
+/// -keyout key.pem -out certificate.pem -subj "/CN=statehold test"
+/// -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=IP:127.0.0.1,DNS:localhost`
+pub(crate) const CERTIFICATE: &str = include_str!("tls/certificate.pem");
+const KEY: &str = include_str!("tls/key.pem");
+
 /// One answer.
 #[derive(Clone)]
 pub(crate) struct Answer {
     status: u16,
     kind: &'static str,
+    /// Where a redirect leads.
+    location: Option<String>,
     body: String,
 }
 
@@ -22,6 +35,7 @@ pub(crate) fn json(status: u16, body: &str) -> Answer {
     Answer {
         status,
         kind,
+        location: None,
         body: body.to_owned(),
     }
 }
@@ -31,7 +45,18 @@ pub(crate) fn events(body: &str) -> Answer {
     Answer {
         status: 200,
         kind: "text/event-stream",
+        location: None,
         body: body.to_owned(),
+    }
+}
+
+/// A redirect to another address.
+pub(crate) fn redirect(location: &str) -> Answer {
+    Answer {
+        status: 307,
+        kind: "text/plain",
+        location: Some(location.to_owned()),
+        body: String::new(),
     }
 }
 
@@ -40,11 +65,12 @@ pub(crate) fn cut() -> Answer {
     Answer {
         status: 0,
         kind: "",
+        location: None,
         body: String::new(),
     }
 }
 
-/// What the server was asked.
+/// A call that the server has read.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     /// Method and path.
@@ -60,8 +86,48 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
-    /// Starts the server. When the script is over, nobody listens any more.
+    /// Starts the server. The port is closed after the last answer.
     pub(crate) fn start(script: Vec<Answer>) -> Self {
+        Self::serve("http", script, |stream, calls, answer| {
+            calls.push(read(&stream));
+            write(stream, answer);
+        })
+    }
+
+    /// The same over TLS, with [`CERTIFICATE`]. A client that does not trust it uses up one answer of the script.
+    pub(crate) fn start_tls(script: Vec<Answer>) -> Self {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("ring has them")
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![
+                    CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).expect("a certificate"),
+                ],
+                PrivateKeyDer::from_pem_slice(KEY.as_bytes()).expect("a key"),
+            );
+        let config = Arc::new(config.expect("the key fits"));
+        Self::serve("https", script, move |mut stream, calls, answer| {
+            let mut tls = ServerConnection::new(Arc::clone(&config)).expect("a connection");
+            while tls.is_handshaking() {
+                if tls.complete_io(&mut stream).is_err() {
+                    return;
+                }
+            }
+            let mut stream = StreamOwned::new(tls, stream);
+            calls.push(read(&mut stream));
+            write(&mut stream, answer);
+            stream.conn.send_close_notify();
+            stream.flush().expect("it is read");
+        })
+    }
+
+    fn serve(
+        scheme: &str,
+        script: Vec<Answer>,
+        play: impl Fn(TcpStream, &mut Vec<Call>, &Answer) + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("an address");
         let calls = Arc::new(Mutex::new(Vec::new()));
@@ -70,15 +136,12 @@ impl Scripted {
             let mut script = VecDeque::from(script);
             while let Some(answer) = script.pop_front() {
                 let (stream, _) = listener.accept().expect("a connection");
-                let call = read(&stream);
-                told.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(call);
-                write(stream, &answer);
+                let mut calls = told.lock().unwrap_or_else(PoisonError::into_inner);
+                play(stream, &mut calls, &answer);
             }
         });
         Self {
-            url: format!("http://{address}"),
+            url: format!("{scheme}://{address}"),
             calls,
         }
     }
@@ -95,7 +158,7 @@ impl Scripted {
 }
 
 /// Reads one call.
-pub(crate) fn read(stream: &TcpStream) -> Call {
+pub(crate) fn read(stream: impl Read) -> Call {
     let mut reader = BufReader::new(stream);
     let mut next_line = || {
         let mut line = String::new();
@@ -126,13 +189,17 @@ pub(crate) fn read(stream: &TcpStream) -> Call {
     }
 }
 
-fn write(mut stream: TcpStream, answer: &Answer) {
-    let Answer { status, kind, body } = answer;
+fn write(mut stream: impl Write, answer: &Answer) {
+    let Answer {
+        status, kind, body, ..
+    } = answer;
     if *status == 0 {
         return;
     }
+    let location = answer.location.iter();
+    let location: String = location.map(|to| format!("location: {to}\r\n")).collect();
     let text = format!(
-        "HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\n{location}connection: close\r\n\r\n{body}"
     );
     stream.write_all(text.as_bytes()).expect("it is read");
 }

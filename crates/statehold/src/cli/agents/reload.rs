@@ -1,7 +1,7 @@
 //! `statehold agents reload`.
 
 use clap::Args;
-use hyper::Method;
+use http::Method;
 use serde::Deserialize;
 use serde_json::json;
 

@@ -1,9 +1,10 @@
 //! The arguments of an action: drawn by type, changed by path, compared.
 
 use serde_json::Value;
+use unicode_width::UnicodeWidthStr;
 
 use crate::cli::hold::Action;
-use crate::cli::output::Tone;
+use crate::cli::output::{Tone, padding};
 use crate::cli::printable::{cell, printable};
 use crate::exit::Failure;
 
@@ -51,19 +52,25 @@ pub(super) fn lines(action: &Action, is_whole: bool) -> Vec<String> {
     let rows = rows(action, is_whole);
     let name = |row: &Row| format!("{}{}", "  ".repeat(row.depth), row.name);
     let widest = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
-    let names = widest(&mut rows.iter().map(|row| name(row).chars().count()));
-    let short = rows.iter().map(|row| row.value.chars().count());
+    let names = widest(&mut rows.iter().map(|row| name(row).width()));
+    let short = rows.iter().map(|row| row.value.width());
     let values = widest(&mut short.filter(|width| *width <= VALUE_COLUMN_MAX));
     rows.iter()
         .map(|row| {
-            let (head, note) = (name(row), Tone::Dim.paint(&row.note));
+            let name = name(row);
+            let head = format!("{name}{}", padding(&name, names));
+            let note = Tone::Dim.paint(&row.note);
             let line = if row.value.contains('\n') {
                 let lines = row.value.lines().map(|line| format!("\n  │ {line}"));
-                format!("  {head:names$}  {note}{}", lines.collect::<String>())
+                format!("  {head}  {note}{}", lines.collect::<String>())
             } else if row.note.is_empty() {
-                format!("  {head:names$}  {}", row.value)
+                format!("  {head}  {}", row.value)
             } else {
-                format!("  {head:names$}  {:values$}  {note}", row.value)
+                format!(
+                    "  {head}  {}{}  {note}",
+                    row.value,
+                    padding(&row.value, values)
+                )
             };
             line.trim_end().to_owned()
         })

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hyper::Method;
+use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use statehold_core::digest::Digest;

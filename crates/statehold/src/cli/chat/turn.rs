@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use unicode_width::UnicodeWidthStr;
 
 use crate::cli::answers::{elements, text};
 use crate::cli::output::{Output, Tone};
@@ -307,7 +308,7 @@ impl<'a> Turn<'a> {
             via => format!("via {} · {ms} ms", cell(&via.join(", "))),
         };
         let last = self.printed.lines().last().unwrap_or_default();
-        let used = last.chars().count() + self.agent.chars().count() + 2;
+        let used = last.width() + self.agent.width() + 2;
         let gap = " ".repeat(ABOUT_COLUMN.saturating_sub(used).max(3));
         if about.is_empty() {
             write("\n")

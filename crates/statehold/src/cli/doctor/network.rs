@@ -96,7 +96,7 @@ fn judge_server(client: &Client, answer: &Answer) -> Vec<Finding> {
 
 /// Compares our clock with that of the server.
 fn judge_clock(answer: &Answer) -> Option<Finding> {
-    let date = answer.headers.get(hyper::header::DATE)?.to_str().ok()?;
+    let date = answer.headers.get(http::header::DATE)?.to_str().ok()?;
     let theirs = rfc2822::parse(date).ok()?.timestamp();
     let apart = (Timestamp::now().as_second() - theirs.as_second()).abs();
     (apart > CLOCK_SECONDS_APART_MAX).then(|| {

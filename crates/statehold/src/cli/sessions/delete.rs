@@ -1,7 +1,7 @@
 //! `statehold sessions delete`.
 
 use clap::Args;
-use hyper::Method;
+use http::Method;
 
 use super::Session;
 use crate::cli::answers::read;

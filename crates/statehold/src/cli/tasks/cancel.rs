@@ -1,7 +1,7 @@
 //! `statehold tasks cancel`.
 
 use clap::Args;
-use hyper::Method;
+use http::Method;
 use serde_json::json;
 
 use crate::cli::answers::text;

@@ -1,7 +1,7 @@
 //! Keys of a server that runs.
 
 use anyhow::Context;
-use hyper::Method;
+use http::Method;
 use serde::Deserialize;
 
 use super::keys::{Key, KeyService, MadeKey, NewKey};
