@@ -161,7 +161,7 @@ fn a_cut_or_changed_export_is_refused_with_the_line() {
     check(
         &changed,
         10,
-        &["line 4", "whose hash is not that of its content"],
+        &["line 4", "whose hash does not match its content"],
     );
     let unsigned = export.replace("\"revision\":2", "\"revision\":1");
     check(&unsigned, 10, &["line 2", "hash"]);
