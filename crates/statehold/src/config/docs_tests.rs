@@ -1,4 +1,4 @@
-//! The documentation of the configuration: every example can be used, every setting is explained.
+//! Checks the documentation of the configuration: every example is valid, every setting is documented.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,7 @@ fn rows<'a>(text: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)> {
     rows.collect()
 }
 
-/// What the rows of a table say about each name in their first cell.
+/// The other cells of each table row, by the names in its first cell.
 fn explained<'a>(text: &'a str, heading: &str) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut found = BTreeMap::new();
     for (first, others) in rows(text, heading) {

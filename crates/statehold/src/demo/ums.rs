@@ -339,7 +339,7 @@ mod tests {
         listed.text = "delete the second one".to_owned();
         assert_eq!(asked(&listed)["action"]["args"]["user_id"], 5);
         listed.text = "Delete the last user".to_owned();
-        assert!(answered(&listed).text.contains("is not there any more"));
+        assert!(answered(&listed).text.contains("no longer exists"));
         listed.text = "Delete the tenth user".to_owned();
         assert!(answered(&listed).text.starts_with("The list had 3 users."));
     }

@@ -230,7 +230,7 @@ fn ask_which_place(turn: &DemoTurn, several: &[&'static WeatherPlace]) -> DemoSt
         .into(),
         None => ask(
             short,
-            &format!("That is none that I know. I know {choices}."),
+            &format!("I do not know that one. I know {choices}."),
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Which agents there are, as the configuration declares them, and what is wrong with it.
+//! Agents declared in the configuration, and reports of configuration mistakes.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::{Command, Stdio};
@@ -134,7 +134,7 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
         "{gpa}[agents.gpa.tools.pay]\napproval = \"always\"\n"
     ));
     live.check(&["agents", "reload"], 0, &["changed: agents.gpa\n"]);
-    // Saying nothing about a tool is not saying that nobody needs to be asked.
+    // Removing a policy from the file does not lift the approval.
     write(gpa);
     let says = ["needs a restart: agents.gpa.tools.pay\n"];
     live.check(&["agents", "reload"], 0, &says);

@@ -202,7 +202,7 @@ fn high_risk_is_typed_on_a_terminal_and_enter_alone_is_no() {
         );
     }
     assert_eq!(live.hold(&hold)["status"], "open");
-    // A build server has a terminal sometimes, and nobody in front of it.
+    // A CI machine may have a terminal without a person in front of it.
     let (code, _) = live.run_on_terminal(&args, "user 7\n", &[("CI", "true")]);
     assert_eq!(code, 2);
     let (code, screen) = live.run_on_terminal(&args, "user 7\n", &[]);

@@ -169,7 +169,7 @@ impl Slow {
             let stop = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
             let last = piece(" by one.", &format!("data: {stop}\n\ndata: [DONE]\n\n"));
             stream.write_all(last.as_bytes()).expect("it reads");
-            // What was sent is read before the connection ends.
+            // Read the request before closing the connection.
             drop(stream.read_to_end(&mut Vec::new()));
         });
         let declared = format!(

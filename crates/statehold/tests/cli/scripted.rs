@@ -44,7 +44,7 @@ pub(crate) fn cut() -> Answer {
     }
 }
 
-/// What the server was asked.
+/// A request that the server received.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     /// Method and path.
@@ -60,7 +60,7 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
-    /// Starts the server. When the script is over, nobody listens any more.
+    /// Starts the server. It stops listening at the end of the script.
     pub(crate) fn start(script: Vec<Answer>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("an address");

@@ -66,7 +66,7 @@ fn unknown_step(told: &str) -> Failure {
         "it is STEP:before or STEP:after, and then :N for the N-th time; the steps are {}",
         words.join(", ")
     );
-    Failure::usage(format!("`{VARIABLE}` is {told:?}, which is no step")).hint(&hint)
+    Failure::usage(format!("`{VARIABLE}` is {told:?}, which is not a step")).hint(&hint)
 }
 
 /// Kills this process like a crash: no cleanup, no goodbye.

@@ -1,4 +1,4 @@
-//! What comes of a configuration that fits.
+//! Specifications built from valid configurations.
 
 mod refused;
 

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and how it is said.
+//! Mistakes in configurations, and their messages.
 
 use super::*;
 use crate::config::tests::refused;
@@ -150,7 +150,7 @@ fn whatever_is_named_is_declared() {
     mistaken(&own, "agents.\"statehold.x\"", &["only the server itself"]);
 }
 
-/// What to do about the one mistake.
+/// The hint of the only mistake.
 #[track_caller]
 fn hint(file: &str) -> String {
     let mistakes = TestPlace::new(file, &[])
