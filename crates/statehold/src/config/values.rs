@@ -305,13 +305,13 @@ mod tests {
             assert_eq!((address.text(), address.base()), (text, expected));
         }
         for (text, says) in [
-            ("", "no address"),
-            ("127.0.0.1:5000", "no address"),
-            ("/v1", "no address"),
-            ("ftp://a.example", "no address"),
-            ("http://a.example:99999/v1", "no address"),
-            ("http://a.example:/v1", "no address"),
-            ("http://a b", "no address"),
+            ("", "not a URL"),
+            ("127.0.0.1:5000", "not a URL"),
+            ("/v1", "not a URL"),
+            ("ftp://a.example", "not a URL"),
+            ("http://a.example:99999/v1", "not a URL"),
+            ("http://a.example:/v1", "not a URL"),
+            ("http://a b", "not a URL"),
             ("http://me:secret@a.example", "credentials"),
             ("http://a.example/v1?key=1", "query"),
             ("http://a.example/v1#x", "fragment"),

@@ -433,6 +433,6 @@ mod tests {
         let mut turn = turn("Create user X");
         turn.state.insert(USERS.to_owned(), json!(5));
         let answer = answered(&turn);
-        assert!(answer.text.contains("are no users") && answer.set.is_empty());
+        assert!(answer.text.contains("is not a list of users") && answer.set.is_empty());
     }
 }

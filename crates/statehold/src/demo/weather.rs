@@ -228,10 +228,7 @@ fn ask_which_place(turn: &DemoTurn, several: &[&'static WeatherPlace]) -> DemoSt
             "I still do not know which {short} is meant. Ask again with one of: {choices}."
         ))
         .into(),
-        None => ask(
-            short,
-            &format!("I do not know that one. I know {choices}."),
-        ),
+        None => ask(short, &format!("I do not know that one. I know {choices}.")),
     }
 }
 

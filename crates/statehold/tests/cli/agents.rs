@@ -161,7 +161,7 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
         1,
         &[
             "nothing was changed",
-            "no such agent",
+            "which is not a declared agent",
             "`agents.x.prompt` is missing",
         ],
     );

@@ -50,7 +50,7 @@ fn what_a_kind_needs_must_be_there() {
     mistaken(
         &agent(&format!("{openai}base_url = \"http://h/v1\"")),
         "agents.a.model",
-        &["is missing", "what the service calls it"],
+        &["is missing", "its name at the service"],
     );
     mistaken(
         &agent("kind = \"conversations\""),
@@ -117,7 +117,7 @@ fn whatever_is_named_is_declared() {
     mistaken(
         &router("agents = [\"b\", \"x\"]\notherwise = \"b\""),
         "agents.a.agents",
-        &["`x`", "no such agent", "[agents.x]", "b, c"],
+        &["`x`", "not a declared agent", "[agents.x]", "b, c"],
     );
     mistaken(
         &router("agents = [\"b\", \"b\"]\notherwise = \"b\""),
@@ -127,7 +127,7 @@ fn whatever_is_named_is_declared() {
     mistaken(
         &router("agents = [\"b\"]\nrules = [{ pattern = \"x\", agent = \"x\" }]"),
         "agents.a.rules",
-        &["`x`", "no such agent", "statehold.toml"],
+        &["`x`", "not a declared agent", "statehold.toml"],
     );
     mistaken(
         &router("agents = [\"b\"]\notherwise = \"c\""),
@@ -137,14 +137,14 @@ fn whatever_is_named_is_declared() {
     mistaken(
         &router("agents = [\"b\"]\notherwise = \"b\"\nmodel = \"x\""),
         "agents.a.model",
-        &["`x`", "no such model", "[models.x]"],
+        &["`x`", "not a declared model", "[models.x]"],
     );
     let llm = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\n\
                [agents.a]\nkind = \"llm\"\nmodel = \"m\"\nprompt = \"x\"\ntool_servers = [\"t\"]\n";
     mistaken(
         &TestPlace::new(llm, &[]),
         "agents.a.tool_servers",
-        &["`t`", "no such tool server", "[tool_servers.t]"],
+        &["`t`", "not a declared tool server", "[tool_servers.t]"],
     );
     let own = TestPlace::new("[agents.\"statehold.x\"]\n", &[]);
     mistaken(&own, "agents.\"statehold.x\"", &["only the server itself"]);
@@ -335,8 +335,8 @@ fn files_are_found_beside_the_configuration() {
     );
     for (text, says) in [
         ("{", "not JSON"),
-        ("{\"type\": \"text\"}", "no JSON Schema"),
-        ("{\"$ref\": \"other.json\"}", "no JSON Schema"),
+        ("{\"type\": \"text\"}", "not a JSON Schema"),
+        ("{\"$ref\": \"other.json\"}", "not a JSON Schema"),
     ] {
         let place = TestPlace::new(openai, &[]).with("s.json", text);
         mistaken(&place, "agents.a.state_schema_file", &[says]);
@@ -392,7 +392,7 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[agents.a]\nrules = [{ pattern = \"(\", agent = \"b\" }]\n",
-            ["`agents.a.rules`", "no regular expression"],
+            ["`agents.a.rules`", "not a regular expression"],
         ),
         (
             "[agents.a]\nrules = [{ patern = \"x\", agent = \"b\" }]\n",
@@ -400,11 +400,11 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[agents.a]\nstate_schema = { type = \"text\" }\n",
-            ["`agents.a.state_schema`", "no JSON Schema"],
+            ["`agents.a.state_schema`", "not a JSON Schema"],
         ),
         (
             "[agents.a.tools.t]\napproval_if = { \"$ref\" = \"http://x/y\" }\n",
-            ["`agents.a.tools.t.approval_if`", "no JSON Schema"],
+            ["`agents.a.tools.t.approval_if`", "not a JSON Schema"],
         ),
         (
             "[agents.a]\ntimeout_seconds = 0\n",
@@ -424,7 +424,7 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[models.m]\nbase_url = \"h:1\"\n",
-            ["`models.m.base_url`", "no address"],
+            ["`models.m.base_url`", "not a URL"],
         ),
         (
             "[models.m]\ntimeout_seconds = 3601\n",
@@ -441,7 +441,7 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[tool_servers.t]\ncommand = []\n",
-            ["`tool_servers.t.command`", "begins with a program"],
+            ["`tool_servers.t.command`", "must begin with a program"],
         ),
         (
             "[tool_servers.t]\nurl = \"http://h/?key=1\"\n",
