@@ -32,11 +32,11 @@ mod tree;
 use clap::{Parser, Subcommand};
 
 use crate::exit::Exit;
-use globals::Globals;
+use globals::GlobalArgs;
 
 pub(crate) use printable::printable;
 
-/// What `--config` says about itself, wherever it is.
+/// Help text of `--config`, shared by every command that takes it.
 const CONFIG_HELP: &str =
     "The configuration file [env: STATEHOLD_CONFIG] [default: statehold.toml if it is there]";
 
@@ -45,56 +45,56 @@ const CONFIG_HELP: &str =
 #[command(name = "statehold", version, about, after_long_help = exit_codes())]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) globals: Globals,
+    pub(crate) globals: GlobalArgs,
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Start a local server for development: loopback only, no key needed.
-    Dev(serve::Dev),
+    Dev(serve::DevArgs),
     /// Start a server for real use.
-    Serve(serve::Serve),
+    Serve(serve::ServeArgs),
     /// Talk to an agent in the terminal.
-    Chat(chat::Chat),
-    /// Play the guided tour in the terminal, and check every claim of it.
-    Demo(demo::Demo),
-    /// Say whether a server runs, and where.
-    Status(status::Status),
-    /// Look at sessions, follow them, delete them.
+    Chat(chat::ChatArgs),
+    /// Play the guided tour in the terminal and check every claim it makes.
+    Demo(demo::DemoArgs),
+    /// Print whether a server runs, and where.
+    Status(status::StatusArgs),
+    /// List, show, follow and delete sessions.
     #[command(subcommand)]
-    Sessions(sessions::Sessions),
-    /// Look at tasks and requests, wait for them, cancel them.
+    Sessions(sessions::SessionsCommand),
+    /// Show tasks and requests, wait for them, cancel them.
     #[command(subcommand)]
-    Tasks(tasks::Tasks),
-    /// See what waits for a person, and decide it.
+    Tasks(tasks::TasksCommand),
+    /// List the actions and questions that wait for a person, and decide them.
     #[command(subcommand, visible_alias = "holds")]
-    Approvals(approvals::Approvals),
-    /// Read and write the values that apps, users and sessions keep.
+    Approvals(approvals::ApprovalsCommand),
+    /// Read and write the state of apps, users and sessions.
     #[command(subcommand)]
-    State(state::State),
-    /// See which agents there are, and what they are.
+    State(state::StateCommand),
+    /// List and show agents, or make the server reload its configuration.
     #[command(subcommand)]
-    Agents(agents::Agents),
-    /// Make, list and revoke keys.
-    Token(token::Token),
-    /// See who did what, and verify that all of it is as it was written.
+    Agents(agents::AgentsCommand),
+    /// Create, list and revoke API keys.
+    Token(token::TokenArgs),
+    /// Show who did what, and verify that no record was changed.
     #[command(subcommand)]
-    Audit(audit::Audit),
-    /// Find problems and say what helps.
-    Doctor(doctor::Doctor),
-    /// Show the configuration and where each value comes from, or find its mistakes.
+    Audit(audit::AuditCommand),
+    /// Find problems with the data, the disk and the network, and suggest fixes.
+    Doctor(doctor::DoctorArgs),
+    /// Show the configuration and the source of each value, or find its mistakes.
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Compare everything a data directory says with what its log says.
+    /// Compare the tables of a data directory with its log of records.
     Check(check::Check),
-    /// Copy a data directory to one file. Keys are not part of it.
-    Backup(backup::Backup),
-    /// Make a data directory from a backup.
-    Restore(restore::Restore),
-    /// Print the completions for a shell.
-    Completions(completions::Completions),
+    /// Copy a data directory into one file. Key files are not included.
+    Backup(backup::BackupArgs),
+    /// Create a data directory from a backup.
+    Restore(restore::RestoreArgs),
+    /// Print the completion script for a shell.
+    Completions(completions::CompletionsArgs),
 }
 
 impl Cli {
@@ -102,24 +102,26 @@ impl Cli {
         let globals = &self.globals;
         let output = globals.output();
         match self.command {
-            Command::Dev(dev) => serve::run(move |around| dev.plan(around), &output),
-            Command::Serve(serve) => serve::run(move |around| serve.plan(around), &output),
-            Command::Chat(chat) => chat.run(globals, &output),
-            Command::Demo(demo) => demo.run(&output),
-            Command::Status(status) => status.run(globals, &output),
-            Command::Sessions(sessions) => sessions.run(globals, &output),
-            Command::Tasks(tasks) => tasks.run(globals, &output),
-            Command::Approvals(approvals) => approvals.run(globals, &output),
-            Command::State(state) => state.run(globals, &output),
-            Command::Agents(agents) => agents.run(globals, &output),
-            Command::Token(token) => token.run(globals, &output),
-            Command::Audit(audit) => audit.run(globals, &output),
-            Command::Doctor(doctor) => doctor.run(globals, &output),
-            Command::Config(config) => config.run(&output),
-            Command::Check(check) => check.run(globals.json),
-            Command::Backup(backup) => backup.run(),
-            Command::Restore(restore) => restore.run(&output),
-            Command::Completions(completions) => completions.run(&output),
+            CliCommand::Dev(dev) => serve::run(move |environment| dev.plan(environment), &output),
+            CliCommand::Serve(serve) => {
+                serve::run(move |environment| serve.plan(environment), &output)
+            }
+            CliCommand::Chat(chat) => chat.run(globals, &output),
+            CliCommand::Demo(demo) => demo.run(&output),
+            CliCommand::Status(status) => status.run(globals, &output),
+            CliCommand::Sessions(sessions) => sessions.run(globals, &output),
+            CliCommand::Tasks(tasks) => tasks.run(globals, &output),
+            CliCommand::Approvals(approvals) => approvals.run(globals, &output),
+            CliCommand::State(state) => state.run(globals, &output),
+            CliCommand::Agents(agents) => agents.run(globals, &output),
+            CliCommand::Token(token) => token.run(globals, &output),
+            CliCommand::Audit(audit) => audit.run(globals, &output),
+            CliCommand::Doctor(doctor) => doctor.run(globals, &output),
+            CliCommand::Config(config) => config.run(&output),
+            CliCommand::Check(check) => check.run(globals.json),
+            CliCommand::Backup(backup) => backup.run(),
+            CliCommand::Restore(restore) => restore.run(&output),
+            CliCommand::Completions(completions) => completions.run(&output),
         }
     }
 }
@@ -132,7 +134,7 @@ fn exit_codes() -> String {
     format!("Exit codes:\n{}", lines.join("\n"))
 }
 
-/// Runs one asynchronous thing to its end.
+/// Runs a future to completion on a runtime of its own.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()

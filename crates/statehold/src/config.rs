@@ -1,8 +1,8 @@
-//! The configuration: what a server is told, and who told it.
+//! The configuration of a server, with the source of each value.
 //!
 //! Four layers, each over the one before: defaults, a TOML file, the environment
 //! (`STATEHOLD__SECTION__KEY`), and flags. Every value remembers its layer, so that a wrong one can
-//! be found. Relative paths count from the directory that the program was started in.
+//! be traced. Relative paths start at the working directory.
 
 mod agents;
 mod book;
@@ -26,57 +26,57 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
 
-pub(crate) use agents::{Agent, policies};
-pub(crate) use book::{Declared, declared};
-pub(crate) use layers::{Explained, Layers, Source};
-pub(crate) use mistakes::Mistakes;
+pub(crate) use agents::{AgentConfig, policies};
+pub(crate) use book::{DeclaredAgents, declare_agents};
+pub(crate) use layers::{ConfigLayers, SourcedValue, ValueSource};
+pub(crate) use mistakes::ConfigMistakes;
 pub(crate) use secret::secret;
-pub(crate) use tables::{Differences, Tables, agent_table, other_settings, tool_table};
+pub(crate) use tables::{ConfigDifferences, ConfigTables, agent_table, other_settings, tool_table};
 
-use models::Model;
-use tool_servers::ToolServer;
+use models::ModelConfig;
+use tool_servers::ToolServerConfig;
 
-/// The file that is read when none is named.
+/// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";
-/// Names the file when `--config` does not.
+/// Names the file if `--config` does not.
 const FILE_VARIABLE: &str = "STATEHOLD_CONFIG";
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    pub(crate) server: Server,
-    pub(crate) store: Storage,
-    pub(crate) auth: Auth,
-    pub(crate) log: Log,
-    pub(crate) limits: Limits,
-    pub(crate) push: Push,
+    pub(crate) server: ServerConfig,
+    pub(crate) store: StoreConfig,
+    pub(crate) auth: AuthConfig,
+    pub(crate) log: LogConfig,
+    pub(crate) limits: LimitsConfig,
+    pub(crate) push: PushConfig,
     /// The models that agents use.
     #[serde(default)]
-    pub(crate) models: BTreeMap<Name, Model>,
-    /// The servers that agents have their tools from.
+    pub(crate) models: BTreeMap<Name, ModelConfig>,
+    /// The MCP servers that provide tools.
     #[serde(default)]
-    pub(crate) tool_servers: BTreeMap<Name, ToolServer>,
-    /// What is declared about agents, and what is laid down about their tools.
+    pub(crate) tool_servers: BTreeMap<Name, ToolServerConfig>,
+    /// Declarations of agents, and the policies of their tools.
     #[serde(default)]
-    pub(crate) agents: BTreeMap<Name, Agent>,
+    pub(crate) agents: BTreeMap<Name, AgentConfig>,
 }
 
-/// How calls come in.
+/// How the server accepts calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Server {
+pub(crate) struct ServerConfig {
     /// The address and port to listen on.
     pub(crate) listen: SocketAddr,
-    /// Connections that are open at the same time; more wait to be accepted.
+    /// The most open connections; further ones wait to be accepted.
     pub(crate) connections_max: NonZeroU32,
     /// How long a caller may take to send its headers.
     pub(crate) header_timeout_seconds: NonZeroU64,
-    /// How long calls in progress may take after a stop was asked for.
+    /// How long calls in progress may take after a stop was requested.
     pub(crate) shutdown_seconds: u64,
 }
 
-impl Default for Server {
+impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 7717)),
@@ -87,17 +87,17 @@ impl Default for Server {
     }
 }
 
-/// Where data lies.
+/// Where the data is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Storage {
+pub(crate) struct StoreConfig {
     /// The data directory.
     pub(crate) data: PathBuf,
-    /// Threads that read.
+    /// The number of reader threads.
     pub(crate) readers: NonZeroUsize,
 }
 
-impl Default for Storage {
+impl Default for StoreConfig {
     fn default() -> Self {
         Self {
             data: PathBuf::from("./statehold-data"),
@@ -109,27 +109,27 @@ impl Default for Storage {
 /// Who may call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Auth {
-    /// Whether a call needs a key. Without, it acts as `local` and may do everything.
+pub(crate) struct AuthConfig {
+    /// Whether a call needs a key. If not, it acts as `local` and may do everything.
     pub(crate) required: bool,
 }
 
-impl Default for Auth {
+impl Default for AuthConfig {
     fn default() -> Self {
         Self { required: true }
     }
 }
 
-/// What the server says about itself.
+/// Logging.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Log {
+pub(crate) struct LogConfig {
     pub(crate) format: LogFormat,
     /// A level, or filter directives such as `info,statehold_server=debug`.
     pub(crate) level: String,
 }
 
-impl Default for Log {
+impl Default for LogConfig {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
@@ -138,7 +138,7 @@ impl Default for Log {
     }
 }
 
-/// The form of a line in the log.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
@@ -146,15 +146,15 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// How much one caller may send.
+/// Limits on requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Limits {
-    /// The most bytes of one body.
+pub(crate) struct LimitsConfig {
+    /// The most bytes of one request body.
     pub(crate) body_bytes_max: NonZeroUsize,
 }
 
-impl Default for Limits {
+impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
             body_bytes_max: NonZeroUsize::new(8 << 20).expect("not zero"),
@@ -162,50 +162,52 @@ impl Default for Limits {
     }
 }
 
-/// Where decisions may be pushed to.
+/// Addresses that decisions may be pushed to.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Push {
-    /// `host:port` of addresses that may be private. All others must be public.
+pub(crate) struct PushConfig {
+    /// `host:port` of private addresses that are allowed. All others must be public.
     pub(crate) allow: Vec<String>,
 }
 
-/// What is outside: where a file may lie, and what the environment says.
+/// The environment of the process: the directory of the file, and the environment variables.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct ConfigEnvironment {
     /// The directory in which `statehold.toml` is looked for.
     pub(crate) directory: PathBuf,
-    pub(crate) environment: Vec<(OsString, OsString)>,
+    pub(crate) variables: Vec<(OsString, OsString)>,
 }
 
-impl Surroundings {
+impl ConfigEnvironment {
     pub(crate) fn of_process() -> Self {
         Self {
             directory: PathBuf::new(),
-            environment: std::env::vars_os().collect(),
+            variables: std::env::vars_os().collect(),
         }
     }
 
-    /// The file that is read if no flag names one.
+    /// The file to read if no flag names one.
     pub(crate) fn found_file(&self) -> Option<PathBuf> {
         self.file(None)
     }
 
-    /// The same, with a file that was found before: should it be gone, that is a mistake now.
+    /// The same environment with a file found earlier: if that file is gone now, loading fails
+    /// instead of falling back to defaults.
     pub(crate) fn with_file(mut self, found: Option<&Path>) -> Self {
         if let Some(found) = found.filter(|_| self.found_file().is_none()) {
-            self.environment.push((FILE_VARIABLE.into(), found.into()));
+            self.variables.push((FILE_VARIABLE.into(), found.into()));
         }
         self
     }
 
-    /// The file to read: the one named by the flag, by the environment, or the one that is there.
+    /// The file to read: named by the flag, named by the environment, or `statehold.toml` if it
+    /// exists.
     fn file(&self, flag: Option<&Path>) -> Option<PathBuf> {
         if let Some(named) = flag {
             return Some(named.to_owned());
         }
         let variable = self
-            .environment
+            .variables
             .iter()
             .find(|(name, value)| name == FILE_VARIABLE && !value.is_empty());
         if let Some((_, named)) = variable {
@@ -216,17 +218,20 @@ impl Surroundings {
     }
 }
 
-/// Puts the file and the environment over the defaults. Flags come on top, from the caller.
+/// Merges the file and the environment over the defaults. The caller adds the flags.
 ///
 /// # Errors
 ///
-/// If a file that was named is not there, or anything in it or in the environment is not known.
-pub(crate) fn layers(around: &Surroundings, file: Option<&Path>) -> anyhow::Result<Layers> {
-    let mut layers = Layers::defaults();
-    if let Some(path) = around.file(file) {
+/// If a named file does not exist, or the file or the environment has an unknown key.
+pub(crate) fn layers(
+    environment: &ConfigEnvironment,
+    file: Option<&Path>,
+) -> anyhow::Result<ConfigLayers> {
+    let mut layers = ConfigLayers::defaults();
+    if let Some(path) = environment.file(file) {
         layers.add_file(&path)?;
     }
-    layers.add_environment(&around.environment)?;
+    layers.add_environment(&environment.variables)?;
     Ok(layers)
 }
 

@@ -1,4 +1,5 @@
-//! A data directory seen from outside: is it in use, and by whom? Changes nothing in it.
+//! Inspects a data directory from outside: whether it is in use, and by which process. Changes
+//! nothing.
 
 use std::fs::{File, TryLockError};
 use std::io::Read;
@@ -9,18 +10,19 @@ use statehold_store::sqlite::LOCK_NAME;
 
 use crate::run_file::{self, RunFile};
 
-/// Whether a process has a data directory open.
+/// The process that has a data directory open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holder {
-    Nobody,
-    /// A process that lives, and its id if the lock file says one.
+pub(crate) enum DirectoryHolder {
+    Free,
+    /// A live process, and its id if the lock file has one.
     Process(Option<u32>),
 }
 
-/// Who has the data directory open. The operating system frees the lock of a process that died, so
-/// an answer is about a process that lives, whatever ids are written where. Looking takes a shared
-/// lock for a moment, so a server that starts in that very moment is refused and must start again.
-pub(crate) fn holder(data: &Path) -> anyhow::Result<Holder> {
+/// Finds the process that has the data directory open. The operating system frees the lock of a
+/// dead process, so a held lock always means a live one, even if a stale id is written somewhere.
+/// The check takes a shared lock for a moment; a server that starts in that moment is refused and
+/// must start again.
+pub(crate) fn holder(data: &Path) -> anyhow::Result<DirectoryHolder> {
     let path = data.join(LOCK_NAME);
     let place = || format!("{} cannot be read", path.display());
     let mut file = match File::open(&path) {
@@ -31,30 +33,29 @@ pub(crate) fn holder(data: &Path) -> anyhow::Result<Holder> {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
             ) =>
         {
-            return Ok(Holder::Nobody);
+            return Ok(DirectoryHolder::Free);
         }
         Err(error) => return Err(error).with_context(place),
     };
     match file.try_lock_shared() {
-        Ok(()) => Ok(Holder::Nobody),
+        Ok(()) => Ok(DirectoryHolder::Free),
         Err(TryLockError::WouldBlock) => {
             let mut pid = String::new();
             file.read_to_string(&mut pid).with_context(place)?;
-            Ok(Holder::Process(pid.trim().parse().ok()))
+            Ok(DirectoryHolder::Process(pid.trim().parse().ok()))
         }
         Err(TryLockError::Error(error)) => Err(error).with_context(place),
     }
 }
 
-/// The server that serves a data directory now. One that died is not returned, nor is a process
-/// that has its id by chance.
+/// The server of a data directory. A dead server is not returned, nor a process that reuses its id.
 pub(crate) fn server(data: &Path) -> anyhow::Result<Option<RunFile>> {
     let Some(run) = run_file::read(data)? else {
         return Ok(None);
     };
     Ok(match holder(data)? {
-        Holder::Process(Some(pid)) if pid == run.pid => Some(run),
-        Holder::Process(_) | Holder::Nobody => None,
+        DirectoryHolder::Process(Some(pid)) if pid == run.pid => Some(run),
+        DirectoryHolder::Process(_) | DirectoryHolder::Free => None,
     })
 }
 
@@ -68,12 +69,12 @@ mod tests {
     fn a_directory_is_held_while_its_store_is_open() {
         let directory = tempfile::tempdir().expect("a directory");
         let data = directory.path();
-        assert_eq!(holder(data).expect("nothing there"), Holder::Nobody);
+        assert_eq!(holder(data).expect("nothing there"), DirectoryHolder::Free);
         let store = SqliteStore::open(data, SqliteOptions::default()).expect("it opens");
-        let held = Holder::Process(Some(std::process::id()));
+        let held = DirectoryHolder::Process(Some(std::process::id()));
         assert_eq!(holder(data).expect("a lock"), held);
         drop(store);
-        assert_eq!(holder(data).expect("a lock"), Holder::Nobody);
+        assert_eq!(holder(data).expect("a lock"), DirectoryHolder::Free);
     }
 
     #[test]
@@ -85,7 +86,7 @@ mod tests {
             url: "http://127.0.0.1:1".to_owned(),
             started_at: "2026-08-06T12:00:00Z".to_owned(),
         };
-        // It lives, but it is not the server: nobody has the data open.
+        // The process lives but does not hold the lock, so it is not the server.
         run_file::write(data, &run(std::process::id())).expect("written");
         assert_eq!(server(data).expect("readable"), None);
         let store = SqliteStore::open(data, SqliteOptions::default()).expect("it opens");

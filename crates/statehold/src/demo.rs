@@ -1,8 +1,10 @@
-//! The embedded demo: four agents that need no model and no key, so that a new server answers at once.
+//! The embedded demo: four agents that need no model and no key, so that a new server answers at
+//! once.
 //!
-//! `coordinator` is a router with rules and part of the declared agents. The other three are workers: they
-//! call their own server over its public API, like any worker in another process. What they say is in
-//! pure functions ([`math`], [`weather`], [`ums`]); [`worker`] is the loop around them.
+//! `coordinator` is a router with rules and part of the declared agents. The other three are
+//! workers: they call their own server over its public API, like any worker in another process.
+//! Their answers come from pure functions ([`math`], [`weather`], [`ums`]); [`worker`] is the loop
+//! around them.
 
 mod book;
 mod help;
@@ -29,14 +31,14 @@ use tokio_util::task::TaskTracker;
 
 use self::worker::DemoWorker;
 use crate::client::Client;
-use crate::config::Agent;
+use crate::config::AgentConfig;
 
-/// What the key of the demo agents is called among the keys.
+/// The name of the API key of the demo agents.
 const KEY_NAME: &str = "embedded demo agents";
-/// How long one call for the seeds may take.
+/// The timeout of one call of the seeding client.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Those that claim their work.
+/// The demo agents that claim work.
 const WORKERS: [DemoWorker; 3] = [
     DemoWorker {
         name: book::MATH,
@@ -58,15 +60,15 @@ const WORKERS: [DemoWorker; 3] = [
     },
 ];
 
-/// The part of the demo that a server plays: an agent that is declared under the same name wins. Policies
-/// alone declare nothing: they hold for the agent of the demo.
-pub(crate) struct Demo {
+/// The demo agents of one server. A configured agent replaces the demo agent of the same name. A
+/// table with policies only does not replace it: the policies apply to the demo agent.
+pub(crate) struct EmbeddedDemo {
     agents: Vec<Arc<AgentSpec>>,
 }
 
-impl Demo {
-    /// The demo beside what is configured; nothing of it if it is not wanted.
-    pub(crate) fn beside(configured: &BTreeMap<Name, Agent>, is_wanted: bool) -> Self {
+impl EmbeddedDemo {
+    /// The demo agents that the configuration does not replace; none if the demo is not wanted.
+    pub(crate) fn new(configured: &BTreeMap<Name, AgentConfig>, is_wanted: bool) -> Self {
         let agents = if is_wanted { book::book() } else { Vec::new() };
         let agents = agents.into_iter();
         Self {
@@ -77,22 +79,22 @@ impl Demo {
         }
     }
 
-    /// What is declared about the agents that are left.
+    /// The demo agents that were not replaced.
     pub(crate) fn agents(&self) -> &[Arc<AgentSpec>] {
         &self.agents
     }
 
-    /// What is declared elsewhere, with the agents that are left.
-    pub(crate) fn joined(&self, mut book: AgentBook) -> AgentBook {
+    /// Adds the demo agents to the declared ones.
+    pub(crate) fn merge_into(&self, mut book: AgentBook) -> AgentBook {
         for spec in &self.agents {
             book.agents.insert(spec.name.clone(), Arc::clone(spec));
         }
         book
     }
 
-    /// The names of agents that are declared after the start and played already. They are not played any
-    /// more after the next start, and nothing that is said about them counts before.
-    pub(crate) fn in_the_way_of(&self, configured: &BTreeMap<Name, Agent>) -> Vec<Name> {
+    /// The demo agents that a reloaded configuration declares. The demo plays them until the next
+    /// start; their new declarations apply from then on.
+    pub(crate) fn newly_declared(&self, configured: &BTreeMap<Name, AgentConfig>) -> Vec<Name> {
         let names = self.agents.iter().map(|spec| &spec.name);
         let taken = names.filter(|name| is_declared(configured, name));
         taken.cloned().collect()
@@ -102,7 +104,7 @@ impl Demo {
         self.agents.iter().any(|spec| spec.name.as_str() == name)
     }
 
-    /// What is laid down, with what needs an approval here.
+    /// Adds the approval policies of the demo agents.
     pub(crate) fn policies(&self, mut policies: Policies) -> Policies {
         if self.has(book::UMS) {
             book::add_policies(&mut policies);
@@ -111,34 +113,34 @@ impl Demo {
     }
 }
 
-/// Whether more is said about an agent than what its tools need.
-fn is_declared(configured: &BTreeMap<Name, Agent>, name: &Name) -> bool {
+/// Whether the configuration declares the agent, beyond policies for its tools.
+fn is_declared(configured: &BTreeMap<Name, AgentConfig>, name: &Name) -> bool {
     let own = configured.get(name);
     own.is_some_and(|own| !own.is_policies_only())
 }
 
-/// How the demo is played.
+/// Options of the demo.
 #[derive(Debug, Clone)]
 pub(crate) struct DemoOptions {
-    /// Where the server answers.
+    /// The URL of the server.
     pub(crate) url: String,
-    /// Whether somebody works for the coordinator, so that the first sessions can go through it.
+    /// Whether a runner works for the coordinator, so that the seed sessions can go through it.
     pub(crate) has_coordinator: bool,
-    /// Whether the first sessions are made. It takes a server that asks for no key.
+    /// Whether to create the seed sessions. Works only on a server that needs no key.
     pub(crate) seeds: bool,
 }
 
-/// The demo while it is played.
+/// The running demo.
 #[derive(Debug)]
-pub(crate) struct Playing {
+pub(crate) struct RunningDemo {
     stop: CancellationToken,
     tasks: TaskTracker,
     engine: Engine,
     tenant: Name,
 }
 
-impl Playing {
-    /// Ends it. What is in hand is finished, or comes again with the next start.
+impl RunningDemo {
+    /// Stops the demo. Turns in progress finish, or are claimed again after the next start.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.tasks.close();
@@ -149,8 +151,8 @@ impl Playing {
     }
 }
 
-/// Revokes the keys of demo agents that an earlier run left. Every server does this when it starts: the
-/// demo is over with the process that plays it.
+/// Revokes the API keys that demo agents of an earlier run left behind. Every server does this at
+/// its start, because the demo ends with its process.
 ///
 /// # Errors
 ///
@@ -165,17 +167,17 @@ pub(crate) async fn revoke_keys(engine: &Engine, tenant: &Name) -> Result<(), En
     Ok(())
 }
 
-/// Starts the workers, and the first sessions.
+/// Starts the workers and creates the seed sessions.
 ///
 /// # Errors
 ///
-/// If the address is none, or there can be no key.
+/// If the URL is invalid, or the API key cannot be created.
 pub(crate) async fn spawn(
-    demo: &Demo,
+    demo: &EmbeddedDemo,
     engine: &Engine,
     tenant: &Name,
     options: &DemoOptions,
-) -> anyhow::Result<Playing> {
+) -> anyhow::Result<RunningDemo> {
     let workers: Vec<DemoWorker> = WORKERS
         .into_iter()
         .filter(|agent| demo.has(agent.name))
@@ -190,7 +192,7 @@ pub(crate) async fn spawn(
             tasks.spawn(worker::run(*agent, client.clone(), stop.clone()));
         }
     }
-    // The first sessions show the demo as it is; with somebody else's agents in it they would not.
+    // The seed sessions show the unmodified demo, so replaced agents skip them.
     if options.seeds && workers.len() == WORKERS.len() {
         let (client, stop) = (client(None)?, stop.clone());
         let through_coordinator = options.has_coordinator && demo.has(book::COORDINATOR);
@@ -203,7 +205,7 @@ pub(crate) async fn spawn(
             }
         });
     }
-    Ok(Playing {
+    Ok(RunningDemo {
         stop,
         tasks,
         engine: engine.clone(),
@@ -211,8 +213,8 @@ pub(crate) async fn spawn(
     })
 }
 
-/// A key for this run. The worker of an agent sees its whole history only with a key that is no
-/// client's, and only an admin writes the state of an app, where the users are.
+/// Creates an API key for this run. A worker sees its agent's whole history only without the role
+/// `client`, and only an admin may write app state, where the demo users are.
 async fn issue_key(
     engine: &Engine,
     tenant: &Name,

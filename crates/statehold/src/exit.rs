@@ -1,4 +1,4 @@
-//! How a command ends: the exit codes that scripts rely on, and the error that carries one.
+//! How a command ends: the exit codes that scripts rely on, and the error type that carries one.
 
 use std::process::ExitCode;
 
@@ -6,33 +6,33 @@ use serde_json::{Value, json};
 
 use crate::cli::printable;
 
-/// How a command ended. The numbers are part of the contract and never change.
+/// The exit code of a command. The numbers are part of the contract and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// Done.
+    /// Success.
     Done = 0,
-    /// Failed: the server said so, or something is wrong inside.
+    /// The server reported a failure, or this program has a bug.
     Failed = 1,
-    /// The call was wrong, or an answer was needed and nobody could be asked.
+    /// Wrong arguments, or a confirmation was needed without a terminal to ask on.
     Usage = 2,
-    /// What was named is not there, or the caller may not see it.
+    /// The named object does not exist, or the caller may not see it.
     NotFound = 3,
-    /// The caller may not do that.
+    /// The caller lacks the right.
     NotAllowed = 4,
-    /// Somebody else was first: already decided, another revision, another digest.
+    /// A conflict: already decided, another revision, another digest.
     Conflict = 5,
     /// No server answers.
     Unreachable = 6,
-    /// The time for waiting was over.
+    /// The timeout has passed.
     TimedOut = 7,
-    /// It waits for a person.
+    /// The request waits for a person.
     Paused = 8,
-    /// A person refused, or nobody decided in time.
+    /// A person refused, or the hold expired.
     Refused = 9,
-    /// Problems were found in what was looked at.
+    /// The check found problems.
     ProblemsFound = 10,
-    /// Stopped from outside.
+    /// A signal stopped the command.
     Interrupted = 130,
 }
 
@@ -56,7 +56,7 @@ impl Exit {
         self as u8
     }
 
-    /// What the code means, for the help text.
+    /// The meaning of the code, for the help text.
     pub(crate) fn meaning(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -74,7 +74,7 @@ impl Exit {
         }
     }
 
-    /// The kind of an error that has no code of the server.
+    /// The error kind if the server sent no code.
     fn kind(self) -> &'static str {
         match self {
             Self::Done => "DONE",
@@ -99,18 +99,18 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error with an exit code, and what to do next.
+/// An error with an exit code and a hint.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
-    /// The HTTP status, if it was the server that refused.
+    /// The HTTP status, if the server refused the call.
     pub(crate) status: Option<u16>,
-    /// The error code of the server, if it was the server that refused.
+    /// The error code of the server, if the server refused the call.
     pub(crate) code: Option<String>,
     pub(crate) message: String,
-    /// What to do next. Each line is printed under the message.
+    /// The next step for the user. Each line is printed under the message.
     pub(crate) hint: Option<String>,
-    /// What else the server said. An object, or null.
+    /// Further details from the server. An object, or null.
     pub(crate) details: Box<Value>,
 }
 
@@ -144,8 +144,8 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What is said about an error, and how the program ends after it. `None` is said of nothing: the
-/// reader of the output has gone, which is how `… | head` ends.
+/// The text for an error, and the exit code. The text is `None` if the reader of the output has
+/// closed the pipe, as in `… | head`.
 pub(crate) fn explain(error: &anyhow::Error, json: bool) -> (Option<String>, Exit) {
     if has_lost_its_reader(error) {
         return (None, Exit::Done);

@@ -1,7 +1,7 @@
-//! The state server for multi-agent AI systems: one binary.
+//! Statehold in one binary: the server and its command line.
 //!
 //! `dev` and `serve` run a server. `status`, `sessions`, `tasks`, `approvals` and `token` call one;
-//! `check`, `backup` and `restore` look after a data directory; `doctor` looks at both.
+//! `check`, `backup` and `restore` maintain a data directory; `doctor` checks both.
 
 mod cli;
 mod client;
@@ -18,7 +18,8 @@ use clap::Parser;
 
 use exit::{Exit, Failure};
 
-/// A turn makes some hundred small allocations on one thread and frees them on another.
+/// mimalloc, because a turn makes hundreds of small allocations on one thread and frees them on
+/// another.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,8 +1,8 @@
-//! The run file: which process serves a data directory, and where it listens.
+//! The run file: the process that serves a data directory, and its URL.
 //!
-//! A server writes it when it is ready and removes it when it stops cleanly, so one that is still
-//! there without a process means that the last stop was not clean. It is a note for people and for
-//! `statehold status`: what protects the data is the lock, not this file.
+//! A server writes it when it is ready and removes it when it stops cleanly, so a run file without
+//! a process means an unclean stop. The file only informs people and `statehold status`; the lock
+//! protects the data.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 /// The name of the file in the data directory.
 pub(crate) const NAME: &str = "statehold.run";
-/// The file while it is being written.
+/// The name of the file while it is being written.
 const NEW_NAME: &str = "statehold.run.new";
 const BYTES_MAX: u64 = 64 * 1024;
 
-/// A server that runs, or ran.
+/// A running server, or the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RunFile {
     pub(crate) pid: u32,
@@ -27,7 +27,7 @@ pub(crate) struct RunFile {
     pub(crate) started_at: String,
 }
 
-/// Writes the run file of a data directory, over one that a crash left. Readers see all or nothing.
+/// Writes the run file atomically, over one that a crash left.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub(crate) struct RunFile {
 pub(crate) fn write(data: &Path, run: &RunFile) -> anyhow::Result<()> {
     let place = || format!("{} cannot be written", data.join(NAME).display());
     let new = data.join(NEW_NAME);
-    // A leftover could be open to others; the mode counts only when a file is made.
+    // A leftover could be open to others, and the mode applies only to new files.
     if let Err(error) = std::fs::remove_file(&new)
         && error.kind() != std::io::ErrorKind::NotFound
     {
@@ -56,7 +56,7 @@ pub(crate) fn write(data: &Path, run: &RunFile) -> anyhow::Result<()> {
 ///
 /// # Errors
 ///
-/// If it cannot be read or is not one of ours.
+/// If the file cannot be read or is not a run file.
 pub(crate) fn read(data: &Path) -> anyhow::Result<Option<RunFile>> {
     let path = data.join(NAME);
     let file = match File::open(&path) {
@@ -82,11 +82,11 @@ pub(crate) fn read(data: &Path) -> anyhow::Result<Option<RunFile>> {
         .with_context(|| format!("{} is not a run file", path.display()))
 }
 
-/// Removes the run file of a data directory: the server stops cleanly. Nothing to remove is fine.
+/// Removes the run file: the server stops cleanly. A missing file is not an error.
 ///
 /// # Errors
 ///
-/// If it is there and stays.
+/// If the file exists and cannot be removed.
 pub(crate) fn remove(data: &Path) -> anyhow::Result<()> {
     let path = data.join(NAME);
     match std::fs::remove_file(&path) {

@@ -1,5 +1,5 @@
-//! The composition root: the one place that chooses a store, a clock and keys, and puts a server
-//! together.
+//! The composition root: the only module that chooses a store, a clock and keys, and assembles a
+//! server.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,23 +19,23 @@ use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
-/// An engine on its store.
-pub(crate) struct Parts {
+/// An engine and the sealer of its server.
+pub(crate) struct EngineParts {
     pub(crate) engine: Engine,
     pub(crate) sealer: Sealer,
 }
 
-/// The engine of a data directory.
+/// Opens the engine of a data directory.
 ///
 /// # Errors
 ///
-/// If the directory is in use, or what is in it is not ours.
+/// If the directory is in use, or contains foreign data.
 pub(crate) async fn on_disk(
     data: &Path,
     readers: usize,
     clock: Arc<dyn Clock>,
     policies: Policies,
-) -> anyhow::Result<Parts> {
+) -> anyhow::Result<EngineParts> {
     let options = SqliteOptions {
         readers,
         ..SqliteOptions::default()
@@ -45,7 +45,7 @@ pub(crate) async fn on_disk(
     if keys.is_empty() && store.last_place().await? > 0 {
         tracing::warn!(
             "the key file `user-keys` is empty or new, but there is data: payloads that were written \
-             before cannot be verified any more, unless you stop and put the old file back"
+             before cannot be verified; stop the server and put the old file back"
         );
     }
     let options = EngineOptions {
@@ -53,20 +53,23 @@ pub(crate) async fn on_disk(
         hold_keys: Arc::new(HoldKeyFile::open(data)?),
         ..EngineOptions::default()
     };
-    put_together(Arc::new(store), Arc::new(keys), clock, options).await
+    start_engine(Arc::new(store), Arc::new(keys), clock, options).await
 }
 
-/// An engine whose data is gone when the process ends.
+/// Starts an engine that keeps its data in memory.
 ///
 /// # Errors
 ///
-/// If the system gives no random numbers.
-pub(crate) async fn in_memory(clock: Arc<dyn Clock>, policies: Policies) -> anyhow::Result<Parts> {
+/// If the system has no random numbers.
+pub(crate) async fn in_memory(
+    clock: Arc<dyn Clock>,
+    policies: Policies,
+) -> anyhow::Result<EngineParts> {
     let options = EngineOptions {
         policies: Arc::new(policies),
         ..EngineOptions::default()
     };
-    put_together(
+    start_engine(
         Arc::new(MemoryStore::new()),
         Arc::new(MemoryKeys::default()),
         clock,
@@ -75,8 +78,8 @@ pub(crate) async fn in_memory(clock: Arc<dyn Clock>, policies: Policies) -> anyh
     .await
 }
 
-/// Makes engines whose data is gone when nobody uses them any more. Agents have their own credentials
-/// there too.
+/// A factory of in-memory engines, whose data lives as long as the engine. Agents keep their
+/// credentials there.
 pub(crate) fn make_in_memory(
     clock: Arc<dyn Clock>,
     policies: Policies,
@@ -99,7 +102,7 @@ pub(crate) fn make_in_memory(
     })
 }
 
-/// The clock that everybody is handed: that of the machine, unless it is to be moved.
+/// The clock of the server: the system clock, or one that callers may move.
 pub(crate) fn clock(offset: Option<&Arc<OffsetClock>>) -> Arc<dyn Clock> {
     match offset {
         Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
@@ -107,16 +110,16 @@ pub(crate) fn clock(offset: Option<&Arc<OffsetClock>>) -> Arc<dyn Clock> {
     }
 }
 
-async fn put_together(
+async fn start_engine(
     store: Arc<dyn Store>,
     keys: Arc<dyn PayloadKeys>,
     clock: Arc<dyn Clock>,
     options: EngineOptions,
-) -> anyhow::Result<Parts> {
+) -> anyhow::Result<EngineParts> {
     let secret = keys.get_or_create(&KeyOwner::Server)?;
     let sealer = Sealer::new(*secret.expose());
     let engine = Engine::start(store, keys, clock, options).await?;
     let tenant = "default".parse().context("the tenant has a name")?;
     engine.load_keys(&tenant).await?;
-    Ok(Parts { engine, sealer })
+    Ok(EngineParts { engine, sealer })
 }

@@ -1,4 +1,4 @@
-//! What the command line says, and with which code it ends.
+//! Output and exit codes of the command line.
 
 #[path = "cli/agents.rs"]
 mod agents;
@@ -98,7 +98,7 @@ fn damage_ends_with_code_ten_and_a_place() {
     );
     let file = directory.path().join(statehold_store::sqlite::FILE_NAME);
     let bytes = std::fs::read(&file).expect("one tidy file");
-    // The second page holds the first table; whatever it is overwritten with, it is damage.
+    // The second page holds the first table, so overwriting it is damage.
     let damaged = [&bytes[..4096], &[0xff; 4096][..], &bytes[8192..]].concat();
     std::fs::write(&file, damaged).expect("the file is overwritten");
     check(&["check", "--data", data], 10, &["✗"]);

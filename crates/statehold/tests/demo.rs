@@ -315,7 +315,7 @@ fn without_the_demo_there_is_nothing_of_it() {
 #[test]
 fn an_agent_that_is_configured_is_left_to_whoever_works_for_it() {
     let directory = tempfile::tempdir().expect("a directory");
-    // Policies alone declare nobody: they hold for the agent of the demo.
+    // Policies alone do not replace the demo agent: they apply to it.
     let config = "[agents.math-agent]\ndescription = \"ours\"\n\
                   [agents.weather-agent.tools.anything]\nrisk = \"low\"\n";
     std::fs::write(directory.path().join("statehold.toml"), config).expect("a file");

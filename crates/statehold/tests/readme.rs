@@ -1,5 +1,4 @@
-//! The README says nothing that does not run: its tour, its server and its first session are those of the real
-//! program.
+//! Runs the README: its tour, its server banner and its first session must match the real program.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -54,7 +53,7 @@ fn the_first_session_of_the_readme_runs_and_prints_what_it_says() {
     assert_eq!(said, block(&text, "first-session output"), "{errors}");
 }
 
-/// Lines without what differs from run to run: spaces that align, and how long something takes.
+/// Lines without the parts that differ between runs: padding and durations.
 fn without_times(text: &str) -> Vec<String> {
     let is_time = |word: &str| {
         let number = word.trim_end_matches(['s', 'm', 'h']);

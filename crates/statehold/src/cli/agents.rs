@@ -1,4 +1,4 @@
-//! `statehold agents`: which agents a server knows, what they are, and having them read again.
+//! `statehold agents`: list and show the agents of a server, and reload its configuration.
 
 mod list;
 mod reload;
@@ -8,22 +8,22 @@ use clap::Subcommand;
 use serde::Deserialize;
 
 use super::block_on;
-use super::globals::Globals;
-use super::output::Output;
+use super::globals::GlobalArgs;
+use super::output::CliOutput;
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Agents {
-    /// List the agents that are declared.
-    List(list::List),
-    /// Print one agent: what it is, whom it chooses from, what its tools need.
-    Show(show::Show),
-    /// Have the server read its configuration again: agents, models and tool servers.
-    Reload(reload::Reload),
+pub(super) enum AgentsCommand {
+    /// List the declared agents.
+    List(list::AgentsListArgs),
+    /// Print one agent: its kind, the agents it routes to, and the approval rules of its tools.
+    Show(show::AgentsShowArgs),
+    /// Make the server reload its configuration: agents, models and tool servers.
+    Reload(reload::AgentsReloadArgs),
 }
 
-impl Agents {
-    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl AgentsCommand {
+    pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
         block_on(async {
             match self {
@@ -35,23 +35,23 @@ impl Agents {
     }
 }
 
-/// An agent as the server tells it. Fields that are not needed here are not read.
+/// An agent as the API returns it, reduced to the fields that the commands print.
 #[derive(Debug, Deserialize)]
-struct Agent {
+struct AgentInfo {
     name: String,
     kind: String,
     description: Option<String>,
     #[serde(default)]
     agents: Vec<String>,
     #[serde(default)]
-    tools: Vec<Tool>,
+    tools: Vec<ToolInfo>,
     openai_default: String,
     digest: String,
     has_resume_address: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Tool {
+struct ToolInfo {
     name: String,
     approval: String,
 }

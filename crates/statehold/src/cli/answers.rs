@@ -1,4 +1,4 @@
-//! Reading what a server answers: fields, lists, and the pages of a list.
+//! Reading API responses: fields, lists, and the pages of a list.
 
 use anyhow::Context;
 use clap::Args;
@@ -8,37 +8,37 @@ use serde_json::{Value, json};
 use crate::client::{Client, with_query};
 use crate::exit::Failure;
 
-/// The most rows that a server gives at once.
+/// The most rows that the server returns in one page.
 pub(super) const PAGE_MAX: usize = 200;
 
-/// Reads what a server sent as what it should be.
+/// Deserializes a response.
 pub(super) fn read<T: DeserializeOwned>(value: &Value) -> anyhow::Result<T> {
     serde::Deserialize::deserialize(value)
-        .context("the server answered in a form that this version does not know")
+        .context("the server's answer has an unknown format; use the same version for the program and the server")
 }
 
-/// A field that is a list.
+/// A field that holds an array; empty if the field is missing.
 pub(super) fn elements<'a>(answer: &'a Value, field: &str) -> &'a [Value] {
     answer[field].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A field that is text; empty if it is not there.
+/// A field that holds a string; empty if the field is missing.
 pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
 }
 
-/// How much of a list to print.
+/// How many rows of a list to print.
 #[derive(Debug, Args)]
-pub(super) struct Limit {
-    /// How many to print.
+pub(super) struct LimitArgs {
+    /// How many rows to print.
     #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Print all of them.
+    /// Print all rows.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
 }
 
-impl Limit {
+impl LimitArgs {
     pub(super) fn count(&self) -> usize {
         if self.all {
             usize::MAX
@@ -48,19 +48,19 @@ impl Limit {
     }
 }
 
-/// The pages of a list.
+/// Reads a list page by page.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(super) struct ListPages {
     path: &'static str,
-    /// The field that has the rows.
+    /// The field of the response that holds the rows.
     field: &'static str,
     filter: Vec<(&'static str, Option<String>)>,
     has_begun: bool,
-    /// Where the rest begins, if there is a rest.
+    /// The cursor of the next page, if there is one.
     pub(super) cursor: Option<String>,
 }
 
-impl Pages {
+impl ListPages {
     pub(super) fn sessions(filter: Vec<(&'static str, Option<String>)>) -> Self {
         Self::new("/v1/sessions", "sessions", filter)
     }
@@ -83,8 +83,8 @@ impl Pages {
         }
     }
 
-    /// The next page, of at most `limit` rows; none after the last one. It may be empty and still
-    /// not be the last.
+    /// Fetches the next page, of at most `limit` rows; returns `None` after the last page. A page
+    /// may be empty without being the last.
     pub(super) async fn next(
         &mut self,
         client: &Client,
@@ -102,7 +102,7 @@ impl Pages {
         Ok(Some(elements(&answer.body, self.field).to_vec()))
     }
 
-    /// Rows as one document, as the server would have sent them.
+    /// Wraps rows in one document with the layout of a server response.
     pub(super) fn document(self, rows: &[Value]) -> Value {
         let mut document = json!({ self.field: rows });
         if let Some(cursor) = self.cursor {
@@ -111,7 +111,7 @@ impl Pages {
         document
     }
 
-    /// The first `limit` rows, from as many pages as that takes.
+    /// Fetches the first `limit` rows, from as many pages as needed.
     pub(super) async fn take(
         &mut self,
         client: &Client,

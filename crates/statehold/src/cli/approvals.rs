@@ -1,4 +1,4 @@
-//! `statehold approvals`: what waits for a person, and deciding it.
+//! `statehold approvals`: list holds and decide them.
 
 mod arguments;
 mod confirm;
@@ -13,35 +13,35 @@ mod watch;
 use clap::Subcommand;
 
 use super::answers::read;
-use super::globals::Globals;
-use super::hold::Hold;
-use super::output::Output;
+use super::globals::GlobalArgs;
+use super::hold::HoldInfo;
+use super::output::CliOutput;
 use super::{block_on, resolve};
 use crate::client::Client;
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Approvals {
+pub(super) enum ApprovalsCommand {
     /// List holds, the most urgent first.
-    List(list::List),
-    /// Print one hold: who asks for what, for whom, and what may be decided.
-    Show(show::Show),
-    /// Let the action run as it is shown.
-    Approve(decide::Approve),
-    /// Let the action run with other arguments.
-    Edit(edit::Edit),
-    /// Refuse the action. The agent goes on and learns that it was refused.
-    Reject(decide::Reject),
-    /// Answer a question or a form, or give the result instead of running the action.
-    Respond(respond::Respond),
-    /// Decide nothing: cancel the request that asks, with everything below it.
-    Dismiss(decide::Dismiss),
-    /// Follow what waits: drawn live on a terminal, a line per change in a pipe.
-    Watch(watch::Watch),
+    List(list::ApprovalsListArgs),
+    /// Print one hold: the agent, the action, the user, and the allowed decisions.
+    Show(show::ApprovalsShowArgs),
+    /// Approve: run the action as shown.
+    Approve(decide::ApproveArgs),
+    /// Approve the action with other arguments.
+    Edit(edit::EditArgs),
+    /// Reject the action. The agent continues and is told about the rejection.
+    Reject(decide::RejectArgs),
+    /// Answer a question or a form, or supply the result instead of running the action.
+    Respond(respond::RespondArgs),
+    /// Decide nothing: cancel the request that opened the hold, and everything below it.
+    Dismiss(decide::DismissArgs),
+    /// Follow open holds: drawn live on a terminal, one line per change in a pipe.
+    Watch(watch::WatchArgs),
 }
 
-impl Approvals {
-    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl ApprovalsCommand {
+    pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
         block_on(async {
             match self {
@@ -58,8 +58,8 @@ impl Approvals {
     }
 }
 
-/// The hold that a text means.
-async fn fetch(client: &Client, typed: &str) -> anyhow::Result<Hold> {
+/// Fetches the hold that the user named.
+async fn fetch(client: &Client, typed: &str) -> anyhow::Result<HoldInfo> {
     let id = resolve::hold(client, typed).await?;
     read(&client.get(&format!("/v1/holds/{id}")).await?.body)
 }

@@ -1,20 +1,20 @@
 //! Asking the person at the terminal, if there is one.
 //!
-//! Questions go to standard error, so that standard output has results only. Nothing is asked in a
-//! pipe or in an automatic build: the command then fails and names the flag that answers.
+//! Questions go to standard error; standard output has results only. In a pipe or in CI the command
+//! does not ask: it fails and names the flag that answers.
 
 use std::io::{BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-/// Whether somebody sits there: not in a pipe, and not in an automatic build.
+/// Whether there is a person to ask: standard input is a terminal, and this is not CI.
 pub(super) fn can_ask() -> bool {
     let is_automatic = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
     std::io::stdin().is_terminal() && !is_automatic
 }
 
-/// Asks for one line. None if the input is over.
-pub(super) fn line(question: &str) -> anyhow::Result<Option<String>> {
+/// Asks for one line. `None` at the end of input.
+pub(super) fn ask_line(question: &str) -> anyhow::Result<Option<String>> {
     let mut out = anstream::stderr().lock();
     write!(out, "{question}")?;
     out.flush()?;
@@ -29,21 +29,21 @@ fn read_line() -> anyhow::Result<Option<String>> {
     Ok((read > 0).then_some(answer))
 }
 
-/// Asks a question whose answer is no unless somebody says yes.
-pub(super) fn yes(question: &str) -> anyhow::Result<bool> {
-    let answer = line(&format!("{question} [y/N] "))?.unwrap_or_default();
+/// Asks a yes/no question. The default is no.
+pub(super) fn ask_yes(question: &str) -> anyhow::Result<bool> {
+    let answer = ask_line(&format!("{question} [y/N] "))?.unwrap_or_default();
     let answer = answer.trim().to_ascii_lowercase();
     Ok(matches!(answer.as_str(), "y" | "yes"))
 }
 
-/// Asks for one line that does not appear on the screen.
-pub(super) fn secret(question: &str) -> anyhow::Result<Option<String>> {
+/// Asks for one line without echoing it.
+pub(super) fn ask_secret(question: &str) -> anyhow::Result<Option<String>> {
     let input = std::io::stdin();
     let shown = tcgetattr(&input)?;
     let mut hidden = shown.clone();
     hidden.local_modes.remove(LocalModes::ECHO);
     tcsetattr(&input, OptionalActions::Flush, &hidden)?;
-    let answer = line(question);
+    let answer = ask_line(question);
     tcsetattr(&input, OptionalActions::Now, &shown)?;
     anstream::eprintln!();
     answer

@@ -1,4 +1,4 @@
-//! `statehold audit`: who did what, and whether all of it is still as it was written.
+//! `statehold audit`: shows who did what, and verifies that no record was changed.
 
 mod decisions;
 mod export;
@@ -15,28 +15,28 @@ use statehold_core::record::Record;
 use statehold_core::tenant::TenantRecord;
 
 use super::block_on;
-use super::globals::Globals;
-use super::output::Output;
+use super::globals::GlobalArgs;
+use super::output::CliOutput;
 use crate::client::{Client, with_query};
 use crate::exit::{Exit, Failure};
 
-/// How many records are asked for at once.
+/// The page size for records.
 const PAGE_MAX: usize = 500;
-/// How long a verification may take. It reads everything there is.
+/// The timeout of a verification, which reads all data.
 const VERIFY_MAX: Duration = Duration::from_hours(24);
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Audit {
-    /// List the audit stream, the records of a session, or what people decided.
-    List(list::List),
+pub(super) enum AuditCommand {
+    /// List the audit stream, the records of a session, or decided holds.
+    List(list::AuditListArgs),
     /// Verify every chain, payload and signature of a server, or of an export.
-    Verify(verify::Verify),
-    /// Write the audit stream and all records as JSON lines that anybody can verify.
-    Export(export::Export),
+    Verify(verify::AuditVerifyArgs),
+    /// Write the audit stream and all records as JSON lines that can be verified without a server.
+    Export(export::AuditExportArgs),
 }
 
-impl Audit {
-    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl AuditCommand {
+    pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         block_on(async {
             match self {
                 Self::List(list) => list.run(&globals.client(output)?, output).await,
@@ -47,14 +47,14 @@ impl Audit {
     }
 }
 
-/// Something with a place in a chain, as the server sent it: the content and its hash are one object.
-trait Chained: Sized {
+/// A record of a hash chain: the server sends its content and its hash as one object.
+trait ChainRecord: Sized {
     fn from_bytes(bytes: &[u8]) -> Result<Self, statehold_core::record::RecordError>;
     fn hash(&self) -> Digest;
     fn as_bytes(&self) -> &[u8];
 }
 
-impl Chained for Record {
+impl ChainRecord for Record {
     fn from_bytes(bytes: &[u8]) -> Result<Self, statehold_core::record::RecordError> {
         Self::from_bytes(bytes)
     }
@@ -68,7 +68,7 @@ impl Chained for Record {
     }
 }
 
-impl Chained for TenantRecord {
+impl ChainRecord for TenantRecord {
     fn from_bytes(bytes: &[u8]) -> Result<Self, statehold_core::record::RecordError> {
         Self::from_bytes(bytes)
     }
@@ -82,17 +82,17 @@ impl Chained for TenantRecord {
     }
 }
 
-/// Takes the content out of what the server sent, and compares its hash.
-fn unwrap_record<T: Chained>(mut sent: Value) -> Result<T, Failure> {
+/// Separates the content from the hash and checks the hash.
+fn verify_record<T: ChainRecord>(mut sent: Value) -> Result<T, Failure> {
     let wrong = |what: &str| {
         Failure::new(
             Exit::ProblemsFound,
             format!("the server sent a record {what}"),
         )
-        .hint("see what is wrong with: statehold audit verify")
+        .hint("find the problem with: statehold audit verify")
     };
     let members = sent.as_object_mut();
-    // Not `remove`: it would put the last member in this place.
+    // `shift_remove` keeps the order of the members; `remove` would change it.
     let hash = members.and_then(|members| members.shift_remove("hash"));
     let hash = hash.and_then(|hash| hash.as_str()?.parse::<Digest>().ok());
     let record = T::from_bytes(sent.to_string().as_bytes())
@@ -100,11 +100,11 @@ fn unwrap_record<T: Chained>(mut sent: Value) -> Result<T, Failure> {
     if hash == Some(record.hash()) {
         Ok(record)
     } else {
-        Err(wrong("whose hash is not that of its content"))
+        Err(wrong("whose hash does not match its content"))
     }
 }
 
-/// One page of records, and everything else that the answer says.
+/// One page of records, and the other fields of the response.
 async fn records(
     client: &Client,
     path: &str,
@@ -129,13 +129,13 @@ fn records_of(session: &str) -> String {
     format!("/v1/sessions/{session}/records")
 }
 
-/// The beginning of a digest, for people.
-fn short(digest: &str) -> String {
+/// The first characters of a digest, for people.
+fn shorten_digest(digest: &str) -> String {
     let start: String = digest.chars().take(8).collect();
     format!("{start}…")
 }
 
-/// A time of a record.
+/// Formats the time of a record.
 fn time_text(micros: i64) -> String {
     let time = jiff::Timestamp::from_microsecond(micros);
     time.map_or_else(|_| micros.to_string(), |time| time.to_string())

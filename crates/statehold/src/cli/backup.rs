@@ -1,4 +1,4 @@
-//! `statehold backup`: one file that can be copied and restored.
+//! `statehold backup`: writes a data directory into one file.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::block_on;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(super) struct Backup {
+pub(super) struct BackupArgs {
     /// The data directory.
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
@@ -19,7 +19,7 @@ pub(super) struct Backup {
     to: PathBuf,
 }
 
-impl Backup {
+impl BackupArgs {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
         if !self.data.join(FILE_NAME).is_file() {
             bail!(
@@ -32,9 +32,9 @@ impl Backup {
         block_on(store.backup(self.to.clone()))?.context("the backup was not made")?;
         let bytes = std::fs::metadata(&self.to)?.len();
         println!("{}  {bytes} bytes", self.to.display());
-        eprintln!("The key file `user-keys` is not part of it; keep a copy of that apart.");
+        eprintln!("The backup does not include the key file `user-keys`: copy it separately.");
         eprintln!(
-            "Nor is `hold-keys`: actions that wait with sealed arguments must be asked again."
+            "Nor does it include `hold-keys`: holds with sealed arguments must be opened again after a restore."
         );
         Ok(Exit::Done)
     }

@@ -1,7 +1,8 @@
-//! `statehold chat`: talking to an agent in the terminal.
+//! `statehold chat`: talks to an agent in the terminal.
 //!
-//! Each message is a turn over the chat surface that any OpenAI client uses. A turn that waits for a
-//! person is waited for, also through a server that restarts; Ctrl-C stops waiting, and the turn stays.
+//! Each message is one turn over the chat API that any OpenAI client uses. The command waits while
+//! a turn waits for a person, also across a restart of the server. Ctrl-C stops waiting; the turn
+//! stays.
 
 mod input;
 mod turn;
@@ -15,73 +16,74 @@ use serde_json::{Value, json};
 use super::answers::{elements, text};
 use super::ask::can_ask;
 use super::block_on;
-use super::globals::Globals;
+use super::globals::GlobalArgs;
 use super::items;
-use super::output::{Output, Tone};
+use super::output::{CliOutput, TextTone};
 use super::printable::cell;
 use super::resolve::{self, short};
 use super::state::APP_DEFAULT;
-use super::tree::{Extent, Tree};
+use super::tree::{SessionTree, TreeExtent};
 use crate::client::{Client, with_query};
 use crate::exit::{Exit, Failure, explain};
-use input::{Lines, Said};
-use turn::{End, Turn};
+use input::{InputEvent, InputLines};
+use turn::{ChatTurn, TurnEnd};
 
-/// Who answers when nobody is named.
+/// The agent if the user names none.
 const AGENT_DEFAULT: &str = "coordinator";
-/// For whom, when neither a flag nor the key says: the user of the tutorial.
+/// The user if neither a flag nor the key names one: the user of the tutorial.
 const USER_DEFAULT: &str = "bob";
 
 const HELP: &str = "\
-With -m it says one thing and ends: 0 if it was answered, 1 if it failed, 8 with --no-wait if it
-waits for a person, 9 if a person said no, 7 if --timeout is over. Without -m it reads lines, from a person or a pipe.";
+With -m the command sends one message and ends with 0 if it was answered, 1 if it failed, 7 if
+--timeout has passed, 8 with --no-wait if the turn waits for a person, and 9 if a person refused.
+Without -m it reads one message per line, from a terminal or a pipe.";
 
 const COMMANDS: &str = "\
-/tree      what runs, what waits, and for whom
-/hidden    what the agents did that the conversation does not show
-/new       begin another conversation
-/session   the id of this one
-/quit      end; the conversation stays (statehold chat -s …)
-Everything else is said to the agent. A plain message answers the only open question, and never
+/tree      draw the tasks, their requests, and their open holds
+/hidden    print the hidden items: tool calls, and messages between agents
+/new       start a new session
+/session   print the id of this session
+/quit      end; the session is kept (statehold chat -s …)
+Everything else is sent to the agent. A plain message answers the only open question, and never
 approves anything.";
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
-pub(super) struct Chat {
+pub(super) struct ChatArgs {
     /// The agent to talk to [default: coordinator, or the one of the session]
     agent: Option<String>,
-    /// Go on with this session: its id, a part of it, or its name.
+    /// Continue this session: its id, a part of it, or its name.
     #[arg(short, long, value_name = "SESSION")]
     session: Option<String>,
-    /// Say this, print the answer, and end.
+    /// Send one message, print the answer, and end.
     #[arg(short, long, value_name = "TEXT")]
     message: Option<String>,
-    /// For which user a new session is [default: the key's, or bob]
+    /// The user of a new session [default: the user of the key, or bob]
     #[arg(long, value_name = "USER", conflicts_with = "session")]
     user: Option<String>,
-    /// Do not wait for people: end the turn where it waits for one.
+    /// Do not wait for people: end a turn that needs a decision.
     #[arg(long)]
     no_wait: bool,
-    /// Print what the agents did after each turn. Needs `operator` and is audited.
+    /// Print the hidden items of each turn. Needs `operator` and is audited.
     #[arg(long)]
     show_hidden: bool,
 }
 
-/// One conversation.
-struct Talk<'a> {
+/// One conversation in one session.
+struct ChatConversation<'a> {
     client: &'a Client,
-    output: &'a Output,
+    output: &'a CliOutput,
     session: String,
     agent: String,
     user: String,
     waits: bool,
     shows_hidden: bool,
-    /// The last item that was there before the turn.
+    /// The number of the last item that was printed or skipped.
     seen: u64,
 }
 
-impl Chat {
-    pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl ChatArgs {
+    pub(super) fn run(&self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
         block_on(self.talk(&client, globals.timeout, output))?
     }
@@ -90,36 +92,40 @@ impl Chat {
         &self,
         client: &Client,
         limit: Option<Duration>,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let mut talk = self.open(client, output).await?;
-        talk.note_strangers().await;
+        talk.warn_if_undeclared().await;
         if let Some(message) = &self.message {
-            let said = talk.say_once(message);
+            let said = talk.take_single_turn(message);
             let Some(limit) = limit else {
                 return said.await;
             };
-            // The limit is for all of it, not for one call.
+            // The timeout covers the whole turn, not one call.
             return match tokio::time::timeout(limit, said).await {
                 Ok(ended) => ended,
-                Err(_) => Err(too_late(&Self::session_hint(&talk.session)).into()),
+                Err(_) => Err(timeout_failure(&Self::session_hint(&talk.session)).into()),
             };
         }
         talk.greet();
         talk.converse(self).await
     }
 
-    async fn open<'a>(&self, client: &'a Client, output: &'a Output) -> anyhow::Result<Talk<'a>> {
+    async fn open<'a>(
+        &self,
+        client: &'a Client,
+        output: &'a CliOutput,
+    ) -> anyhow::Result<ChatConversation<'a>> {
         let session = match &self.session {
             Some(typed) => {
                 let id = resolve::session(client, typed).await?;
                 client.get(&format!("/v1/sessions/{id}")).await?.body
             }
-            None => self.begin(client).await?,
+            None => self.create_session(client).await?,
         };
         let own = text(&session, "agent");
         let agent = self.agent.as_deref().unwrap_or(own).to_owned();
-        Ok(Talk {
+        Ok(ChatConversation {
             client,
             output,
             session: text(&session, "id").to_owned(),
@@ -131,8 +137,8 @@ impl Chat {
         })
     }
 
-    /// A new session. Whose it is says the flag, the key, or the tutorial.
-    async fn begin(&self, client: &Client) -> Result<Value, Failure> {
+    /// Creates a session. Its user comes from the flag, the key, or the tutorial.
+    async fn create_session(&self, client: &Client) -> Result<Value, Failure> {
         let agent = self.agent.as_deref().unwrap_or(AGENT_DEFAULT);
         let body = |user: Option<&str>| {
             let mut body = json!({ "app": APP_DEFAULT, "agent": agent });
@@ -147,7 +153,7 @@ impl Chat {
             .await;
         match first {
             Ok(answer) => Ok(answer.body),
-            // A key that is bound to nobody must name somebody.
+            // A key without a user of its own must name one.
             Err(failure) if self.user.is_none() && failure.status == Some(422) => {
                 let body = body(Some(USER_DEFAULT));
                 Ok(client.call(Method::POST, path, Some(&body)).await?.body)
@@ -157,17 +163,17 @@ impl Chat {
     }
 }
 
-fn too_late(hint: &str) -> Failure {
+fn timeout_failure(hint: &str) -> Failure {
     Failure::new(
         Exit::TimedOut,
-        "there is no answer in time; the turn goes on",
+        "the timeout passed without an answer; the turn continues",
     )
     .hint(hint)
 }
 
-impl Talk<'_> {
-    /// Says so if nobody is declared under the name: a worker may come, or never.
-    async fn note_strangers(&self) {
+impl ChatConversation<'_> {
+    /// Warns if the agent is not declared: a worker may claim its requests, or never.
+    async fn warn_if_undeclared(&self) {
         let Ok(answer) = self.client.get("/v1/agents").await else {
             return;
         };
@@ -175,7 +181,7 @@ impl Talk<'_> {
         let names: Vec<&str> = agents.iter().map(|agent| text(agent, "name")).collect();
         if !names.is_empty() && !names.contains(&self.agent.as_str()) {
             self.output.note(&format!(
-                "{} is not declared: it is answered if a worker claims it. Declared: {}",
+                "{} is not declared: only a worker that claims its requests can answer. Declared: {}",
                 cell(&self.agent),
                 cell(&names.join(", "))
             ));
@@ -189,13 +195,13 @@ impl Talk<'_> {
             cell(&self.user),
             cell(&self.agent)
         );
-        self.output.note(&Tone::Dim.paint(&line));
+        self.output.note(&TextTone::Dim.paint(&line));
     }
 
-    /// Says one thing, for scripts.
-    async fn say_once(&mut self, message: &str) -> anyhow::Result<Exit> {
+    /// Sends one message, for scripts.
+    async fn take_single_turn(&mut self, message: &str) -> anyhow::Result<Exit> {
         let (session, agent) = (self.session.clone(), self.agent.clone());
-        let turn = Turn::new(self.client, self.output, &session, &agent, self.waits);
+        let turn = ChatTurn::new(self.client, self.output, &session, &agent, self.waits);
         let end = if self.output.json {
             let end = turn.quiet().take(message).await?;
             self.output.json(&end.report)?;
@@ -210,16 +216,16 @@ impl Talk<'_> {
         Ok(end.exit)
     }
 
-    async fn converse(&mut self, chat: &Chat) -> anyhow::Result<Exit> {
+    async fn converse(&mut self, chat: &ChatArgs) -> anyhow::Result<Exit> {
         let is_person = can_ask();
-        let mut lines = Lines::open();
+        let mut lines = InputLines::open();
         let mut last = Exit::Done;
         loop {
             let prompt = is_person.then(|| format!("{}> ", cell(&self.user)));
             let said = match lines.next(prompt.as_deref()).await? {
-                Said::Line(line) => line,
-                Said::Over => return Ok(if is_person { Exit::Done } else { last }),
-                Said::Interrupted => return Ok(Exit::Interrupted),
+                InputEvent::Line(line) => line,
+                InputEvent::Over => return Ok(if is_person { Exit::Done } else { last }),
+                InputEvent::Interrupted => return Ok(Exit::Interrupted),
             };
             match said.trim() {
                 "" => {}
@@ -227,7 +233,10 @@ impl Talk<'_> {
                 "/help" => self.output.note(COMMANDS),
                 "/session" => self.output.line(&cell(&self.session))?,
                 "/new" => {
-                    *self = chat.again().open(self.client, self.output).await?;
+                    *self = chat
+                        .without_session()
+                        .open(self.client, self.output)
+                        .await?;
                     self.greet();
                 }
                 "/tree" => self.note_failure(self.print_tree().await)?,
@@ -236,11 +245,13 @@ impl Talk<'_> {
                     self.note_failure(printed)?;
                 }
                 word if word.starts_with('/') && !word.contains(' ') => {
-                    self.output
-                        .note(&format!("{} is no command; /help", cell(word)));
+                    self.output.note(&format!(
+                        "unknown command {}; list the commands with /help",
+                        cell(word)
+                    ));
                 }
                 message => {
-                    last = self.say(message).await?;
+                    last = self.take_turn(message).await?;
                     if self.shows_hidden {
                         let printed = self.print_hidden().await;
                         self.note_failure(printed)?;
@@ -250,7 +261,7 @@ impl Talk<'_> {
         }
     }
 
-    /// What goes wrong beside a turn does not end the conversation.
+    /// Prints an error of a side command and continues the conversation.
     fn note_failure(&self, printed: anyhow::Result<()>) -> anyhow::Result<()> {
         match printed {
             Err(error) if error.is::<Failure>() => {
@@ -262,20 +273,20 @@ impl Talk<'_> {
         }
     }
 
-    /// One turn of a conversation. What goes wrong with it does not end the conversation.
-    async fn say(&mut self, message: &str) -> anyhow::Result<Exit> {
+    /// Runs one turn. An error is printed and does not end the conversation.
+    async fn take_turn(&mut self, message: &str) -> anyhow::Result<Exit> {
         let (session, agent) = (self.session.clone(), self.agent.clone());
-        let turn = Turn::new(self.client, self.output, &session, &agent, self.waits);
+        let turn = ChatTurn::new(self.client, self.output, &session, &agent, self.waits);
         let turn = turn.in_conversation();
         let taken = tokio::select! {
             taken = turn.take(message) => taken,
             _ = tokio::signal::ctrl_c() => {
-                self.output.note("\nstopped waiting; the turn goes on without you: /tree");
+                self.output.note("\nstopped waiting; the turn continues: /tree");
                 return Ok(Exit::Interrupted);
             }
         };
         match taken {
-            Ok(End { exit, .. }) => Ok(exit),
+            Ok(TurnEnd { exit, .. }) => Ok(exit),
             Err(error) if error.is::<Failure>() => {
                 let (said, exit) = explain(&error, false);
                 self.output.note(&said.unwrap_or_default());
@@ -286,14 +297,18 @@ impl Talk<'_> {
     }
 
     async fn print_tree(&self) -> anyhow::Result<()> {
-        let tree = Tree::load(self.client, &self.session).await?;
-        for line in tree.lines(None, Extent::Everything, &self.output.times.at_present()) {
+        let tree = SessionTree::load(self.client, &self.session).await?;
+        for line in tree.lines(
+            None,
+            TreeExtent::Everything,
+            &self.output.times.at_present(),
+        ) {
             self.output.line(&line)?;
         }
         Ok(())
     }
 
-    /// What the agents did since the last time, in the order they did it.
+    /// Prints the hidden items since the last call, oldest first.
     async fn print_hidden(&mut self) -> anyhow::Result<()> {
         let parameters = [
             ("view", Some("trace".to_owned())),
@@ -315,13 +330,13 @@ impl Talk<'_> {
     }
 }
 
-impl Chat {
+impl ChatArgs {
     fn session_hint(session: &str) -> String {
         format!("see what it waits for with: statehold tasks tree {session}")
     }
 
-    /// The same, without the session that it began with.
-    fn again(&self) -> Self {
+    /// The same arguments, without the session and the message.
+    fn without_session(&self) -> Self {
         Self {
             agent: self.agent.clone(),
             session: None,

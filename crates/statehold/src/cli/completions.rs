@@ -1,19 +1,19 @@
-//! `statehold completions`: what a shell needs to complete our verbs and flags.
+//! `statehold completions`: prints the completion script for a shell.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use super::Cli;
-use super::output::Output;
+use super::output::CliOutput;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(super) struct Completions {
+pub(super) struct CompletionsArgs {
     shell: Shell,
 }
 
-impl Completions {
-    pub(super) fn run(&self, output: &Output) -> anyhow::Result<Exit> {
+impl CompletionsArgs {
+    pub(super) fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "statehold", &mut script);
         output.line(String::from_utf8(script)?.trim_end())?;

@@ -1,4 +1,4 @@
-//! `statehold config`: what is set, and by whom.
+//! `statehold config`: prints the configuration and the source of each value.
 
 use std::path::PathBuf;
 
@@ -6,34 +6,34 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::CONFIG_HELP;
-use super::output::{Cell, Output, Table, Tone};
+use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use super::printable;
 use super::serve::{log_filter, push_guard};
-use crate::config::{Explained, Source, Surroundings, declared, layers};
+use crate::config::{ConfigEnvironment, SourcedValue, ValueSource, declare_agents, layers};
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
-    /// Print every value and the layer that set it.
-    Show(Show),
+    /// Print every value and its source.
+    Show(ConfigShowArgs),
     /// Find every mistake without starting a server. Ends with 2 if there are any.
-    Validate(Validate),
+    Validate(ConfigValidateArgs),
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Show {
+pub(super) struct ConfigShowArgs {
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Validate {
+pub(super) struct ConfigValidateArgs {
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
 }
 
 impl ConfigCommand {
-    pub(super) fn run(&self, output: &Output) -> anyhow::Result<Exit> {
+    pub(super) fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         match self {
             Self::Show(show) => show.run(output),
             Self::Validate(validate) => validate.run(output),
@@ -41,12 +41,12 @@ impl ConfigCommand {
     }
 }
 
-impl Show {
-    fn run(&self, output: &Output) -> anyhow::Result<Exit> {
-        let layers = layers(&Surroundings::of_process(), self.config.as_deref())?;
+impl ConfigShowArgs {
+    fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
+        let layers = layers(&ConfigEnvironment::of_process(), self.config.as_deref())?;
         let (_, values) = layers.finish()?;
         if output.json {
-            let values: Vec<_> = values.iter().map(Explained::to_json).collect();
+            let values: Vec<_> = values.iter().map(SourcedValue::to_json).collect();
             output.json(&json!({ "values": values }))?;
         } else {
             output.table(&table(&values))?;
@@ -55,13 +55,13 @@ impl Show {
     }
 }
 
-impl Validate {
-    fn run(&self, output: &Output) -> anyhow::Result<Exit> {
-        let around = Surroundings::of_process();
-        let (config, values) = layers(&around, self.config.as_deref())?.finish()?;
+impl ConfigValidateArgs {
+    fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
+        let environment = ConfigEnvironment::of_process();
+        let (config, values) = layers(&environment, self.config.as_deref())?.finish()?;
         push_guard(&config)?;
         log_filter(&config.log)?;
-        let mistakes = match declared(&config, &values, &around) {
+        let mistakes = match declare_agents(&config, &values, &environment) {
             Ok(declared) => {
                 let book = declared.book;
                 if output.json {
@@ -91,17 +91,22 @@ impl Validate {
     }
 }
 
-fn table(values: &[Explained]) -> Table {
-    let mut table = Table::new(&["KEY", "VALUE", "SOURCE"]);
+fn table(values: &[SourcedValue]) -> TextTable {
+    let mut table = TextTable::new(&["KEY", "VALUE", "SOURCE"]);
     for value in values {
         let tone = match value.source {
-            Source::Default => Tone::Dim,
-            Source::Command(_) | Source::File(_) | Source::Environment(_) | Source::Flag(_) => {
-                Tone::Plain
-            }
+            ValueSource::Default => TextTone::Dim,
+            ValueSource::Command(_)
+            | ValueSource::File(_)
+            | ValueSource::Environment(_)
+            | ValueSource::Flag(_) => TextTone::Plain,
         };
-        let source = Cell::new(value.source.to_string()).tone(tone);
-        table.row(vec![Cell::new(&value.key), Cell::new(value.text()), source]);
+        let source = TableCell::new(value.source.to_string()).tone(tone);
+        table.row(vec![
+            TableCell::new(&value.key),
+            TableCell::new(value.text()),
+            source,
+        ]);
     }
     table
 }

@@ -1,7 +1,7 @@
 //! `statehold demo`: the guided tour, played by this program on itself.
 //!
-//! Everything is done by the commands that a person would type, each a process of its own, on a server of
-//! its own in a temporary directory. Every claim is checked; one that does not hold ends the tour.
+//! Each step runs the command that a person would type, as a process of its own, on a server in a
+//! temporary directory. Every claim is checked; a claim that fails ends the tour.
 
 mod stage;
 
@@ -13,12 +13,12 @@ use clap::Args;
 use serde_json::Value;
 
 use super::answers::{elements, text};
-use super::output::{Output, Tone};
+use super::output::{CliOutput, TextTone};
 use super::printable::{cell, printable};
 use crate::exit::Exit;
-use stage::{Ended, Server, Stage};
+use stage::{CommandResult, TourServer, TourStage};
 
-/// What bob says, and what he is told.
+/// The messages of bob and the expected answers.
 const TALK: [(&str, &str); 3] = [
     ("What's 2+2", "2+2 is 4"),
     ("What's the temperature in Rahway, NJ", "Sunny, 72"),
@@ -29,7 +29,7 @@ const TALK: [(&str, &str); 3] = [
 ];
 const DANGEROUS: &str = "Delete user 7";
 const DELETED: &str = "User 7 was deleted.";
-/// What a person types to confirm.
+/// The confirmation text of the dangerous action.
 const CONFIRM: &str = "user 7";
 
 const HELP: &str = "\
@@ -39,8 +39,8 @@ ran once. Needs no key, no internet and no other service. Ends with 0 if every c
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
-pub(super) struct Demo {
-    /// Kill the server (SIGKILL) while an approval waits, and go on with another.
+pub(super) struct DemoArgs {
+    /// Kill the server (SIGKILL) while an approval waits, then start another.
     #[arg(long)]
     crash: bool,
     /// Do not pause for reading.
@@ -48,35 +48,35 @@ pub(super) struct Demo {
     fast: bool,
 }
 
-/// Who tells the story, and how many claims held so far.
-struct Tour<'a> {
-    output: &'a Output,
+/// Prints the tour and counts the claims that held.
+struct GuidedTour<'a> {
+    output: &'a CliOutput,
     is_fast: bool,
     claims: usize,
 }
 
-impl Demo {
-    pub(super) fn run(&self, output: &Output) -> anyhow::Result<Exit> {
+impl DemoArgs {
+    pub(super) fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         let begun = Instant::now();
-        let mut tour = Tour {
+        let mut tour = GuidedTour {
             output,
             is_fast: self.fast,
             claims: 0,
         };
-        let stage = Stage::new()?;
+        let stage = TourStage::new()?;
         let server = tour.start(&stage)?;
         let session = tour.talk(&stage)?;
         let mut waiting = stage.begin(&["chat", "-s", &session, "-m", DANGEROUS])?;
         let hold = tour.pause(&stage, &session)?;
         let server = if self.crash {
             let next = tour.crash(&stage, server, &session, &hold)?;
-            waiting.until_says("still waiting")?;
+            waiting.wait_for_line("still waiting")?;
             next
         } else {
             server
         };
         tour.decide_twice(&stage, &session, &hold)?;
-        tour.hear(waiting, self.crash)?;
+        tour.check_answer(waiting, self.crash)?;
         tour.look_inside(&stage, &session)?;
         server.stop()?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -86,17 +86,17 @@ impl Demo {
     }
 }
 
-impl Tour<'_> {
+impl GuidedTour<'_> {
     fn say(&self, text: &str) -> anyhow::Result<()> {
         self.output.line(text)
     }
 
     fn title(&self, text: &str) -> anyhow::Result<()> {
         self.pause_to_read();
-        self.say(&format!("\n{}", Tone::Strong.paint(text)))
+        self.say(&format!("\n{}", TextTone::Strong.paint(text)))
     }
 
-    /// Shows a command as it would be typed.
+    /// Prints a command as it would be typed.
     fn command(&self, words: &str) -> anyhow::Result<()> {
         self.pause_to_read();
         self.say(&format!("$ {words}"))
@@ -104,11 +104,11 @@ impl Tour<'_> {
 
     fn pause_to_read(&self) {
         if !self.is_fast {
-            stage::rest(Duration::from_millis(900));
+            stage::sleep_for(Duration::from_millis(900));
         }
     }
 
-    /// One claim. The tour ends if it does not hold.
+    /// Checks one claim. The tour ends if it fails.
     fn claim(&mut self, holds: bool, what: &str, found: &str) -> anyhow::Result<()> {
         ensure!(
             holds,
@@ -116,28 +116,28 @@ impl Tour<'_> {
             printable(found)
         );
         self.claims += 1;
-        self.say(&format!("  {} {what}", Tone::Good.paint("✓")))
+        self.say(&format!("  {} {what}", TextTone::Good.paint("✓")))
     }
 
-    fn start(&self, stage: &Stage) -> anyhow::Result<Server> {
+    fn start(&self, stage: &TourStage) -> anyhow::Result<TourServer> {
         self.title("1. Start: one program, no key, no internet")?;
         self.command("statehold dev")?;
-        let server = stage.serve()?;
+        let server = stage.start_server()?;
         for line in server.greeting() {
             self.say(&printable(&line))?;
         }
         Ok(server)
     }
 
-    /// Talks to three agents over one coordinator. Gives the session.
-    fn talk(&mut self, stage: &Stage) -> anyhow::Result<String> {
+    /// Talks to three agents through one coordinator. Returns the session.
+    fn talk(&mut self, stage: &TourStage) -> anyhow::Result<String> {
         self.title("2. Talk: a coordinator routes each turn to the right agent")?;
         self.command("statehold chat")?;
-        let (first, rest) = TALK.split_first().expect("somebody says something");
+        let (first, rest) = TALK.split_first().expect("there is a first message");
         let told = stage.run(&["--json", "chat", "-m", first.0])?;
         let report = told.json()?;
         let session = text(&report, "session").to_owned();
-        self.exchange(first.0, text(&report, "content"))?;
+        self.print_exchange(first.0, text(&report, "content"))?;
         self.claim(
             text(&report, "content") == first.1,
             "the answer is word for word the expected one",
@@ -145,7 +145,7 @@ impl Tour<'_> {
         )?;
         for (said, expected) in rest {
             let told = stage.run(&["chat", "-s", &session, "-m", said])?;
-            self.exchange(said, told.out.trim())?;
+            self.print_exchange(said, told.out.trim())?;
             let what = "the answer is word for word the expected one";
             self.claim(told.out.trim() == *expected, what, &told.out)?;
         }
@@ -158,28 +158,28 @@ impl Tour<'_> {
         Ok(session)
     }
 
-    fn exchange(&self, said: &str, told: &str) -> anyhow::Result<()> {
+    fn print_exchange(&self, said: &str, told: &str) -> anyhow::Result<()> {
         self.pause_to_read();
         self.say(&format!("bob> {said}"))?;
         let told = printable(told);
         self.say(&format!("coordinator> {told}"))
     }
 
-    /// Waits until the dangerous action waits for a person. Gives the hold.
-    fn pause(&mut self, stage: &Stage, session: &str) -> anyhow::Result<Value> {
+    /// Waits until the dangerous action waits for a person. Returns the hold.
+    fn pause(&mut self, stage: &TourStage, session: &str) -> anyhow::Result<Value> {
         self.title("3. Hit the pause: a dangerous action waits for a person")?;
         self.say(&format!("bob> {DANGEROUS}"))?;
         let hold = stage.open_hold(session)?;
         let alias = text(&hold, "alias").to_owned();
         let title = cell(text(&hold, "title"));
         self.say(&format!("coordinator> ⏸ This needs a person: {title}"))?;
-        self.draw(stage, session)?;
+        self.print_tree(stage, session)?;
         let chain = text(&hold, "chain").to_owned();
         let what = format!(
             "{alias} is open, and everything above it waits: {}",
             cell(&chain)
         );
-        let way = way_to(&stage.tree(session)?, text(&hold, "id"));
+        let way = statuses_above(&stage.tree(session)?, text(&hold, "id"));
         let is_paused = way == ["paused waiting", "paused held"];
         self.claim(is_paused, &what, &format!("{chain}: {way:?}"))?;
         let runs = stage.delete_runs(session)?;
@@ -187,27 +187,27 @@ impl Tour<'_> {
         Ok(hold)
     }
 
-    fn draw(&self, stage: &Stage, session: &str) -> anyhow::Result<()> {
-        for line in stage.drawn(session)? {
+    fn print_tree(&self, stage: &TourStage, session: &str) -> anyhow::Result<()> {
+        for line in stage.draw_tree(session)? {
             self.say(&format!("    {line}"))?;
         }
         Ok(())
     }
 
-    /// Kills the server, and starts another on the same data.
+    /// Kills the server and starts another on the same data.
     fn crash(
         &mut self,
-        stage: &Stage,
-        server: Server,
+        stage: &TourStage,
+        server: TourServer,
         session: &str,
         hold: &Value,
-    ) -> anyhow::Result<Server> {
+    ) -> anyhow::Result<TourServer> {
         self.title("4. Pull the plug: kill -9, then start again")?;
         let before = stage.revision(session)?;
         self.command(&format!("kill -9 {}", server.pid()))?;
         server.kill()?;
         self.command("statehold dev")?;
-        let server = stage.serve()?;
+        let server = stage.start_server()?;
         for line in server.greeting() {
             if line.contains("Recovered") || line.contains("Ready") {
                 self.say(&printable(&line))?;
@@ -223,11 +223,16 @@ impl Tour<'_> {
         let after = stage.revision(session)?;
         let what = format!("the session is at revision {before}, as before");
         self.claim(before == after, &what, &after.to_string())?;
-        self.draw(stage, session)?;
+        self.print_tree(stage, session)?;
         Ok(server)
     }
 
-    fn decide_twice(&mut self, stage: &Stage, session: &str, hold: &Value) -> anyhow::Result<()> {
+    fn decide_twice(
+        &mut self,
+        stage: &TourStage,
+        session: &str,
+        hold: &Value,
+    ) -> anyhow::Result<()> {
         self.title("5. Decide twice, run once")?;
         let alias = text(hold, "alias");
         let name = format!("{session}/{alias}");
@@ -250,15 +255,19 @@ impl Tour<'_> {
             codes.push(ended.code);
         }
         codes.sort_unstable();
-        let what = "one approval counts, the other is told so (exit 5)";
+        let what = "one approval counts, the other gets an error (exit 5)";
         self.claim(codes == [0, 5], what, &format!("exit codes {codes:?}"))
     }
 
-    /// What bob was told in the end, in the chat that waited all the time.
-    fn hear(&mut self, waiting: stage::Running, crashed: bool) -> anyhow::Result<()> {
-        let Ended { code, out, err } = waiting.end()?;
+    /// Checks the final answer of the chat that waited all the time.
+    fn check_answer(
+        &mut self,
+        waiting: stage::RunningCommand,
+        crashed: bool,
+    ) -> anyhow::Result<()> {
+        let CommandResult { code, out, err } = waiting.end()?;
         self.say(&format!("coordinator> {}", printable(out.trim())))?;
-        let what = "bob, who waited all the time, is told";
+        let what = "bob, who waited all the time, gets the answer";
         self.claim(
             code == 0 && out.trim() == DELETED,
             what,
@@ -266,13 +275,13 @@ impl Tour<'_> {
         )?;
         if crashed {
             let is_told = err.contains("connection lost") && err.contains("still waiting");
-            let what = "his chat came back by itself after the crash and went on waiting";
+            let what = "his chat reconnected after the crash and kept waiting";
             self.claim(is_told, what, &err)?;
         }
         Ok(())
     }
 
-    fn look_inside(&mut self, stage: &Stage, session: &str) -> anyhow::Result<()> {
+    fn look_inside(&mut self, stage: &TourStage, session: &str) -> anyhow::Result<()> {
         self.title("6. Look at what the user never saw")?;
         let runs = stage.delete_runs(session)?;
         self.claim(
@@ -298,11 +307,11 @@ impl Tour<'_> {
         let what = "every record is chained to the one before it";
         self.claim(verified.code == 0, what, &verified.err)?;
         self.title("What happened, as a tree")?;
-        self.draw(stage, session)
+        self.print_tree(stage, session)
     }
 }
 
-/// The agent of each task, and how many requests it has had. A task stands below every request that used
+/// The agent of each task, and its number of requests. A task appears below every request that used
 /// it.
 fn requests_by_task(tree: &Value) -> Vec<(String, usize)> {
     fn count<'a>(tasks: &'a [Value], counts: &mut BTreeMap<&'a str, (String, usize)>) {
@@ -320,8 +329,9 @@ fn requests_by_task(tree: &Value) -> Vec<(String, usize)> {
     counts.into_values().collect()
 }
 
-/// The status of every task and request on the way down to a hold. Empty if it is not in the tree.
-fn way_to(tree: &Value, hold: &str) -> Vec<String> {
+/// The status of every task and request on the path to a hold. Empty if the hold is not in the
+/// tree.
+fn statuses_above(tree: &Value, hold: &str) -> Vec<String> {
     fn find(tasks: &[Value], hold: &str, way: &mut Vec<String>) -> bool {
         for task in tasks {
             for request in elements(task, "requests") {

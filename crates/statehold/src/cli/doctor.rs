@@ -1,4 +1,4 @@
-//! `statehold doctor`: finds problems and says what helps. Changes nothing.
+//! `statehold doctor`: finds problems and suggests fixes. Changes nothing.
 
 mod data;
 mod disk;
@@ -11,47 +11,47 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::globals::Globals;
-use super::output::{Output, Tone};
+use super::globals::GlobalArgs;
+use super::output::{CliOutput, TextTone};
 use super::printable::cell;
 use super::{CONFIG_HELP, block_on};
-use crate::config::{Surroundings, layers};
+use crate::config::{ConfigEnvironment, layers};
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(super) struct Doctor {
-    /// The data directory to look at [default: as configured].
+pub(super) struct DoctorArgs {
+    /// The data directory to check [default: as configured].
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
 }
 
-/// How one check went.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Level {
+enum FindingLevel {
     Good,
     Warning,
     Bad,
 }
 
-/// What one check found.
+/// The result of one check.
 #[derive(Debug, Serialize)]
-struct Finding {
+struct DoctorFinding {
     check: &'static str,
-    level: Level,
+    level: FindingLevel,
     message: String,
-    /// A command, or what else helps.
+    /// A command that fixes the problem, or other advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
 }
 
-impl Finding {
+impl DoctorFinding {
     fn good(check: &'static str, message: impl Into<String>) -> Self {
         Self {
             check,
-            level: Level::Good,
+            level: FindingLevel::Good,
             message: message.into(),
             hint: None,
         }
@@ -60,7 +60,7 @@ impl Finding {
     fn warning(check: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
             check,
-            level: Level::Warning,
+            level: FindingLevel::Warning,
             message: message.into(),
             hint: Some(hint.into()),
         }
@@ -68,15 +68,15 @@ impl Finding {
 
     fn bad(check: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
-            level: Level::Bad,
+            level: FindingLevel::Bad,
             ..Self::warning(check, message, hint)
         }
     }
 }
 
-impl Doctor {
-    pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
-        let mut layers = layers(&Surroundings::of_process(), self.config.as_deref())?;
+impl DoctorArgs {
+    pub(super) fn run(&self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
+        let mut layers = layers(&ConfigEnvironment::of_process(), self.config.as_deref())?;
         let data = self.data.as_ref().map(|data| data.to_string_lossy());
         layers.set_flag("store.data", "--data", data.as_deref())?;
         let (mut config, _) = layers.finish()?;
@@ -90,25 +90,25 @@ impl Doctor {
     }
 }
 
-fn report(findings: &[Finding], output: &Output) -> anyhow::Result<Exit> {
+fn report(findings: &[DoctorFinding], output: &CliOutput) -> anyhow::Result<Exit> {
     let count = |level| {
         findings
             .iter()
             .filter(|finding| finding.level == level)
             .count()
     };
-    let (problems, warnings) = (count(Level::Bad), count(Level::Warning));
+    let (problems, warnings) = (count(FindingLevel::Bad), count(FindingLevel::Warning));
     if output.json {
         output.json(&json!({ "checks": findings, "problems": problems, "warnings": warnings }))?;
     } else {
         for finding in findings {
-            if output.quiet && finding.level == Level::Good {
+            if output.quiet && finding.level == FindingLevel::Good {
                 continue;
             }
             let (mark, tone) = match finding.level {
-                Level::Good => ("✓", Tone::Good),
-                Level::Warning => ("⚠", Tone::Warning),
-                Level::Bad => ("✗", Tone::Bad),
+                FindingLevel::Good => ("✓", TextTone::Good),
+                FindingLevel::Warning => ("⚠", TextTone::Warning),
+                FindingLevel::Bad => ("✗", TextTone::Bad),
             };
             let mark = tone.paint(mark);
             let message = cell(&finding.message);

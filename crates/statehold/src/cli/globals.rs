@@ -1,4 +1,4 @@
-//! The flags that every command takes.
+//! The flags of every command.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -7,29 +7,29 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use clap::{Args, ValueEnum};
 
-use super::output::Output;
-use super::times::{TimeStyle, Times};
+use super::output::CliOutput;
+use super::times::{TimeFormat, TimeStyle};
 use crate::client::{Address, Client};
 use crate::config::secret;
 use crate::exit::Failure;
 
-/// The server that is meant when none is named.
+/// The server to call if the user names none.
 pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:7717";
 
-/// How long an answer may take when nothing else was said.
+/// The timeout of one call if the user sets none.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const URL_HELP: &str = "The server to call [env: STATEHOLD_URL] [default: http://127.0.0.1:7717]";
 const TOKEN_HELP: &str =
-    "The key to call with [env: STATEHOLD_TOKEN]; here, others on this machine can see it";
+    "The API key [env: STATEHOLD_TOKEN]; other users of this machine can see this flag";
 const TOKEN_FILE_HELP: &str =
-    "A file that holds the key, closed to others [env: STATEHOLD_TOKEN_FILE]";
+    "A file with the API key, closed to others [env: STATEHOLD_TOKEN_FILE]";
 const COLOR_HELP: &str = "When to use colour [env: NO_COLOR, CLICOLOR_FORCE]";
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
-pub(crate) struct Globals {
+pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "URL", help = URL_HELP)]
     pub(super) url: Option<String>,
     #[arg(long, global = true, value_name = "TOKEN", help = TOKEN_HELP)]
@@ -43,14 +43,14 @@ pub(crate) struct Globals {
     #[arg(short, long, global = true)]
     quiet: bool,
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help = COLOR_HELP)]
-    color: Color,
+    color: ColorMode,
     /// Print times as RFC 3339.
     #[arg(long, global = true, conflicts_with = "utc")]
     iso: bool,
     /// Print times as date and time in UTC.
     #[arg(long, global = true)]
     utc: bool,
-    /// Print tables without their first line.
+    /// Print tables without the header line.
     #[arg(long, global = true)]
     no_headers: bool,
     /// How long to wait for an answer, for example 500ms or 2m [default: 30s]
@@ -59,48 +59,48 @@ pub(crate) struct Globals {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Color {
+enum ColorMode {
     Auto,
     Always,
     Never,
 }
 
-impl Globals {
-    /// How results are printed. Also decides about colour, for the whole process.
-    pub(super) fn output(&self) -> Output {
+impl GlobalArgs {
+    /// How to print results. Also sets the colour mode of the whole process.
+    pub(super) fn output(&self) -> CliOutput {
         match self.color {
-            Color::Auto => ColorChoice::Auto,
-            Color::Always => ColorChoice::Always,
-            Color::Never => ColorChoice::Never,
+            ColorMode::Auto => ColorChoice::Auto,
+            ColorMode::Always => ColorChoice::Always,
+            ColorMode::Never => ColorChoice::Never,
         }
         .write_global();
         let is_terminal = std::io::stdout().is_terminal();
         let style = if self.utc {
             TimeStyle::Utc
         } else if self.iso || !is_terminal {
-            // "2m" means nothing to whoever reads a file later.
+            // Relative times such as "2m" lose their meaning in a file.
             TimeStyle::Iso
         } else {
             TimeStyle::Relative
         };
-        Output {
+        CliOutput {
             is_terminal,
             json: self.json,
             quiet: self.quiet,
             headers: !self.no_headers,
-            times: Times {
+            times: TimeFormat {
                 style,
                 now: jiff::Timestamp::now(),
             },
         }
     }
 
-    /// The server that was named with a flag or in the environment.
+    /// The server named by the flag or the environment.
     pub(super) fn named_url(&self) -> Option<String> {
         self.url.clone().or_else(|| variable("STATEHOLD_URL"))
     }
 
-    pub(super) fn token(&self, output: &Output) -> anyhow::Result<Option<String>> {
+    pub(super) fn token(&self, output: &CliOutput) -> anyhow::Result<Option<String>> {
         if let Some(token) = &self.token {
             output.note("warning: others on this machine can see --token; use STATEHOLD_TOKEN or --token-file");
             return Ok(Some(token.clone()));
@@ -116,14 +116,14 @@ impl Globals {
         )
     }
 
-    /// A client of the server that is meant.
-    pub(super) fn client(&self, output: &Output) -> anyhow::Result<Client> {
+    /// A client of the server named by the user, or of the default server.
+    pub(super) fn client(&self, output: &CliOutput) -> anyhow::Result<Client> {
         let url = self.named_url();
         self.client_of(url.as_deref().unwrap_or(DEFAULT_URL), output)
     }
 
-    /// A client of another server, with the same key and patience.
-    pub(super) fn client_of(&self, url: &str, output: &Output) -> anyhow::Result<Client> {
+    /// A client of this server, with the same key and timeout.
+    pub(super) fn client_of(&self, url: &str, output: &CliOutput) -> anyhow::Result<Client> {
         let address: Address = url.parse()?;
         let token = self.token(output)?;
         let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
@@ -131,12 +131,12 @@ impl Globals {
     }
 }
 
-/// A variable of the environment that says something.
+/// An environment variable that is set and not empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Reads `30s`, `500ms`, `2m`, `1h`, `7d`, or plain seconds.
+/// Parses `30s`, `500ms`, `2m`, `1h`, `7d`, or plain seconds.
 pub(super) fn parse_duration(text: &str) -> Result<Duration, Failure> {
     let digits = text.find(|c: char| !c.is_ascii_digit());
     let (count, unit) = text.split_at(digits.unwrap_or(text.len()));

@@ -1,20 +1,21 @@
-//! A hold as the server tells it, and how it is said in a few words.
+//! A hold as the API returns it, and short descriptions of it.
 //!
-//! What an older or newer server leaves out is missing here too: every sentence works without it.
+//! Older and newer servers may leave out fields, so every description works without the optional
+//! ones.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::printable::{cell, excerpt};
-use super::times::{TimeStyle, Times};
+use super::times::{TimeFormat, TimeStyle};
 
 /// Holds that expire sooner than this are marked.
 const SOON_SECONDS: i64 = 600;
-/// How much of one argument is shown in a line.
+/// The longest argument value shown on one line.
 const VALUE_CHARS_MAX: usize = 32;
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Hold {
+pub(super) struct HoldInfo {
     pub(super) id: String,
     pub(super) alias: String,
     pub(super) kind: String,
@@ -24,17 +25,17 @@ pub(super) struct Hold {
     pub(super) request_id: String,
     #[serde(default)]
     pub(super) task_path: Vec<String>,
-    /// The aliases from the root task to the request that asks.
+    /// The aliases from the root task to the request that opened the hold.
     pub(super) chain: Option<String>,
     pub(super) agent: String,
-    /// For whom, if the caller may know.
+    /// The user of the session, if the caller may know.
     pub(super) user: Option<String>,
     pub(super) app: Option<String>,
     #[serde(default)]
     pub(super) title: String,
     pub(super) message: Option<String>,
-    /// Missing if the caller may not see it.
-    pub(super) action: Option<Action>,
+    /// Missing if the caller may not see the action.
+    pub(super) action: Option<ActionInfo>,
     pub(super) response_schema: Option<Value>,
     pub(super) url: Option<String>,
     pub(super) reasons: Option<Value>,
@@ -50,7 +51,7 @@ pub(super) struct Hold {
     pub(super) group: Option<Value>,
     pub(super) may_decide: Option<bool>,
     pub(super) why_not: Option<String>,
-    pub(super) decision: Option<Decision>,
+    pub(super) decision: Option<DecisionInfo>,
     pub(super) execution_key: Option<String>,
     pub(super) evidence: Option<Value>,
     #[serde(default)]
@@ -62,7 +63,7 @@ fn one() -> u64 {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Action {
+pub(super) struct ActionInfo {
     pub(super) tool: String,
     #[serde(default)]
     pub(super) args: Value,
@@ -71,12 +72,12 @@ pub(super) struct Action {
     pub(super) effect: Option<String>,
     pub(super) risk: Option<String>,
     #[serde(default)]
-    pub(super) redactions: Vec<Redaction>,
+    pub(super) redactions: Vec<RedactionInfo>,
 }
 
-/// A value that is not shown.
+/// A redacted value.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Redaction {
+pub(super) struct RedactionInfo {
     /// A JSON pointer.
     pub(super) path: String,
     #[serde(default)]
@@ -84,7 +85,7 @@ pub(super) struct Redaction {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Decision {
+pub(super) struct DecisionInfo {
     pub(super) status: String,
     pub(super) by: String,
     pub(super) at: String,
@@ -94,7 +95,7 @@ pub(super) struct Decision {
     pub(super) content: Option<Value>,
 }
 
-impl Hold {
+impl HoldInfo {
     pub(super) fn is_open(&self) -> bool {
         self.status == "open"
     }
@@ -112,19 +113,19 @@ impl Hold {
         })
     }
 
-    /// What is asked, in one line: the action, or the kind and the title.
+    /// The hold on one line: the action, or the kind and the title.
     pub(super) fn summary(&self, chars_max: usize) -> String {
         let whole = match &self.action {
-            Some(action) if self.kind == "approval" => action.call(),
-            Some(action) => format!("{}: {}", self.kind, action.call()),
+            Some(action) if self.kind == "approval" => action.call_text(),
+            Some(action) => format!("{}: {}", self.kind, action.call_text()),
             None if self.kind == "approval" => self.title.clone(),
             None => format!("{}: {}", self.kind, self.title),
         };
         excerpt(&whole, chars_max)
     }
 
-    /// When it expires, for a table.
-    pub(super) fn expires(&self, times: &Times) -> Option<String> {
+    /// When the hold expires, for a table.
+    pub(super) fn expires(&self, times: &TimeFormat) -> Option<String> {
         let at = self.expires_at.as_deref().filter(|_| self.is_open())?;
         let shown = times.show(at);
         Some(if self.expires_soon(times) {
@@ -134,7 +135,7 @@ impl Hold {
         })
     }
 
-    pub(super) fn expires_soon(&self, times: &Times) -> bool {
+    pub(super) fn expires_soon(&self, times: &TimeFormat) -> bool {
         let left = self
             .expires_at
             .as_deref()
@@ -144,8 +145,8 @@ impl Hold {
             && left.is_some_and(|left| left < SOON_SECONDS)
     }
 
-    /// Who decided what, and when: `approved by local 14s ago`.
-    pub(super) fn outcome(&self, times: &Times) -> String {
+    /// The decision, its author and its time: `approved by local 14s ago`.
+    pub(super) fn outcome(&self, times: &TimeFormat) -> String {
         match &self.decision {
             Some(decision) => format!(
                 "{} by {} {}",
@@ -158,10 +159,10 @@ impl Hold {
     }
 }
 
-impl Action {
-    /// The call as one would write it: `delete_user(user_id=7, cascade=false)`. Not safe to print as
-    /// it is.
-    pub(super) fn call(&self) -> String {
+impl ActionInfo {
+    /// The action written as a call: `delete_user(user_id=7, cascade=false)`. Escape it before
+    /// printing.
+    pub(super) fn call_text(&self) -> String {
         let args: Vec<String> = match &self.args {
             Value::Object(fields) => fields
                 .iter()
@@ -194,16 +195,14 @@ fn value_in_line(value: &Value) -> String {
     }
 }
 
-/// Why the caller may not decide, as a sentence.
-pub(super) fn why_not(word: &str, role: Option<&str>) -> String {
+/// The reason why the caller may not decide, as a sentence.
+pub(super) fn explain_why_not(word: &str, role: Option<&str>) -> String {
     match word {
-        "own_session" => {
-            "the session is yours: somebody else must decide what is done in your name".to_owned()
-        }
-        "own_hold" => "you asked for it yourself: somebody else must decide".to_owned(),
+        "own_session" => "the session is yours, so another person must decide".to_owned(),
+        "own_hold" => "you requested it, so another person must decide".to_owned(),
         "needs_role" => match role {
-            Some(role) => format!("it is for people with the role `{role}`"),
-            None => "it is for people with another role".to_owned(),
+            Some(role) => format!("it needs the role `{role}`"),
+            None => "it needs another role".to_owned(),
         },
         "server" => "the server itself decides this".to_owned(),
         other => format!("the server says: {other}"),
@@ -216,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    pub(in crate::cli) fn hold(more: &Value) -> Hold {
+    pub(in crate::cli) fn hold(more: &Value) -> HoldInfo {
         let mut whole = json!({
             "id": "hld_1", "alias": "R8.h1", "kind": "approval", "status": "open",
             "session_id": "ses_1", "task_id": "tsk_1", "request_id": "req_1", "agent": "ums-agent",
@@ -249,7 +248,7 @@ mod tests {
     fn what_expires_soon_is_marked_in_words() {
         let now = "2026-08-06T12:00:00Z".parse().expect("a time");
         let style = TimeStyle::Relative;
-        let times = Times { style, now };
+        let times = TimeFormat { style, now };
         let soon = hold(&json!({ "expires_at": "2026-08-06T12:04:00Z" }));
         assert_eq!(soon.expires(&times).as_deref(), Some("in 4m, soon"));
         let later = hold(&json!({ "expires_at": "2026-08-06T12:57:00Z" }));

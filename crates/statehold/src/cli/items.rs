@@ -1,32 +1,36 @@
-//! Items of a history and messages of a transcript, as lines.
+//! Formats items of a history and messages of a transcript.
 
 use serde_json::Value;
 
 use super::answers::text;
-use super::output::{Cell, Output, Tone};
+use super::output::{CliOutput, TableCell, TextTone};
 use super::printable::{cell, excerpt, printable};
 
-/// How much of arguments and results is shown.
+/// The longest excerpt of arguments and results.
 const EXCERPT_CHARS_MAX: usize = 160;
 
-/// A line that says who and when, and the words below it.
-pub(super) fn for_people(message: &Value, output: &Output) -> String {
+/// A line with the author and the time, and the text below it.
+pub(super) fn for_people(message: &Value, output: &CliOutput) -> String {
     let time = output.times.show(text(message, "created_at"));
     let is_hidden = message["visibility"] == "hidden";
     let head = format!(
         "{}{}  {}",
         if is_hidden { "┆ hidden  " } else { "" },
-        cell(&who(message)),
+        cell(&speaker(message)),
         cell(&time)
     );
-    let tone = if is_hidden { Tone::Dim } else { Tone::Strong };
+    let tone = if is_hidden {
+        TextTone::Dim
+    } else {
+        TextTone::Strong
+    };
     let indent = if is_hidden { "┆ " } else { "  " };
-    let words = printable(&words(message));
+    let words = printable(&item_text(message));
     let lines = words.lines().map(|line| format!("\n{indent}{line}"));
     tone.paint(&head) + &lines.collect::<String>()
 }
 
-fn who(message: &Value) -> String {
+fn speaker(message: &Value) -> String {
     let kind = message["kind"].as_str().filter(|kind| *kind != "message");
     let role = message["role"].as_str();
     let what = kind.or(role).unwrap_or("message");
@@ -36,8 +40,8 @@ fn who(message: &Value) -> String {
     }
 }
 
-/// What an item says: the content of a message, or what was called with what.
-fn words(item: &Value) -> String {
+/// The text of an item: the content of a message, or a tool call with its arguments.
+fn item_text(item: &Value) -> String {
     let short = |value: &Value| match value {
         Value::Null => String::new(),
         Value::String(text) => excerpt(text, EXCERPT_CHARS_MAX),
@@ -54,15 +58,15 @@ fn words(item: &Value) -> String {
     }
 }
 
-/// The cells of one line in a pipe. The first says what the line is about.
-pub(super) fn for_pipes(about: &str, item: &Value, output: &Output) -> Vec<Cell> {
+/// The cells of one line in a pipe. The first cell names the kind of line.
+pub(super) fn for_pipes(about: &str, item: &Value, output: &CliOutput) -> Vec<TableCell> {
     vec![
-        Cell::new(about),
-        Cell::new(item["seq"].to_string()),
-        Cell::new(output.times.show(text(item, "created_at"))),
-        Cell::new(item["visibility"].as_str().unwrap_or("visible")),
-        Cell::new(who(item)),
-        Cell::new(words(item)),
+        TableCell::new(about),
+        TableCell::new(item["seq"].to_string()),
+        TableCell::new(output.times.show(text(item, "created_at"))),
+        TableCell::new(item["visibility"].as_str().unwrap_or("visible")),
+        TableCell::new(speaker(item)),
+        TableCell::new(item_text(item)),
     ]
 }
 
@@ -102,7 +106,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                (who(&item).as_str(), words(&item).as_str()),
+                (speaker(&item).as_str(), item_text(&item).as_str()),
                 (who_says, what)
             );
         }

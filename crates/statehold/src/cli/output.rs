@@ -1,7 +1,7 @@
-//! Where results go: tables for people, tab-separated text for pipes, JSON for programs.
+//! Prints results: tables for people, tab-separated text for pipes, JSON for programs.
 //!
-//! Results are written to standard output and everything else to standard error. Text reaches a
-//! table through [`Cell`], which makes it safe to show.
+//! Results go to standard output and everything else to standard error. Text reaches a table
+//! through [`TableCell`], which escapes it.
 
 use std::io::Write;
 
@@ -9,23 +9,26 @@ use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
 use super::printable::cell;
-use super::times::Times;
+use super::times::TimeFormat;
 use crate::exit::LostReader;
 
-/// How results are printed.
+/// How to print results.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
-pub(super) struct Output {
+pub(super) struct CliOutput {
     pub(super) is_terminal: bool,
     pub(super) json: bool,
     pub(super) quiet: bool,
     pub(super) headers: bool,
-    pub(super) times: Times,
+    pub(super) times: TimeFormat,
 }
 
-impl Output {
-    /// Prints a line to standard output. Colour is left out where it is not wanted.
-    #[expect(clippy::unused_self, reason = "whoever prints has an output")]
+impl CliOutput {
+    /// Prints a line to standard output. `anstream` strips colour where it is not wanted.
+    #[expect(
+        clippy::unused_self,
+        reason = "every command prints through its output"
+    )]
     pub(super) fn line(&self, text: &str) -> anyhow::Result<()> {
         write(text, "\n")
     }
@@ -34,14 +37,14 @@ impl Output {
         self.line(&serde_json::to_string(value)?)
     }
 
-    pub(super) fn table(&self, table: &Table) -> anyhow::Result<()> {
+    pub(super) fn table(&self, table: &TextTable) -> anyhow::Result<()> {
         write(&table.render(self.is_terminal, self.headers), "")
     }
 
-    /// Says something on standard error, unless it was asked to be quiet.
+    /// Prints a note on standard error, unless `--quiet` is set.
     pub(super) fn note(&self, text: &str) {
         if !self.quiet {
-            // Whoever read it may have gone, with their terminal: that is no reason to fail.
+            // A closed terminal is no reason to fail.
             drop(writeln!(anstream::stderr(), "{text}"));
         }
     }
@@ -55,9 +58,9 @@ fn write(text: &str, end: &str) -> anyhow::Result<()> {
         .map_err(|error| LostReader(error).into())
 }
 
-/// How a text stands out. Never the only carrier of a meaning.
+/// The emphasis of a text. Colour must never be the only carrier of a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(super) enum TextTone {
     Plain,
     Strong,
     Dim,
@@ -66,7 +69,7 @@ pub(super) enum Tone {
     Bad,
 }
 
-impl Tone {
+impl TextTone {
     /// The tone of a status.
     pub(super) fn of_status(status: &str) -> Self {
         match status {
@@ -93,43 +96,43 @@ impl Tone {
 
 /// One cell of a table.
 #[derive(Debug, Clone)]
-pub(super) struct Cell {
+pub(super) struct TableCell {
     text: String,
-    tone: Tone,
+    tone: TextTone,
 }
 
-impl Cell {
+impl TableCell {
     pub(super) fn new(text: impl AsRef<str>) -> Self {
         Self {
             text: cell(text.as_ref()),
-            tone: Tone::Plain,
+            tone: TextTone::Plain,
         }
     }
 
-    /// Text that was made safe before; once is enough.
+    /// A cell with text that is already escaped.
     pub(super) fn shown(text: String) -> Self {
-        let tone = Tone::Plain;
+        let tone = TextTone::Plain;
         Self { text, tone }
     }
 
-    /// A value that may be missing.
+    /// A cell for an optional value.
     pub(super) fn optional(text: Option<impl AsRef<str>>) -> Self {
         text.map_or_else(|| Self::new("-"), Self::new)
     }
 
-    pub(super) fn tone(self, tone: Tone) -> Self {
+    pub(super) fn tone(self, tone: TextTone) -> Self {
         Self { tone, ..self }
     }
 }
 
-/// Rows under a line of names.
+/// Rows below a header line.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct TextTable {
     headers: &'static [&'static str],
-    rows: Vec<Vec<Cell>>,
+    rows: Vec<Vec<TableCell>>,
 }
 
-impl Table {
+impl TextTable {
     pub(super) fn new(headers: &'static [&'static str]) -> Self {
         Self {
             headers,
@@ -137,18 +140,18 @@ impl Table {
         }
     }
 
-    pub(super) fn row(&mut self, cells: Vec<Cell>) {
+    pub(super) fn row(&mut self, cells: Vec<TableCell>) {
         self.rows.push(cells);
     }
 
     pub(super) fn render(&self, is_terminal: bool, has_headers: bool) -> String {
-        let header: Vec<Cell> = self
+        let header: Vec<TableCell> = self
             .headers
             .iter()
-            .map(|name| Cell::new(name).tone(Tone::Strong))
+            .map(|name| TableCell::new(name).tone(TextTone::Strong))
             .collect();
         let header = Some(header).filter(|header| has_headers && !header.is_empty());
-        let rows: Vec<&Vec<Cell>> = header.iter().chain(&self.rows).collect();
+        let rows: Vec<&Vec<TableCell>> = header.iter().chain(&self.rows).collect();
         let widths = widths(&rows);
         let mut text = String::new();
         for row in rows {
@@ -169,7 +172,7 @@ pub(super) fn padding(text: &str, columns: usize) -> String {
     " ".repeat(columns.saturating_sub(text.width()))
 }
 
-fn widths(rows: &[&Vec<Cell>]) -> Vec<usize> {
+fn widths(rows: &[&Vec<TableCell>]) -> Vec<usize> {
     let mut widths = Vec::new();
     for row in rows {
         for (index, cell) in row.iter().enumerate() {
@@ -183,7 +186,7 @@ fn widths(rows: &[&Vec<Cell>]) -> Vec<usize> {
     widths
 }
 
-fn align(row: &[Cell], widths: &[usize]) -> String {
+fn align(row: &[TableCell], widths: &[usize]) -> String {
     let mut line = String::new();
     for (index, cell) in row.iter().enumerate() {
         line.push_str(&cell.tone.paint(&cell.text));
@@ -198,13 +201,16 @@ fn align(row: &[Cell], widths: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    fn table() -> Table {
-        let mut table = Table::new(&["NAME", "STATUS"]);
+    fn table() -> TextTable {
+        let mut table = TextTable::new(&["NAME", "STATUS"]);
         table.row(vec![
-            Cell::new("größer"),
-            Cell::new("paused").tone(Tone::Warning),
+            TableCell::new("größer"),
+            TableCell::new("paused").tone(TextTone::Warning),
         ]);
-        table.row(vec![Cell::optional(None::<&str>), Cell::new("a\tb\nc")]);
+        table.row(vec![
+            TableCell::optional(None::<&str>),
+            TableCell::new("a\tb\nc"),
+        ]);
         table
     }
 

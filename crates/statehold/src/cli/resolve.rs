@@ -1,10 +1,10 @@
-//! From what a person typed to the one thing that is meant.
+//! Resolves names that people type to ids.
 //!
-//! Everything has a whole id, and every place takes it. Shorter: a part of the id that nothing else
-//! has, the name of a session, an alias (`T4`, `R8`, `R8.h1`) that is used once among everything the
-//! caller may see, or `SESSION/ALIAS`. Nothing is guessed: what could mean two things is an error
-//! that names both, also if one of them is long over. A command that acts must not act on another
-//! thing tomorrow because the first is gone.
+//! Every command accepts a whole id. Shorter forms: a part of the id that matches nothing else, the
+//! name of a session, an alias (`T4`, `R8`, `R8.h1`) that is unique among everything the caller may
+//! see, or `SESSION/ALIAS`. The client never guesses: an ambiguous name is an error that lists the
+//! candidates, also if some of them have long ended. Otherwise the same command could act on
+//! another object tomorrow, once the first is gone.
 
 mod spelling;
 
@@ -12,91 +12,96 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::answers::{PAGE_MAX, Pages, elements, text};
+use super::answers::{ListPages, PAGE_MAX, elements, text};
 use crate::client::{Client, with_query};
 use crate::exit::{Exit, Failure};
-use spelling::{Part, alias};
+use spelling::{IdPart, alias};
 
-pub(super) use spelling::{Kind, short};
+pub(super) use spelling::{IdKind, short};
 
-/// How many candidates an error names.
+/// How many candidates an error lists.
 const SHOWN_MAX: usize = 10;
-/// How many sessions are looked through for an alias or a part of an id.
+/// How many sessions are searched for an alias or a part of an id.
 const SESSIONS_MAX: usize = 500;
-/// How many decided holds are looked through, the newest first.
+/// How many decided holds are searched, the newest first.
 const DECIDED_MAX: usize = 1_000;
-/// The most requests of a tree that a server gives at once.
+/// The most requests of a tree that the server returns at once.
 const TREE_MAX: &str = "1000";
 
-/// What was found.
+/// An id and its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) kind: Kind,
+pub(super) struct ResolvedId {
+    pub(super) kind: IdKind,
     pub(super) id: String,
 }
 
-/// Something that could be meant.
+/// An object that the name could mean.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct IdCandidate {
     id: String,
-    /// How to type it so that nothing else is meant.
+    /// An unambiguous name for it.
     exact: String,
     about: String,
 }
 
-/// The whole id of the session that a text means: its id, a part of it, or its name.
+/// Resolves a session by its id, a part of it, or its name.
 ///
 /// # Errors
 ///
 /// With exit code 3 if there is none, with 2 if there are several.
 pub(super) async fn session(client: &Client, typed: &str) -> Result<String, Failure> {
-    let part = Part::parse(typed).filter(|part| part.kind.is_none_or(|kind| kind == Kind::Session));
-    if let Some((_, id)) = part.as_ref().and_then(Part::whole) {
+    let part =
+        IdPart::parse(typed).filter(|part| part.kind.is_none_or(|kind| kind == IdKind::Session));
+    if let Some((_, id)) = part.as_ref().and_then(IdPart::whole) {
         return Ok(id);
     }
     if typed.is_empty() {
-        return Err(not_an_id(typed, &[Kind::Session]));
+        return Err(not_an_id(typed, &[IdKind::Session]));
     }
-    // What cannot be an id can only be a name, and the server can look for that.
+    // A text that cannot be an id must be a name, which the server can search for.
     let query = part.is_none().then(|| typed.to_owned());
-    let mut pages = Pages::sessions(vec![("q", query)]);
+    let mut pages = ListPages::sessions(vec![("q", query)]);
     let mut found = Vec::new();
     while found.len() <= SHOWN_MAX
         && let Some(page) = pages.next(client, PAGE_MAX).await?
     {
         let meant = page.iter().filter(|session| {
-            let by_id = |part: &Part| part.matches(Kind::Session, text(session, "id"));
+            let by_id = |part: &IdPart| part.matches(IdKind::Session, text(session, "id"));
             part.as_ref().is_some_and(by_id) || session["name"] == typed
         });
         found.extend(meant.map(session_candidate));
     }
-    pick(typed, "session", found)
+    pick_one(typed, "session", found)
 }
 
-/// The whole id of the hold that a text means.
+/// Resolves a hold.
 ///
 /// # Errors
 ///
 /// With exit code 3 if there is none, with 2 if there are several.
 pub(super) async fn hold(client: &Client, typed: &str) -> Result<String, Failure> {
-    let found = thing(client, typed, &[Kind::Hold]).await?;
+    let found = one_of(client, typed, &[IdKind::Hold]).await?;
     Ok(found.id)
 }
 
-/// The task, request, hold or session that a text means, of those kinds that make sense.
+/// Resolves a task, request, hold or session, limited to the given kinds.
 ///
 /// # Errors
 ///
 /// With exit code 3 if there is none, with 2 if there are several.
-pub(super) async fn thing(client: &Client, typed: &str, kinds: &[Kind]) -> Result<Found, Failure> {
+pub(super) async fn one_of(
+    client: &Client,
+    typed: &str,
+    kinds: &[IdKind],
+) -> Result<ResolvedId, Failure> {
     let (within, name) = match typed.rsplit_once('/') {
         Some((session, name)) => (Some(session), name),
         None => (None, typed),
     };
-    let part = Part::parse(name);
-    if let Some((kind, id)) = part.as_ref().and_then(Part::whole) {
+    let part = IdPart::parse(name);
+    if let Some((kind, id)) = part.as_ref().and_then(IdPart::whole) {
         return if kinds.contains(&kind) {
-            Ok(Found { kind, id })
+            Ok(ResolvedId { kind, id })
         } else {
             Err(not_an_id(typed, kinds))
         };
@@ -104,23 +109,23 @@ pub(super) async fn thing(client: &Client, typed: &str, kinds: &[Kind]) -> Resul
     let alias = alias(name).filter(|(kind, _)| kinds.contains(kind));
     let part = part.filter(|part| part.kind.is_none_or(|kind| kinds.contains(&kind)));
     let wanted = match (alias, part) {
-        (Some((kind, alias)), _) => Wanted::Alias(kind, alias),
-        (None, Some(part)) => Wanted::Part(part, name.to_owned()),
-        (None, None) if within.is_none() && kinds.contains(&Kind::Session) => {
+        (Some((kind, alias)), _) => IdQuery::Alias(kind, alias),
+        (None, Some(part)) => IdQuery::Part(part, name.to_owned()),
+        (None, None) if within.is_none() && kinds.contains(&IdKind::Session) => {
             let id = session(client, typed).await?;
-            let kind = Kind::Session;
-            return Ok(Found { kind, id });
+            let kind = IdKind::Session;
+            return Ok(ResolvedId { kind, id });
         }
         (None, None) => return Err(not_an_id(typed, kinds)),
     };
-    let found = search(client, within, &wanted, kinds).await?;
-    let words = words(kinds);
-    let id = pick(typed, &words, found)?;
-    let kind = [Kind::Session, Kind::Task, Kind::Request, Kind::Hold]
+    let found = find_candidates(client, within, &wanted, kinds).await?;
+    let words = kind_words(kinds);
+    let id = pick_one(typed, &words, found)?;
+    let kind = [IdKind::Session, IdKind::Task, IdKind::Request, IdKind::Hold]
         .into_iter()
         .find(|kind| id.starts_with(kind.prefix()));
     match kind {
-        Some(kind) => Ok(Found { kind, id }),
+        Some(kind) => Ok(ResolvedId { kind, id }),
         None => Err(Failure::new(
             Exit::Failed,
             format!("the server named `{id}`, which this version does not know"),
@@ -128,15 +133,15 @@ pub(super) async fn thing(client: &Client, typed: &str, kinds: &[Kind]) -> Resul
     }
 }
 
-/// How holds are called so that only they are meant: by their alias if nothing else has it.
+/// The shortest unambiguous names of holds: the alias alone if it is unique.
 #[derive(Debug, Default)]
 pub(super) struct HoldNames {
-    /// How often each alias is used.
+    /// How often each alias occurs.
     counts: BTreeMap<String, usize>,
 }
 
 impl HoldNames {
-    /// Looks at every hold that an alias is looked for in.
+    /// Loads every hold that an alias could mean.
     pub(super) async fn load(client: &Client) -> Result<Self, Failure> {
         Ok(Self::of(&visible_holds(client).await?))
     }
@@ -153,13 +158,13 @@ impl HoldNames {
         if self.counts.get(alias).is_none_or(|count| *count <= 1) {
             alias.to_owned()
         } else {
-            within_session(session, alias)
+            qualified_alias(session, alias)
         }
     }
 }
 
-/// An alias together with its session, as short as it can be typed.
-pub(super) fn within_session(session: &str, alias: &str) -> String {
+/// An alias qualified with its session, as short as possible.
+pub(super) fn qualified_alias(session: &str, alias: &str) -> String {
     let short = short(session);
     match short.split_once('…') {
         Some((_, end)) => format!("…{end}/{alias}"),
@@ -167,16 +172,16 @@ pub(super) fn within_session(session: &str, alias: &str) -> String {
     }
 }
 
-/// What is looked for.
+/// A parsed name to search for.
 #[derive(Debug)]
-enum Wanted {
-    Alias(Kind, String),
+enum IdQuery {
+    Alias(IdKind, String),
     /// A part of an id, which may also be the name of a session.
-    Part(Part, String),
+    Part(IdPart, String),
 }
 
-impl Wanted {
-    fn is(&self, kind: Kind, id: &str, alias: &str) -> bool {
+impl IdQuery {
+    fn is(&self, kind: IdKind, id: &str, alias: &str) -> bool {
         match self {
             Self::Alias(wanted, name) => *wanted == kind && name == alias,
             Self::Part(part, _) => part.matches(kind, id),
@@ -190,7 +195,7 @@ impl Wanted {
         }
     }
 
-    fn may_be(&self, kind: Kind) -> bool {
+    fn may_be(&self, kind: IdKind) -> bool {
         match self {
             Self::Alias(wanted, _) => *wanted == kind,
             Self::Part(part, _) => part.kind.is_none_or(|wanted| wanted == kind),
@@ -198,45 +203,45 @@ impl Wanted {
     }
 }
 
-async fn search(
+async fn find_candidates(
     client: &Client,
     within: Option<&str>,
-    wanted: &Wanted,
-    kinds: &[Kind],
-) -> Result<Vec<Candidate>, Failure> {
-    let may_be = |kind: Kind| kinds.contains(&kind) && wanted.may_be(kind);
+    wanted: &IdQuery,
+    kinds: &[IdKind],
+) -> Result<Vec<IdCandidate>, Failure> {
+    let may_be = |kind: IdKind| kinds.contains(&kind) && wanted.may_be(kind);
     if let Some(typed) = within {
         let session = match session(client, typed).await {
             Ok(session) => session,
-            // Who decides may see holds without seeing sessions: then the holds say which.
-            Err(failure) if failure.exit == Exit::NotAllowed && may_be(Kind::Hold) => {
+            // A key may see holds without seeing sessions: then match the session id of the holds.
+            Err(failure) if failure.exit == Exit::NotAllowed && may_be(IdKind::Hold) => {
                 let holds = visible_holds(client).await?;
-                let part = Part::parse(typed).ok_or(failure)?;
+                let part = IdPart::parse(typed).ok_or(failure)?;
                 let meant = holds.iter().filter(|hold| {
-                    part.matches(Kind::Session, text(hold, "session_id"))
-                        && wanted.is(Kind::Hold, text(hold, "id"), text(hold, "alias"))
+                    part.matches(IdKind::Session, text(hold, "session_id"))
+                        && wanted.is(IdKind::Hold, text(hold, "id"), text(hold, "alias"))
                 });
                 return Ok(meant.map(hold_candidate).collect());
             }
             Err(failure) => return Err(failure),
         };
-        return in_session(client, &session, wanted, kinds).await;
+        return find_in_session(client, &session, wanted, kinds).await;
     }
     let mut found = Vec::new();
-    if may_be(Kind::Hold) {
+    if may_be(IdKind::Hold) {
         let holds = visible_holds(client).await?;
         let meant = holds
             .iter()
-            .filter(|hold| wanted.is(Kind::Hold, text(hold, "id"), text(hold, "alias")));
+            .filter(|hold| wanted.is(IdKind::Hold, text(hold, "id"), text(hold, "alias")));
         found.extend(meant.map(hold_candidate));
     }
-    if ![Kind::Session, Kind::Task, Kind::Request]
+    if ![IdKind::Session, IdKind::Task, IdKind::Request]
         .into_iter()
         .any(may_be)
     {
         return Ok(found);
     }
-    let mut pages = Pages::sessions(Vec::new());
+    let mut pages = ListPages::sessions(Vec::new());
     let mut seen = 0;
     while found.len() <= SHOWN_MAX
         && let Some(page) = pages.next(client, PAGE_MAX).await?
@@ -245,20 +250,20 @@ async fn search(
             let id = text(session, "id");
             let name = wanted.name();
             let is_named = name.is_some() && name == session["name"].as_str();
-            if may_be(Kind::Session) && (wanted.is(Kind::Session, id, "") || is_named) {
+            if may_be(IdKind::Session) && (wanted.is(IdKind::Session, id, "") || is_named) {
                 found.push(session_candidate(session));
             }
-            if may_be(Kind::Task) || may_be(Kind::Request) {
+            if may_be(IdKind::Task) || may_be(IdKind::Request) {
                 seen += 1;
                 if seen > SESSIONS_MAX {
                     return Err(too_many_sessions());
                 }
-                let kinds: Vec<Kind> = kinds
+                let kinds: Vec<IdKind> = kinds
                     .iter()
                     .copied()
-                    .filter(|kind| *kind != Kind::Hold)
+                    .filter(|kind| *kind != IdKind::Hold)
                     .collect();
-                found.extend(in_session(client, id, wanted, &kinds).await?);
+                found.extend(find_in_session(client, id, wanted, &kinds).await?);
             }
             if found.len() > SHOWN_MAX {
                 break;
@@ -268,13 +273,13 @@ async fn search(
     Ok(found)
 }
 
-/// Looks through the whole tree of a session.
-async fn in_session(
+/// Searches the whole tree of a session.
+async fn find_in_session(
     client: &Client,
     session: &str,
-    wanted: &Wanted,
-    kinds: &[Kind],
-) -> Result<Vec<Candidate>, Failure> {
+    wanted: &IdQuery,
+    kinds: &[IdKind],
+) -> Result<Vec<IdCandidate>, Failure> {
     let mut found = Vec::new();
     let mut before = None;
     loop {
@@ -284,17 +289,17 @@ async fn in_session(
         ];
         let path = with_query(&format!("/v1/sessions/{session}/tree"), &parameters);
         let tree = client.get(&path).await?.body;
-        let mut look = |kind: Kind, node: &Value, about: String| {
+        let mut look = |kind: IdKind, node: &Value, about: String| {
             let (id, alias) = (text(node, "id"), text(node, "alias"));
             if kinds.contains(&kind) && wanted.is(kind, id, alias) {
-                found.push(Candidate {
+                found.push(IdCandidate {
                     id: id.to_owned(),
-                    exact: within_session(session, alias),
+                    exact: qualified_alias(session, alias),
                     about,
                 });
             }
         };
-        walk(elements(&tree, "tasks"), &mut look);
+        visit_tree(elements(&tree, "tasks"), &mut look);
         match tree["before"].as_u64() {
             Some(revision) if found.is_empty() => before = Some(revision.to_string()),
             _ => break,
@@ -303,66 +308,68 @@ async fn in_session(
     Ok(found)
 }
 
-fn walk(tasks: &[Value], look: &mut impl FnMut(Kind, &Value, String)) {
+fn visit_tree(tasks: &[Value], look: &mut impl FnMut(IdKind, &Value, String)) {
     for task in tasks {
         let agent = text(task, "agent");
         look(
-            Kind::Task,
+            IdKind::Task,
             task,
             format!("{agent}, {}", text(task, "status")),
         );
         for request in elements(task, "requests") {
             look(
-                Kind::Request,
+                IdKind::Request,
                 request,
                 format!("{agent}, {}", text(request, "status")),
             );
             for hold in elements(request, "holds") {
-                look(Kind::Hold, hold, text(hold, "status").to_owned());
+                look(IdKind::Hold, hold, text(hold, "status").to_owned());
             }
-            walk(elements(request, "tasks"), look);
+            visit_tree(elements(request, "tasks"), look);
         }
     }
 }
 
-/// Every open hold that the caller may see, and the newest of those that were decided.
+/// Every open hold that the caller may see, and the newest decided holds.
 async fn visible_holds(client: &Client) -> Result<Vec<Value>, Failure> {
-    let mut holds = Pages::holds(Vec::new()).take(client, usize::MAX).await?;
+    let mut holds = ListPages::holds(Vec::new())
+        .take(client, usize::MAX)
+        .await?;
     let decided = vec![("status", Some("decided".to_owned()))];
-    holds.extend(Pages::holds(decided).take(client, DECIDED_MAX).await?);
+    holds.extend(ListPages::holds(decided).take(client, DECIDED_MAX).await?);
     Ok(holds)
 }
 
-fn hold_candidate(hold: &Value) -> Candidate {
+fn hold_candidate(hold: &Value) -> IdCandidate {
     let alias = text(hold, "alias");
-    Candidate {
+    IdCandidate {
         id: text(hold, "id").to_owned(),
-        exact: within_session(text(hold, "session_id"), alias),
+        exact: qualified_alias(text(hold, "session_id"), alias),
         about: format!("{}, {}", text(hold, "status"), text(hold, "title")),
     }
 }
 
-fn session_candidate(session: &Value) -> Candidate {
+fn session_candidate(session: &Value) -> IdCandidate {
     let id = text(session, "id");
     let name = session["name"].as_str().unwrap_or("no name");
-    Candidate {
+    IdCandidate {
         id: id.to_owned(),
         exact: id.to_owned(),
         about: format!("{name}, {}", text(session, "user")),
     }
 }
 
-fn words(kinds: &[Kind]) -> String {
+fn kind_words(kinds: &[IdKind]) -> String {
     let words: Vec<&str> = kinds.iter().map(|kind| kind.word()).collect();
     words.join(" or ")
 }
 
-fn example(kind: Kind) -> &'static str {
+fn example(kind: IdKind) -> &'static str {
     match kind {
-        Kind::Session => "a session is named by ses_0198…, a beginning of that, or its name",
-        Kind::Task => "a task is named by T4, SESSION/T4 or tsk_0198…",
-        Kind::Request => "a request is named by R8, SESSION/R8 or req_0198…",
-        Kind::Hold => "a hold is named by R8.h1, SESSION/R8.h1 or hld_0198…",
+        IdKind::Session => "a session is named by ses_0198…, a beginning of that, or its name",
+        IdKind::Task => "a task is named by T4, SESSION/T4 or tsk_0198…",
+        IdKind::Request => "a request is named by R8, SESSION/R8 or req_0198…",
+        IdKind::Hold => "a hold is named by R8.h1, SESSION/R8.h1 or hld_0198…",
     }
 }
 
@@ -374,22 +381,25 @@ fn list_command(what: &str) -> &'static str {
     }
 }
 
-fn not_an_id(typed: &str, kinds: &[Kind]) -> Failure {
+fn not_an_id(typed: &str, kinds: &[IdKind]) -> Failure {
     let hints: Vec<&str> = kinds.iter().copied().map(example).collect();
-    Failure::usage(format!("`{typed}` is not the name of a {}", words(kinds)))
-        .hint(hints.join("\n"))
+    Failure::usage(format!(
+        "`{typed}` is not the name of a {}",
+        kind_words(kinds)
+    ))
+    .hint(hints.join("\n"))
 }
 
 fn too_many_sessions() -> Failure {
     Failure::usage(format!(
-        "there are more than {SESSIONS_MAX} sessions, too many to look through"
+        "there are more than {SESSIONS_MAX} sessions, too many to search"
     ))
-    .hint("say which session is meant: SESSION/T4, or type the whole id")
+    .hint("name the session too: SESSION/T4, or type the whole id")
 }
 
-fn pick(typed: &str, what: &str, mut found: Vec<Candidate>) -> Result<String, Failure> {
+fn pick_one(typed: &str, what: &str, mut found: Vec<IdCandidate>) -> Result<String, Failure> {
     found.sort_unstable();
-    // A list that changes while it is read may tell one thing twice.
+    // A list that changes while it is read may contain an object twice.
     found.dedup_by(|a, b| a.id == b.id);
     match found.len() {
         0 => Err(
@@ -406,9 +416,11 @@ fn pick(typed: &str, what: &str, mut found: Vec<Candidate>) -> Result<String, Fa
                 .collect();
             let ids: Vec<&str> = found.iter().map(|one| one.id.as_str()).collect();
             let details = serde_json::json!({ "candidates": ids });
-            let mut failure = Failure::usage(format!("`{typed}` is more than one {what}")).hint(
-                format!("type the one you mean:\n{}{more}", lines.join("\n")),
-            );
+            let mut failure = Failure::usage(format!("`{typed}` matches more than one {what}"))
+                .hint(format!(
+                    "type the one you mean:\n{}{more}",
+                    lines.join("\n")
+                ));
             failure.details = Box::new(details);
             Err(failure)
         }
@@ -421,8 +433,8 @@ mod tests {
 
     use super::*;
 
-    fn candidates(ids: &[&str]) -> Vec<Candidate> {
-        let one = |id: &&str| Candidate {
+    fn candidates(ids: &[&str]) -> Vec<IdCandidate> {
+        let one = |id: &&str| IdCandidate {
             id: (*id).to_owned(),
             exact: (*id).to_owned(),
             about: "a".to_owned(),
@@ -432,7 +444,7 @@ mod tests {
 
     #[test]
     fn one_thing_is_meant_or_the_error_says_which_could_be() {
-        let pick = |ids: &[&str]| pick("a", "session", candidates(ids));
+        let pick = |ids: &[&str]| pick_one("a", "session", candidates(ids));
         assert_eq!(pick(&["ses_a1"]).expect("one"), "ses_a1");
         assert_eq!(pick(&["ses_a1", "ses_a1"]).expect("one"), "ses_a1");
         assert_eq!(pick(&[]).expect_err("none").exit, Exit::NotFound);
@@ -459,7 +471,7 @@ mod tests {
         let tree = json!([{ "id": "tsk_1", "alias": "T1", "requests": [{ "id": "req_1", "alias": "R1", "holds": [],
             "tasks": [{ "id": "tsk_2", "alias": "T2", "requests": [{ "id": "req_2", "alias": "R2", "holds": [{ "id": "hld_1", "alias": "R2.h1" }], "tasks": [] }] }] }] }]);
         let mut seen = Vec::new();
-        walk(tree.as_array().expect("a list"), &mut |kind, node, _| {
+        visit_tree(tree.as_array().expect("a list"), &mut |kind, node, _| {
             seen.push((kind, text(node, "alias").to_owned()));
         });
         let aliases: Vec<&str> = seen.iter().map(|(_, alias)| alias.as_str()).collect();

@@ -1,4 +1,4 @@
-//! `statehold restore`: a data directory from a backup.
+//! `statehold restore`: creates a data directory from a backup.
 
 use std::path::PathBuf;
 
@@ -7,22 +7,22 @@ use clap::Args;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::SqliteStore;
 
-use super::output::Output;
+use super::output::CliOutput;
 use super::printable::cell;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
-pub(super) struct Restore {
+pub(super) struct RestoreArgs {
     /// The backup.
     #[arg(value_name = "FILE")]
     from: PathBuf,
-    /// The data directory to make. It must not have data.
+    /// The data directory to create. It must not contain data.
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
 }
 
-impl Restore {
-    pub(super) fn run(&self, output: &Output) -> anyhow::Result<Exit> {
+impl RestoreArgs {
+    pub(super) fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         if !self.from.is_file() {
             let message = format!("there is no backup {}", self.from.display());
             return Err(Failure::new(Exit::NotFound, message)

@@ -1,8 +1,8 @@
-//! `statehold serve` and `statehold dev`: what a server is started with.
+//! `statehold serve` and `statehold dev`: flags and configuration of a server.
 //!
-//! Here are the flags and how they lie over the configuration; the result is a [`ServePlan`].
-//! Whether the plan can be carried out (is the port free, are there keys for an address beyond
-//! loopback) is found out when it is.
+//! This module merges the flags into the configuration; the result is a [`ServePlan`]. Problems of
+//! the machine (a port in use, missing keys for an address beyond loopback) appear when the plan
+//! runs.
 
 #[cfg(debug_assertions)]
 mod die_at;
@@ -18,15 +18,15 @@ pub(crate) use run::run;
 pub(super) use run::{log_filter, push_guard};
 
 use super::CONFIG_HELP;
-use crate::config::{Config, Explained, Layers, Surroundings, layers};
+use crate::config::{Config, ConfigEnvironment, ConfigLayers, SourcedValue, layers};
 use crate::exit::Failure;
 
-/// What `dev` is called where its own defaults are explained.
+/// The source shown for the defaults of `dev`.
 const DEV: &str = "statehold dev";
 
 /// Start a server for real use.
 #[derive(Debug, Args)]
-pub(crate) struct Serve {
+pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
     /// The address and port to listen on.
@@ -40,7 +40,7 @@ pub(crate) struct Serve {
 /// Start a local server for development: loopback only, no key needed.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
-pub(crate) struct Dev {
+pub(crate) struct DevArgs {
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
     /// The port on loopback; 0 takes any that is free.
@@ -49,7 +49,7 @@ pub(crate) struct Dev {
     /// The data directory.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Keep nothing: all data is gone when the server stops.
+    /// Keep data in memory only: it is lost when the server stops.
     #[arg(long, conflicts_with_all = ["data", "reset"])]
     memory: bool,
     /// Do not open a browser.
@@ -58,13 +58,13 @@ pub(crate) struct Dev {
     /// Start without demo agents and demo sessions.
     #[arg(long)]
     no_demo: bool,
-    /// Delete what is in the data directory first.
+    /// Delete the data in the data directory first.
     #[arg(long)]
     reset: bool,
-    /// Let callers move the server's clock with POST /v1/dev/clock, to try what time does.
+    /// Let callers move the server's clock with POST /v1/dev/clock, to test timeouts and expiry.
     #[arg(long)]
     clock_control: bool,
-    /// Start with the clock so many seconds ahead, or behind if negative.
+    /// Start with the clock this many seconds ahead, or behind if negative.
     #[arg(
         long,
         value_name = "N",
@@ -74,14 +74,14 @@ pub(crate) struct Dev {
     clock_offset_seconds: Option<i64>,
 }
 
-/// Everything that is needed to start a server.
+/// Everything needed to start a server.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ServePlan {
     pub(crate) config: Config,
-    /// Each value and who set it, for the log of the start.
-    pub(crate) explained: Vec<Explained>,
+    /// Each value and its source, for the start-up log.
+    pub(crate) explained: Vec<SourcedValue>,
     pub(crate) storage: PlannedStorage,
-    /// Whether a browser is opened.
+    /// Whether to open a browser.
     pub(crate) opens_console: bool,
     /// Whether the demo agents run in this process.
     pub(crate) has_demo: bool,
@@ -89,30 +89,30 @@ pub(crate) struct ServePlan {
     pub(crate) clock_offset_seconds: Option<i64>,
 }
 
-/// Where a planned server keeps its data.
+/// The storage of a planned server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PlannedStorage {
-    /// In the directory `config.store.data`, which is emptied first if `reset` is set.
+    /// In the directory `config.store.data`, emptied first if `reset` is set.
     Disk { reset: bool },
     /// In memory.
     Memory,
 }
 
 impl ServePlan {
-    /// Whether somebody on another machine could call: then keys must be required.
+    /// Whether other machines could connect: then the server must require keys.
     pub(crate) fn listens_beyond_loopback(&self) -> bool {
         !self.config.server.listen.ip().is_loopback()
     }
 }
 
-impl Serve {
-    /// Lays the flags over the configuration.
+impl ServeArgs {
+    /// Merges the flags into the configuration.
     ///
     /// # Errors
     ///
-    /// If the configuration has something in it that is not known or does not fit.
-    pub(crate) fn plan(&self, around: &Surroundings) -> anyhow::Result<ServePlan> {
-        let mut layers = layers(around, self.config.as_deref())?;
+    /// If the configuration has an unknown key or an invalid value.
+    pub(crate) fn plan(&self, environment: &ConfigEnvironment) -> anyhow::Result<ServePlan> {
+        let mut layers = layers(environment, self.config.as_deref())?;
         let listen = self.listen.map(|listen| listen.to_string());
         layers.set_flag("server.listen", "--listen", listen)?;
         set_data(&mut layers, self.data.as_ref())?;
@@ -128,16 +128,15 @@ impl Serve {
     }
 }
 
-impl Dev {
-    /// Lays the flags over the configuration. A development server is for this machine: it asks
-    /// for no key unless it is told to, and listens on loopback only.
+impl DevArgs {
+    /// Merges the flags into the configuration. A development server is for this machine: it
+    /// requires no key unless configured to, and listens on loopback only.
     ///
     /// # Errors
     ///
-    /// If the configuration has something in it that is not known or does not fit, or names an
-    /// address beyond loopback.
-    pub(crate) fn plan(&self, around: &Surroundings) -> anyhow::Result<ServePlan> {
-        let mut layers = layers(around, self.config.as_deref())?;
+    /// If the configuration has an unknown key or an invalid value, or an address beyond loopback.
+    pub(crate) fn plan(&self, environment: &ConfigEnvironment) -> anyhow::Result<ServePlan> {
+        let mut layers = layers(environment, self.config.as_deref())?;
         layers.set_if_default("auth.required", false, DEV)?;
         let listen = self
             .port
@@ -161,7 +160,7 @@ impl Dev {
         };
         if plan.listens_beyond_loopback() {
             let listen = plan.config.server.listen;
-            let message = format!("a development server does not listen on {listen}");
+            let message = format!("a development server listens on loopback only, not on {listen}");
             return Err(Failure::usage(message)
                 .hint("start a server for others with: statehold serve")
                 .into());
@@ -170,7 +169,7 @@ impl Dev {
     }
 }
 
-fn set_data(layers: &mut Layers, data: Option<&PathBuf>) -> anyhow::Result<()> {
+fn set_data(layers: &mut ConfigLayers, data: Option<&PathBuf>) -> anyhow::Result<()> {
     let text = data
         .map(|data| {
             let text = data.to_str();
@@ -187,26 +186,26 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::config::Source;
+    use crate::config::ValueSource;
 
     #[derive(Debug, Parser)]
-    enum Program {
-        Serve(Serve),
-        Dev(Dev),
+    enum TestProgram {
+        Serve(ServeArgs),
+        Dev(DevArgs),
     }
 
     fn plan(args: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<ServePlan> {
         let directory = tempfile::tempdir()?;
-        let around = Surroundings {
+        let environment = ConfigEnvironment {
             directory: directory.path().to_owned(),
-            environment: variables
+            variables: variables
                 .iter()
                 .map(|(name, value)| ((*name).into(), (*value).into()))
                 .collect(),
         };
-        match Program::try_parse_from([&["statehold"], args].concat())? {
-            Program::Serve(serve) => serve.plan(&around),
-            Program::Dev(dev) => dev.plan(&around),
+        match TestProgram::try_parse_from([&["statehold"], args].concat())? {
+            TestProgram::Serve(serve) => serve.plan(&environment),
+            TestProgram::Dev(dev) => dev.plan(&environment),
         }
     }
 
@@ -238,7 +237,7 @@ mod tests {
             .find(|value| value.key == "store.data");
         assert_eq!(
             source.map(|value| &value.source),
-            Some(&Source::Flag("--data"))
+            Some(&ValueSource::Flag("--data"))
         );
     }
 

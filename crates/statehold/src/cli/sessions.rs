@@ -1,4 +1,4 @@
-//! `statehold sessions`: what agents and people said, and what waits.
+//! `statehold sessions`: lists, shows, follows and deletes sessions.
 
 mod delete;
 mod list;
@@ -11,24 +11,24 @@ use clap::Subcommand;
 use serde::Deserialize;
 
 use super::block_on;
-use super::globals::Globals;
-use super::output::Output;
+use super::globals::GlobalArgs;
+use super::output::CliOutput;
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Sessions {
+pub(super) enum SessionsCommand {
     /// List sessions, the last changed first.
-    List(list::List),
-    /// Print one session: what it is, what waits, and its messages.
-    Show(show::Show),
-    /// Follow one session: a line per record, as it is written.
-    Tail(tail::Tail),
-    /// Delete one session: cancel what is live and remove every payload.
-    Delete(delete::Delete),
+    List(list::SessionsListArgs),
+    /// Print one session: its facts, its open holds, and its messages.
+    Show(show::SessionsShowArgs),
+    /// Follow one session: one line per record.
+    Tail(tail::SessionsTailArgs),
+    /// Delete one session: cancel its live requests and remove every payload.
+    Delete(delete::SessionsDeleteArgs),
 }
 
-impl Sessions {
-    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl SessionsCommand {
+    pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
         block_on(async {
             match self {
@@ -41,9 +41,9 @@ impl Sessions {
     }
 }
 
-/// A session as the server tells it. Fields that are not needed here are not read.
+/// A session as the API returns it, reduced to the fields that the commands print.
 #[derive(Debug, Deserialize)]
-struct Session {
+struct SessionInfo {
     id: String,
     app: String,
     user: String,

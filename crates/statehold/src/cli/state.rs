@@ -1,17 +1,17 @@
-//! `statehold state`: the values that apps, users and sessions keep.
+//! `statehold state`: reads and writes the state of apps, users and sessions.
 
 use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use super::globals::Globals;
-use super::output::{Cell, Output, Table};
+use super::globals::GlobalArgs;
+use super::output::{CliOutput, TableCell, TextTable};
 use super::printable::cell;
 use super::{block_on, resolve};
 use crate::client::{Client, encode};
 use crate::exit::{Exit, Failure};
 
-/// The app that is meant when none is named, as on the chat surface.
+/// The app if the user names none, as in the chat API.
 pub(super) const APP_DEFAULT: &str = "default";
 
 const HELP: &str = "\
@@ -20,62 +20,63 @@ with a session (--session).";
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = HELP)]
-pub(super) enum State {
+pub(super) enum StateCommand {
     /// Print one value as JSON.
-    Get(Get),
+    Get(StateGetArgs),
     /// Print all values of an app, a user or a session.
-    List(List),
+    List(StateListArgs),
     /// Write one value.
-    Set(Set),
+    Set(StateSetArgs),
     /// Remove one value.
-    Delete(Delete),
+    Delete(StateDeleteArgs),
 }
 
-/// Whose values.
+/// The owner of the values.
 #[derive(Debug, Args)]
-struct Owner {
+struct StateOwnerArgs {
     /// The app.
     #[arg(long, value_name = "APP", default_value = APP_DEFAULT)]
     app: String,
     /// The user of the app, for `user:` keys.
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// The session: its id, a part of it, or its name. It sees its app's and its user's values too.
+    /// The session: its id, a part of it, or its name. It also sees the values of its app and its
+    /// user.
     #[arg(short, long, value_name = "SESSION", conflicts_with_all = ["user"])]
     session: Option<String>,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Get {
+pub(super) struct StateGetArgs {
     key: String,
     #[command(flatten)]
-    owner: Owner,
+    owner: StateOwnerArgs,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct List {
+pub(super) struct StateListArgs {
     #[command(flatten)]
-    owner: Owner,
+    owner: StateOwnerArgs,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Set {
+pub(super) struct StateSetArgs {
     key: String,
-    /// JSON; what is none is taken as text.
+    /// The value as JSON; anything else is stored as text.
     value: String,
     #[command(flatten)]
-    owner: Owner,
+    owner: StateOwnerArgs,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Delete {
+pub(super) struct StateDeleteArgs {
     key: String,
     #[command(flatten)]
-    owner: Owner,
+    owner: StateOwnerArgs,
 }
 
-impl State {
-    pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl StateCommand {
+    pub(super) fn run(&self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
         block_on(async {
             match self {
@@ -96,8 +97,8 @@ impl State {
     }
 }
 
-impl Get {
-    async fn run(&self, client: &Client, output: &Output) -> anyhow::Result<Exit> {
+impl StateGetArgs {
+    async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let path = self.owner.path(client, Some(&self.key)).await?;
         let answer = client.get(&path).await?.body;
         let Some(value) = answer["state"].get(&self.key) else {
@@ -115,20 +116,20 @@ impl Get {
     }
 }
 
-impl List {
-    async fn run(&self, client: &Client, output: &Output) -> anyhow::Result<Exit> {
+impl StateListArgs {
+    async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let path = self.owner.path(client, None).await?;
         let answer = client.get(&path).await?.body;
         if output.json {
             output.json(&answer)?;
             return Ok(Exit::Done);
         }
-        let mut table = Table::new(&["KEY", "VERSION", "VALUE"]);
+        let mut table = TextTable::new(&["KEY", "VERSION", "VALUE"]);
         for (key, value) in answer["state"].as_object().into_iter().flatten() {
             table.row(vec![
-                Cell::new(key),
-                Cell::new(answer["versions"][key].to_string()),
-                Cell::new(value.to_string()),
+                TableCell::new(key),
+                TableCell::new(answer["versions"][key].to_string()),
+                TableCell::new(value.to_string()),
             ]);
         }
         output.table(&table)?;
@@ -138,10 +139,10 @@ impl List {
 
 async fn patch(
     client: &Client,
-    owner: &Owner,
+    owner: &StateOwnerArgs,
     key: &str,
     body: &Value,
-    output: &Output,
+    output: &CliOutput,
 ) -> anyhow::Result<Exit> {
     let path = owner.path(client, Some(key)).await?;
     let answer = client.call(Method::PATCH, &path, Some(body)).await?.body;
@@ -151,8 +152,8 @@ async fn patch(
     Ok(Exit::Done)
 }
 
-impl Owner {
-    /// Where the values are.
+impl StateOwnerArgs {
+    /// The API path of the values.
     async fn path(&self, client: &Client, key: Option<&str>) -> Result<String, Failure> {
         if let Some(session) = &self.session {
             let id = resolve::session(client, session).await?;

@@ -1,4 +1,4 @@
-//! `statehold status`: does a server run, and where?
+//! `statehold status`: prints whether a server runs, and where.
 
 use std::path::PathBuf;
 
@@ -6,47 +6,47 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::block_on;
-use super::globals::{DEFAULT_URL, Globals};
-use super::output::{Cell, Output, Table, Tone};
+use super::globals::{DEFAULT_URL, GlobalArgs};
+use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::Client;
-use crate::config::{Surroundings, layers};
+use crate::config::{ConfigEnvironment, layers};
 use crate::data_directory;
 use crate::exit::{Exit, Failure};
 use crate::run_file::RunFile;
 
 #[derive(Debug, Args)]
-pub(super) struct Status {
+pub(super) struct StatusArgs {
     /// Print one form for scripts: lines for a shell, a JSON document, or the process id.
     #[arg(short, long = "output", value_name = "FORM")]
-    output: Option<Form>,
-    /// The data directory whose server is meant [default: as configured].
+    output: Option<StatusForm>,
+    /// The data directory of the server [default: as configured].
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Form {
+enum StatusForm {
     Env,
     Json,
     Pid,
 }
 
-/// What is known about a server.
+/// Facts about a server.
 #[derive(Debug)]
-struct Found {
+struct ServerStatus {
     url: String,
-    /// What keeps it from working, if it answers and is not ready.
+    /// Why the server is not ready, if it answers and is not.
     unready: Option<String>,
     version: Option<String>,
     run: Option<RunFile>,
     data: PathBuf,
 }
 
-impl Status {
-    pub(super) fn run(&self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl StatusArgs {
+    pub(super) fn run(&self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let data = self.data_directory()?;
         let run = data_directory::server(&data)?;
-        if self.output == Some(Form::Pid) {
+        if self.output == Some(StatusForm::Pid) {
             let Some(run) = run else {
                 let message = format!("no server has {} open", data.display());
                 return Err(Failure::new(Exit::Unreachable, message)
@@ -63,14 +63,14 @@ impl Status {
             .unwrap_or(DEFAULT_URL);
         let client = globals.client_of(url, output)?;
         let url = client.address().to_string();
-        // The run file is about the server that was asked only if it says the same address.
+        // The run file describes the server that answered only if the addresses match.
         let run = run.filter(|run| named.is_none() || run.url.trim_end_matches('/') == url);
         let found = block_on(ask(&client, run, data))??;
         match self.output {
-            Some(Form::Env) => print_env(&url, globals, output)?,
-            Some(Form::Json) => output.json(&found.to_json())?,
+            Some(StatusForm::Env) => print_env(&url, globals, output)?,
+            Some(StatusForm::Json) => output.json(&found.to_json())?,
             None if output.json => output.json(&found.to_json())?,
-            Some(Form::Pid) | None => output.table(&found.table(output))?,
+            Some(StatusForm::Pid) | None => output.table(&found.table(output))?,
         }
         if let Some(why) = found.unready {
             output.note(&format!(
@@ -86,19 +86,23 @@ impl Status {
         if let Some(data) = &self.data {
             return Ok(data.clone());
         }
-        let (config, _) = layers(&Surroundings::of_process(), None)?.finish()?;
+        let (config, _) = layers(&ConfigEnvironment::of_process(), None)?.finish()?;
         Ok(config.store.data)
     }
 }
 
-async fn ask(client: &Client, run: Option<RunFile>, data: PathBuf) -> Result<Found, Failure> {
+async fn ask(
+    client: &Client,
+    run: Option<RunFile>,
+    data: PathBuf,
+) -> Result<ServerStatus, Failure> {
     let health = client.probe("/healthz").await?;
     let unready = match client.probe("/readyz").await {
         Ok(_) => None,
         Err(failure) if failure.status.is_some() => Some(failure.message),
         Err(failure) => return Err(failure),
     };
-    Ok(Found {
+    Ok(ServerStatus {
         url: client.address().to_string(),
         unready,
         version: health.body["version"].as_str().map(str::to_owned),
@@ -107,7 +111,7 @@ async fn ask(client: &Client, run: Option<RunFile>, data: PathBuf) -> Result<Fou
     })
 }
 
-impl Found {
+impl ServerStatus {
     fn to_json(&self) -> Value {
         let mut found = json!({ "url": self.url, "ready": self.unready.is_none() });
         if let Some(version) = &self.version {
@@ -121,32 +125,35 @@ impl Found {
         found
     }
 
-    fn table(&self, output: &Output) -> Table {
-        let mut table = Table::new(&[]);
-        let mut row = |name: &str, value: Cell| {
-            table.row(vec![Cell::new(name).tone(Tone::Dim), value]);
+    fn table(&self, output: &CliOutput) -> TextTable {
+        let mut table = TextTable::new(&[]);
+        let mut row = |name: &str, value: TableCell| {
+            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
         };
-        row("url", Cell::new(&self.url));
+        row("url", TableCell::new(&self.url));
         row(
             "status",
             match self.unready {
-                None => Cell::new("ready").tone(Tone::Good),
-                Some(_) => Cell::new("not ready").tone(Tone::Bad),
+                None => TableCell::new("ready").tone(TextTone::Good),
+                Some(_) => TableCell::new("not ready").tone(TextTone::Bad),
             },
         );
-        row("version", Cell::optional(self.version.as_ref()));
+        row("version", TableCell::optional(self.version.as_ref()));
         if let Some(run) = &self.run {
-            row("pid", Cell::new(run.pid.to_string()));
-            row("started", Cell::new(output.times.show(&run.started_at)));
-            row("data", Cell::new(self.data.display().to_string()));
+            row("pid", TableCell::new(run.pid.to_string()));
+            row(
+                "started",
+                TableCell::new(output.times.show(&run.started_at)),
+            );
+            row("data", TableCell::new(self.data.display().to_string()));
         }
         table
     }
 }
 
-fn print_env(url: &str, globals: &Globals, output: &Output) -> anyhow::Result<()> {
+fn print_env(url: &str, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<()> {
     output.line(&format!("export STATEHOLD_URL={}", quote(url)))?;
-    if let Some(token) = globals.token(&Output {
+    if let Some(token) = globals.token(&CliOutput {
         quiet: true,
         ..output.clone()
     })? {
@@ -155,7 +162,7 @@ fn print_env(url: &str, globals: &Globals, output: &Output) -> anyhow::Result<()
     Ok(())
 }
 
-/// A text as one word of a POSIX shell.
+/// Quotes a text as one word of a POSIX shell.
 fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

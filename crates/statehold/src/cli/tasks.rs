@@ -1,4 +1,4 @@
-//! `statehold tasks`: what agents work on, and waiting for it.
+//! `statehold tasks`: shows tasks and requests, waits for them, cancels them.
 
 mod cancel;
 mod show;
@@ -8,24 +8,24 @@ mod wait;
 use clap::Subcommand;
 
 use super::block_on;
-use super::globals::Globals;
-use super::output::Output;
+use super::globals::GlobalArgs;
+use super::output::CliOutput;
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Tasks {
-    /// Draw tasks, their requests, and what they wait for.
-    Tree(tree::TreeOf),
-    /// Print one task and the last of its history.
-    Show(show::Show),
+pub(super) enum TasksCommand {
+    /// Draw tasks, their requests, and their open holds.
+    Tree(tree::TasksTreeArgs),
+    /// Print one task and the end of its history.
+    Show(show::TasksShowArgs),
     /// Wait until a request, or the live request of a task, has ended.
-    Wait(wait::Wait),
-    /// Stop a request or a task for good, with everything below it.
-    Cancel(cancel::Cancel),
+    Wait(wait::TasksWaitArgs),
+    /// Cancel a request or a task, and everything below it.
+    Cancel(cancel::TasksCancelArgs),
 }
 
-impl Tasks {
-    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl TasksCommand {
+    pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let client = globals.client(output)?;
         block_on(async {
             match self {

@@ -1,11 +1,11 @@
-//! Times as people read them.
+//! Formats times for people.
 
 use jiff::Timestamp;
 
-/// How times are shown.
+/// How to print times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TimeStyle {
-    /// How long ago, or in how long.
+    /// Time elapsed, or time left.
     Relative,
     /// Date and time in UTC.
     Utc,
@@ -13,15 +13,15 @@ pub(super) enum TimeStyle {
     Iso,
 }
 
-/// A style, and what "now" is.
+/// A style, and the current time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct TimeFormat {
     pub(super) style: TimeStyle,
     pub(super) now: Timestamp,
 }
 
-impl Times {
-    /// The same style, for a program that has run for a while.
+impl TimeFormat {
+    /// The same style at the current time, for programs that run long.
     pub(super) fn at_present(self) -> Self {
         Self {
             now: Timestamp::now(),
@@ -29,7 +29,7 @@ impl Times {
         }
     }
 
-    /// A time of the server. What is no time is shown as it is.
+    /// Formats a time from the server. Text that is not a time stays unchanged.
     pub(super) fn show(&self, text: &str) -> String {
         let Ok(time) = text.parse::<Timestamp>() else {
             return text.to_owned();
@@ -41,19 +41,19 @@ impl Times {
         }
     }
 
-    /// When something happened, as the end of a sentence.
+    /// When an event happened, as the end of a sentence.
     pub(super) fn ago(&self, text: &str) -> String {
         match (self.style, text.parse::<Timestamp>()) {
             (TimeStyle::Relative, Ok(time)) if time <= self.now => {
                 format!("{} ago", self.relative(time))
             }
-            // Clocks differ: what was just decided there may be in the future here.
+            // Clocks differ: an event of this moment on the server may lie in the local future.
             (TimeStyle::Relative, Ok(_)) => "just now".to_owned(),
             _ => format!("at {}", self.show(text)),
         }
     }
 
-    /// Since when something is as it is, as the end of a sentence.
+    /// Since when a status holds, as the end of a sentence.
     pub(super) fn since(&self, text: &str) -> String {
         match self.style {
             TimeStyle::Relative => self.show(text),
@@ -61,7 +61,7 @@ impl Times {
         }
     }
 
-    /// How many seconds are left until a time; negative if it is over.
+    /// Seconds left until a time; negative if it has passed.
     pub(super) fn seconds_until(&self, text: &str) -> Option<i64> {
         let time: Timestamp = text.parse().ok()?;
         Some(time.as_second() - self.now.as_second())
@@ -91,7 +91,7 @@ mod tests {
     #[track_caller]
     fn check(style: TimeStyle, text: &str, shown: &str) {
         let now = "2026-08-06T12:00:00Z".parse().expect("a time");
-        assert_eq!(Times { style, now }.show(text), shown);
+        assert_eq!(TimeFormat { style, now }.show(text), shown);
     }
 
     #[test]
@@ -105,11 +105,11 @@ mod tests {
     #[test]
     fn a_sentence_says_ago_or_the_exact_time() {
         let now = "2026-08-06T12:00:00Z".parse().expect("a time");
-        let relative = Times {
+        let relative = TimeFormat {
             style: TimeStyle::Relative,
             now,
         };
-        let exact = Times {
+        let exact = TimeFormat {
             style: TimeStyle::Iso,
             now,
         };

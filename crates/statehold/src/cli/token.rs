@@ -1,4 +1,4 @@
-//! `statehold token`: the keys of a tenant.
+//! `statehold token`: creates, lists and revokes the API keys of a tenant.
 
 mod http;
 mod keys;
@@ -11,17 +11,17 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::block_on;
-use super::globals::{Globals, parse_duration};
-use super::output::{Cell, Output, Table, Tone};
+use super::globals::{GlobalArgs, parse_duration};
+use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use super::printable::cell;
 use crate::exit::{Exit, Failure};
 use http::HttpKeys;
-use keys::{KeyService, NewKey};
+use keys::{KeyRequest, KeyService};
 use offline::OfflineKeys;
 
-/// The keys of a server, or of a data directory that none serves.
+/// The keys of a server, or of a data directory without a running server.
 #[derive(Debug, Args)]
-pub(super) struct Token {
+pub(super) struct TokenArgs {
     /// Work on this data directory, without a server.
     #[arg(long, value_name = "DIR", global = true)]
     data: Option<PathBuf>,
@@ -31,53 +31,53 @@ pub(super) struct Token {
 
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
-    /// Make a key and print it. It is shown once.
-    Create(Create),
-    /// List keys. The keys themselves are not stored anywhere.
+    /// Create a key and print it. It is shown once.
+    Create(TokenCreateArgs),
+    /// List keys. The server stores no key itself, only its digest.
     List,
-    /// Make a key worthless, now.
-    Revoke(Revoke),
+    /// Revoke a key at once.
+    Revoke(TokenRevokeArgs),
 }
 
 #[derive(Debug, Args)]
-struct Create {
-    /// What the key may do; may be given several times.
+struct TokenCreateArgs {
+    /// The role of the key; may be given several times.
     #[arg(
         long = "role",
         value_name = "ROLE",
         required = true,
         value_delimiter = ','
     )]
-    roles: Vec<Role>,
+    roles: Vec<KeyRole>,
     /// A name for people.
     #[arg(long)]
     name: Option<String>,
-    /// Reach the sessions of this user only.
+    /// Limit the key to the sessions of this user.
     #[arg(long)]
     user: Option<String>,
-    /// Work for this agent only; may be given several times.
+    /// Limit the key to the work of this agent; may be given several times.
     #[arg(long = "agent", value_name = "AGENT", value_delimiter = ',')]
     agents: Vec<String>,
-    /// End the key after this time, for example 90d.
+    /// Let the key expire after this time, for example 90d.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     expires: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Role {
+enum KeyRole {
     /// Uses sessions, as an app does for its users.
     Client,
     /// Does the work of agents.
     Worker,
-    /// Decides what waits for a person.
+    /// Decides holds.
     Approver,
-    /// Reads everything of the tenant.
+    /// Reads all data of the tenant.
     Operator,
-    /// Manages keys, and everything an operator may.
+    /// Manages keys, and may do everything an operator may.
     Admin,
 }
 
-impl Role {
+impl KeyRole {
     fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -90,13 +90,13 @@ impl Role {
 }
 
 #[derive(Debug, Args)]
-struct Revoke {
+struct TokenRevokeArgs {
     /// The id of the key, `key_…`.
     key: String,
 }
 
-impl Token {
-    pub(super) fn run(self, globals: &Globals, output: &Output) -> anyhow::Result<Exit> {
+impl TokenArgs {
+    pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let Some(data) = &self.data else {
             let keys = HttpKeys {
                 client: globals.client(output)?,
@@ -113,8 +113,8 @@ impl Token {
 }
 
 impl TokenCommand {
-    /// Does it on the keys of a server, wherever they are reached.
-    async fn run_with(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+    /// Runs the command on the keys of a server or of a data directory.
+    async fn run_with(self, keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
         match self {
             Self::Create(create) => create.run(keys, output).await,
             Self::List => list(keys, output).await,
@@ -123,15 +123,15 @@ impl TokenCommand {
     }
 }
 
-impl Create {
-    async fn run(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+impl TokenCreateArgs {
+    async fn run(self, keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
         if self
             .expires
             .is_some_and(|time| time < Duration::from_secs(1))
         {
             return Err(Failure::usage("a key lives for at least one second").into());
         }
-        let new = NewKey {
+        let new = KeyRequest {
             name: self.name,
             roles: self
                 .roles
@@ -147,7 +147,7 @@ impl Create {
             output.json(&made)?;
             return Ok(Exit::Done);
         }
-        // Only the key goes to standard output, so that `KEY=$(statehold token create …)` works.
+        // Print only the key to standard output, so that `KEY=$(statehold token create …)` works.
         output.line(&cell(&made.key))?;
         output.note(&format!(
             "{} may act as {}. This is the only time the key is shown.",
@@ -155,37 +155,37 @@ impl Create {
             cell(&made.about.roles.join(", "))
         ));
         if made.about.expires_at.is_none() {
-            output.note("It does not expire; end it with: statehold token revoke");
+            output.note("It does not expire; revoke it with: statehold token revoke");
         }
         Ok(Exit::Done)
     }
 }
 
-async fn list(keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+async fn list(keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
     let keys = keys.list().await?;
     if output.json {
         output.json(&json!({ "keys": keys }))?;
         return Ok(Exit::Done);
     }
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "KEY", "NAME", "ROLES", "USER", "AGENTS", "CREATED", "EXPIRES", "REVOKED",
     ]);
     for key in &keys {
         let time = |text: &Option<String>| {
-            Cell::optional(text.as_ref().map(|text| output.times.show(text)))
+            TableCell::optional(text.as_ref().map(|text| output.times.show(text)))
         };
         let tone = if key.revoked_at.is_some() {
-            Tone::Dim
+            TextTone::Dim
         } else {
-            Tone::Plain
+            TextTone::Plain
         };
         table.row(vec![
-            Cell::new(&key.id).tone(tone),
-            Cell::optional(key.name.as_ref()),
-            Cell::new(key.roles.join(",")),
-            Cell::optional(key.user.as_ref()),
-            Cell::optional(key.agents.as_ref().map(|agents| agents.join(","))),
-            Cell::new(output.times.show(&key.created_at)),
+            TableCell::new(&key.id).tone(tone),
+            TableCell::optional(key.name.as_ref()),
+            TableCell::new(key.roles.join(",")),
+            TableCell::optional(key.user.as_ref()),
+            TableCell::optional(key.agents.as_ref().map(|agents| agents.join(","))),
+            TableCell::new(output.times.show(&key.created_at)),
             time(&key.expires_at),
             time(&key.revoked_at),
         ]);
@@ -194,11 +194,10 @@ async fn list(keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-impl Revoke {
-    async fn run(self, keys: &impl KeyService, output: &Output) -> anyhow::Result<Exit> {
+impl TokenRevokeArgs {
+    async fn run(self, keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
         if self.key.starts_with("shk_") {
-            let failure =
-                Failure::usage("that is a key itself; its id is wanted, which begins with key_");
+            let failure = Failure::usage("this is a key, not the id of one; ids begin with key_");
             return Err(failure.hint("find it with: statehold token list").into());
         }
         keys.revoke(&self.key).await?;

@@ -1,4 +1,4 @@
-//! The tree of a session, drawn: tasks, the requests in them, and what they wait for.
+//! Draws the tree of a session: tasks, their requests, and their open holds.
 
 use std::collections::BTreeMap;
 
@@ -6,40 +6,40 @@ use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
 use super::answers::{elements, read, text};
-use super::hold::Hold;
-use super::output::{Tone, padding};
+use super::hold::HoldInfo;
+use super::output::{TextTone, padding};
 use super::printable::cell;
-use super::times::Times;
+use super::times::TimeFormat;
 use crate::client::Client;
 use crate::exit::Failure;
 
-/// How many open holds are asked for what they are about.
+/// How many open holds are fetched for their action.
 const HOLDS_MAX: usize = 20;
-/// How many live requests are asked since when they run.
+/// How many live requests are fetched for their start time.
 const REQUESTS_MAX: usize = 20;
-/// How much of an action is shown.
+/// The longest action shown.
 const ACTION_CHARS_MAX: usize = 48;
 
-/// A tree, and what else is known about what is live in it.
+/// The tree of a session, with details of its live requests and open holds.
 #[derive(Debug, Default)]
-pub(super) struct Tree {
-    /// As the server sent it.
+pub(super) struct SessionTree {
+    /// The response of the server.
     pub(super) answer: Value,
-    holds: BTreeMap<String, Hold>,
+    holds: BTreeMap<String, HoldInfo>,
     /// When each live request began.
     began: BTreeMap<String, String>,
 }
 
-/// How much of a tree is drawn.
+/// Which part of a tree to draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
-    /// What is live; everything if nothing is.
+pub(super) enum TreeExtent {
+    /// Live tasks and requests; everything if nothing is live.
     Live,
     Everything,
 }
 
-impl Tree {
-    /// Reads the tree of a session, and looks at what is live in it.
+impl SessionTree {
+    /// Loads the tree of a session, and the details of its live parts.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Tree {
         for id in holds.into_iter().take(HOLDS_MAX) {
             // It may be hidden from this key, or decided meanwhile: then its name must do.
             if let Ok(answer) = client.get(&format!("/v1/holds/{id}")).await
-                && let Ok(hold) = read::<Hold>(&answer.body)
+                && let Ok(hold) = read::<HoldInfo>(&answer.body)
             {
                 tree.holds.insert(id, hold);
             }
@@ -71,7 +71,12 @@ impl Tree {
     }
 
     /// The lines of the tree, or of the part below one task. Safe to print.
-    pub(super) fn lines(&self, root: Option<&str>, extent: Extent, times: &Times) -> Vec<String> {
+    pub(super) fn lines(
+        &self,
+        root: Option<&str>,
+        extent: TreeExtent,
+        times: &TimeFormat,
+    ) -> Vec<String> {
         let tasks = elements(&self.answer, "tasks");
         let roots: Vec<&Value> = match root {
             Some(id) => find(tasks, id).into_iter().collect(),
@@ -80,15 +85,15 @@ impl Tree {
         let extent = if roots.iter().any(|task| is_live(task)) {
             extent
         } else {
-            Extent::Everything
+            TreeExtent::Everything
         };
-        let mut drawing = Drawing {
+        let mut drawing = TreeDrawing {
             tree: self,
             times,
             extent,
             rows: Vec::new(),
         };
-        let is_shown = |task: &&&Value| extent == Extent::Everything || is_live(task);
+        let is_shown = |task: &&&Value| extent == TreeExtent::Everything || is_live(task);
         for task in roots.iter().filter(is_shown) {
             drawing.task(
                 task,
@@ -101,29 +106,29 @@ impl Tree {
     }
 }
 
-/// One line: what it is, how it is, and what else is to say.
-struct Row {
+/// One line of the tree.
+struct TreeRow {
     name: String,
     status: String,
     age: String,
     more: String,
 }
 
-struct Drawing<'a> {
-    tree: &'a Tree,
-    times: &'a Times,
-    extent: Extent,
-    rows: Vec<Row>,
+struct TreeDrawing<'a> {
+    tree: &'a SessionTree,
+    times: &'a TimeFormat,
+    extent: TreeExtent,
+    rows: Vec<TreeRow>,
 }
 
-impl Drawing<'_> {
+impl TreeDrawing<'_> {
     /// `branch` is drawn before the task itself, `indent` before everything below it.
     fn task(&mut self, task: &Value, branch: &str, indent: &str, is_child: bool) {
         let status = text(task, "status");
         let open = open_holds(task);
         let since = open.iter().filter_map(|hold| self.created(hold)).min();
         let waits: Vec<String> = open.iter().map(|hold| cell(text(hold, "alias"))).collect();
-        self.rows.push(Row {
+        self.rows.push(TreeRow {
             name: format!(
                 "{branch}{} {}",
                 cell(text(task, "alias")),
@@ -141,7 +146,7 @@ impl Drawing<'_> {
         });
         let requests: Vec<&Value> = elements(task, "requests")
             .iter()
-            .filter(|request| self.extent == Extent::Everything || is_live_request(request))
+            .filter(|request| self.extent == TreeExtent::Everything || is_live_request(request))
             .collect();
         for (index, request) in requests.iter().enumerate() {
             let (branch, below) = branches(indent, index + 1 == requests.len());
@@ -150,7 +155,7 @@ impl Drawing<'_> {
     }
 
     fn request(&mut self, request: &Value, branch: &str, indent: &str, is_child: bool) {
-        // A user talks to the tasks at the top; agents invoke those below.
+        // Users chat with root tasks; agents invoke the tasks below.
         let verb = if is_child { "invoke" } else { "chat" };
         let status = text(request, "status");
         let holds = elements(request, "holds");
@@ -158,13 +163,13 @@ impl Drawing<'_> {
             .iter()
             .filter(|hold| hold["status"] == "open")
             .collect();
-        // One hold fits on the line of its request; several have lines of their own.
+        // A single hold fits on the line of its request; several get lines of their own.
         let first = (open.len() == 1).then(|| open.remove(0));
         let age = match self.tree.began.get(text(request, "id")) {
             Some(began) if matches!(status, "running" | "queued") => self.times.since(began),
             _ => String::new(),
         };
-        self.rows.push(Row {
+        self.rows.push(TreeRow {
             name: format!("{branch}{} {verb}", cell(text(request, "alias"))),
             status: status.to_owned(),
             age,
@@ -178,16 +183,16 @@ impl Drawing<'_> {
             }),
         });
         let decided = holds.iter().filter(|hold| hold["status"] != "open");
-        let decided = decided.filter(|_| self.extent == Extent::Everything);
+        let decided = decided.filter(|_| self.extent == TreeExtent::Everything);
         let own: Vec<&Value> = open.into_iter().chain(decided).collect();
         let tasks: Vec<&Value> = elements(request, "tasks")
             .iter()
-            .filter(|task| self.extent == Extent::Everything || is_live(task))
+            .filter(|task| self.extent == TreeExtent::Everything || is_live(task))
             .collect();
         let count = own.len() + tasks.len();
         for (index, hold) in own.iter().enumerate() {
             let (branch, _) = branches(indent, index + 1 == count);
-            self.rows.push(Row {
+            self.rows.push(TreeRow {
                 name: format!("{branch}{}", cell(text(hold, "alias"))),
                 status: text(hold, "status").to_owned(),
                 age: String::new(),
@@ -200,8 +205,8 @@ impl Drawing<'_> {
         }
     }
 
-    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57m`. The name is left out where it
-    /// stands before.
+    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57m`. `name` is empty where the
+    /// alias stands at the start of the line.
     fn hold_words(&self, hold: &Value, name: &str) -> String {
         let known = self.tree.holds.get(text(hold, "id"));
         let what = match known {
@@ -229,7 +234,7 @@ impl Drawing<'_> {
     }
 }
 
-/// What is drawn before a child, and before everything below it.
+/// The strokes before a child, and before everything below it.
 fn branches(indent: &str, is_last: bool) -> (String, String) {
     if is_last {
         (format!("{indent}└─ "), format!("{indent}   "))
@@ -238,9 +243,9 @@ fn branches(indent: &str, is_last: bool) -> (String, String) {
     }
 }
 
-fn align(rows: &[Row]) -> Vec<String> {
+fn align(rows: &[TreeRow]) -> Vec<String> {
     let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0) + 4;
-    let state = |row: &Row| match row.age.as_str() {
+    let state = |row: &TreeRow| match row.age.as_str() {
         "" => row.status.clone(),
         age => format!("{} {age}", row.status),
     };
@@ -249,7 +254,7 @@ fn align(rows: &[Row]) -> Vec<String> {
     rows.iter()
         .map(|row| {
             let state = cell(&state(row));
-            let tone = Tone::of_status(&row.status);
+            let tone = TextTone::of_status(&row.status);
             let mut line = format!(
                 "{}{}{}",
                 row.name,
@@ -316,7 +321,7 @@ pub(super) fn open_holds_of(request: &Value) -> Vec<&Value> {
     open
 }
 
-/// A request at any depth.
+/// Finds a request at any depth.
 pub(super) fn find_request<'a>(tasks: &'a [Value], id: &str) -> Option<&'a Value> {
     let mut requests = tasks.iter().flat_map(|task| elements(task, "requests"));
     requests.find_map(|request| {
@@ -335,10 +340,10 @@ mod tests {
     use super::*;
     use crate::cli::times::TimeStyle;
 
-    fn times() -> Times {
+    fn times() -> TimeFormat {
         let now = "2026-08-06T12:00:00Z".parse().expect("a time");
         let style = TimeStyle::Relative;
-        Times { style, now }
+        TimeFormat { style, now }
     }
 
     fn plain(lines: &[String]) -> Vec<String> {
@@ -348,7 +353,7 @@ mod tests {
             .collect()
     }
 
-    fn paused() -> Tree {
+    fn paused() -> SessionTree {
         let hold = json!({ "id": "hld_1", "alias": "R8.h1", "kind": "approval", "status": "open" });
         let r8 =
             json!({ "id": "req_8", "alias": "R8", "status": "held", "holds": [hold], "tasks": [] });
@@ -362,7 +367,7 @@ mod tests {
             "action": { "tool": "delete_user", "args": { "user_id": 7 } },
             "created_at": "2026-08-06T11:58:00Z", "expires_at": "2026-08-06T12:57:00Z"
         });
-        Tree {
+        SessionTree {
             answer: json!({ "tasks": [t1] }),
             holds: [(
                 "hld_1".to_owned(),
@@ -376,7 +381,7 @@ mod tests {
     #[test]
     fn a_pause_is_seen_on_everything_above_it() {
         assert_eq!(
-            plain(&paused().lines(None, Extent::Live, &times())),
+            plain(&paused().lines(None, TreeExtent::Live, &times())),
             [
                 "T1 coordinator        paused 2m    waits for R8.h1",
                 "└─ R7 chat            waiting",
@@ -389,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_tree_is_drawn_from_its_task_on() {
-        let lines = plain(&paused().lines(Some("tsk_4"), Extent::Live, &times()));
+        let lines = plain(&paused().lines(Some("tsk_4"), TreeExtent::Live, &times()));
         assert_eq!(lines.len(), 2);
         assert!(
             lines[0].starts_with("T4 ums-agent    paused 2m"),
@@ -400,7 +405,7 @@ mod tests {
 
     #[test]
     fn everything_shows_what_is_over_too() {
-        let lines = plain(&paused().lines(None, Extent::Everything, &times()));
+        let lines = plain(&paused().lines(None, TreeExtent::Everything, &times()));
         assert_eq!(lines[1], "├─ R7 chat            waiting");
         assert_eq!(
             lines.last().map(String::as_str),

@@ -1,5 +1,5 @@
-//! What the file says about agents and their tools: `[agents.NAME]` and `[agents.NAME.tools.TOOL]`.
-//! Here are the policies; what an agent is declared to be is in [`super::kinds`].
+//! Policies in the file: `[agents.NAME]` and `[agents.NAME.tools.TOOL]`. The declaration of an
+//! agent itself is in [`super::kinds`].
 
 use std::collections::BTreeMap;
 
@@ -13,35 +13,37 @@ use statehold_engine::policy::{
 };
 use statehold_engine::{PathRule, Pattern};
 
-use super::kinds::Declaration;
-use super::values::{SchemaTable, Variable};
+use super::kinds::AgentDeclaration;
+use super::values::{SchemaTable, VariableName};
 
-/// What is said about an agent. Settings of tools stand here for all of its tools.
+/// The table of an agent. Tool settings in it apply to all of its tools.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Agent {
-    /// The variable of the environment that holds the agent's own credential.
+pub(crate) struct AgentConfig {
+    /// The environment variable that holds the agent's own credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) credential_env: Option<Variable>,
+    pub(super) credential_env: Option<VariableName>,
     #[serde(default)]
-    pub(super) tools: BTreeMap<Name, Tool>,
+    pub(super) tools: BTreeMap<Name, ToolConfig>,
     #[serde(flatten)]
-    pub(super) every_tool: Tool,
+    pub(super) every_tool: ToolConfig,
     #[serde(flatten)]
-    pub(super) declared: Declaration,
+    pub(super) declared: AgentDeclaration,
 }
 
-impl Agent {
-    /// Whether only the policies of tools are set, and nothing is said about the agent itself.
+impl AgentConfig {
+    /// Whether the table only sets tool policies and does not declare the agent.
     pub(crate) fn is_policies_only(&self) -> bool {
-        let has_policies = !self.tools.is_empty() || self.every_tool != Tool::default();
-        has_policies && self.credential_env.is_none() && self.declared == Declaration::default()
+        let has_policies = !self.tools.is_empty() || self.every_tool != ToolConfig::default();
+        has_policies
+            && self.credential_env.is_none()
+            && self.declared == AgentDeclaration::default()
     }
 }
 
-/// What is said about a tool.
+/// The policy settings of a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Tool {
+pub(crate) struct ToolConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<Approval>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +51,7 @@ pub(crate) struct Tool {
     #[serde(skip_serializing_if = "Option::is_none")]
     comment_required: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    decide_by: Option<Judge>,
+    decide_by: Option<DecideByText>,
     #[serde(skip_serializing_if = "Option::is_none")]
     effect: Option<Effect>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +63,7 @@ pub(crate) struct Tool {
     #[serde(skip_serializing_if = "Option::is_none")]
     on_no_answer: Option<OnNoAnswer>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    quorum: Option<Quorum>,
+    quorum: Option<QuorumCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
     redact: Option<Vec<PathRule>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +72,7 @@ pub(crate) struct Tool {
     risk: Option<Risk>,
 }
 
-/// The settings of a tool, by name.
+/// The names of the tool settings.
 pub(super) const TOOL_SETTINGS: [&str; 13] = [
     "approval",
     "approval_if",
@@ -90,9 +92,9 @@ pub(super) const TOOL_SETTINGS: [&str; 13] = [
 /// `other`, `user` or `role:NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-struct Judge(DecideBy);
+struct DecideByText(DecideBy);
 
-impl TryFrom<String> for Judge {
+impl TryFrom<String> for DecideByText {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
@@ -100,8 +102,8 @@ impl TryFrom<String> for Judge {
     }
 }
 
-impl From<Judge> for String {
-    fn from(judge: Judge) -> Self {
+impl From<DecideByText> for String {
+    fn from(judge: DecideByText) -> Self {
         decide_by_text(&judge.0)
     }
 }
@@ -109,27 +111,27 @@ impl From<Judge> for String {
 /// How many people must approve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
-struct Quorum(u16);
+struct QuorumCount(u16);
 
-impl TryFrom<u16> for Quorum {
+impl TryFrom<u16> for QuorumCount {
     type Error = String;
 
     fn try_from(count: u16) -> Result<Self, Self::Error> {
         if (1..=QUORUM_MAX).contains(&count) {
             Ok(Self(count))
         } else {
-            Err(format!("it is 1 to {QUORUM_MAX}"))
+            Err(format!("it must be 1 to {QUORUM_MAX}"))
         }
     }
 }
 
-impl From<Quorum> for u16 {
-    fn from(quorum: Quorum) -> Self {
+impl From<QuorumCount> for u16 {
+    fn from(quorum: QuorumCount) -> Self {
         quorum.0
     }
 }
 
-impl Tool {
+impl ToolConfig {
     fn policy(&self) -> ToolPolicy {
         ToolPolicy {
             approval: self.approval,
@@ -152,9 +154,9 @@ impl Tool {
     }
 }
 
-/// What the engine is told about agents.
-pub(crate) fn policies(agents: &BTreeMap<Name, Agent>) -> Policies {
-    let policy = |agent: &Agent| AgentPolicy {
+/// Converts the settings into the policies of the engine.
+pub(crate) fn policies(agents: &BTreeMap<Name, AgentConfig>) -> Policies {
+    let policy = |agent: &AgentConfig| AgentPolicy {
         every_tool: agent.every_tool.policy(),
         tools: agent
             .tools

@@ -1,5 +1,5 @@
-//! From settings to declared agents: everything that agents refer to is there, everything that their
-//! kind needs is said, and secrets come from the environment.
+//! Builds agent specifications from the configuration: references must resolve, required settings
+//! must be present, and secrets come from the environment.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,34 +14,36 @@ use statehold_agents::spec::{
 use statehold_core::name::Name;
 use statehold_engine::{Credential, Schema};
 
-use super::agents::Agent;
+use super::agents::AgentConfig;
 use super::keys::{AGENTS, MODELS, TOOL_SERVERS};
 use super::kinds::{
-    Declaration, Kind, MemoryBy, OpenaiDefault, RETRIES, Retries, STEPS_MAX, TIMEOUT_SECONDS,
-    Timeout, kinds_with,
+    AgentDeclaration, DeclaredKind, MemoryBy, OpenaiDefault, RETRIES, RetryCount, STEPS_MAX,
+    TIMEOUT_SECONDS, TimeoutSeconds, kinds_with,
 };
-use super::layers::{Explained, step};
-use super::mistakes::{Mistakes, Reading};
-use super::models::Model;
-use super::tool_servers::ToolServer;
-use super::values::{Address, SchemaTable, SessionKey, Variable, Within, Words};
-use super::{Config, Surroundings};
+use super::layers::{SourcedValue, step};
+use super::mistakes::{ConfigMistakes, ConfigReader};
+use super::models::ModelConfig;
+use super::tool_servers::ToolServerConfig;
+use super::values::{
+    BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey, VariableName,
+};
+use super::{Config, ConfigEnvironment};
 
-/// What a configuration declares.
+/// The agents that a configuration declares.
 #[derive(Debug)]
-pub(crate) struct Declared {
+pub(crate) struct DeclaredAgents {
     pub(crate) book: AgentBook,
-    /// The credentials that agents have of their own.
+    /// The agents' own credentials.
     pub(crate) credentials: BTreeMap<Name, Credential>,
 }
 
-/// Everything that a configuration declares, or everything that is wrong with it.
-pub(crate) fn declared(
+/// Builds all declared agents, or returns every mistake.
+pub(crate) fn declare_agents(
     config: &Config,
-    explained: &[Explained],
-    around: &Surroundings,
-) -> Result<Declared, Mistakes> {
-    let mut reading = Reading::new(config, explained, around);
+    explained: &[SourcedValue],
+    environment: &ConfigEnvironment,
+) -> Result<DeclaredAgents, ConfigMistakes> {
+    let mut reading = ConfigReader::new(config, explained, environment);
     let mut book = AgentBook::default();
     for (name, model) in &config.models {
         if let Some(spec) = reading.model(name, model) {
@@ -66,31 +68,32 @@ pub(crate) fn declared(
         }
     }
     reading.require_no_circles();
-    reading.finish(Declared { book, credentials })
+    reading.finish(DeclaredAgents { book, credentials })
 }
 
-/// What the digest of an agent is made of: its declaration with its defaults, and those of what it uses.
+/// The input of an agent's digest: its declaration with defaults, and the models and tool servers
+/// it uses.
 #[derive(Serialize)]
-struct Identity<'a> {
+struct AgentIdentity<'a> {
     name: &'a Name,
     #[serde(flatten)]
-    declaration: &'a Declaration,
+    declaration: &'a AgentDeclaration,
     #[serde(skip_serializing_if = "Option::is_none")]
-    credential_env: Option<&'a Variable>,
+    credential_env: Option<&'a VariableName>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    models_used: BTreeMap<&'a Name, Model>,
+    models_used: BTreeMap<&'a Name, ModelConfig>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    tool_servers_used: BTreeMap<&'a Name, ToolServer>,
+    tool_servers_used: BTreeMap<&'a Name, ToolServerConfig>,
 }
 
-impl<'a> Reading<'a> {
-    fn model(&mut self, name: &Name, model: &Model) -> Option<ModelSpec> {
+impl<'a> ConfigReader<'a> {
+    fn model(&mut self, name: &Name, model: &ModelConfig) -> Option<ModelSpec> {
         let place = format!("{MODELS}.{}", step(name.as_str()));
         let model = model.with_defaults();
         let variable = model.credential_env.as_ref();
         let credential = variable.and_then(|variable| self.credential(&place, variable));
         let base_url = self.base_url(&place, model.base_url.as_ref(), "/chat/completions");
-        let called = self.called_there(&place, model.model.as_ref());
+        let called = self.remote_model_name(&place, model.model.as_ref());
         Some(ModelSpec {
             name: name.clone(),
             base_url: base_url?,
@@ -101,11 +104,11 @@ impl<'a> Reading<'a> {
         })
     }
 
-    fn tool_server(&mut self, name: &Name, server: &ToolServer) -> Option<ToolServerSpec> {
+    fn tool_server(&mut self, name: &Name, server: &ToolServerConfig) -> Option<ToolServerSpec> {
         let place = format!("{TOOL_SERVERS}.{}", step(name.as_str()));
         if name.as_str().contains("__") {
             let what = "has `__` in its name, which stands between a server and its tool";
-            self.wrong(
+            self.add_mistake(
                 place.clone(),
                 what,
                 "give it a name with single underscores",
@@ -117,8 +120,8 @@ impl<'a> Reading<'a> {
             (Some(url), None) => {
                 if server.env.is_some() {
                     let what = "is for servers with a command";
-                    let hint = "name the variable with what it is called with in credential_env";
-                    self.wrong(format!("{place}.env"), what, hint);
+                    let hint = "name the variable with the credential in credential_env";
+                    self.add_mistake(format!("{place}.env"), what, hint);
                 }
                 ToolTransport::Http {
                     url: url.text().to_owned(),
@@ -129,7 +132,7 @@ impl<'a> Reading<'a> {
                 if server.credential_env.is_some() {
                     let what = "is for servers with a url";
                     let hint = "name the variables that the program gets: env = [\"NAME\"]";
-                    self.wrong(format!("{place}.credential_env"), what, hint);
+                    self.add_mistake(format!("{place}.credential_env"), what, hint);
                 }
                 let variables = server.env.iter().flatten();
                 ToolTransport::Command {
@@ -137,7 +140,7 @@ impl<'a> Reading<'a> {
                     arguments: command.arguments.clone(),
                     environment: variables
                         .filter_map(|variable| {
-                            let value = self.passed_on(&place, variable)?;
+                            let value = self.program_variable(&place, variable)?;
                             Some((variable.name().to_owned(), value))
                         })
                         .collect(),
@@ -145,13 +148,13 @@ impl<'a> Reading<'a> {
             }
             (Some(_), Some(_)) => {
                 let what = "is set together with `url`";
-                self.wrong(format!("{place}.command"), what, "leave one of them out");
+                self.add_mistake(format!("{place}.command"), what, "leave one of them out");
                 return None;
             }
             (None, None) => {
                 let hint =
                     "add url = \"http://HOST:PORT/mcp\", or command = [\"PROGRAM\", \"ARGUMENT\"]";
-                self.missing(format!("{place}.url"), hint);
+                self.add_missing(format!("{place}.url"), hint);
                 return None;
             }
         };
@@ -167,39 +170,39 @@ impl<'a> Reading<'a> {
         &mut self,
         place: &str,
         name: &Name,
-        agent: &Agent,
+        agent: &AgentConfig,
         credential: Option<Credential>,
     ) -> Option<AgentSpec> {
         let kind = agent.declared.kind.unwrap_or_default();
         if name.as_str().starts_with("statehold.") {
             let what = "is a name that only the server itself uses";
             let hint = "choose one that does not begin with `statehold.`";
-            self.wrong(place.to_owned(), what, hint);
+            self.add_mistake(place.to_owned(), what, hint);
         }
         self.require_settings_of(place, kind);
         let mut declaration = agent.declared.clone();
         declaration.kind = Some(kind);
-        // What is the default anyway makes no difference for the digest.
+        // Writing the default explicitly must not change the digest.
         declaration
             .openai_default
             .take_if(|default| *default == OpenaiDefault::Stateless);
         let state_schema = self.state_schema(place, &mut declaration);
         let built = match kind {
-            Kind::Worker => Some(AgentKind::Worker),
-            Kind::Openai => self
+            DeclaredKind::Worker => Some(AgentKind::Worker),
+            DeclaredKind::Openai => self
                 .openai(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Openai(Arc::new(spec))),
-            Kind::Conversations => self
+            DeclaredKind::Conversations => self
                 .conversations(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Conversations(Arc::new(spec))),
-            Kind::Llm => self
+            DeclaredKind::Llm => self
                 .llm(place, &mut declaration)
                 .map(|spec| AgentKind::Llm(Arc::new(spec))),
-            Kind::Router => self
+            DeclaredKind::Router => self
                 .router(place, name, &mut declaration)
                 .map(|spec| AgentKind::Router(Arc::new(spec))),
         };
-        let keys = |keys: &Option<Vec<SessionKey>>| {
+        let keys = |keys: &Option<Vec<SessionStateKey>>| {
             let keys = keys.iter().flatten();
             keys.map(|key| key.key().clone()).collect()
         };
@@ -226,21 +229,21 @@ impl<'a> Reading<'a> {
     fn identity<'b>(
         &self,
         name: &'b Name,
-        agent: &'b Agent,
-        kind: Kind,
-        declaration: &'b Declaration,
-    ) -> Identity<'b>
+        agent: &'b AgentConfig,
+        kind: DeclaredKind,
+        declaration: &'b AgentDeclaration,
+    ) -> AgentIdentity<'b>
     where
         'a: 'b,
     {
         let config = self.config;
         let model = match kind {
-            Kind::Llm | Kind::Router => declaration.model.as_ref(),
-            Kind::Worker | Kind::Openai | Kind::Conversations => None,
+            DeclaredKind::Llm | DeclaredKind::Router => declaration.model.as_ref(),
+            DeclaredKind::Worker | DeclaredKind::Openai | DeclaredKind::Conversations => None,
         };
         let models = config.models.iter();
         let servers = declaration.tool_servers.iter().flatten();
-        Identity {
+        AgentIdentity {
             name,
             declaration,
             credential_env: agent.credential_env.as_ref(),
@@ -255,9 +258,9 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Every setting of an agent is one that its kind has.
-    fn require_settings_of(&mut self, place: &str, kind: Kind) {
-        for setting in self.set_in(place) {
+    /// Requires that the agent's kind supports each of its settings.
+    fn require_settings_of(&mut self, place: &str, kind: DeclaredKind) {
+        for setting in self.settings_in(place) {
             let Some(kinds) = kinds_with(setting) else {
                 continue;
             };
@@ -270,26 +273,26 @@ impl<'a> Reading<'a> {
                 "is not for agents of kind {}, only for: {words}",
                 kind.word()
             );
-            let hint = if self.set_in(place).contains(&"kind") {
+            let hint = if self.settings_in(place).contains(&"kind") {
                 "leave it out, or change the kind".to_owned()
             } else {
                 format!("leave it out, or say which kind it is, one of: {words}")
             };
-            self.wrong(format!("{place}.{setting}"), &what, hint);
+            self.add_mistake(format!("{place}.{setting}"), &what, hint);
         }
     }
 
     fn openai(
         &mut self,
         place: &str,
-        declaration: &mut Declaration,
+        declaration: &mut AgentDeclaration,
         credential: Option<Credential>,
     ) -> Option<OpenaiSpec> {
         declaration.timeout_seconds.get_or_insert(TIMEOUT_SECONDS);
         declaration.retries.get_or_insert(RETRIES);
         let memory = *declaration.memory.get_or_insert_default();
         let base_url = self.base_url(place, declaration.base_url.as_ref(), "/chat/completions");
-        let model = self.called_there(place, declaration.model.as_ref());
+        let model = self.remote_model_name(place, declaration.model.as_ref());
         Some(OpenaiSpec {
             base_url: base_url?,
             model: model?,
@@ -304,7 +307,7 @@ impl<'a> Reading<'a> {
     fn conversations(
         &mut self,
         place: &str,
-        declaration: &mut Declaration,
+        declaration: &mut AgentDeclaration,
         credential: Option<Credential>,
     ) -> Option<ConversationsSpec> {
         declaration.timeout_seconds.get_or_insert(TIMEOUT_SECONDS);
@@ -316,7 +319,7 @@ impl<'a> Reading<'a> {
         })
     }
 
-    fn llm(&mut self, place: &str, declaration: &mut Declaration) -> Option<LlmSpec> {
+    fn llm(&mut self, place: &str, declaration: &mut AgentDeclaration) -> Option<LlmSpec> {
         declaration.retries.get_or_insert(RETRIES);
         let steps_max = *declaration.steps_max.get_or_insert(STEPS_MAX);
         let prompt = self.prompt(place, declaration);
@@ -335,22 +338,22 @@ impl<'a> Reading<'a> {
             prompt: prompt?,
             tool_servers,
             steps_max: u32::try_from(steps_max.get()).unwrap_or(u32::MAX),
-            tokens_max: declaration.tokens_max.map(Within::get),
+            tokens_max: declaration.tokens_max.map(BoundedNumber::get),
         })
     }
 
-    /// The prompt, from wherever it is. Afterwards the declaration has its text.
-    fn prompt(&mut self, place: &str, declaration: &mut Declaration) -> Option<String> {
+    /// The prompt, inline or from a file. Moves its text into the declaration.
+    fn prompt(&mut self, place: &str, declaration: &mut AgentDeclaration) -> Option<String> {
         let key = format!("{place}.prompt_file");
         match (&declaration.prompt, declaration.prompt_file.take()) {
             (Some(prompt), None) => Some(prompt.text().to_owned()),
             (None, Some(file)) => {
                 let text = self.file(&key, &file)?;
-                declaration.prompt = Words::try_from(text.clone()).ok();
+                declaration.prompt = NonEmptyText::try_from(text.clone()).ok();
                 Some(text)
             }
             (Some(_), Some(_)) => {
-                self.wrong(
+                self.add_mistake(
                     key,
                     "is set together with `prompt`",
                     "leave one of them out",
@@ -358,21 +361,21 @@ impl<'a> Reading<'a> {
                 None
             }
             (None, None) => {
-                let hint = "add what the model is told first: prompt = \"…\", or prompt_file";
-                self.missing(format!("{place}.prompt"), hint);
+                let hint = "add the system prompt: prompt = \"…\", or prompt_file";
+                self.add_missing(format!("{place}.prompt"), hint);
                 None
             }
         }
     }
 
-    /// What the state must look like. Afterwards the declaration has it.
-    fn state_schema(&mut self, place: &str, declaration: &mut Declaration) -> Option<Schema> {
+    /// The schema of the state. Moves it into the declaration.
+    fn state_schema(&mut self, place: &str, declaration: &mut AgentDeclaration) -> Option<Schema> {
         let file: Option<PathBuf> = declaration.state_schema_file.take();
         if let Some(file) = file {
             let key = format!("{place}.state_schema_file");
             if declaration.state_schema.is_some() {
                 let what = "is set together with `state_schema`";
-                self.wrong(key, what, "leave one of them out");
+                self.add_mistake(key, what, "leave one of them out");
                 return None;
             }
             let text = self.file(&key, &file)?;
@@ -384,56 +387,65 @@ impl<'a> Reading<'a> {
                     let what = format!("names {}: {why}", file.display());
                     let hint =
                         "write a JSON Schema into it that refers to nothing outside of itself";
-                    self.wrong(key, &what, hint);
+                    self.add_mistake(key, &what, hint);
                 }
             }
         }
         declaration.state_schema.as_ref().map(SchemaTable::schema)
     }
 
-    /// Where a service is, without the path that is put behind it.
-    fn base_url(&mut self, place: &str, address: Option<&Address>, path: &str) -> Option<String> {
+    /// The base URL of a service, without the path that the server appends.
+    fn base_url(
+        &mut self,
+        place: &str,
+        address: Option<&ServiceUrl>,
+        path: &str,
+    ) -> Option<String> {
         let key = format!("{place}.base_url");
         let Some(address) = address else {
             let hint = "add base_url = \"http://HOST:PORT/PATH\", up to and without";
-            self.missing(key, format!("{hint} {path}"));
+            self.add_missing(key, format!("{hint} {path}"));
             return None;
         };
         if address.base().ends_with(path) {
             let what = format!("ends with {path}, which is added by itself");
-            self.wrong(key, &what, format!("leave {path} out"));
+            self.add_mistake(key, &what, format!("leave {path} out"));
         }
         Some(address.base().to_owned())
     }
 
-    /// What a model is called by the service that has it.
-    fn called_there(&mut self, place: &str, model: Option<&Words>) -> Option<String> {
+    /// The name of a model at its service.
+    fn remote_model_name(&mut self, place: &str, model: Option<&NonEmptyText>) -> Option<String> {
         if model.is_none() {
-            let hint = "add model = \"…\": what the service calls it";
-            self.missing(format!("{place}.model"), hint);
+            let hint = "add model = \"…\", its name at the service";
+            self.add_missing(format!("{place}.model"), hint);
         }
         model.map(|model| model.text().to_owned())
     }
 
-    /// A model that is declared.
-    pub(super) fn declared_model(&mut self, place: &str, model: Option<&Words>) -> Option<Name> {
+    /// The declared model that a setting refers to.
+    pub(super) fn declared_model(
+        &mut self,
+        place: &str,
+        model: Option<&NonEmptyText>,
+    ) -> Option<Name> {
         let key = format!("{place}.model");
         let known = self.config.models.keys();
         let Some(model) = model else {
-            self.missing(key, declare("model", MODELS, "main", known));
+            self.add_missing(key, suggest_declaration("model", MODELS, "main", known));
             return None;
         };
         let mut found = self.config.models.keys();
         let found = found.find(|name| name.as_str() == model.text());
         if found.is_none() {
-            let what = format!("is `{}`, and there is no such model", model.text());
-            let hint = declare("model", MODELS, model.text(), known);
-            self.wrong(key, &what, hint);
+            let what = format!("is `{}`, which is not a declared model", model.text());
+            let hint = suggest_declaration("model", MODELS, model.text(), known);
+            self.add_mistake(key, &what, hint);
         }
         found.cloned()
     }
 
-    /// Names in a list are of things that are declared, and each stands there once.
+    /// Requires that each name in a list is declared and appears once.
     pub(super) fn require_known<'k>(
         &mut self,
         key: &str,
@@ -444,20 +456,20 @@ impl<'a> Reading<'a> {
     ) {
         for (at, name) in names.iter().enumerate() {
             if !known.clone().any(|known| known == name) {
-                let what = format!("has `{name}`, and there is no such {thing}");
-                let hint = declare(thing, section, name.as_str(), known.clone());
-                self.wrong(key.to_owned(), &what, hint);
+                let what = format!("has `{name}`, which is not a declared {thing}");
+                let hint = suggest_declaration(thing, section, name.as_str(), known.clone());
+                self.add_mistake(key.to_owned(), &what, hint);
             }
             if names[..at].contains(name) {
                 let what = format!("has `{name}` twice");
-                self.wrong(key.to_owned(), &what, "name each once");
+                self.add_mistake(key.to_owned(), &what, "name each once");
             }
         }
     }
 }
 
-/// How to declare something that is missing, or what to use in its place.
-pub(super) fn declare<'k>(
+/// Suggests to declare a missing name, or to use a declared one.
+pub(super) fn suggest_declaration<'k>(
     thing: &str,
     section: &str,
     name: &str,
@@ -473,11 +485,11 @@ pub(super) fn declare<'k>(
     }
 }
 
-fn timeout(seconds: Option<Timeout>) -> Duration {
+fn timeout(seconds: Option<TimeoutSeconds>) -> Duration {
     Duration::from_secs(seconds.unwrap_or(TIMEOUT_SECONDS).get())
 }
 
-fn retries(retries: Option<Retries>) -> u32 {
+fn retries(retries: Option<RetryCount>) -> u32 {
     u32::try_from(retries.unwrap_or(RETRIES).get()).unwrap_or(u32::MAX)
 }
 

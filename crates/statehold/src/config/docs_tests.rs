@@ -1,10 +1,10 @@
-//! The documentation of the configuration: every example can be used, every setting is explained.
+//! Checks the documentation of the configuration: every example is valid, every setting is documented.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::agents::TOOL_SETTINGS;
-use super::kinds::{Kind, SETTINGS};
+use super::kinds::{DeclaredKind, SETTINGS};
 use super::models::MODEL_SETTINGS;
 use super::tool_servers::TOOL_SERVER_SETTINGS;
 use super::*;
@@ -35,7 +35,7 @@ fn rows<'a>(text: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)> {
     rows.collect()
 }
 
-/// What the rows of a table say about each name in their first cell.
+/// The other cells of each table row, by the names in its first cell.
 fn explained<'a>(text: &'a str, heading: &str) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut found = BTreeMap::new();
     for (first, others) in rows(text, heading) {
@@ -64,13 +64,13 @@ fn every_example_can_be_used() {
             std::fs::write(directory.path().join(FILE_NAME), example).expect("a file");
             let variables = example.split("_env = \"").skip(1);
             let variables = variables.filter_map(|rest| rest.split('"').next());
-            let around = Surroundings {
+            let environment = ConfigEnvironment {
                 directory: directory.path().to_owned(),
-                environment: variables.map(|name| (name.into(), "x".into())).collect(),
+                variables: variables.map(|name| (name.into(), "x".into())).collect(),
             };
-            let layers = layers(&around, None).expect(example);
+            let layers = layers(&environment, None).expect(example);
             let (config, explained) = layers.finish().expect(example);
-            declared(&config, &explained, &around).expect(example);
+            declare_agents(&config, &explained, &environment).expect(example);
         }
     }
     assert!(count >= 4, "only {count} examples were found");
@@ -83,14 +83,14 @@ fn every_setting_is_explained() {
     for (setting, kinds) in SETTINGS {
         let found = of_agents.get(setting).expect(setting);
         let words: Vec<&str> = kinds.iter().map(|kind| kind.word()).collect();
-        let words = if kinds.len() == Kind::ALL.len() {
+        let words = if kinds.len() == DeclaredKind::ALL.len() {
             "all".to_owned()
         } else {
             words.join(", ")
         };
         assert_eq!(found[0], words, "the kinds of {setting}");
     }
-    for kind in Kind::ALL {
+    for kind in DeclaredKind::ALL {
         assert!(of_agents.contains_key(kind.word()), "{kind:?}");
     }
     for (text, heading, settings) in [
@@ -104,7 +104,7 @@ fn every_setting_is_explained() {
         }
     }
     let of_server = explained(&server, "## 2. Configuration");
-    let (_, values) = Layers::defaults().finish().expect("defaults fit");
+    let (_, values) = ConfigLayers::defaults().finish().expect("defaults fit");
     for value in values {
         assert!(of_server.contains_key(value.key.as_str()), "{}", value.key);
     }

@@ -1,5 +1,5 @@
-//! Keys of the sections whose tables have names that users choose: which there are, what their values
-//! must be, and what of them may be shown.
+//! Keys in sections with user-chosen table names: the valid keys, their types, and which values may
+//! be shown.
 
 use std::ops::Deref;
 
@@ -8,11 +8,11 @@ use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use toml::{Table, Value};
 
-use super::agents::{Agent, TOOL_SETTINGS};
+use super::agents::{AgentConfig, TOOL_SETTINGS};
 use super::kinds::SETTINGS;
 use super::layers::step;
-use super::models::{MODEL_SETTINGS, Model};
-use super::tool_servers::{TOOL_SERVER_SETTINGS, ToolServer};
+use super::models::{MODEL_SETTINGS, ModelConfig};
+use super::tool_servers::{TOOL_SERVER_SETTINGS, ToolServerConfig};
 
 pub(super) const AGENTS: &str = "agents";
 pub(super) const MODELS: &str = "models";
@@ -21,27 +21,27 @@ const TOOLS: &str = "tools";
 
 /// Settings whose value is a table: a JSON Schema.
 const SCHEMAS: [&str; 2] = ["approval_if", "state_schema"];
-/// Settings whose text is for a model and for nobody else.
+/// Settings whose text is only for a model.
 const PROMPTS: [&str; 3] = ["answer_prompt", "prompt", "routing_prompt"];
-/// Settings that somebody might put a secret into, although it does not belong there.
+/// Settings that may hold a misplaced secret.
 const DELICATE: [&str; 5] = ["base_url", "command", "credential_env", "env", "url"];
 
-/// A key of one of these sections, looked at closely.
+/// The classification of a key.
 pub(super) enum NamedKey {
-    /// It is in another section.
+    /// The key is in another section.
     Elsewhere,
-    /// The table of a name, in which nothing stands.
+    /// The table of a name, without settings.
     Empty,
-    /// It is one that there is.
+    /// A valid key.
     Known,
-    /// It is not, but these would be in its place.
+    /// An unknown key, with the valid keys of the same table.
     Unknown(Vec<String>),
-    /// A name in it is no name.
+    /// A name in the key is invalid.
     BadName(String),
 }
 
 impl NamedKey {
-    /// Judges the steps of a key and its value.
+    /// Classifies a key with its value.
     pub(super) fn of(steps: &[String], value: &Value) -> Self {
         let steps: Vec<&str> = steps.iter().map(Deref::deref).collect();
         let (names, setting) = match steps[..] {
@@ -85,7 +85,7 @@ fn own_settings(section: &str, is_tool: bool) -> Vec<&'static str> {
     }
 }
 
-/// Every key that there could be for a name, or for a tool of an agent.
+/// Every valid key for a name, or for a tool of an agent.
 fn settings(section: &str, name: &str, tool: Option<&str>) -> Vec<String> {
     let place = match tool {
         None => format!("{section}.{}", step(name)),
@@ -109,20 +109,20 @@ pub(super) fn is_value(steps: &[String], table: &Table) -> bool {
     }
 }
 
-/// Says why a value cannot be what its setting needs. Each is looked at alone, so that the whole key can
-/// be named.
+/// Checks that a value fits its setting. Each value is checked alone, so that the error can name
+/// the whole key.
 pub(super) fn require_fit(steps: &[String], value: &Value) -> Result<(), String> {
     let (Some(section), Some(setting)) = (steps.first(), steps.last()) else {
         return Ok(());
     };
     let fits = match section.as_str() {
-        MODELS => fit::<Model>(setting, value),
-        TOOL_SERVERS => fit::<ToolServer>(setting, value),
-        _ => fit::<Agent>(setting, value),
+        MODELS => fit::<ModelConfig>(setting, value),
+        TOOL_SERVERS => fit::<ToolServerConfig>(setting, value),
+        _ => fit::<AgentConfig>(setting, value),
     };
     let is_prompt = PROMPTS.contains(&setting.as_str());
     fits.map_err(|why| match why.rsplit_once(", expected ") {
-        // What was found instead is the value itself.
+        // The rest of the message quotes the value itself.
         Some((_, expected)) if is_prompt || is_delicate(steps) => format!("expected {expected}"),
         _ => why,
     })
@@ -136,20 +136,20 @@ fn fit<T: DeserializeOwned>(setting: &str, value: &Value) -> Result<(), String> 
         .map_err(|error| error.message().trim().to_owned())
 }
 
-/// What may be shown of a value: of prompts how long they are, and which.
-pub(super) fn shown(steps: &[String], value: Value) -> Value {
+/// The part of a value that may be shown: of prompts, the length and a digest.
+pub(super) fn redact_prompts(steps: &[String], value: Value) -> Value {
     let setting = match steps {
         [section, _, setting] if section == AGENTS => setting.as_str(),
         _ => return value,
     };
     if PROMPTS.contains(&setting) {
-        return without_words(&value);
+        return digest_of_text(&value);
     }
     match value {
         Value::Array(mut rules) if setting == "rules" => {
             for rule in rules.iter_mut().filter_map(Value::as_table_mut) {
                 if let Some(instructions) = rule.get_mut("instructions") {
-                    *instructions = without_words(instructions);
+                    *instructions = digest_of_text(instructions);
                 }
             }
             Value::Array(rules)
@@ -158,7 +158,7 @@ pub(super) fn shown(steps: &[String], value: Value) -> Value {
     }
 }
 
-fn without_words(value: &Value) -> Value {
+fn digest_of_text(value: &Value) -> Value {
     let text = match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
@@ -167,12 +167,12 @@ fn without_words(value: &Value) -> Value {
     Value::String(format!("({} bytes, sha256 {})", text.len(), &digest[..16]))
 }
 
-/// What may be said of a value that does not fit. A secret may have come into the wrong place.
-pub(super) fn said(steps: &[String], value: &Value) -> String {
+/// Describes a value that does not fit. It may be a misplaced secret.
+pub(super) fn describe_value(steps: &[String], value: &Value) -> String {
     if is_delicate(steps) {
-        "what it is set to".to_owned()
+        "the given value".to_owned()
     } else {
-        shown(steps, value.clone()).to_string()
+        redact_prompts(steps, value.clone()).to_string()
     }
 }
 

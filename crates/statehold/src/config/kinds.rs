@@ -1,16 +1,18 @@
-//! What an agent is declared to be: its kind, and the settings that agents of that kind have.
+//! The declaration of an agent: its kind, and the settings of that kind.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
 
-use super::values::{Address, MessagePattern, SchemaTable, SessionKey, Within, Words};
+use super::values::{
+    BoundedNumber, MessagePattern, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey,
+};
 
-/// What an agent is.
+/// The kind of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
+pub(crate) enum DeclaredKind {
     /// A process that claims its work.
     #[default]
     Worker,
@@ -24,7 +26,7 @@ pub(crate) enum Kind {
     Router,
 }
 
-impl Kind {
+impl DeclaredKind {
     pub(crate) const ALL: [Self; 5] = [
         Self::Worker,
         Self::Openai,
@@ -33,7 +35,7 @@ impl Kind {
         Self::Router,
     ];
 
-    /// The word for it in the file.
+    /// The name of the kind in the file.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Worker => "worker",
@@ -45,62 +47,62 @@ impl Kind {
     }
 }
 
-/// Seconds that one call may take.
-pub(crate) type Timeout = Within<1, 3_600>;
-/// How often a call is made again.
-pub(crate) type Retries = Within<0, 10>;
-/// How many model calls one turn may take.
-pub(crate) type Steps = Within<1, 256>;
-/// Counts that every reader of JSON holds exactly.
-pub(crate) type Count<const LEAST: u64> = Within<LEAST, 9_007_199_254_740_991>;
+/// The timeout of one call, in seconds.
+pub(crate) type TimeoutSeconds = BoundedNumber<1, 3_600>;
+/// How often a call is retried.
+pub(crate) type RetryCount = BoundedNumber<0, 10>;
+/// The most model calls of one turn.
+pub(crate) type StepCount = BoundedNumber<1, 256>;
+/// A count within the exact integers of JSON.
+pub(crate) type JsonCount<const LEAST: u64> = BoundedNumber<LEAST, 9_007_199_254_740_991>;
 
-pub(super) const TIMEOUT_SECONDS: Timeout = Timeout::fixed(60);
-pub(super) const RETRIES: Retries = Retries::fixed(2);
-pub(super) const STEPS_MAX: Steps = Steps::fixed(16);
+pub(super) const TIMEOUT_SECONDS: TimeoutSeconds = TimeoutSeconds::fixed(60);
+pub(super) const RETRIES: RetryCount = RetryCount::fixed(2);
+pub(super) const STEPS_MAX: StepCount = StepCount::fixed(16);
 
-/// What is declared about an agent, apart from policies. Which settings belong to which kind is in
-/// [`SETTINGS`]; here everything may be missing.
+/// The declaration of an agent, apart from policies. [`SETTINGS`] lists which kind has which
+/// settings; here every field is optional.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Declaration {
-    /// Those that a router chooses from.
+pub(crate) struct AgentDeclaration {
+    /// The agents that a router chooses from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) agents: Option<Vec<Name>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) answer_by: Option<AnswerBy>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) answer_prompt: Option<Words>,
+    pub(super) answer_prompt: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) base_url: Option<Address>,
+    pub(super) base_url: Option<ServiceUrl>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) description: Option<Words>,
+    pub(super) description: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) export: Option<Vec<SessionKey>>,
+    pub(super) export: Option<Vec<SessionStateKey>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) import: Option<Vec<SessionKey>>,
+    pub(super) import: Option<Vec<SessionStateKey>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) keep_pairs: Option<Count<0>>,
+    pub(super) keep_pairs: Option<JsonCount<0>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<DeclaredKind>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory: Option<MemoryBy>,
-    /// For `openai` what it is called there, else the name of a model.
+    /// For `openai` the model's name at the service, otherwise the name of a declared model.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) model: Option<Words>,
+    pub(super) model: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) openai_default: Option<OpenaiDefault>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) otherwise: Option<Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) prompt: Option<Words>,
+    pub(super) prompt: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_file: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) retries: Option<Retries>,
+    pub(super) retries: Option<RetryCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) route_by: Option<RouteBy>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) routing_prompt: Option<Words>,
+    pub(super) routing_prompt: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rules: Option<Vec<RuleTable>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,11 +110,11 @@ pub(crate) struct Declaration {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) state_schema_file: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) steps_max: Option<Steps>,
+    pub(super) steps_max: Option<StepCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) timeout_seconds: Option<Timeout>,
+    pub(super) timeout_seconds: Option<TimeoutSeconds>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) tokens_max: Option<Count<1>>,
+    pub(super) tokens_max: Option<JsonCount<1>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tool_servers: Option<Vec<Name>>,
 }
@@ -144,7 +146,7 @@ pub(super) enum MemoryBy {
     Track,
 }
 
-/// What a chat call without a session means.
+/// How a chat call without a session is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OpenaiDefault {
@@ -160,26 +162,26 @@ pub(super) struct RuleTable {
     pub(super) pattern: MessagePattern,
     pub(super) agent: Name,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) instructions: Option<Words>,
+    pub(super) instructions: Option<NonEmptyText>,
 }
 
-use Kind::{Conversations, Llm, Openai, Router, Worker};
+use DeclaredKind::{Conversations, Llm, Openai, Router, Worker};
 
-/// The settings that only an agent has, by name, and the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[Kind]); 26] = [
+/// The settings that only agents have, by name, with the kinds that have them.
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 26] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_prompt", &[Router]),
     ("base_url", &[Openai, Conversations]),
     ("credential_env", &[Worker, Openai, Conversations]),
-    ("description", &Kind::ALL),
+    ("description", &DeclaredKind::ALL),
     ("export", &[Openai, Conversations]),
     ("import", &[Openai, Conversations, Llm]),
     ("keep_pairs", &[Openai]),
-    ("kind", &Kind::ALL),
+    ("kind", &DeclaredKind::ALL),
     ("memory", &[Openai]),
     ("model", &[Openai, Llm, Router]),
-    ("openai_default", &Kind::ALL),
+    ("openai_default", &DeclaredKind::ALL),
     ("otherwise", &[Router]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
@@ -195,8 +197,8 @@ pub(super) const SETTINGS: [(&str, &[Kind]); 26] = [
     ("tool_servers", &[Llm]),
 ];
 
-/// The kinds that have a setting. None for settings that are no agent's own.
-pub(super) fn kinds_with(setting: &str) -> Option<&'static [Kind]> {
+/// The kinds that have a setting. `None` for settings that do not belong to agents.
+pub(super) fn kinds_with(setting: &str) -> Option<&'static [DeclaredKind]> {
     let found = SETTINGS.iter().find(|(name, _)| *name == setting);
     found.map(|(_, kinds)| *kinds)
 }

@@ -1,4 +1,4 @@
-//! Values with a memory of where they came from.
+//! Configuration values with their sources.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,24 +9,24 @@ use serde_json::{Value as Json, json};
 use toml::{Table, Value};
 
 use super::Config;
-use super::keys::{NamedKey, is_value, require_fit, said, shown};
+use super::keys::{NamedKey, describe_value, is_value, redact_prompts, require_fit};
 use crate::exit::Failure;
 
-/// What a variable that sets a value begins with.
+/// The prefix of environment variables that set a value.
 const PREFIX: &str = "STATEHOLD__";
 
-/// Which layer set a value.
+/// The layer that set a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ValueSource {
     Default,
-    /// What a command sets before it looks at anything else, for example `statehold dev`.
+    /// The default of one command, for example `statehold dev`.
     Command(&'static str),
     File(PathBuf),
     Environment(String),
     Flag(&'static str),
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for ValueSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -38,16 +38,16 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// One value, as it may be shown, and who set it.
+/// One value as it may be shown, and its source.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Explained {
+pub(crate) struct SourcedValue {
     pub(crate) key: String,
     pub(crate) value: Value,
-    pub(crate) source: Source,
+    pub(crate) source: ValueSource,
 }
 
-impl Explained {
-    /// The value as it would be written in the file, without the quotes of a text.
+impl SourcedValue {
+    /// The value as written in the file, without the quotes of a string.
     pub(crate) fn text(&self) -> String {
         match &self.value {
             Value::String(text) => text.clone(),
@@ -61,21 +61,21 @@ impl Explained {
     }
 }
 
-/// The values of all layers so far. Invariant: every known key has a value.
+/// The merged values of all layers. Invariant: every known key has a value.
 #[derive(Debug)]
-pub(crate) struct Layers {
-    values: BTreeMap<String, (Value, Source)>,
+pub(crate) struct ConfigLayers {
+    values: BTreeMap<String, (Value, ValueSource)>,
 }
 
-impl Layers {
-    /// The lowest layer. It also says which keys there are.
+impl ConfigLayers {
+    /// The lowest layer. It defines the known keys.
     pub(crate) fn defaults() -> Self {
         let table = Table::try_from(Config::default()).expect("the defaults are plain values");
         let mut leaves = Vec::new();
         flatten("", table, &mut leaves);
         let values = leaves
             .into_iter()
-            .map(|(key, value)| (key, (value, Source::Default)))
+            .map(|(key, value)| (key, (value, ValueSource::Default)))
             .collect();
         Self { values }
     }
@@ -84,8 +84,13 @@ impl Layers {
     ///
     /// # Errors
     ///
-    /// If there is no such key.
-    pub(crate) fn set(&mut self, key: &str, value: Value, source: Source) -> anyhow::Result<()> {
+    /// If the key is unknown.
+    pub(crate) fn set(
+        &mut self,
+        key: &str,
+        value: Value,
+        source: ValueSource,
+    ) -> anyhow::Result<()> {
         match NamedKey::of(&steps(key), &value) {
             NamedKey::Elsewhere => {}
             NamedKey::Known | NamedKey::Empty => {
@@ -106,7 +111,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Sets one value as a flag says, if it was given.
+    /// Sets one value from a flag, if it was given.
     pub(crate) fn set_flag(
         &mut self,
         key: &str,
@@ -114,12 +119,12 @@ impl Layers {
         value: Option<impl Into<Value>>,
     ) -> anyhow::Result<()> {
         match value {
-            Some(value) => self.set(key, value.into(), Source::Flag(flag)),
+            Some(value) => self.set(key, value.into(), ValueSource::Flag(flag)),
             None => Ok(()),
         }
     }
 
-    /// Sets a value that nobody chose: a default that belongs to one command.
+    /// Sets the default of one command, unless another layer has set the value.
     pub(crate) fn set_if_default(
         &mut self,
         key: &str,
@@ -127,8 +132,8 @@ impl Layers {
         command: &'static str,
     ) -> anyhow::Result<()> {
         match self.values.get(key) {
-            Some((_, Source::Default)) | None => {
-                self.set(key, value.into(), Source::Command(command))
+            Some((_, ValueSource::Default)) | None => {
+                self.set(key, value.into(), ValueSource::Command(command))
             }
             Some(_) => Ok(()),
         }
@@ -144,7 +149,7 @@ impl Layers {
         let mut leaves = Vec::new();
         flatten("", table, &mut leaves);
         for (key, value) in leaves {
-            self.set(&key, value, Source::File(path.to_owned()))?;
+            self.set(&key, value, ValueSource::File(path.to_owned()))?;
         }
         Ok(())
     }
@@ -165,13 +170,14 @@ impl Layers {
                 value => leaves.push((key, value)),
             }
             for (key, value) in leaves {
-                self.set(&key, value, Source::Environment(name.to_owned()))?;
+                self.set(&key, value, ValueSource::Environment(name.to_owned()))?;
             }
         }
         Ok(())
     }
 
-    /// A value of the environment: TOML where it is, text where it is not or where text is wanted.
+    /// Parses a value of the environment: TOML if it parses, text otherwise or if the key needs
+    /// text.
     fn parse(&self, key: &str, text: &str) -> Value {
         let plain = Value::String(text.to_owned());
         let steps = steps(key);
@@ -188,35 +194,35 @@ impl Layers {
         }
     }
 
-    /// All values, checked, and who set them.
+    /// All values, validated, with their sources.
     ///
     /// # Errors
     ///
-    /// If a value cannot be what its key needs.
-    pub(crate) fn finish(self) -> anyhow::Result<(Config, Vec<Explained>)> {
+    /// If a value has the wrong type or is out of range.
+    pub(crate) fn finish(self) -> anyhow::Result<(Config, Vec<SourcedValue>)> {
         let mut table = Table::new();
         for (key, (value, source)) in &self.values {
             let steps = steps(key);
             if let NamedKey::Known = NamedKey::of(&steps, value)
                 && let Err(why) = require_fit(&steps, value)
             {
-                let value = said(&steps, value);
+                let value = describe_value(&steps, value);
                 let message = format!("`{key}` cannot be {value} ({source}): {why}");
                 return Err(Failure::usage(message).into());
             }
             insert(&mut table, &steps, value.clone());
         }
         let config = serde_path_to_error::deserialize(Value::Table(table));
-        let config = config.map_err(|error| self.unfit(&error))?;
-        let explain = |(key, (value, source)): (String, _)| Explained {
-            value: shown(&steps(&key), value),
+        let config = config.map_err(|error| self.invalid_value(&error))?;
+        let explain = |(key, (value, source)): (String, _)| SourcedValue {
+            value: redact_prompts(&steps(&key), value),
             key,
             source,
         };
         Ok((config, self.values.into_iter().map(explain).collect()))
     }
 
-    fn unfit(&self, error: &serde_path_to_error::Error<toml::de::Error>) -> Failure {
+    fn invalid_value(&self, error: &serde_path_to_error::Error<toml::de::Error>) -> Failure {
         let key = error.path().to_string();
         let why = error.inner().message().trim();
         match self.values.get(&key) {
@@ -227,7 +233,7 @@ impl Layers {
         }
     }
 
-    fn unknown(&self, key: &str, source: &Source) -> anyhow::Error {
+    fn unknown(&self, key: &str, source: &ValueSource) -> anyhow::Error {
         let inside = format!("{key}.");
         if self.values.keys().any(|known| known.starts_with(&inside)) {
             let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
@@ -238,10 +244,10 @@ impl Layers {
     }
 }
 
-/// A key that there is not, with the nearest that there is.
+/// The error for an unknown key, with the nearest known key.
 fn unknown<'a>(
     key: &str,
-    source: &Source,
+    source: &ValueSource,
     known: impl Iterator<Item = &'a String>,
 ) -> anyhow::Error {
     let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
@@ -251,7 +257,7 @@ fn unknown<'a>(
     failure.hint(hint).into()
 }
 
-/// One step of a key: in quotes where it has a dot, as TOML writes it.
+/// One step of a key: in quotes if it has a dot, as in TOML.
 pub(super) fn step(name: &str) -> String {
     if name.contains('.') {
         format!("\"{name}\"")
@@ -260,7 +266,7 @@ pub(super) fn step(name: &str) -> String {
     }
 }
 
-/// The steps of a key.
+/// Splits a key into its steps.
 fn steps(key: &str) -> Vec<String> {
     let mut steps = vec![String::new()];
     let mut is_quoted = false;
@@ -274,7 +280,7 @@ fn steps(key: &str) -> Vec<String> {
     steps
 }
 
-/// Every value of a table that is no section, under its path.
+/// Collects every leaf value of a table under its path.
 fn flatten(path: &str, table: Table, leaves: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         let path = if path.is_empty() {

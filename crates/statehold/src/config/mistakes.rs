@@ -1,4 +1,5 @@
-//! Mistakes that are seen only when settings are looked at together. All of them are found at once.
+//! Mistakes that show only when settings are compared with each other. All of them are reported at
+//! once.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -7,31 +8,31 @@ use std::path::Path;
 use serde::Serialize;
 use statehold_engine::{CREDENTIAL_BYTES_MAX, Credential};
 
-use super::layers::{Explained, Source};
-use super::values::Variable;
-use super::{Config, Surroundings};
+use super::layers::{SourcedValue, ValueSource};
+use super::values::VariableName;
+use super::{Config, ConfigEnvironment};
 use crate::exit::Failure;
 
-/// The most bytes of a file that a setting names.
+/// The largest file that a setting may name, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Something that is wrong, where, and what to do.
+/// One mistake: the key, the problem, and the fix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Mistake {
+pub(crate) struct ConfigMistake {
     /// The whole key.
     pub(crate) key: String,
-    /// What is wrong with it. It names the key.
+    /// The problem, with the key.
     pub(crate) message: String,
-    /// What to do.
+    /// The fix.
     pub(crate) hint: String,
 }
 
-/// Everything that is wrong. Never empty.
+/// All mistakes. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mistakes(pub(crate) Vec<Mistake>);
+pub(crate) struct ConfigMistakes(pub(crate) Vec<ConfigMistake>);
 
-impl Mistakes {
-    /// The first of them, as an error that says how to see the others.
+impl ConfigMistakes {
+    /// The first mistake, as an error that says how to see the others.
     pub(crate) fn into_failure(self) -> Failure {
         let more = self.0.len().saturating_sub(1);
         let mut mistakes = self.0.into_iter();
@@ -45,19 +46,19 @@ impl Mistakes {
     }
 }
 
-/// A configuration that is being read, and what was found wrong so far.
-pub(super) struct Reading<'a> {
+/// A configuration being checked, with the mistakes found so far.
+pub(super) struct ConfigReader<'a> {
     pub(super) config: &'a Config,
-    sources: BTreeMap<&'a str, &'a Source>,
-    around: &'a Surroundings,
-    mistakes: Vec<Mistake>,
+    sources: BTreeMap<&'a str, &'a ValueSource>,
+    environment: &'a ConfigEnvironment,
+    mistakes: Vec<ConfigMistake>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> ConfigReader<'a> {
     pub(super) fn new(
         config: &'a Config,
-        explained: &'a [Explained],
-        around: &'a Surroundings,
+        explained: &'a [SourcedValue],
+        environment: &'a ConfigEnvironment,
     ) -> Self {
         let sources = explained.iter();
         Self {
@@ -65,62 +66,70 @@ impl<'a> Reading<'a> {
             sources: sources
                 .map(|value| (value.key.as_str(), &value.source))
                 .collect(),
-            around,
+            environment,
             mistakes: Vec::new(),
         }
     }
 
-    /// The names of the settings that somebody set in a table.
-    pub(super) fn set_in(&self, place: &str) -> Vec<&'a str> {
+    /// The names of the settings that a table sets.
+    pub(super) fn settings_in(&self, place: &str) -> Vec<&'a str> {
         let keys = self.sources.keys();
         keys.filter_map(|key| key.strip_prefix(place)?.strip_prefix('.'))
             .filter(|setting| !setting.contains('.'))
             .collect()
     }
 
-    /// Notes what is wrong with a setting.
-    pub(super) fn wrong(&mut self, key: String, what: &str, hint: impl Into<String>) {
+    /// Records a mistake in a setting.
+    pub(super) fn add_mistake(&mut self, key: String, what: &str, hint: impl Into<String>) {
         let message = match self.sources.get(&*key) {
             Some(source) => format!("`{key}` {what} ({source})"),
             None => format!("`{key}` {what}"),
         };
-        self.mistakes.push(Mistake {
+        self.mistakes.push(ConfigMistake {
             key,
             message,
             hint: hint.into(),
         });
     }
 
-    /// Notes a setting that must be there and is not.
-    pub(super) fn missing(&mut self, key: String, hint: impl Into<String>) {
-        self.wrong(key, "is missing", hint);
+    /// Records a missing setting.
+    pub(super) fn add_missing(&mut self, key: String, hint: impl Into<String>) {
+        self.add_mistake(key, "is missing", hint);
     }
 
-    /// What a variable of the environment holds that something is called with.
-    pub(super) fn credential(&mut self, place: &str, variable: &Variable) -> Option<Credential> {
+    /// The credential in an environment variable, for calls to a service.
+    pub(super) fn credential(
+        &mut self,
+        place: &str,
+        variable: &VariableName,
+    ) -> Option<Credential> {
         let name = variable.name();
         let hint = format!("set {name} to the credential itself, or leave the setting out");
-        self.held_by(format!("{place}.credential_env"), variable, true, hint)
+        self.read_variable(format!("{place}.credential_env"), variable, true, hint)
     }
 
-    /// What a variable of the environment holds that a program gets.
-    pub(super) fn passed_on(&mut self, place: &str, variable: &Variable) -> Option<Credential> {
+    /// The value of an environment variable that a tool server's program gets.
+    pub(super) fn program_variable(
+        &mut self,
+        place: &str,
+        variable: &VariableName,
+    ) -> Option<Credential> {
         let hint = format!("set {}, or leave its name out", variable.name());
-        self.held_by(format!("{place}.env"), variable, false, hint)
+        self.read_variable(format!("{place}.env"), variable, false, hint)
     }
 
-    fn held_by(
+    fn read_variable(
         &mut self,
         key: String,
-        variable: &Variable,
+        variable: &VariableName,
         is_for_header: bool,
         hint: String,
     ) -> Option<Credential> {
         let name = variable.name();
         let fits =
             |text: &str| !is_for_header || text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-        let mut environment = self.around.environment.iter();
-        let found = environment.find(|(found, _)| found == name);
+        let mut variables = self.environment.variables.iter();
+        let found = variables.find(|(found, _)| found == name);
         let text = found.map(|(_, text)| text.to_str().unwrap_or_default().to_owned());
         let what = match &text {
             None => format!("names {name}, which is not set"),
@@ -133,16 +142,16 @@ impl<'a> Reading<'a> {
         let usable = text.filter(|text| fits(text));
         let held = usable.and_then(Credential::new);
         if held.is_none() {
-            self.wrong(key, &what, hint);
+            self.add_mistake(key, &what, hint);
         }
         held
     }
 
-    /// The text of a file that a setting names. Relative names count from the configuration file.
+    /// The text of a file that a setting names. Relative names start at the configuration file.
     pub(super) fn file(&mut self, key: &str, path: &Path) -> Option<String> {
         let directory = match self.sources.get(key) {
-            Some(Source::File(file)) => file.parent().unwrap_or(Path::new("")),
-            _ => &self.around.directory,
+            Some(ValueSource::File(file)) => file.parent().unwrap_or(Path::new("")),
+            _ => &self.environment.directory,
         };
         let path = directory.join(path);
         let shown = path.display();
@@ -152,16 +161,16 @@ impl<'a> Reading<'a> {
             Err(why) => format!("names {shown}, which cannot be read: {why}"),
         };
         let hint = "relative names count from the directory of the configuration file";
-        self.wrong(key.to_owned(), &what, hint);
+        self.add_mistake(key.to_owned(), &what, hint);
         None
     }
 
-    /// The result, unless something was wrong.
-    pub(super) fn finish<T>(self, result: T) -> Result<T, Mistakes> {
+    /// The result, unless there are mistakes.
+    pub(super) fn finish<T>(self, result: T) -> Result<T, ConfigMistakes> {
         if self.mistakes.is_empty() {
             Ok(result)
         } else {
-            Err(Mistakes(self.mistakes))
+            Err(ConfigMistakes(self.mistakes))
         }
     }
 }

@@ -1,31 +1,30 @@
-//! What the file says about models: `[models.NAME]`.
+//! Models in the file: `[models.NAME]`.
 
 use serde::{Deserialize, Serialize};
 
-use super::kinds::{RETRIES, Retries, TIMEOUT_SECONDS, Timeout};
-use super::values::{Address, Variable, Words};
+use super::kinds::{RETRIES, RetryCount, TIMEOUT_SECONDS, TimeoutSeconds};
+use super::values::{NonEmptyText, ServiceUrl, VariableName};
 
 /// A model behind a chat completions endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[expect(clippy::struct_field_names, reason = "the words of the file")]
-pub(crate) struct Model {
+pub(crate) struct ModelConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) base_url: Option<Address>,
-    /// The variable of the environment that holds the key.
+    pub(super) base_url: Option<ServiceUrl>,
+    /// The environment variable that holds the API key.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) credential_env: Option<Variable>,
-    /// What it is called there.
+    pub(super) credential_env: Option<VariableName>,
+    /// The model's name at the service.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) model: Option<Words>,
+    pub(super) model: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) retries: Option<Retries>,
+    pub(super) retries: Option<RetryCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) timeout_seconds: Option<Timeout>,
+    pub(super) timeout_seconds: Option<TimeoutSeconds>,
 }
 
-impl Model {
-    /// The same with everything said that has a default.
+impl ModelConfig {
+    /// The same model with every default filled in.
     pub(super) fn with_defaults(&self) -> Self {
         Self {
             retries: self.retries.or(Some(RETRIES)),
@@ -35,7 +34,7 @@ impl Model {
     }
 }
 
-/// The settings of a model, by name.
+/// The names of the model settings.
 pub(super) const MODEL_SETTINGS: [&str; 5] = [
     "base_url",
     "credential_env",

@@ -1,4 +1,4 @@
-//! Routers: whom they choose from, how, and that none of them can end up at itself.
+//! Routers: the agents they choose from, how they choose, and that no router reaches itself.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -7,26 +7,26 @@ use statehold_agents::spec::{FinalAnswer, RouterSpec, Routing, Rule};
 use statehold_core::name::Name;
 
 use super::Config;
-use super::book::declare;
+use super::book::suggest_declaration;
 use super::keys::AGENTS;
-use super::kinds::{AnswerBy, Declaration, Kind, RouteBy};
+use super::kinds::{AgentDeclaration, AnswerBy, DeclaredKind, RouteBy};
 use super::layers::step;
-use super::mistakes::Reading;
+use super::mistakes::ConfigReader;
 
-impl Reading<'_> {
-    /// A coordinator. Rules and models are looked at also where they are not used: whoever tries both
-    /// ways changes one word.
+impl ConfigReader<'_> {
+    /// Builds a router. Rules and models are checked even if unused: switching between them then
+    /// takes one changed word.
     pub(super) fn router(
         &mut self,
         place: &str,
         name: &Name,
-        declaration: &mut Declaration,
+        declaration: &mut AgentDeclaration,
     ) -> Option<RouterSpec> {
         let route_by = *declaration.route_by.get_or_insert_default();
         let answer_by = *declaration.answer_by.get_or_insert_default();
         let agents = declaration.agents.clone().unwrap_or_default();
         if self.require_agents(place, name, &agents) {
-            self.require_chosen(place, name, &agents, declaration);
+            self.require_listed_agents(place, name, &agents, declaration);
         }
         let needs_model = route_by == RouteBy::Model || answer_by == AnswerBy::Model;
         let model = if needs_model || declaration.model.is_some() {
@@ -46,7 +46,7 @@ impl Reading<'_> {
                 if rules.is_empty() && otherwise.is_none() {
                     let hint = "add rules = [{ pattern = \"(?i)user\", agent = \"…\" }], or \
                                 otherwise, or choose by a model: route_by = \"model\"";
-                    self.missing(format!("{place}.rules"), hint);
+                    self.add_missing(format!("{place}.rules"), hint);
                 }
                 Routing::Rules { rules, otherwise }
             }
@@ -69,14 +69,14 @@ impl Reading<'_> {
         })
     }
 
-    /// Those it chooses from are declared. False if there are none.
+    /// Requires that the candidates are declared. False if there are none.
     fn require_agents(&mut self, place: &str, name: &Name, agents: &[Name]) -> bool {
         let key = format!("{place}.agents");
         if agents.is_empty() {
-            self.missing(key, name_another(self.config, name));
+            self.add_missing(key, suggest_agents(self.config, name));
             return false;
         }
-        // Itself is found where circles are looked for.
+        // `require_no_circles` reports a router that lists itself.
         let named = agents.iter().filter(|agent| *agent != name);
         let named: Vec<Name> = named.cloned().collect();
         let others = others(self.config, name);
@@ -84,13 +84,13 @@ impl Reading<'_> {
         true
     }
 
-    /// Those that rules name are among those it chooses from.
-    fn require_chosen(
+    /// Requires that rules name only candidates of the router.
+    fn require_listed_agents(
         &mut self,
         place: &str,
         name: &Name,
         agents: &[Name],
-        declaration: &Declaration,
+        declaration: &AgentDeclaration,
     ) {
         let of_rules = declaration.rules.iter().flatten();
         let of_rules = of_rules.map(|rule| (format!("{place}.rules"), &rule.agent));
@@ -102,48 +102,48 @@ impl Reading<'_> {
             }
             if agent == name {
                 let hint = format!("name one of `{place}.agents`");
-                self.wrong(key, &format!("has `{agent}`, which is itself"), hint);
+                self.add_mistake(key, &format!("has `{agent}`, which is itself"), hint);
             } else if self.config.agents.contains_key(agent) {
                 let what = format!("has `{agent}`, which is not among `{place}.agents`");
-                self.wrong(key, &what, "add it there, or name another");
+                self.add_mistake(key, &what, "add it there, or name another");
             } else {
-                let what = format!("has `{agent}`, and there is no such agent");
+                let what = format!("has `{agent}`, which is not a declared agent");
                 let others = others(self.config, name);
-                let hint = declare("agent", AGENTS, agent.as_str(), others);
-                self.wrong(key, &what, hint);
+                let hint = suggest_declaration("agent", AGENTS, agent.as_str(), others);
+                self.add_mistake(key, &what, hint);
             }
         }
     }
 
-    /// No router comes back to itself, whatever is between.
+    /// Requires that no router reaches itself, directly or through others.
     pub(super) fn require_no_circles(&mut self) {
         for name in self.config.agents.keys() {
-            let Some(circle) = circle(self.config, name) else {
+            let Some(circle) = find_circle(self.config, name) else {
                 continue;
             };
-            // A circle is told once, by the first of its names.
+            // Report a circle once, at the first of its names.
             if circle.iter().all(|other| name <= *other) {
                 let path: Vec<&str> = circle.into_iter().map(Name::as_str).collect();
                 let what = format!("leads back to itself: {}", path.join(" → "));
                 let key = format!("{AGENTS}.{}.agents", step(name.as_str()));
                 let hint = if path.len() == 2 {
-                    format!("take it out; {}", name_another(self.config, name))
+                    format!("take it out; {}", suggest_agents(self.config, name))
                 } else {
                     "take one of them out of the list of another".to_owned()
                 };
-                self.wrong(key, &what, hint);
+                self.add_mistake(key, &what, hint);
             }
         }
     }
 }
 
-/// All agents but one: a router never chooses itself.
+/// All agents but this one: a router never chooses itself.
 fn others<'a>(config: &'a Config, name: &Name) -> impl Iterator<Item = &'a Name> + Clone {
     config.agents.keys().filter(move |other| *other != name)
 }
 
-/// Whom a router may choose, or that there must be somebody first.
-fn name_another(config: &Config, name: &Name) -> String {
+/// Suggests the agents that a router could choose, or to declare one.
+fn suggest_agents(config: &Config, name: &Name) -> String {
     let others: Vec<&str> = others(config, name).map(Name::as_str).collect();
     if others.is_empty() {
         format!(
@@ -155,12 +155,12 @@ fn name_another(config: &Config, name: &Name) -> String {
     }
 }
 
-/// The shortest way from a router over others back to it.
-fn circle<'a>(config: &'a Config, start: &'a Name) -> Option<Vec<&'a Name>> {
+/// The shortest path from a router through others back to it.
+fn find_circle<'a>(config: &'a Config, start: &'a Name) -> Option<Vec<&'a Name>> {
     let mut came_from: BTreeMap<&Name, &Name> = BTreeMap::new();
     let mut next = VecDeque::from([start]);
     while let Some(name) = next.pop_front() {
-        for other in chosen_by(config, name) {
+        for other in candidates_of(config, name) {
             if other == start {
                 let mut circle = vec![start];
                 let mut at = name;
@@ -181,10 +181,10 @@ fn circle<'a>(config: &'a Config, start: &'a Name) -> Option<Vec<&'a Name>> {
     None
 }
 
-/// Whom a router chooses from. Nobody, if it is none.
-fn chosen_by<'a>(config: &'a Config, name: &Name) -> &'a [Name] {
+/// The candidates of a router; empty for other agents.
+fn candidates_of<'a>(config: &'a Config, name: &Name) -> &'a [Name] {
     let agent = config.agents.get(name);
-    let router = agent.filter(|agent| agent.declared.kind == Some(Kind::Router));
+    let router = agent.filter(|agent| agent.declared.kind == Some(DeclaredKind::Router));
     let agents = router.and_then(|agent| agent.declared.agents.as_deref());
     agents.unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Secrets, given as a value or as the file that holds it.
+//! Secrets, given as a value or as a file.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -8,10 +8,10 @@ use anyhow::Context;
 
 use crate::exit::Failure;
 
-/// The most bytes that a secret has.
+/// The largest secret, in bytes.
 const BYTES_MAX: u64 = 64 * 1024;
 
-/// A secret that may be given in two ways: as `name` or as the file `name_file`.
+/// Reads a secret given as `name` or as the file `name_file`.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub(crate) fn secret(
 fn read(name: &str, path: &Path) -> anyhow::Result<String> {
     let place = || Failure::usage(format!("`{name}` cannot be read from {}", path.display()));
     let file = std::fs::File::open(path).with_context(place)?;
-    // Its group may read it, as the secrets of service managers and containers need.
+    // The group may read the file: service managers and containers need that.
     let mode = file.metadata().with_context(place)?.permissions().mode();
     if mode & 0o027 != 0 {
         let message = format!(

@@ -1,5 +1,5 @@
-//! What is declared, table by table, so that two readings of a configuration can be compared. What is
-//! compared is what counts in the end: files and variables that are named are part of it.
+//! Compares two versions of the configuration table by table. The effective values are compared, so
+//! a changed prompt file or environment variable counts as a change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use statehold_core::name::Name;
 use statehold_engine::Credential;
 
 use super::Config;
-use super::agents::Agent;
-use super::book::Declared;
+use super::agents::AgentConfig;
+use super::book::DeclaredAgents;
 use super::keys::{AGENTS, MODELS, TOOL_SERVERS};
-use super::layers::{Explained, step};
+use super::layers::{SourcedValue, step};
 
 /// The tables of agents, models and tool servers, by their names in the file.
 #[derive(Debug)]
-pub(crate) struct Tables(BTreeMap<String, Table>);
+pub(crate) struct ConfigTables(BTreeMap<String, DeclaredTable>);
 
 #[derive(Debug, PartialEq)]
-enum Table {
+enum DeclaredTable {
     Agent {
-        said: Box<Agent>,
-        /// Of all that it is declared to be, with what it uses.
+        said: Box<AgentConfig>,
+        /// Covers the declaration and everything it refers to.
         digest: Option<Digest>,
         credential: Option<Credential>,
     },
@@ -31,19 +31,19 @@ enum Table {
     ToolServer(Option<Arc<ToolServerSpec>>),
 }
 
-/// What is different between two readings.
+/// The tables that differ between two versions.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Differences {
+pub(crate) struct ConfigDifferences {
     pub(crate) added: Vec<String>,
     pub(crate) changed: Vec<String>,
     pub(crate) removed: Vec<String>,
 }
 
-impl Tables {
-    pub(crate) fn of(config: &Config, declared: &Declared) -> Self {
-        let Declared { book, credentials } = declared;
+impl ConfigTables {
+    pub(crate) fn of(config: &Config, declared: &DeclaredAgents) -> Self {
+        let DeclaredAgents { book, credentials } = declared;
         let agents = config.agents.iter().map(|(name, said)| {
-            let table = Table::Agent {
+            let table = DeclaredTable::Agent {
                 said: Box::new(said.clone()),
                 digest: book.agents.get(name).map(|spec| spec.digest),
                 credential: credentials.get(name).cloned(),
@@ -51,19 +51,19 @@ impl Tables {
             (key(AGENTS, name.as_str()), table)
         });
         let models = config.models.keys().map(|name| {
-            let table = Table::Model(book.models.get(name).cloned());
+            let table = DeclaredTable::Model(book.models.get(name).cloned());
             (key(MODELS, name.as_str()), table)
         });
         let tool_servers = config.tool_servers.keys().map(|name| {
-            let table = Table::ToolServer(book.tool_servers.get(name).cloned());
+            let table = DeclaredTable::ToolServer(book.tool_servers.get(name).cloned());
             (key(TOOL_SERVERS, name.as_str()), table)
         });
         Self(agents.chain(models).chain(tool_servers).collect())
     }
 
-    /// What is different from an earlier reading.
-    pub(crate) fn since(&self, old: &Self) -> Differences {
-        let mut differences = Differences::default();
+    /// Compares with an earlier version.
+    pub(crate) fn since(&self, old: &Self) -> ConfigDifferences {
+        let mut differences = ConfigDifferences::default();
         for (key, table) in &self.0 {
             match old.0.get(key) {
                 None => differences.added.push(key.clone()),
@@ -77,7 +77,7 @@ impl Tables {
     }
 }
 
-/// The name of an agent's table, as the file has it.
+/// The name of an agent's table in the file.
 pub(crate) fn agent_table(agent: &Name) -> String {
     key(AGENTS, agent.as_str())
 }
@@ -91,8 +91,8 @@ fn key(section: &str, name: &str) -> String {
     format!("{section}.{}", step(name))
 }
 
-/// The settings outside of such tables whose values differ.
-pub(crate) fn other_settings(old: &[Explained], new: &[Explained]) -> Vec<String> {
+/// The settings outside of these tables whose values differ.
+pub(crate) fn other_settings(old: &[SourcedValue], new: &[SourcedValue]) -> Vec<String> {
     let before: BTreeMap<&str, _> = old
         .iter()
         .map(|value| (value.key.as_str(), &value.value))
@@ -110,20 +110,24 @@ pub(crate) fn other_settings(old: &[Explained], new: &[Explained]) -> Vec<String
 mod tests {
     use std::ffi::OsString;
 
-    use super::super::{Surroundings, declared, layers};
+    use super::super::{ConfigEnvironment, declare_agents, layers};
     use super::*;
 
-    fn read(directory: &std::path::Path, file: &str, token: &str) -> (Tables, Vec<Explained>) {
+    fn read(
+        directory: &std::path::Path,
+        file: &str,
+        token: &str,
+    ) -> (ConfigTables, Vec<SourcedValue>) {
         std::fs::write(directory.join("statehold.toml"), file).expect("a file");
         let variable = ["TOKEN", token].map(OsString::from);
-        let around = Surroundings {
+        let environment = ConfigEnvironment {
             directory: directory.to_owned(),
-            environment: vec![variable.into()],
+            variables: vec![variable.into()],
         };
-        let layers = layers(&around, None).expect("settings");
+        let layers = layers(&environment, None).expect("settings");
         let (config, explained) = layers.finish().expect("they fit");
-        let declared = declared(&config, &explained, &around).expect("no mistakes");
-        (Tables::of(&config, &declared), explained)
+        let declared = declare_agents(&config, &explained, &environment).expect("no mistakes");
+        (ConfigTables::of(&config, &declared), explained)
     }
 
     const MODEL: &str = "[models.main]\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"x\"\n\
@@ -141,7 +145,7 @@ mod tests {
         let found = after.since(&before);
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let [added, changed, removed] = expected.map(names);
-        let expected = Differences {
+        let expected = ConfigDifferences {
             added,
             changed,
             removed,

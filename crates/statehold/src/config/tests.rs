@@ -4,25 +4,28 @@ use super::*;
 use crate::exit::{Exit, explain};
 
 /// A directory with an optional `statehold.toml`, and variables.
-fn around(file: Option<&str>, variables: &[(&str, &str)]) -> (tempfile::TempDir, Surroundings) {
+fn environment(
+    file: Option<&str>,
+    variables: &[(&str, &str)],
+) -> (tempfile::TempDir, ConfigEnvironment) {
     let directory = tempfile::tempdir().expect("a directory");
     if let Some(text) = file {
         std::fs::write(directory.path().join(FILE_NAME), text).expect("a file");
     }
-    let environment = variables
+    let variables = variables
         .iter()
         .map(|(name, value)| ((*name).into(), (*value).into()))
         .collect();
-    let around = Surroundings {
+    let environment = ConfigEnvironment {
         directory: directory.path().to_owned(),
-        environment,
+        variables,
     };
-    (directory, around)
+    (directory, environment)
 }
 
 fn load(file: Option<&str>, variables: &[(&str, &str)]) -> anyhow::Result<Config> {
-    let (_directory, around) = around(file, variables);
-    Ok(layers(&around, None)?.finish()?.0)
+    let (_directory, environment) = environment(file, variables);
+    Ok(layers(&environment, None)?.finish()?.0)
 }
 
 #[track_caller]
@@ -52,8 +55,8 @@ fn each_layer_goes_over_the_one_before_and_is_remembered() {
         ("STATEHOLD__SERVER__LISTEN", "127.0.0.1:2"),
         ("STATEHOLD__SERVER__SHUTDOWN_SECONDS", "2"),
     ];
-    let (_directory, around) = around(Some(file), &variables);
-    let mut layers = layers(&around, None).expect("known keys");
+    let (_directory, environment) = environment(Some(file), &variables);
+    let mut layers = layers(&environment, None).expect("known keys");
     layers
         .set_flag("server.listen", "--listen", Some("127.0.0.1:3"))
         .expect("a known key");
@@ -65,32 +68,35 @@ fn each_layer_goes_over_the_one_before_and_is_remembered() {
         let found = explained.iter().find(|value| value.key == key);
         found.expect("every key is explained").source.clone()
     };
-    assert_eq!(source("server.listen"), Source::Flag("--listen"));
+    assert_eq!(source("server.listen"), ValueSource::Flag("--listen"));
     assert_eq!(
         source("server.shutdown_seconds"),
-        Source::Environment("STATEHOLD__SERVER__SHUTDOWN_SECONDS".to_owned())
+        ValueSource::Environment("STATEHOLD__SERVER__SHUTDOWN_SECONDS".to_owned())
     );
-    assert!(matches!(source("log.level"), Source::File(_)));
-    assert_eq!(source("limits.body_bytes_max"), Source::Default);
+    assert!(matches!(source("log.level"), ValueSource::File(_)));
+    assert_eq!(source("limits.body_bytes_max"), ValueSource::Default);
 }
 
 #[test]
 fn a_file_may_be_named_and_must_then_be_there() {
-    let (directory, mut around) = around(Some("[log]\nlevel = \"warn\"\n"), &[]);
+    let (directory, mut environment) = environment(Some("[log]\nlevel = \"warn\"\n"), &[]);
     let named = directory.path().join("other.toml");
     std::fs::write(&named, "[log]\nlevel = \"error\"\n").expect("a file");
-    let level = |around: &Surroundings, flag: Option<&Path>| {
-        let config = layers(around, flag)?.finish()?.0;
+    let level = |environment: &ConfigEnvironment, flag: Option<&Path>| {
+        let config = layers(environment, flag)?.finish()?.0;
         Ok::<_, anyhow::Error>(config.log.level)
     };
-    assert_eq!(level(&around, None).expect("the one here"), "warn");
-    assert_eq!(level(&around, Some(&named)).expect("the flag"), "error");
-    around
-        .environment
+    assert_eq!(level(&environment, None).expect("the one here"), "warn");
+    assert_eq!(
+        level(&environment, Some(&named)).expect("the flag"),
+        "error"
+    );
+    environment
+        .variables
         .push((FILE_VARIABLE.into(), named.clone().into()));
-    assert_eq!(level(&around, None).expect("the variable"), "error");
+    assert_eq!(level(&environment, None).expect("the variable"), "error");
     std::fs::remove_file(&named).expect("it is removed");
-    let error = level(&around, None).expect_err("it is gone");
+    let error = level(&environment, None).expect_err("it is gone");
     assert_eq!(explain(&error, false).1, Exit::Usage);
 }
 
@@ -169,8 +175,8 @@ fn the_environment_is_toml_where_possible_and_text_where_text_is_wanted() {
 
 #[test]
 fn a_default_of_a_command_gives_way_to_every_choice() {
-    let (_directory, around) = around(None, &[("STATEHOLD__AUTH__REQUIRED", "true")]);
-    let mut layers = layers(&around, None).expect("known keys");
+    let (_directory, environment) = environment(None, &[("STATEHOLD__AUTH__REQUIRED", "true")]);
+    let mut layers = layers(&environment, None).expect("known keys");
     let dev = "statehold dev";
     layers
         .set_if_default("auth.required", false, dev)
@@ -234,8 +240,9 @@ fn agents_and_their_tools_have_policies() {
         [agents."a.b".tools."c.d"]
         risk = "low"
     "#;
-    let (_directory, around) = around(Some(file), &[("STATEHOLD__AGENTS__X__QUORUM", "3")]);
-    let layers = layers(&around, None).expect("known keys");
+    let (_directory, environment) =
+        environment(Some(file), &[("STATEHOLD__AGENTS__X__QUORUM", "3")]);
+    let layers = layers(&environment, None).expect("known keys");
     let (config, explained) = layers.finish().expect("fit values");
     let policies = policies(&config.agents);
     let of = |agent: &str, tool: &str| policies.of(&agent.parse().expect("a name"), tool).policy;
@@ -256,12 +263,12 @@ fn agents_and_their_tools_have_policies() {
         found.map(|found| found.source.clone())
     };
     let key = "agents.ums-agent.tools.delete_user.approval";
-    assert!(matches!(source(key), Some(Source::File(_))));
+    assert!(matches!(source(key), Some(ValueSource::File(_))));
     assert!(source("agents.\"a.b\".tools.\"c.d\".risk").is_some());
     let variable = "STATEHOLD__AGENTS__X__QUORUM".to_owned();
     assert_eq!(
         source("agents.x.quorum"),
-        Some(Source::Environment(variable))
+        Some(ValueSource::Environment(variable))
     );
 }
 

@@ -1,34 +1,34 @@
-//! What the file says about servers of tools: `[tool_servers.NAME]`.
+//! Tool servers in the file: `[tool_servers.NAME]`.
 
 use serde::{Deserialize, Serialize};
 
-use super::kinds::{TIMEOUT_SECONDS, Timeout};
-use super::values::{Address, Variable, Words};
+use super::kinds::{TIMEOUT_SECONDS, TimeoutSeconds};
+use super::values::{NonEmptyText, ServiceUrl, VariableName};
 
-/// A server of tools that speaks MCP: at an address, or a program that is started.
+/// An MCP server: at a URL, or a program to start.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct ToolServer {
+pub(crate) struct ToolServerConfig {
     /// The program and its arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) command: Option<Command>,
-    /// The variable of the environment that holds what it is called with.
+    pub(super) command: Option<ToolCommand>,
+    /// The environment variable that holds the credential for calls.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) credential_env: Option<Variable>,
-    /// The variables of the environment that its program gets.
+    pub(super) credential_env: Option<VariableName>,
+    /// The environment variables that the program gets.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) env: Option<Vec<Variable>>,
+    pub(super) env: Option<Vec<VariableName>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) timeout_seconds: Option<Timeout>,
-    /// Whether it is believed when it says that a tool may be called again, or only looks.
+    pub(super) timeout_seconds: Option<TimeoutSeconds>,
+    /// Whether to trust the server's hints that a tool is idempotent or read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trust_hints: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) url: Option<Address>,
+    pub(super) url: Option<ServiceUrl>,
 }
 
-impl ToolServer {
-    /// The same with everything said that has a default.
+impl ToolServerConfig {
+    /// The same server with every default filled in.
     pub(super) fn with_defaults(&self) -> Self {
         Self {
             timeout_seconds: self.timeout_seconds.or(Some(TIMEOUT_SECONDS)),
@@ -38,7 +38,7 @@ impl ToolServer {
     }
 }
 
-/// The settings of a tool server, by name.
+/// The names of the tool server settings.
 pub(super) const TOOL_SERVER_SETTINGS: [&str; 6] = [
     "command",
     "credential_env",
@@ -51,18 +51,19 @@ pub(super) const TOOL_SERVER_SETTINGS: [&str; 6] = [
 /// A program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
-pub(super) struct Command {
-    pub(super) program: Words,
+pub(super) struct ToolCommand {
+    pub(super) program: NonEmptyText,
     pub(super) arguments: Vec<String>,
 }
 
-impl TryFrom<Vec<String>> for Command {
+impl TryFrom<Vec<String>> for ToolCommand {
     type Error = &'static str;
 
     fn try_from(words: Vec<String>) -> Result<Self, Self::Error> {
-        const EMPTY: &str = "it begins with a program, as in [\"python3\", \"server.py\"]";
+        const EMPTY: &str = "it must begin with a program, as in [\"python3\", \"server.py\"]";
         let mut words = words.into_iter();
-        let program = Words::try_from(words.next().unwrap_or_default()).map_err(|_| EMPTY)?;
+        let program =
+            NonEmptyText::try_from(words.next().unwrap_or_default()).map_err(|_| EMPTY)?;
         Ok(Self {
             program,
             arguments: words.collect(),
@@ -70,8 +71,8 @@ impl TryFrom<Vec<String>> for Command {
     }
 }
 
-impl From<Command> for Vec<String> {
-    fn from(command: Command) -> Self {
+impl From<ToolCommand> for Vec<String> {
+    fn from(command: ToolCommand) -> Self {
         let program = command.program.into();
         std::iter::once(program).chain(command.arguments).collect()
     }

@@ -1,5 +1,5 @@
-//! Values that are more than text or numbers. Each says what is wrong with it when it is read, so that
-//! the whole key can be named. Invariant: whatever is in one of these types was looked at.
+//! Validated value types. Each rejects bad input while it is deserialized, so that the error can
+//! name the whole key. Invariant: a value of one of these types is valid.
 
 use http::Uri;
 use regex::{Regex, RegexBuilder};
@@ -8,18 +8,18 @@ use serde_json::Value as Json;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::Schema;
 
-/// The most that one pattern may take when it is compiled.
+/// The memory limit of one compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
-/// How TOML hands a date to readers that know none.
+/// The key under which the TOML parser hands a date to serde.
 const TOML_DATE: &str = "$__toml_private_datetime";
 
-/// A whole number of a range.
+/// A whole number within a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
-pub(crate) struct Within<const LEAST: u64, const MOST: u64>(u64);
+pub(crate) struct BoundedNumber<const LEAST: u64, const MOST: u64>(u64);
 
-impl<const LEAST: u64, const MOST: u64> Within<LEAST, MOST> {
-    /// A number that is known to be one of them.
+impl<const LEAST: u64, const MOST: u64> BoundedNumber<LEAST, MOST> {
+    /// A constant within the range.
     pub(crate) const fn fixed(number: u64) -> Self {
         assert!(LEAST <= number && number <= MOST);
         Self(number)
@@ -30,65 +30,66 @@ impl<const LEAST: u64, const MOST: u64> Within<LEAST, MOST> {
     }
 }
 
-impl<const LEAST: u64, const MOST: u64> TryFrom<u64> for Within<LEAST, MOST> {
+impl<const LEAST: u64, const MOST: u64> TryFrom<u64> for BoundedNumber<LEAST, MOST> {
     type Error = String;
 
     fn try_from(number: u64) -> Result<Self, String> {
         if (LEAST..=MOST).contains(&number) {
             Ok(Self(number))
         } else {
-            Err(format!("it is {LEAST} to {MOST}"))
+            Err(format!("it must be {LEAST} to {MOST}"))
         }
     }
 }
 
-impl<const LEAST: u64, const MOST: u64> From<Within<LEAST, MOST>> for u64 {
-    fn from(number: Within<LEAST, MOST>) -> Self {
+impl<const LEAST: u64, const MOST: u64> From<BoundedNumber<LEAST, MOST>> for u64 {
+    fn from(number: BoundedNumber<LEAST, MOST>) -> Self {
         number.0
     }
 }
 
-/// A text that says something.
+/// A text that is not empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Words(String);
+pub(crate) struct NonEmptyText(String);
 
-impl Words {
+impl NonEmptyText {
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 }
 
-impl TryFrom<String> for Words {
+impl TryFrom<String> for NonEmptyText {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         if text.trim().is_empty() {
-            Err("it must not be empty; leave it out if there is nothing to say")
+            Err("it must not be empty; leave the setting out instead")
         } else {
             Ok(Self(text))
         }
     }
 }
 
-impl From<Words> for String {
-    fn from(words: Words) -> Self {
+impl From<NonEmptyText> for String {
+    fn from(words: NonEmptyText) -> Self {
         words.0
     }
 }
 
-/// The name of a variable of the environment. What is none may be a secret in the wrong place.
+/// The name of an environment variable. Invalid text may be a misplaced secret, so errors never
+/// quote it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Variable(String);
+pub(crate) struct VariableName(String);
 
-impl Variable {
+impl VariableName {
     pub(crate) fn name(&self) -> &str {
         &self.0
     }
 }
 
-impl TryFrom<String> for Variable {
+impl TryFrom<String> for VariableName {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
@@ -98,14 +99,14 @@ impl TryFrom<String> for Variable {
             Ok(Self(text))
         } else {
             Err(
-                "it is the name of a variable of the environment, such as GPA_TOKEN, not the secret itself",
+                "it must be the name of an environment variable, such as GPA_TOKEN, not the secret itself",
             )
         }
     }
 }
 
-impl From<Variable> for String {
-    fn from(variable: Variable) -> Self {
+impl From<VariableName> for String {
+    fn from(variable: VariableName) -> Self {
         variable.0
     }
 }
@@ -113,25 +114,25 @@ impl From<Variable> for String {
 /// An `http://` or `https://` address without credentials, query and fragment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Address(String);
+pub(crate) struct ServiceUrl(String);
 
-impl Address {
-    /// As it was written.
+impl ServiceUrl {
+    /// The text as written.
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 
-    /// What paths are put behind.
+    /// The URL without a slash at the end, ready for a path.
     pub(crate) fn base(&self) -> &str {
         self.0.trim_end_matches('/')
     }
 }
 
-impl TryFrom<String> for Address {
+impl TryFrom<String> for ServiceUrl {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        const NONE: &str = "it is no address; write http://HOST:PORT/PATH or https://HOST/PATH";
+        const NONE: &str = "it is not a URL; write http://HOST:PORT/PATH or https://HOST/PATH";
         if text.contains('#') {
             return Err("it has a fragment; leave out # and what follows");
         }
@@ -157,24 +158,24 @@ impl TryFrom<String> for Address {
     }
 }
 
-impl From<Address> for String {
-    fn from(address: Address) -> Self {
+impl From<ServiceUrl> for String {
+    fn from(address: ServiceUrl) -> Self {
         address.0
     }
 }
 
-/// A key of the session scope.
+/// A state key of the session scope.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct SessionKey(StateKey);
+pub(crate) struct SessionStateKey(StateKey);
 
-impl SessionKey {
+impl SessionStateKey {
     pub(crate) fn key(&self) -> &StateKey {
         &self.0
     }
 }
 
-impl TryFrom<String> for SessionKey {
+impl TryFrom<String> for SessionStateKey {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -188,19 +189,19 @@ impl TryFrom<String> for SessionKey {
     }
 }
 
-impl From<SessionKey> for String {
-    fn from(key: SessionKey) -> Self {
+impl From<SessionStateKey> for String {
+    fn from(key: SessionStateKey) -> Self {
         key.0.to_string()
     }
 }
 
-/// A regular expression.
+/// A regular expression for messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct MessagePattern(String);
 
 impl MessagePattern {
-    /// Ready to be used.
+    /// The compiled expression.
     pub(crate) fn regex(&self) -> Regex {
         compile(&self.0).expect("it was compiled when it was read")
     }
@@ -215,7 +216,7 @@ impl TryFrom<String> for MessagePattern {
             Err(regex::Error::CompiledTooBig(_)) => Err(format!(
                 "`{text}` is too large a pattern; use smaller counts or several rules"
             )),
-            Err(error) => Err(format!("`{text}` is no regular expression: {error}")),
+            Err(error) => Err(format!("`{text}` is not a regular expression: {error}")),
         }
     }
 }
@@ -233,7 +234,7 @@ fn compile(text: &str) -> Result<Regex, regex::Error> {
         .build()
 }
 
-/// A JSON Schema, written as a table.
+/// A JSON Schema, written as a TOML table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Json", into = "Json")]
 pub(crate) struct SchemaTable(Json);
@@ -243,7 +244,7 @@ impl SchemaTable {
         &self.0
     }
 
-    /// Ready to be used.
+    /// The compiled schema.
     pub(crate) fn schema(&self) -> Schema {
         Schema::new(&self.0.to_string()).expect("it was a schema when it was read")
     }
@@ -257,10 +258,10 @@ impl TryFrom<Json> for SchemaTable {
         match Schema::new(&schema.to_string()) {
             Ok(_) => Ok(Self(schema)),
             Err(error) if error.path.is_empty() => {
-                Err(format!("it is no JSON Schema: {}", error.message))
+                Err(format!("it is not a JSON Schema: {}", error.message))
             }
             Err(error) => Err(format!(
-                "it is no JSON Schema at {}: {}",
+                "it is not a JSON Schema at {}: {}",
                 error.path, error.message
             )),
         }
@@ -273,7 +274,7 @@ impl From<SchemaTable> for Json {
     }
 }
 
-/// JSON has no dates: one becomes the text that it was written as.
+/// Converts TOML dates to strings: JSON has none.
 fn with_text_for_dates(value: Json) -> Json {
     match value {
         plain @ (Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_)) => plain,
@@ -300,22 +301,22 @@ mod tests {
             ("https://a.example/v1/", "https://a.example/v1"),
             ("http://[::1]:80", "http://[::1]:80"),
         ] {
-            let address = Address::try_from(text.to_owned()).expect(text);
+            let address = ServiceUrl::try_from(text.to_owned()).expect(text);
             assert_eq!((address.text(), address.base()), (text, expected));
         }
         for (text, says) in [
-            ("", "no address"),
-            ("127.0.0.1:5000", "no address"),
-            ("/v1", "no address"),
-            ("ftp://a.example", "no address"),
-            ("http://a.example:99999/v1", "no address"),
-            ("http://a.example:/v1", "no address"),
-            ("http://a b", "no address"),
+            ("", "not a URL"),
+            ("127.0.0.1:5000", "not a URL"),
+            ("/v1", "not a URL"),
+            ("ftp://a.example", "not a URL"),
+            ("http://a.example:99999/v1", "not a URL"),
+            ("http://a.example:/v1", "not a URL"),
+            ("http://a b", "not a URL"),
             ("http://me:secret@a.example", "credentials"),
             ("http://a.example/v1?key=1", "query"),
             ("http://a.example/v1#x", "fragment"),
         ] {
-            let why = Address::try_from(text.to_owned()).expect_err(text);
+            let why = ServiceUrl::try_from(text.to_owned()).expect_err(text);
             assert!(why.contains(says), "{text}: {why}");
         }
     }
@@ -323,10 +324,10 @@ mod tests {
     #[test]
     fn only_names_of_variables_are_variables() {
         for good in ["GPA_TOKEN", "_x1"] {
-            Variable::try_from(good.to_owned()).expect(good);
+            VariableName::try_from(good.to_owned()).expect(good);
         }
         for bad in ["", "sk-12345", "1X", "A B", "Ä"] {
-            Variable::try_from(bad.to_owned()).expect_err(bad);
+            VariableName::try_from(bad.to_owned()).expect_err(bad);
         }
     }
 

@@ -1,5 +1,4 @@
-//! What is declared about the demo agents: who they are, how the coordinator chooses, and what needs
-//! an approval.
+//! Declarations of the demo agents: descriptions, routing rules, and approval policies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,16 +20,16 @@ pub(super) const MATH: &str = "math-agent";
 pub(super) const WEATHER: &str = "weather-agent";
 pub(super) const UMS: &str = "ums-agent";
 
-/// How long a turn of an agent may take. It takes milliseconds, or a person is asked.
+/// The timeout of one turn. A turn takes milliseconds, or waits for a person.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The agents, in the order in which they are told.
+/// The agents, in the order of the start banner.
 pub(crate) fn book() -> Vec<AgentSpec> {
     let coordinator = AgentKind::Router(Arc::new(RouterSpec {
         agents: [MATH, WEATHER, UMS].map(name).into(),
         routing: Routing::Rules {
             rules: rules(),
-            // It says what the demo can do when it does not understand.
+            // This agent explains the demo if it does not understand a message.
             otherwise: Some(name(MATH)),
         },
         answer: FinalAnswer::Pass,
@@ -83,8 +82,8 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
     }
 }
 
-/// The first that matches wins: users before weather before sums, because names of users and places may
-/// be anything and "add" is a word of both.
+/// The first match wins: users before weather before sums, because names of users and places may be
+/// anything and both topics use the word "add".
 fn rules() -> Vec<Rule> {
     let places = weather::names_pattern();
     let about_weather = format!(
@@ -108,7 +107,7 @@ fn rules() -> Vec<Rule> {
     .into()
 }
 
-/// What is laid down about the tools of the demo agents, for those that nothing else is said about.
+/// Adds the policies of the demo tools, unless the agent has policies already.
 pub(super) fn add_policies(policies: &mut Policies) {
     let delete = ToolPolicy {
         approval: Some(Approval::Always),
@@ -142,7 +141,7 @@ fn key(text: &str) -> StateKey {
 mod tests {
     use super::*;
 
-    /// Whom the coordinator asks, as the first rule that matches says.
+    /// The agent of the first matching rule.
     fn routed(text: &str) -> String {
         let rules = rules();
         let rule = rules.iter().find(|rule| rule.pattern.is_match(text));

@@ -1,14 +1,14 @@
-//! What the demo says about itself.
+//! The help texts of the demo.
 
 use super::words::words;
 
-/// What can be asked, for whoever asked for something else.
-pub(super) const TEXT: &str = "This is a demo: its agents follow rules and are no model. Try \
+/// Explains the demo to a user whose message matched nothing.
+pub(super) const TEXT: &str = "This is a demo: its agents follow rules and use no model. Try \
     \"What's 2+2\", \"What's the square root of 121?\", \"Calculate fibonacci(10)\", \
     \"What's the weather in Paris?\", \"What's the weather in Springfield?\", \"List users\", \
     \"Create user Jean Bartik\" or \"Delete user 7\", which waits for a person.";
 
-/// Messages that look like a decision, as words.
+/// Messages that look like a decision.
 const DECISIONS: [&str; 25] = [
     "yes",
     "yes please",
@@ -40,7 +40,7 @@ const DECISIONS: [&str; 25] = [
 /// The same as a pattern, for the rules of the coordinator.
 pub(super) const DECISION_PATTERN: &str = r"(?i)^\W*(yes( please)?|y|ok(ay)?|(i )?approved?( it| by me)?|go ahead|do it|(i )?confirm(ed)?|allow( it)?|accept(ed)?|no|reject(ed)?|den(y|ied))\W*$";
 
-/// What is said to a message that looks like a decision. It decides nothing.
+/// The answer to a message that looks like a decision. It decides nothing.
 pub(super) fn on_typed_decision(text: &str) -> Option<String> {
     let said = words(text).join(" ");
     DECISIONS.contains(&said.as_str()).then(|| {

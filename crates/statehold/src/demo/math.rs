@@ -1,28 +1,28 @@
-//! What `math-agent` says: sums, square roots, fibonacci numbers.
+//! `math-agent`: sums, square roots, fibonacci numbers.
 
 mod expression;
 mod number;
 
 use serde_json::{Value, json};
 
-use self::expression::{Wrong, evaluate};
-use self::number::{Number, Trouble, approximately};
+use self::expression::{SumError, evaluate};
+use self::number::{ArithmeticError, ExactFraction, approximately};
 use super::help;
-use super::turn::{Answer, CallDone, Step, Turn};
+use super::turn::{DemoAnswer, DemoStep, DemoTurn, FinishedCall};
 use super::words::{bare, strip_prefixes};
 
-/// The tool.
+/// The name of the tool.
 const FIBONACCI: &str = "fibonacci";
-/// The largest fibonacci number that fits is that of this.
+/// The largest index whose fibonacci number fits into `u128`.
 const FIBONACCI_MAX: u32 = 186;
-/// The largest integer that JSON carries everywhere; beyond it a number is a text.
+/// The largest exact integer of JSON; larger numbers are sent as text.
 const JSON_INTEGER_MAX: u128 = (1 << 53) - 1;
-/// The longest sum that is read, in bytes.
+/// The longest sum that is parsed, in bytes.
 const SUM_BYTES_MAX: usize = 500;
-/// How many earlier results are told.
+/// How many earlier results the answer repeats.
 const EARLIER_MAX: usize = 3;
 
-/// What people put before what they want to know.
+/// Phrases before the actual question.
 const PREFIXES: [&str; 15] = [
     "what's",
     "what’s",
@@ -41,34 +41,36 @@ const PREFIXES: [&str; 15] = [
     "the result of",
 ];
 
-/// What comes of a message.
-pub(super) fn step(turn: &Turn) -> Step {
+/// Answers a message.
+pub(super) fn step(turn: &DemoTurn) -> DemoStep {
     answer(&turn.text, &turn.memory).into()
 }
 
-fn answer(text: &str, memory: &[CallDone]) -> Answer {
+fn answer(text: &str, memory: &[FinishedCall]) -> DemoAnswer {
     if let Some(said) = help::on_typed_decision(text) {
-        return Answer::text(said);
+        return DemoAnswer::text(said);
     }
     let asked = strip_prefixes(bare(text), &PREFIXES);
     if asked.len() > SUM_BYTES_MAX {
-        return Answer::text("That is longer than I can calculate: I read up to 500 characters.");
+        return DemoAnswer::text(
+            "That is longer than I can calculate: I read up to 500 characters.",
+        );
     }
     if let Some(of) = argument(asked, &["fibonacci", "fib"]) {
         return fibonacci_answer(of, memory);
     }
     if let Some(of) = argument(asked, &["square root", "sqrt", "root"]) {
-        return Answer::text(root_answer(of));
+        return DemoAnswer::text(root_answer(of));
     }
     match evaluate(asked) {
-        Ok(value) if value.is_shown_whole() => Answer::text(format!("{asked} is {value}")),
-        Ok(value) => Answer::text(format!("{asked} is about {value}")),
-        Err(Wrong::Trouble(trouble)) => Answer::text(trouble_words(trouble)),
-        Err(Wrong::NoSum) => Answer::text(help::TEXT),
+        Ok(value) if value.is_shown_whole() => DemoAnswer::text(format!("{asked} is {value}")),
+        Ok(value) => DemoAnswer::text(format!("{asked} is about {value}")),
+        Err(SumError::Arithmetic(trouble)) => DemoAnswer::text(trouble_words(trouble)),
+        Err(SumError::NoSum) => DemoAnswer::text(help::TEXT),
     }
 }
 
-/// What a function is asked of: the rest after its name, `of` and brackets.
+/// The argument of a function: the text after its name, `of` and brackets.
 fn argument<'t>(asked: &'t str, names: &[&str]) -> Option<&'t str> {
     let asked = strip_prefixes(asked, &["the"]);
     let rest = names.iter().find_map(|name| {
@@ -80,25 +82,27 @@ fn argument<'t>(asked: &'t str, names: &[&str]) -> Option<&'t str> {
     let inner = rest
         .strip_prefix('(')
         .and_then(|rest| rest.strip_suffix(')'));
-    // Brackets that do not belong together stay: `(1+2)*(3+4)`.
+    // Unpaired brackets stay: `(1+2)*(3+4)`.
     Some(match inner {
         Some(inner) if !inner.contains(['(', ')']) => inner.trim(),
         _ => rest,
     })
 }
 
-fn trouble_words(trouble: Trouble) -> &'static str {
+fn trouble_words(trouble: ArithmeticError) -> &'static str {
     match trouble {
-        Trouble::TooLarge => "That gets too large for me: I calculate with up to 38 digits.",
-        Trouble::DivisionByZero => "Nothing can be divided by zero.",
+        ArithmeticError::TooLarge => {
+            "That gets too large for me: I calculate with up to 38 digits."
+        }
+        ArithmeticError::DivisionByZero => "Nothing can be divided by zero.",
     }
 }
 
 fn root_answer(of: &str) -> String {
     let value = match evaluate(of) {
         Ok(value) => value,
-        Err(Wrong::Trouble(trouble)) => return trouble_words(trouble).to_owned(),
-        Err(Wrong::NoSum) => {
+        Err(SumError::Arithmetic(trouble)) => return trouble_words(trouble).to_owned(),
+        Err(SumError::NoSum) => {
             return "I can take the square root of a number: try \"What's the square root of 121?\""
                 .to_owned();
         }
@@ -115,14 +119,14 @@ fn root_answer(of: &str) -> String {
     }
 }
 
-fn fibonacci_answer(of: &str, memory: &[CallDone]) -> Answer {
+fn fibonacci_answer(of: &str, memory: &[FinishedCall]) -> DemoAnswer {
     let Some(n) = whole(of) else {
-        return Answer::text(format!(
+        return DemoAnswer::text(format!(
             "I can calculate fibonacci(0) to fibonacci({FIBONACCI_MAX}): try \"Calculate fibonacci(10)\""
         ));
     };
     let Some(value) = fibonacci(n) else {
-        return Answer::text(format!(
+        return DemoAnswer::text(format!(
             "fibonacci({n}) is too large for me: the largest I can calculate is fibonacci({FIBONACCI_MAX})."
         ));
     };
@@ -133,19 +137,19 @@ fn fibonacci_answer(of: &str, memory: &[CallDone]) -> Answer {
     } else {
         format!("{said} (earlier: {})", earlier.join(", "))
     };
-    Answer {
-        calls: vec![CallDone {
+    DemoAnswer {
+        calls: vec![FinishedCall {
             name: FIBONACCI.to_owned(),
             arguments: json!({ "n": n }),
             result: as_json(value),
         }],
-        ..Answer::text(text)
+        ..DemoAnswer::text(text)
     }
 }
 
 fn whole(text: &str) -> Option<u32> {
     match evaluate(text) {
-        Ok(value) if value == Number::whole(0) => Some(0),
+        Ok(value) if value == ExactFraction::whole(0) => Some(0),
         Ok(value) => value.to_string().parse().ok(),
         Err(_) => None,
     }
@@ -157,7 +161,7 @@ fn fibonacci(n: u32) -> Option<u128> {
     }
     let (mut value, mut next) = (0_u128, 1_u128);
     for _ in 0..n {
-        // The last `next` is beyond what is asked for and may not fit; it is never shown.
+        // The last `next` is beyond the result and may overflow; it is never shown.
         (value, next) = (next, value.wrapping_add(next));
     }
     Some(value)
@@ -170,9 +174,8 @@ fn as_json(value: u128) -> Value {
     }
 }
 
-/// What was calculated before in this conversation, from the calls that were restored, the newest
-/// first and each once.
-fn earlier(n: u32, memory: &[CallDone]) -> Vec<String> {
+/// Earlier results of this conversation, from the restored calls, newest first, without repeats.
+fn earlier(n: u32, memory: &[FinishedCall]) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     let calls = memory.iter().rev().filter(|call| call.name == FIBONACCI);
     for call in calls {

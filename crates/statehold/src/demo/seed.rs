@@ -1,5 +1,5 @@
-//! The first sessions: a new server has something to look at. They are made through the public API, by
-//! the same agents, on the first start and never again.
+//! The seed sessions, so that a new server has content to look at. Created through the public API,
+//! by the same agents, on the first start only.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use super::book::{COORDINATOR, MATH, UMS, WEATHER};
 use crate::client::{Client, encode};
 use crate::exit::{Exit, Failure};
 
-/// The app that sessions belong to if nobody says.
+/// The default app of sessions.
 pub(super) const APP: &str = "default";
-/// Says how far the seeds are: absent, `begun` or `done`.
+/// The progress of seeding: absent, `begun` or `done`.
 const SEEDED: &str = "app:demo.seeded";
-/// How long one turn may take before something else is wrong.
+/// The timeout of one turn.
 const TURN_MAX: Duration = Duration::from_mins(1);
-/// How long one look at a session waits for its next change.
+/// The polling interval.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A conversation.
-struct Seed {
+/// One seed session.
+struct DemoSeed {
     user: &'static str,
     name: &'static str,
-    /// What is said, and who answers it where no coordinator chooses.
+    /// The messages, and the agent for each if there is no coordinator.
     turns: &'static [(&'static str, &'static str)],
 }
 
-/// Three that end, and one that waits for a person.
-const SEEDS: [Seed; 4] = [
-    Seed {
+/// Three sessions that end, and one that waits for a person.
+const SEEDS: [DemoSeed; 4] = [
+    DemoSeed {
         user: "alice",
         name: "Sums and weather",
         turns: &[
@@ -38,7 +38,7 @@ const SEEDS: [Seed; 4] = [
             ("What's the square root of 121?", MATH),
         ],
     },
-    Seed {
+    DemoSeed {
         user: "bob",
         name: "Fibonacci numbers",
         turns: &[
@@ -46,7 +46,7 @@ const SEEDS: [Seed; 4] = [
             ("Now calculate fibonacci(20)", MATH),
         ],
     },
-    Seed {
+    DemoSeed {
         user: "carol",
         name: "Users, and a trip to Paris",
         turns: &[
@@ -55,9 +55,9 @@ const SEEDS: [Seed; 4] = [
             ("Delete user 99", UMS),
         ],
     },
-    // Somebody who tries the tutorial has few requests when the first one waits; this one has another
-    // number, so that neither is taken for the other.
-    Seed {
+    // In the tutorial the first hold has a low request number. This session has more requests, so
+    // that its hold gets another alias.
+    DemoSeed {
         user: "alice",
         name: "Waits for a person",
         turns: &[
@@ -70,13 +70,13 @@ const SEEDS: [Seed; 4] = [
     },
 ];
 
-/// Makes the seeds, unless there is something already. What was begun and cut off is finished.
+/// Creates the seed sessions on an empty server. An interrupted seeding is continued.
 ///
-/// With `through_coordinator` the session's coordinator gets each message; otherwise each agent does.
+/// With `through_coordinator` the coordinator gets each message; otherwise the named agent does.
 ///
 /// # Errors
 ///
-/// If the server does not answer, or an agent does not.
+/// If the server or an agent does not answer.
 pub(super) async fn seed(client: &Client, through_coordinator: bool) -> Result<(), Failure> {
     let app = format!("/v1/state/app/{APP}");
     let marked = client.get(&app).await?.body;
@@ -89,16 +89,16 @@ pub(super) async fn seed(client: &Client, through_coordinator: bool) -> Result<(
             if !is_new {
                 return Ok(());
             }
-            mark(client, &app, "begun").await?;
+            set_marker(client, &app, "begun").await?;
         }
     }
     for seed in &SEEDS {
-        play(client, seed, through_coordinator).await?;
+        play_seed(client, seed, through_coordinator).await?;
     }
-    mark(client, &app, "done").await
+    set_marker(client, &app, "done").await
 }
 
-async fn mark(client: &Client, app: &str, how_far: &str) -> Result<(), Failure> {
+async fn set_marker(client: &Client, app: &str, how_far: &str) -> Result<(), Failure> {
     let patch = json!({ "set": { SEEDED: how_far } });
     client
         .call(Method::PATCH, app, Some(&patch))
@@ -106,10 +106,14 @@ async fn mark(client: &Client, app: &str, how_far: &str) -> Result<(), Failure> 
         .map(drop)
 }
 
-async fn play(client: &Client, seed: &Seed, through_coordinator: bool) -> Result<(), Failure> {
-    let session = session_of(client, seed).await?;
-    settled(client, &session).await?;
-    // After a start that was cut off, what has been said is not said again.
+async fn play_seed(
+    client: &Client,
+    seed: &DemoSeed,
+    through_coordinator: bool,
+) -> Result<(), Failure> {
+    let session = find_or_create_session(client, seed).await?;
+    wait_until_idle(client, &session).await?;
+    // After an interrupted start, skip the messages that were sent.
     let path = format!("/v1/sessions/{session}/messages?limit=200");
     let messages = client.get(&path).await?.body;
     let said = messages["messages"].as_array().into_iter().flatten();
@@ -121,13 +125,13 @@ async fn play(client: &Client, seed: &Seed, through_coordinator: bool) -> Result
         }
         let path = format!("/v1/sessions/{session}/requests");
         client.call(Method::POST, &path, Some(&ask)).await?;
-        settled(client, &session).await?;
+        wait_until_idle(client, &session).await?;
     }
     Ok(())
 }
 
-/// The session of a seed, made if it is not there. Its name is taken once.
-async fn session_of(client: &Client, seed: &Seed) -> Result<String, Failure> {
+/// The session of a seed, created if it does not exist. Its name is unique.
+async fn find_or_create_session(client: &Client, seed: &DemoSeed) -> Result<String, Failure> {
     let new = json!({
         "app": APP, "user": seed.user, "name": seed.name, "agent": COORDINATOR,
         "labels": { "demo": "seed" },
@@ -143,7 +147,7 @@ async fn session_of(client: &Client, seed: &Seed) -> Result<String, Failure> {
 }
 
 /// Waits until nothing runs in a session: it is idle, or waits for a person.
-async fn settled(client: &Client, session: &str) -> Result<(), Failure> {
+async fn wait_until_idle(client: &Client, session: &str) -> Result<(), Failure> {
     let path = format!("/v1/sessions/{}", encode(session));
     let wait = async {
         loop {

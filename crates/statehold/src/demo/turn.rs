@@ -1,30 +1,30 @@
-//! One turn of a demo agent: what it is given, and what it wants done. Agents are functions from one
-//! to the other; they keep nothing and call nobody.
+//! One turn of a demo agent: its input and its result. Agents are pure functions from one to the
+//! other: no state, no calls.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// What an agent knows when it is its turn.
+/// The input of an agent's turn.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turn {
-    /// What it was asked.
+pub(super) struct DemoTurn {
+    /// The message.
     pub(super) text: String,
-    /// The tool calls that it made earlier in this conversation, the oldest first.
-    pub(super) memory: Vec<CallDone>,
-    /// The values that its session sees.
+    /// The earlier tool calls of this conversation, oldest first.
+    pub(super) memory: Vec<FinishedCall>,
+    /// The state values that the session sees.
     pub(super) state: BTreeMap<String, Value>,
     /// The versions of these values.
     pub(super) versions: BTreeMap<String, u64>,
-    /// How the holds of this turn were decided, the oldest first.
-    pub(super) decisions: Vec<Decided>,
-    /// The call that has no result yet.
-    pub(super) open_call: Option<OpenCall>,
+    /// The decisions of this turn's holds, oldest first.
+    pub(super) decisions: Vec<DemoDecision>,
+    /// The call without a result.
+    pub(super) open_call: Option<DemoOpenCall>,
 }
 
 /// A tool call with its result.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct CallDone {
+pub(super) struct FinishedCall {
     pub(super) name: String,
     pub(super) arguments: Value,
     pub(super) result: Value,
@@ -32,46 +32,46 @@ pub(super) struct CallDone {
 
 /// A tool call without a result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OpenCall {
+pub(super) struct DemoOpenCall {
     /// The execution key.
     pub(super) id: String,
-    /// What may be done with it, as the claim says.
+    /// The state of the call, as the claim reports it.
     pub(super) state: String,
 }
 
-/// A hold that was decided.
+/// A decided hold.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Decided {
+pub(super) struct DemoDecision {
     /// `approved`, `edited`, `answered`, `rejected` or `expired`.
     pub(super) status: String,
-    /// What was asked for, and what it was changed to.
+    /// The proposed arguments, and the edited ones.
     pub(super) asked: Value,
     pub(super) edited: Option<Value>,
-    /// What was answered.
+    /// The content of the response.
     pub(super) content: Option<Value>,
     pub(super) comment: Option<String>,
 }
 
-/// What an agent wants done.
+/// The next step of a turn.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Step {
-    /// It is done. All of the answer is one commit.
-    Answer(Box<Answer>),
-    /// It needs a person: the body of a hold, without the fence.
+pub(super) enum DemoStep {
+    /// The turn is done. The whole answer is one commit.
+    Answer(Box<DemoAnswer>),
+    /// The agent needs a person: the body of a hold, without the fence.
     Ask(Value),
-    /// People have not decided yet: the request is given back.
+    /// The hold is still open: the worker releases the request.
     Wait,
 }
 
-/// The end of a turn.
+/// The answer of a turn.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Answer {
+pub(super) struct DemoAnswer {
     pub(super) text: String,
-    /// Calls that were made in this turn, with their results.
-    pub(super) calls: Vec<CallDone>,
-    /// What came of the call that was open.
-    pub(super) settled: Option<Settled>,
-    /// Values to write, how to merge those that are not replaced, and the versions they must have.
+    /// Calls of this turn, with their results.
+    pub(super) calls: Vec<FinishedCall>,
+    /// The result of the call that was open.
+    pub(super) settled: Option<DemoCallResult>,
+    /// Values to write, merge policies, and expected versions.
     pub(super) set: Map<String, Value>,
     pub(super) merge: Map<String, Value>,
     pub(super) if_versions: Map<String, Value>,
@@ -79,20 +79,20 @@ pub(super) struct Answer {
 
 /// The result of a call that was recorded before.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Settled {
+pub(super) struct DemoCallResult {
     /// The execution key.
     pub(super) call: String,
     pub(super) outcome: &'static str,
     pub(super) result: Value,
 }
 
-impl From<Answer> for Step {
-    fn from(answer: Answer) -> Self {
+impl From<DemoAnswer> for DemoStep {
+    fn from(answer: DemoAnswer) -> Self {
         Self::Answer(Box::new(answer))
     }
 }
 
-impl Answer {
+impl DemoAnswer {
     pub(super) fn text(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -127,17 +127,17 @@ impl Answer {
     }
 }
 
-impl Turn {
-    /// Writes a value on the condition that it is still the one that this turn has seen.
-    pub(super) fn replace(&self, answer: &mut Answer, key: &str, value: Value) {
+impl DemoTurn {
+    /// Writes a value on condition that it still has the version this turn has read.
+    pub(super) fn replace(&self, answer: &mut DemoAnswer, key: &str, value: Value) {
         let version = self.versions.get(key).copied().unwrap_or(0);
         answer.set.insert(key.to_owned(), value);
         answer.if_versions.insert(key.to_owned(), version.into());
     }
 }
 
-impl Decided {
-    /// From a hold, as a claim shows it.
+impl DemoDecision {
+    /// Reads a decision from a hold, as a claim shows it.
     pub(super) fn read(hold: &Value) -> Self {
         let decision = &hold["decision"];
         let there = |value: &Value| (!value.is_null()).then(|| value.clone());
@@ -151,22 +151,22 @@ impl Decided {
     }
 }
 
-/// The tool calls in the history of a task, as the agent sees it, that have a result.
-pub(super) fn calls_done(history: &[Value]) -> Vec<CallDone> {
-    let mut open: Vec<(&Value, CallDone)> = Vec::new();
+/// The finished tool calls in the history of a task, as the agent sees it.
+pub(super) fn calls_done(history: &[Value]) -> Vec<FinishedCall> {
+    let mut open: Vec<(&Value, FinishedCall)> = Vec::new();
     let mut done = Vec::new();
     for item in history {
         match item["kind"].as_str() {
             Some("tool_call") => open.push((
                 item,
-                CallDone {
+                FinishedCall {
                     name: item["name"].as_str().unwrap_or_default().to_owned(),
                     arguments: item["arguments"].clone(),
                     result: Value::Null,
                 },
             )),
             Some("tool_result") => {
-                // A result names its call by the caller's own name for it, or by its id.
+                // A result names its call by `call_id`, or by the id of the item.
                 let is_of = |call: &Value| {
                     let id = &item["call_id"];
                     call["request_id"] == item["request_id"]
@@ -184,7 +184,7 @@ pub(super) fn calls_done(history: &[Value]) -> Vec<CallDone> {
     done
 }
 
-/// What was said: a text, or the texts of a message in parts.
+/// The text of an input: a string, or the texts of a message in parts.
 pub(super) fn text_of(input: &Value) -> String {
     match input {
         Value::String(text) => text.clone(),
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_writes_nothing_has_no_state() {
-        let body = Answer::text("hi").body(3);
+        let body = DemoAnswer::text("hi").body(3);
         assert_eq!(body, json!({ "fence": 3, "output": "hi", "items": [] }));
     }
 }

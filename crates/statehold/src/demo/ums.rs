@@ -1,28 +1,30 @@
-//! What `ums-agent` says and does: it lists users, creates them, and deletes them if a person approves.
+//! `ums-agent`: lists users, creates them, and deletes them if a person approves.
 //!
-//! # Why a user is deleted once, whatever crashes
+//! # Why a crash never deletes a user twice
 //!
-//! The effect of `delete_user` is a write of state, and nothing else. It goes out in one call,
-//! `complete`, together with the result of the tool call, the answer and the count in
-//! `app:demo.delete_runs`; the server makes one commit of it, or none. So there is no moment after the
-//! effect and before its result. A worker that dies before the commit leaves nothing, and the next
-//! one is handed the same call under the same execution key. One that dies after it leaves a request
-//! that has ended: nobody is handed it again, and a late or repeated `complete` is refused by the
-//! fence. That is why the tool may say that it honours its key (`idempotent`), so that a crash needs
-//! nobody to find out what happened.
+//! The only effect of `delete_user` is a write of state. It goes out in one call, `complete`,
+//! together with the result of the tool call, the answer and the count in `app:demo.delete_runs`;
+//! the server commits all of it or nothing. So no crash can fall between the effect and its result.
+//! A worker that dies before the commit leaves nothing behind, and the next worker gets the same
+//! call under the same execution key. A worker that dies after the commit leaves a finished
+//! request: the server does not hand it out again, and the fence rejects a late or repeated
+//! `complete`. That is why the tool may declare that it honours its key (`idempotent`), and a crash
+//! needs no person to reconcile it.
 //!
-//! Two deletes at the same time have both read the same users. The write names the version that was
-//! read, so the slower one is refused whole, with its count and its answer; it reads again and does it
-//! again. The count is added by the store, not by us, and none is lost.
+//! Two concurrent deletes have read the same users. The write names the version that was read, so
+//! the server rejects the slower one as a whole, with its count and its answer; it reads again and
+//! retries. The store itself adds the count, so no increment is lost.
 
 mod order;
 
 use serde_json::{Value, json};
 
-use self::order::{Order, Which, order};
+use self::order::{UserOrder, UserTarget, parse_order};
 use super::help;
-use super::turn::{Answer, CallDone, Decided, OpenCall, Settled, Step, Turn};
-use super::users::{DELETE_RUNS, USERS, USERS_MAX, User, Users};
+use super::turn::{
+    DemoAnswer, DemoCallResult, DemoDecision, DemoOpenCall, DemoStep, DemoTurn, FinishedCall,
+};
+use super::users::{DELETE_RUNS, DemoUser, DemoUsers, USERS, USERS_MAX};
 
 /// The tool that needs an approval.
 pub(super) const DELETE_USER: &str = "delete_user";
@@ -34,37 +36,37 @@ const CREATE_USER: &str = "create_user";
 const CAN_DO: &str = "I look after users. Try \"List users\", \"Create user Jean Bartik\", \
     \"Delete user 7\" or, after a list, \"Delete the first user\".";
 
-/// What comes of a message, or of a decision about what it asked for.
-pub(super) fn step(turn: &Turn) -> Step {
+/// Answers a message, or continues after a decision.
+pub(super) fn step(turn: &DemoTurn) -> DemoStep {
     if let Some(call) = &turn.open_call {
         return match turn.decisions.last() {
-            Some(decided) => settle(turn, call, decided),
-            None => Step::Wait,
+            Some(decided) => finish_call(turn, call, decided),
+            None => DemoStep::Wait,
         };
     }
     if let Some(said) = help::on_typed_decision(&turn.text) {
-        return Answer::text(said).into();
+        return DemoAnswer::text(said).into();
     }
-    let users = match Users::read(turn.state.get(USERS)) {
+    let users = match DemoUsers::read(turn.state.get(USERS)) {
         Ok(users) => users,
-        Err(said) => return Answer::text(said).into(),
+        Err(said) => return DemoAnswer::text(said).into(),
     };
-    match order(&turn.text) {
-        Order::List => list(turn, &users).into(),
-        Order::Create(name) => create(turn, users, &name).into(),
-        Order::Delete(which) => delete(turn, &users, &which),
-        Order::Unknown => Answer::text(CAN_DO).into(),
+    match parse_order(&turn.text) {
+        UserOrder::List => list(turn, &users).into(),
+        UserOrder::Create(name) => create(turn, users, &name).into(),
+        UserOrder::Delete(which) => delete(turn, &users, &which),
+        UserOrder::Unknown => DemoAnswer::text(CAN_DO).into(),
     }
 }
 
-fn list(turn: &Turn, users: &Users) -> Answer {
+fn list(turn: &DemoTurn, users: &DemoUsers) -> DemoAnswer {
     let count = users.all().len();
     let lines = users
         .all()
         .iter()
         .map(|user| format!("\n{}. {}", user.id, user.name));
     let lines: String = lines.collect();
-    let mut answer = Answer::text(match count {
+    let mut answer = DemoAnswer::text(match count {
         0 => "There are no users.".to_owned(),
         1 => format!("1 user:{lines}"),
         _ => format!("{count} users:{lines}"),
@@ -79,20 +81,20 @@ fn list(turn: &Turn, users: &Users) -> Answer {
     answer
 }
 
-fn create(turn: &Turn, mut users: Users, name: &str) -> Answer {
+fn create(turn: &DemoTurn, mut users: DemoUsers, name: &str) -> DemoAnswer {
     if let Some(there) = users.find_named(name) {
-        return Answer::text(format!(
+        return DemoAnswer::text(format!(
             "{} is there already, as user {}.",
             there.name, there.id
         ));
     }
     if users.all().len() >= USERS_MAX {
-        return Answer::text(format!(
+        return DemoAnswer::text(format!(
             "There are {USERS_MAX} users, and this demo keeps no more. Delete one first."
         ));
     }
     let user = users.create(name).clone();
-    let mut answer = Answer::text(format!("User {} was created: {}.", user.id, user.name));
+    let mut answer = DemoAnswer::text(format!("User {} was created: {}.", user.id, user.name));
     let result = json!({ "created": user.id });
     answer
         .calls
@@ -101,33 +103,36 @@ fn create(turn: &Turn, mut users: Users, name: &str) -> Answer {
     answer
 }
 
-fn done(name: &str, arguments: Value, result: Value) -> CallDone {
-    CallDone {
+fn done(name: &str, arguments: Value, result: Value) -> FinishedCall {
+    FinishedCall {
         name: name.to_owned(),
         arguments,
         result,
     }
 }
 
-/// Finds out who is meant, and asks a person.
-fn delete(turn: &Turn, users: &Users, which: &Which) -> Step {
-    match meant(turn, users, which) {
-        Ok(user) => Step::Ask(approval(user)),
-        Err(said) => Answer::text(said).into(),
+/// Finds the user and asks a person for approval.
+fn delete(turn: &DemoTurn, users: &DemoUsers, which: &UserTarget) -> DemoStep {
+    match find_target(turn, users, which) {
+        Ok(user) => DemoStep::Ask(approval(user)),
+        Err(said) => DemoAnswer::text(said).into(),
     }
 }
 
-fn meant<'u>(turn: &Turn, users: &'u Users, which: &Which) -> Result<&'u User, String> {
+fn find_target<'u>(
+    turn: &DemoTurn,
+    users: &'u DemoUsers,
+    which: &UserTarget,
+) -> Result<&'u DemoUser, String> {
     match which {
-        Which::Id(id) => users.find(*id).ok_or_else(|| {
+        UserTarget::Id(id) => users.find(*id).ok_or_else(|| {
             format!("There is no user {id}. Say \"List users\" to see who is there.")
         }),
-        Which::Named(name) => users.find_named(name).ok_or_else(|| {
+        UserTarget::Named(name) => users.find_named(name).ok_or_else(|| {
             format!("There is no user called {name}. Say \"List users\" to see who is there.")
         }),
-        Which::Placed(place) => {
-            // The list that was given last in this conversation, and no other: what a person saw is
-            // what "the first" means.
+        UserTarget::Placed(place) => {
+            // "The first" refers to the list shown last in this conversation, and to no other.
             let lists = turn.memory.iter().rev();
             let mut lists = lists.filter(|call| call.name == LIST_USERS);
             let shown = lists
@@ -145,14 +150,14 @@ fn meant<'u>(turn: &Turn, users: &'u Users, which: &Which) -> Result<&'u User, S
                 format!("The list had {count} users. Say \"List users\" to see who is there now.")
             })?;
             users.find(id).ok_or_else(|| {
-                format!("User {id} of that list is not there any more. Say \"List users\" again.")
+                format!("User {id} of that list no longer exists. Say \"List users\" again.")
             })
         }
     }
 }
 
-fn approval(user: &User) -> Value {
-    let User { id, name, email } = user;
+fn approval(user: &DemoUser) -> Value {
+    let DemoUser { id, name, email } = user;
     json!({
         "kind": "approval",
         "title": format!("Delete user {id} ({name})?"),
@@ -169,8 +174,8 @@ fn approval(user: &User) -> Value {
     })
 }
 
-/// Does what was decided about a call, as its state says.
-fn settle(turn: &Turn, call: &OpenCall, decided: &Decided) -> Step {
+/// Finishes a call after its decision, as its state demands.
+fn finish_call(turn: &DemoTurn, call: &DemoOpenCall, decided: &DemoDecision) -> DemoStep {
     let asked = decided.asked["user_id"].as_u64();
     let who = asked.map_or_else(|| "the user".to_owned(), |id| format!("user {id}"));
     let comment = match decided.comment.as_deref() {
@@ -199,10 +204,10 @@ fn settle(turn: &Turn, call: &OpenCall, decided: &Decided) -> Step {
             format!("A person says that {who} was deleted."),
             "a person says that it ran",
         ),
-        _ => return Step::Wait,
+        _ => return DemoStep::Wait,
     };
-    let mut answer = Answer::text(text);
-    answer.settled = Some(Settled {
+    let mut answer = DemoAnswer::text(text);
+    answer.settled = Some(DemoCallResult {
         call: call.id.clone(),
         outcome,
         result: json!({ "deleted": null, "because": result }),
@@ -210,24 +215,24 @@ fn settle(turn: &Turn, call: &OpenCall, decided: &Decided) -> Step {
     answer.into()
 }
 
-/// The effect, with everything that says that it happened. See the top of this file.
-fn run(turn: &Turn, call: &OpenCall, decided: &Decided) -> Answer {
+/// The effect, its result and its count in one answer. See the top of this file.
+fn run(turn: &DemoTurn, call: &DemoOpenCall, decided: &DemoDecision) -> DemoAnswer {
     let asked = decided.asked["user_id"].as_u64();
     let approved = decided.edited.as_ref().unwrap_or(&decided.asked);
     let approved = approved["user_id"].as_u64();
-    let mut users = Users::read(turn.state.get(USERS));
+    let mut users = DemoUsers::read(turn.state.get(USERS));
     let removed = match (approved, &mut users) {
         (Some(id), Ok(users)) => users.remove(id),
         _ => None,
     };
-    let mut answer = Answer::text(match (approved, &removed, &users) {
+    let mut answer = DemoAnswer::text(match (approved, &removed, &users) {
         (_, _, Err(said)) => said.clone(),
         (Some(id), Some(_), _) if asked == approved => format!("User {id} was deleted."),
         (Some(id), Some(_), _) => format!("User {id} was deleted: a person chose this one."),
-        (Some(id), None, _) => format!("There is no user {id} any more: nothing was deleted."),
-        (None, ..) => "It is not known any more who was meant: nothing was deleted.".to_owned(),
+        (Some(id), None, _) => format!("User {id} no longer exists: nothing was deleted."),
+        (None, ..) => "The user to delete is unknown: nothing was deleted.".to_owned(),
     });
-    answer.settled = Some(Settled {
+    answer.settled = Some(DemoCallResult {
         call: call.id.clone(),
         outcome: "ran",
         result: json!({ "deleted": removed.as_ref().map(|user| user.id) }),
@@ -244,37 +249,37 @@ fn run(turn: &Turn, call: &OpenCall, decided: &Decided) -> Answer {
 mod tests {
     use super::*;
 
-    fn turn(text: &str) -> Turn {
-        Turn {
+    fn turn(text: &str) -> DemoTurn {
+        DemoTurn {
             text: text.to_owned(),
-            ..Turn::default()
+            ..DemoTurn::default()
         }
     }
 
     #[track_caller]
-    fn answered(turn: &Turn) -> Answer {
+    fn answered(turn: &DemoTurn) -> DemoAnswer {
         match step(turn) {
-            Step::Answer(answer) => *answer,
+            DemoStep::Answer(answer) => *answer,
             other => panic!("no answer but {other:?}"),
         }
     }
 
     #[track_caller]
-    fn asked(turn: &Turn) -> Value {
+    fn asked(turn: &DemoTurn) -> Value {
         match step(turn) {
-            Step::Ask(hold) => hold,
+            DemoStep::Ask(hold) => hold,
             other => panic!("it does not ask but {other:?}"),
         }
     }
 
-    fn decided(status: &str, state: &str) -> Turn {
-        Turn {
-            decisions: vec![Decided {
+    fn decided(status: &str, state: &str) -> DemoTurn {
+        DemoTurn {
+            decisions: vec![DemoDecision {
                 status: status.to_owned(),
                 asked: json!({ "user_id": 7 }),
-                ..Decided::default()
+                ..DemoDecision::default()
             }],
-            open_call: Some(OpenCall {
+            open_call: Some(DemoOpenCall {
                 id: "itm_1".to_owned(),
                 state: state.to_owned(),
             }),
@@ -334,7 +339,7 @@ mod tests {
         listed.text = "delete the second one".to_owned();
         assert_eq!(asked(&listed)["action"]["args"]["user_id"], 5);
         listed.text = "Delete the last user".to_owned();
-        assert!(answered(&listed).text.contains("is not there any more"));
+        assert!(answered(&listed).text.contains("no longer exists"));
         listed.text = "Delete the tenth user".to_owned();
         assert!(answered(&listed).text.starts_with("The list had 3 users."));
     }
@@ -343,7 +348,7 @@ mod tests {
     fn an_approved_delete_is_one_answer_with_effect_count_and_result() {
         let answer = answered(&decided("approved", "started"));
         assert_eq!(answer.text, "User 7 was deleted.");
-        let users = Users::read(answer.set.get(USERS)).expect("users");
+        let users = DemoUsers::read(answer.set.get(USERS)).expect("users");
         assert_eq!((users.all().len(), users.find(7)), (11, None));
         assert_eq!(answer.if_versions[USERS], 4);
         assert_eq!(answer.set[DELETE_RUNS], 1);
@@ -359,14 +364,14 @@ mod tests {
         turn.decisions[0].edited = Some(json!({ "user_id": 8 }));
         let answer = answered(&turn);
         assert_eq!(answer.text, "User 8 was deleted: a person chose this one.");
-        let users = Users::read(answer.set.get(USERS)).expect("users");
+        let users = DemoUsers::read(answer.set.get(USERS)).expect("users");
         assert!(users.find(7).is_some() && users.find(8).is_none());
     }
 
     #[test]
     fn who_is_gone_already_is_not_counted() {
         let mut turn = decided("approved", "started");
-        let mut users = Users::sample();
+        let mut users = DemoUsers::sample();
         users.remove(7);
         turn.state.insert(USERS.to_owned(), users.to_value());
         let answer = answered(&turn);
@@ -414,7 +419,7 @@ mod tests {
                 .text
                 .ends_with("was not deleted: she is needed")
         );
-        assert_eq!(step(&decided("open", "proposed")), Step::Wait);
+        assert_eq!(step(&decided("open", "proposed")), DemoStep::Wait);
     }
 
     #[test]
@@ -428,6 +433,6 @@ mod tests {
         let mut turn = turn("Create user X");
         turn.state.insert(USERS.to_owned(), json!(5));
         let answer = answered(&turn);
-        assert!(answer.text.contains("are no users") && answer.set.is_empty());
+        assert!(answer.text.contains("is not a list of users") && answer.set.is_empty());
     }
 }

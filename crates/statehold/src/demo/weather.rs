@@ -1,21 +1,21 @@
-//! What `weather-agent` says: the weather of a few places, the same every day.
+//! `weather-agent`: the weather of a few places, the same every day.
 
 use serde_json::json;
 
 use super::help;
-use super::turn::{Answer, CallDone, Step, Turn};
+use super::turn::{DemoAnswer, DemoStep, DemoTurn, FinishedCall};
 use super::words::{bare, has_phrase, strip, words};
 
-/// The session key with the place that was asked for last.
+/// The session key with the place asked for last.
 pub(super) const LAST_LOCATION: &str = "last_mentioned_location";
-/// How often an answer that names no place is asked back.
+/// How often the agent repeats its question.
 const QUESTIONS_MAX: usize = 3;
 
 /// A place and its weather.
 #[derive(Debug)]
-struct Place {
+struct WeatherPlace {
     name: &'static str,
-    /// What else people call it.
+    /// Alternative names.
     other_names: &'static [&'static str],
     sky: &'static str,
     /// In degrees Fahrenheit.
@@ -27,8 +27,8 @@ const fn place(
     other_names: &'static [&'static str],
     sky: &'static str,
     temperature: i32,
-) -> Place {
-    Place {
+) -> WeatherPlace {
+    WeatherPlace {
         name,
         other_names,
         sky,
@@ -36,8 +36,8 @@ const fn place(
     }
 }
 
-/// The places that are known. The first word or words of a name, up to the comma, are its short name.
-const PLACES: [Place; 10] = [
+/// The known places. The part of a name before the comma is its short name.
+const PLACES: [WeatherPlace; 10] = [
     place("Berlin", &["Berlin Germany"], "Cloudy", 61),
     place("London", &["London England"], "Rain", 57),
     place("New York, NY", &["New York City", "NYC"], "Sunny", 70),
@@ -62,17 +62,17 @@ const PLACES: [Place; 10] = [
 
 /// Short names of places, as a pattern for the rules of the coordinator.
 pub(super) fn names_pattern() -> String {
-    let mut names: Vec<&str> = PLACES.iter().map(Place::short_name).collect();
+    let mut names: Vec<&str> = PLACES.iter().map(WeatherPlace::short_name).collect();
     names.dedup();
     names.join("|")
 }
 
-impl Place {
+impl WeatherPlace {
     fn short_name(&self) -> &'static str {
         self.name.split(',').next().unwrap_or(self.name)
     }
 
-    /// What distinguishes it from others with the same short name.
+    /// The words that distinguish it from places with the same short name.
     fn distinctions(&self) -> Vec<Vec<String>> {
         let short = words(self.short_name());
         let whole = [self.name]
@@ -99,22 +99,22 @@ impl Place {
     }
 }
 
-/// What comes of a message.
-pub(super) fn step(turn: &Turn) -> Step {
+/// Answers a message.
+pub(super) fn step(turn: &DemoTurn) -> DemoStep {
     if let Some(said) = help::on_typed_decision(&turn.text) {
-        return Answer::text(said).into();
+        return DemoAnswer::text(said).into();
     }
     let text = words(bare(&turn.text));
-    let found = named_in(&text);
+    let found = places_named_in(&text);
     match found.as_slice() {
-        [one] => tell(one, false).into(),
-        [] => nowhere(turn).into(),
-        several => choose(turn, several),
+        [one] => weather_answer(one, false).into(),
+        [] => answer_without_place(turn).into(),
+        several => ask_which_place(turn, several),
     }
 }
 
-/// The places that a text may mean: those that it names fully, else those with a short name in it.
-fn named_in(text: &[String]) -> Vec<&'static Place> {
+/// The places that a text may mean: the one named in full, or all with a matching short name.
+fn places_named_in(text: &[String]) -> Vec<&'static WeatherPlace> {
     let fully: Vec<_> = PLACES
         .iter()
         .filter(|place| place.is_named_fully_in(text))
@@ -132,15 +132,15 @@ fn named_in(text: &[String]) -> Vec<&'static Place> {
     [first].into_iter().chain(same).collect()
 }
 
-fn tell(place: &Place, says_where: bool) -> Answer {
+fn weather_answer(place: &WeatherPlace, says_where: bool) -> DemoAnswer {
     let weather = format!("{}, {}", place.sky, place.temperature);
     let text = if says_where {
         format!("{}: {weather}", place.name)
     } else {
         weather
     };
-    let mut answer = Answer::text(text);
-    answer.calls.push(CallDone {
+    let mut answer = DemoAnswer::text(text);
+    answer.calls.push(FinishedCall {
         name: "get_weather".to_owned(),
         arguments: json!({ "place": place.name }),
         result: json!({ "sky": place.sky, "temperature": place.temperature, "unit": "F" }),
@@ -151,22 +151,22 @@ fn tell(place: &Place, says_where: bool) -> Answer {
     answer
 }
 
-/// No place that is known is in the message: the one that was named before is meant, or an unknown one.
-fn nowhere(turn: &Turn) -> Answer {
+/// The message names no known place: answer for the last place, or list the known ones.
+fn answer_without_place(turn: &DemoTurn) -> DemoAnswer {
     let asked = unknown_place(&turn.text);
     let last = turn.state.get(LAST_LOCATION).and_then(|last| last.as_str());
     let last = last.and_then(|last| PLACES.iter().find(|place| place.name == last));
     match (asked, last) {
-        (Some(asked), _) => Answer::text(format!(
+        (Some(asked), _) => DemoAnswer::text(format!(
             "I do not know the weather in {asked}. {}",
             known_places()
         )),
-        (None, Some(last)) => tell(last, true),
-        (None, None) => Answer::text(format!("Which place? {}", known_places())),
+        (None, Some(last)) => weather_answer(last, true),
+        (None, None) => DemoAnswer::text(format!("Which place? {}", known_places())),
     }
 }
 
-/// The place that is asked for, in the words of the message. `there` is none.
+/// The unknown place in the words of the message. `there` does not count.
 fn unknown_place(text: &str) -> Option<&str> {
     let text = bare(text);
     let after = |word: &str| {
@@ -199,8 +199,8 @@ fn known_places() -> String {
     format!("I know the weather in: {}.", names.join("; "))
 }
 
-/// Several places have the name: the user says which, and nobody else needs to.
-fn choose(turn: &Turn, several: &[&'static Place]) -> Step {
+/// Several places have this name: ask the user which one.
+fn ask_which_place(turn: &DemoTurn, several: &[&'static WeatherPlace]) -> DemoStep {
     let short = several[0].short_name();
     let choices: Vec<&str> = several.iter().map(|place| place.name).collect();
     let choices = choices.join("; ");
@@ -212,7 +212,7 @@ fn choose(turn: &Turn, several: &[&'static Place]) -> Step {
             "expired" => "Nobody told me in time",
             _ => "Nobody wants to tell me",
         };
-        return Answer::text(format!(
+        return DemoAnswer::text(format!(
             "{why} which {short} is meant. Ask again with one of: {choices}."
         ))
         .into();
@@ -222,28 +222,25 @@ fn choose(turn: &Turn, several: &[&'static Place]) -> Step {
         .as_ref()
         .and_then(|content| content.as_str());
     let said = said.or(decided.comment.as_deref()).unwrap_or_default();
-    match chosen(several, said) {
-        Some(place) => tell(place, true).into(),
-        None if turn.decisions.len() >= QUESTIONS_MAX => Answer::text(format!(
+    match find_chosen(several, said) {
+        Some(place) => weather_answer(place, true).into(),
+        None if turn.decisions.len() >= QUESTIONS_MAX => DemoAnswer::text(format!(
             "I still do not know which {short} is meant. Ask again with one of: {choices}."
         ))
         .into(),
-        None => ask(
-            short,
-            &format!("That is none that I know. I know {choices}."),
-        ),
+        None => ask(short, &format!("I do not know that one. I know {choices}.")),
     }
 }
 
-fn ask(short: &str, message: &str) -> Step {
-    Step::Ask(json!({
+fn ask(short: &str, message: &str) -> DemoStep {
+    DemoStep::Ask(json!({
         "kind": "question", "title": format!("Which {short}?"), "message": message,
         "expires_in_seconds": 3600,
     }))
 }
 
-/// The place that an answer names: by all of its name, by what distinguishes it, or by its number.
-fn chosen(several: &[&'static Place], said: &str) -> Option<&'static Place> {
+/// The place that an answer names: by its full name, by a distinguishing word, or by its number.
+fn find_chosen(several: &[&'static WeatherPlace], said: &str) -> Option<&'static WeatherPlace> {
     let said = words(said);
     let numbers = ["first", "second", "third"];
     let by_number = |index: usize| {
@@ -253,7 +250,7 @@ fn chosen(several: &[&'static Place], said: &str) -> Option<&'static Place> {
                 .get(index)
                 .is_some_and(|word| has_phrase(&said, &words(word)))
     };
-    let is_named = |place: &&&Place| {
+    let is_named = |place: &&&WeatherPlace| {
         let mut ways = place.distinctions().into_iter();
         ways.any(|way| has_phrase(&said, &way))
     };
@@ -265,18 +262,18 @@ fn chosen(several: &[&'static Place], said: &str) -> Option<&'static Place> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::turn::Decided;
+    use crate::demo::turn::DemoDecision;
 
-    fn turn(text: &str) -> Turn {
-        Turn {
+    fn turn(text: &str) -> DemoTurn {
+        DemoTurn {
             text: text.to_owned(),
-            ..Turn::default()
+            ..DemoTurn::default()
         }
     }
 
-    fn answered(turn: &Turn) -> Answer {
+    fn answered(turn: &DemoTurn) -> DemoAnswer {
         match step(turn) {
-            Step::Answer(answer) => *answer,
+            DemoStep::Answer(answer) => *answer,
             other => panic!("no answer but {other:?}"),
         }
     }
@@ -313,7 +310,7 @@ mod tests {
     #[test]
     fn a_name_of_several_places_is_asked_back_and_the_answer_counts() {
         let asked = turn("What's the weather in Springfield?");
-        let Step::Ask(hold) = step(&asked) else {
+        let DemoStep::Ask(hold) = step(&asked) else {
             panic!("it knows");
         };
         assert_eq!(hold["kind"], "question");
@@ -327,13 +324,13 @@ mod tests {
             ("the second", "Springfield, MA: Rain, 63"),
             ("3", "Springfield, MO: Cloudy, 71"),
         ] {
-            let decided = Decided {
+            let decided = DemoDecision {
                 status: "answered".to_owned(),
                 content: Some(said.into()),
-                ..Decided::default()
+                ..DemoDecision::default()
             };
             let decisions = vec![decided];
-            let turn = Turn {
+            let turn = DemoTurn {
                 decisions,
                 ..asked.clone()
             };
@@ -343,15 +340,15 @@ mod tests {
 
     #[test]
     fn an_answer_that_names_none_is_asked_again_and_not_for_ever() {
-        let decided = Decided {
+        let decided = DemoDecision {
             status: "answered".to_owned(),
             content: Some("the nice one".into()),
-            ..Decided::default()
+            ..DemoDecision::default()
         };
         let mut turn = turn("weather in Springfield");
         for _ in 1..QUESTIONS_MAX {
             turn.decisions.push(decided.clone());
-            assert!(matches!(step(&turn), Step::Ask(_)));
+            assert!(matches!(step(&turn), DemoStep::Ask(_)));
         }
         turn.decisions.push(decided);
         let said = answered(&turn).text;
@@ -361,9 +358,9 @@ mod tests {
     #[test]
     fn a_question_that_nobody_answers_is_said() {
         let mut turn = turn("weather in Springfield");
-        turn.decisions.push(Decided {
+        turn.decisions.push(DemoDecision {
             status: "expired".to_owned(),
-            ..Decided::default()
+            ..DemoDecision::default()
         });
         assert!(answered(&turn).text.starts_with("Nobody told me in time"));
     }

@@ -1,13 +1,13 @@
-//! Small helps for reading what people type.
+//! Helpers for parsing messages.
 
-/// A message without what stands around it: spaces, and the signs at its end.
+/// A message without surrounding spaces and final punctuation.
 pub(super) fn bare(text: &str) -> &str {
     text.trim()
         .trim_end_matches(['?', '.', '!', '=', ',', ' '])
         .trim()
 }
 
-/// A text without the first words that only lead up to it, as many as there are.
+/// Strips leading phrases, as often as they occur.
 pub(super) fn strip_prefixes<'t>(text: &'t str, prefixes: &[&str]) -> &'t str {
     let mut rest = text.trim_start();
     while let Some(shorter) = prefixes.iter().find_map(|prefix| strip(rest, prefix)) {
@@ -16,7 +16,7 @@ pub(super) fn strip_prefixes<'t>(text: &'t str, prefixes: &[&str]) -> &'t str {
     rest
 }
 
-/// A text without a first word or phrase, whatever the case. A word that only begins like it stays.
+/// Strips one leading word or phrase, ignoring case. A longer word that begins like it stays.
 pub(super) fn strip<'t>(text: &'t str, prefix: &str) -> Option<&'t str> {
     let (head, rest) = text.split_at_checked(prefix.len())?;
     let is_whole = rest.is_empty() || rest.starts_with([' ', ',', ':']);
@@ -24,7 +24,7 @@ pub(super) fn strip<'t>(text: &'t str, prefix: &str) -> Option<&'t str> {
     is_it.then(|| rest.trim_start_matches([' ', ',', ':']))
 }
 
-/// The words of a text in lower case: letters and digits, nothing between them.
+/// The words of a text in lower case, without punctuation.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split(|c: char| !c.is_alphanumeric())
         .filter(|word| !word.is_empty())
@@ -32,7 +32,7 @@ pub(super) fn words(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether some words stand next to each other among others.
+/// Whether `phrase` occurs as consecutive words.
 pub(super) fn has_phrase(words: &[String], phrase: &[String]) -> bool {
     !phrase.is_empty() && words.windows(phrase.len()).any(|part| part == phrase)
 }

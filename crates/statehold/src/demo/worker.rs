@@ -1,7 +1,7 @@
-//! The loop around a demo agent: claim, find out how far the request is, do the next step, leave.
+//! The worker loop of a demo agent: claim a request, load its input, run one step, commit.
 //!
-//! It is a worker like any other: it calls the server over HTTP and keeps nothing in mind. The server
-//! may go away and come back; whatever was in hand then comes again with a later claim.
+//! It is a worker like any other: it calls the server over HTTP and keeps no state. If the server
+//! goes away and comes back, a later claim returns the unfinished requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,38 +13,39 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::turn::{Decided, OpenCall, Step, Turn, calls_done, text_of};
+use super::turn::{DemoDecision, DemoOpenCall, DemoStep, DemoTurn, calls_done, text_of};
 use crate::client::Client;
 use crate::exit::Failure;
 
-/// How many requests of one agent are in hand at the same time.
+/// The most concurrent requests of one agent.
 const IN_HAND_MAX: usize = 16;
-/// How many requests one claim asks for.
+/// The most requests of one claim.
 const CLAIM_MAX: usize = 8;
 /// How long a claim waits for work.
 const WAIT_SECONDS: u64 = 20;
-/// A turn takes milliseconds. After a crash its request comes back when this is over, so it is short.
+/// Short, because after a crash a request returns only when its lease expires; a turn takes
+/// milliseconds.
 const LEASE_SECONDS: u64 = 5;
-/// How long one call may take beyond what the server waits.
+/// The timeout of one call beyond the server's own wait.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How much of its conversation an agent looks at.
+/// The most history items that an agent reads.
 const HISTORY_MAX: usize = 200;
-/// How often a turn begins again because somebody else wrote what it wanted to write.
+/// How often a turn retries after a version conflict.
 const RACES_MAX: u32 = 50;
-/// How long nothing is asked of a server that does not answer: at first, and at most.
+/// Backoff while the server does not answer: first and longest pause.
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// An agent: its name, what it does, and what it needs to know for that.
+/// An agent: its name, its step function, and the input it needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DemoWorker {
     pub(super) name: &'static str,
-    pub(super) step: fn(&Turn) -> Step,
+    pub(super) step: fn(&DemoTurn) -> DemoStep,
     pub(super) reads_history: bool,
     pub(super) reads_state: bool,
 }
 
-/// Works for an agent until it is told to stop.
+/// Works for an agent until it is stopped.
 pub(super) async fn run(agent: DemoWorker, client: Client, stop: CancellationToken) {
     let room = Arc::new(Semaphore::new(IN_HAND_MAX));
     let mut in_hand = JoinSet::new();
@@ -57,7 +58,7 @@ pub(super) async fn run(agent: DemoWorker, client: Client, stop: CancellationTok
             claimed = claim(agent, &client, &room) => claimed,
         };
         match claimed {
-            // A server that is about to stop has nothing for anybody, and says so at once.
+            // A stopping server returns an empty claim at once: do not spin.
             Ok(requests) if requests.is_empty() && asked.elapsed() < PAUSE => {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -67,7 +68,7 @@ pub(super) async fn run(agent: DemoWorker, client: Client, stop: CancellationTok
                     let place = Arc::clone(&room).acquire_owned().await;
                     let client = client.clone();
                     in_hand.spawn(async move {
-                        work(agent, &client, &request).await;
+                        run_turn(agent, &client, &request).await;
                         drop(place);
                     });
                 }
@@ -82,7 +83,7 @@ pub(super) async fn run(agent: DemoWorker, client: Client, stop: CancellationTok
             }
         }
     }
-    // Each ends by itself within a few calls, whether or not there still is a server.
+    // Each turn ends within a few calls, with or without a server.
     while in_hand.join_next().await.is_some() {}
 }
 
@@ -91,7 +92,8 @@ async fn claim(
     client: &Client,
     room: &Semaphore,
 ) -> Result<Vec<Value>, Failure> {
-    // Only as many as there is room for: what is claimed and not worked on only waits for its lease.
+    // Claim no more than there are free permits: a claimed request that waits here only uses up its
+    // lease.
     drop(room.acquire().await);
     let max = room.available_permits().clamp(1, CLAIM_MAX);
     let ask = json!({
@@ -108,10 +110,10 @@ async fn claim(
     })
 }
 
-/// Does one turn, or what is left of it.
-async fn work(agent: DemoWorker, client: &Client, request: &Value) {
+/// Runs one turn, or the rest of it.
+async fn run_turn(agent: DemoWorker, client: &Client, request: &Value) {
     let client = client.within(PATIENCE);
-    let in_hand = InHand {
+    let in_hand = DemoClaim {
         client: &client,
         id: request["id"].as_str().unwrap_or_default(),
         fence: request["fence"].as_u64().unwrap_or_default(),
@@ -120,15 +122,15 @@ async fn work(agent: DemoWorker, client: &Client, request: &Value) {
     let done = loop {
         tokio::select! {
             done = &mut turn => break done,
-            () = tokio::time::sleep(Duration::from_secs(LEASE_SECONDS) / 3) => in_hand.beat().await,
+            () = tokio::time::sleep(Duration::from_secs(LEASE_SECONDS) / 3) => in_hand.send_heartbeat().await,
         }
     };
     let Err(failure) = done else {
         return;
     };
     match failure.status {
-        // It belongs to somebody else by now, or has ended; or the server cannot take it now, and it comes
-        // again when the lease is over.
+        // Another worker has the request, it has ended, or the server is busy: drop it. A later
+        // claim returns it once the lease expires.
         Some(401 | 404 | 408 | 409 | 429 | 500..) | None => {
             tracing::debug!(agent = agent.name, reason = %failure.message, "left");
         }
@@ -139,26 +141,26 @@ async fn work(agent: DemoWorker, client: &Client, request: &Value) {
     }
 }
 
-/// A request that was claimed.
-struct InHand<'c> {
+/// A claimed request.
+struct DemoClaim<'c> {
     client: &'c Client,
     id: &'c str,
     fence: u64,
 }
 
-impl InHand<'_> {
+impl DemoClaim<'_> {
     async fn turn(&self, agent: DemoWorker, request: &Value) -> Result<(), Failure> {
-        let mut turn = Turn {
+        let mut turn = DemoTurn {
             text: text_of(&request["input"]),
             decisions: list(&request["decisions"])
                 .iter()
-                .map(Decided::read)
+                .map(DemoDecision::read)
                 .collect(),
-            open_call: list(&request["calls"]).first().map(|call| OpenCall {
+            open_call: list(&request["calls"]).first().map(|call| DemoOpenCall {
                 id: call["id"].as_str().unwrap_or_default().to_owned(),
                 state: call["state"].as_str().unwrap_or_default().to_owned(),
             }),
-            ..Turn::default()
+            ..DemoTurn::default()
         };
         if agent.reads_history {
             let task = request["task_id"].as_str().unwrap_or_default();
@@ -176,27 +178,28 @@ impl InHand<'_> {
                     .filter_map(|(key, version)| Some((key, version.as_u64()?)))
                     .collect();
             }
-            match self.carry_out((agent.step)(&turn)).await {
-                // Somebody else wrote first. Nothing of this turn was committed: look again.
+            match self.perform_step((agent.step)(&turn)).await {
+                // Another writer was first, and nothing of this turn was committed: read again and
+                // retry.
                 Err(failure) if failure.code.as_deref() == Some("version_conflict") => {}
                 done => return done,
             }
         }
-        let message = "others write the same values all the time; ask again";
+        let message = "other writers keep changing the same values; ask again";
         let mut failure = Failure::new(crate::exit::Exit::Failed, message);
         failure.status = Some(429);
         Err(failure)
     }
 
-    async fn carry_out(&self, step: Step) -> Result<(), Failure> {
+    async fn perform_step(&self, step: DemoStep) -> Result<(), Failure> {
         match step {
-            Step::Answer(answer) => self.post("complete", answer.body(self.fence)).await,
-            Step::Ask(hold) => {
+            DemoStep::Answer(answer) => self.post("complete", answer.body(self.fence)).await,
+            DemoStep::Ask(hold) => {
                 self.post("holds", hold).await?;
-                // Nobody is needed while a person thinks.
+                // Release the request: no worker is needed while a person decides.
                 self.post("release", json!({})).await
             }
-            Step::Wait => self.post("release", json!({})).await,
+            DemoStep::Wait => self.post("release", json!({})).await,
         }
     }
 
@@ -207,13 +210,13 @@ impl InHand<'_> {
         answer.map(drop)
     }
 
-    async fn beat(&self) {
+    async fn send_heartbeat(&self) {
         if let Err(failure) = self.post("heartbeat", json!({})).await {
             tracing::debug!(reason = %failure.message, "no heartbeat");
         }
     }
 
-    /// Ends a request that would fail in the same way each time.
+    /// Fails a request that would fail the same way each time.
     async fn fail(&self, failure: &Failure) {
         let error = json!({ "error": { "code": "demo_agent", "message": failure.message } });
         if let Err(failure) = self.post("fail", error).await {
@@ -239,11 +242,11 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::demo::turn::Answer;
+    use crate::demo::turn::DemoAnswer;
 
     const ECHO: DemoWorker = DemoWorker {
         name: "echo",
-        step: |turn| Answer::text(format!("{}!", turn.text)).into(),
+        step: |turn| DemoAnswer::text(format!("{}!", turn.text)).into(),
         reads_history: false,
         reads_state: false,
     };
@@ -289,7 +292,8 @@ mod tests {
         let working = tokio::spawn(run(ECHO, client, stop.clone()));
         let work = json!({ "requests": [{ "id": "req_1", "fence": 3, "input": "hi", "decisions": [], "calls": [] }] });
         let nothing = json!({ "requests": [] });
-        // Cut before an answer, refused, and cut in the middle of the turn: each is tried again.
+        // Cut before an answer, refused, and cut in the middle of the turn: the worker retries
+        // each.
         let (first, _) = listener.accept().await.expect("a call");
         drop(first);
         let (mut busy, _) = listener.accept().await.expect("a call");
@@ -307,7 +311,7 @@ mod tests {
                 "POST /v1/work/claim HTTP/1.1" => answer(&mut stream, "200 OK", &nothing).await,
                 "POST /v1/requests/req_1/complete HTTP/1.1" if !cut_off => cut_off = true,
                 "POST /v1/requests/req_1/complete HTTP/1.1" => break body,
-                // Where a turn takes long.
+                // A slow turn.
                 "POST /v1/requests/req_1/heartbeat HTTP/1.1" => {
                     answer(&mut stream, "200 OK", &json!({})).await;
                 }

@@ -1,4 +1,4 @@
-//! Which agents there are, as the configuration declares them, and what is wrong with it.
+//! Agents declared in the configuration, and reports of configuration mistakes.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::{Command, Stdio};
@@ -129,14 +129,14 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
     write(gpa);
     let config = file.to_str().expect("a plain path");
     let live = Live::start_as(&["--no-demo", "--config", config], &[]);
-    live.check(&["agents", "reload"], 0, &["nothing is different\n"]);
+    live.check(&["agents", "reload"], 0, &["nothing changed\n"]);
     write(&format!(
         "{gpa}[agents.gpa.tools.pay]\napproval = \"always\"\n"
     ));
     live.check(&["agents", "reload"], 0, &["changed: agents.gpa\n"]);
-    // Saying nothing about a tool is not saying that nobody needs to be asked.
+    // Removing a policy from the file does not lift the approval.
     write(gpa);
-    let says = ["counts after a restart only: agents.gpa.tools.pay\n"];
+    let says = ["needs a restart: agents.gpa.tools.pay\n"];
     live.check(&["agents", "reload"], 0, &says);
     write(&format!(
         "{gpa}[agents.gpa.tools.pay]\napproval = \"never\"\n"
@@ -151,7 +151,7 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
     assert_eq!(
         said.out,
         "added: agents.boss\nchanged: agents.gpa\n\
-         counts after a restart only: agents.gpa.tools.pay, limits.body_bytes_max\n"
+         needs a restart: agents.gpa.tools.pay, limits.body_bytes_max\n"
     );
     live.check(&["agents", "list"], 0, &["boss\trouter", "Knows."]);
     // Everything that is wrong is said, and nothing is changed.
@@ -161,7 +161,7 @@ fn agents_are_read_again_from_the_file_and_mistakes_change_nothing() {
         1,
         &[
             "nothing was changed",
-            "no such agent",
+            "which is not a declared agent",
             "`agents.x.prompt` is missing",
         ],
     );
@@ -243,7 +243,7 @@ fn what_the_demo_plays_it_plays_until_the_next_start() {
     let live = Live::start_as(&["--config", config], &[]);
     let declared = "[agents.math-agent]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"x\"\n";
     std::fs::write(&file, declared).expect("a file");
-    let says = ["counts after a restart only: agents.math-agent"];
+    let says = ["needs a restart: agents.math-agent"];
     live.check(&["agents", "reload"], 0, &says);
     live.check(&["agents", "show", "math-agent"], 0, &["kind\tworker"]);
     live.check(&["chat", "math-agent", "-m", "What is 2+2?"], 0, &["4"]);

@@ -128,7 +128,7 @@ fn an_approval_needs_a_yes_and_happens_once() {
     live.check(
         &["approvals", "approve", "R2.h1"],
         2,
-        &["nobody can be asked", "--yes"],
+        &["there is no terminal to ask on", "--yes"],
     );
     assert_eq!(live.hold(&hold)["status"], "open");
     let done = live.check(
@@ -178,8 +178,8 @@ fn high_risk_needs_its_text_in_a_script() {
     };
     approve(&[], 2, &["high risk", "--confirm \"user 7\""]);
     approve(&["-y"], 2, &["--yes is not enough", "--confirm \"user 7\""]);
-    approve(&["--confirm", "user 8"], 2, &["another action"]);
-    approve(&["-y", "--confirm", ""], 2, &["another action"]);
+    approve(&["--confirm", "user 8"], 2, &["does not match this action"]);
+    approve(&["-y", "--confirm", ""], 2, &["does not match this action"]);
     assert_eq!(live.hold(&hold)["status"], "open");
     let other = "0".repeat(64);
     approve(&["--confirm", "user 7", "--digest", &other], 5, &["digest"]);
@@ -202,7 +202,7 @@ fn high_risk_is_typed_on_a_terminal_and_enter_alone_is_no() {
         );
     }
     assert_eq!(live.hold(&hold)["status"], "open");
-    // A build server has a terminal sometimes, and nobody in front of it.
+    // A CI machine may have a terminal without a person in front of it.
     let (code, _) = live.run_on_terminal(&args, "user 7\n", &[("CI", "true")]);
     assert_eq!(code, 2);
     let (code, screen) = live.run_on_terminal(&args, "user 7\n", &[]);
@@ -293,7 +293,7 @@ fn an_edit_runs_what_it_shows() {
     };
     edit(&[], 2, &["no editor", "--set"]);
     edit(&["--set", "user_id=7"], 2, &["nothing was changed"]);
-    edit(&["--set", "user_id"], 2, &["sets nothing"]);
+    edit(&["--set", "user_id"], 2, &["is not an assignment"]);
     edit(&["--args", "{user"], 2, &["not JSON"]);
     // The text is that of what will run.
     edit(
@@ -366,7 +366,7 @@ fn refusing_answering_and_dismissing_say_what_they_did() {
     live.check(
         &["approvals", "respond", &question],
         2,
-        &["there is no answer", "--content"],
+        &["the answer is missing", "--content"],
     );
     live.check(
         &["approvals", "respond", &question, "Ohio", "--no-wait"],
@@ -487,7 +487,7 @@ fn several_people_approve_one_after_the_other() {
     let again = live.run_with(&carol, &approve);
     assert_eq!(again.code, 5, "{again:?}");
     assert!(
-        again.err.contains("somebody else must approve too"),
+        again.err.contains("another person must approve too"),
         "{}",
         again.err
     );
@@ -514,7 +514,7 @@ fn what_expired_cannot_be_decided_any_more() {
     let ended = live.check(
         &["approvals", "approve", &hold, "-y"],
         5,
-        &["nobody decided in time"],
+        &["without a decision"],
     );
     assert!(ended.err.contains("R2.h1 expired at 2"), "{}", ended.err);
     // The same if the server is the one who notices.
@@ -523,11 +523,7 @@ fn what_expired_cannot_be_decided_any_more() {
         5,
         &[],
     );
-    assert!(
-        ended.err.contains("nobody decided in time"),
-        "{}",
-        ended.err
-    );
+    assert!(ended.err.contains("without a decision"), "{}", ended.err);
 }
 
 #[test]

@@ -153,15 +153,23 @@ fn a_cut_or_changed_export_is_refused_with_the_line() {
     check(&export[..export.len() - 9], 10, &["line 7", "cut off"]);
     check(&without(&lines, 6), 10, &["line 7", "cut off"]);
     check(&without(&lines, 0), 10, &["line 1"]);
-    check(&without(&lines, 1), 10, &["line 6", "ends other lines"]);
+    check(
+        &without(&lines, 1),
+        10,
+        &["line 6", "does not match the lines before it"],
+    );
     check(&without(&lines, 2), 10, &["line 3", "breaks the chain"]);
-    check(&without(&lines, 5), 10, &["line 6", "ends other lines"]);
+    check(
+        &without(&lines, 5),
+        10,
+        &["line 6", "does not match the lines before it"],
+    );
     let other = lines[3].replace("start_request", "fail_request");
     let changed = export.replace(lines[3], &other);
     check(
         &changed,
         10,
-        &["line 4", "whose hash is not that of its content"],
+        &["line 4", "whose hash does not match its content"],
     );
     let unsigned = export.replace("\"revision\":2", "\"revision\":1");
     check(&unsigned, 10, &["line 2", "hash"]);

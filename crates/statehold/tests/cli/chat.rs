@@ -131,7 +131,7 @@ fn what_agents_do_is_shown_to_whoever_asks_for_it() {
     let sessions = ended.out.lines().filter(|line| line.starts_with("ses_"));
     let sessions: Vec<&str> = sessions.collect();
     assert!(matches!(sessions[..], [first, second] if first != second));
-    assert!(ended.err.contains("/nonsense is no command"), "{ended:?}");
+    assert!(ended.err.contains("unknown command /nonsense"), "{ended:?}");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn an_agent_that_fails_is_exit_code_1_and_the_reason() {
     let dead =
         "{ kind = \"openai\", base_url = \"http://127.0.0.1:1/v1\", model = \"x\", retries = 0 }";
     let live = Live::start_with(&[("STATEHOLD__AGENTS__DEAD", dead)]);
-    let says = ["cannot be reached", "say it again"];
+    let says = ["cannot be reached", "send the message again"];
     live.check(&["chat", "dead", "-m", "hi"], 1, &says);
 }
 
@@ -169,7 +169,7 @@ impl Slow {
             let stop = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
             let last = piece(" by one.", &format!("data: {stop}\n\ndata: [DONE]\n\n"));
             stream.write_all(last.as_bytes()).expect("it reads");
-            // What was sent is read before the connection ends.
+            // Read the request before closing the connection.
             drop(stream.read_to_end(&mut Vec::new()));
         });
         let declared = format!(
@@ -215,7 +215,7 @@ fn somebody_who_stops_waiting_does_not_stop_the_turn() {
     let mut errors = BufReader::new(chat.stderr.take().expect("piped")).lines();
     let told = errors.find(|line| {
         let line = line.as_ref().expect("UTF-8");
-        line.contains("stopped waiting; the turn goes on without you")
+        line.contains("stopped waiting; the turn continues")
     });
     assert!(told.is_some(), "it says so");
     drop(input);

@@ -22,7 +22,7 @@ impl Deref for Live {
     }
 }
 
-/// What was made for one story.
+/// The objects of one story.
 pub(super) struct Story {
     pub(super) session: String,
     /// The request of the coordinator.
@@ -53,7 +53,7 @@ impl Live {
         Self(DevServer::start(program, None, flags, variables))
     }
 
-    /// Runs the program against this server, with nobody to ask.
+    /// Runs the program against this server, without a terminal.
     pub(super) fn run(&self, args: &[&str]) -> Ended {
         run(args, &[("STATEHOLD_URL", &self.url)])
     }
@@ -202,7 +202,7 @@ impl Live {
         self.ask(story, &hold)
     }
 
-    /// The agent runs what was approved, and answers.
+    /// The agent runs the approved action, and answers.
     pub(super) fn finish(&self, story: &Story) {
         let items = json!([{ "kind": "tool_result", "call_id": "c1", "result": { "deleted": 7 } }]);
         self.post(

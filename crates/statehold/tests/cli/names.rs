@@ -35,7 +35,7 @@ fn a_hold_has_many_names_and_none_is_guessed() {
         shows(&short(session), id);
         shows(&format!("..{}/r2.h1", &session[30..]), id);
     }
-    // What is decided keeps its name: the other one is still not meant by it alone.
+    // A decided hold keeps its alias, so the alias alone stays ambiguous.
     live.check(&["approvals", "approve", &hold, "-y", "--no-wait"], 0, &[]);
     live.check(
         &["approvals", "approve", "R2.h1", "-y"],

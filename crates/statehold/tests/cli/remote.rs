@@ -15,7 +15,7 @@ pub(super) struct Ended {
     pub(super) err: String,
 }
 
-/// Runs the program in an empty directory, with nothing in the environment but what is given.
+/// Runs the program in an empty directory, with only these environment variables.
 pub(super) fn run(args: &[&str], variables: &[(&str, &str)]) -> Ended {
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new(env!("CARGO_BIN_EXE_statehold"))
@@ -336,7 +336,7 @@ fn a_tail_comes_back_after_the_last_record_it_saw_and_ends_when_the_session_does
             "id: {revision}\nevent: record\ndata: {{\"session_id\":\"s\",\"revision\":{revision},\"at\":\"2026-08-06T12:00:00Z\",\"command\":\"append\",\"events\":[{{\"type\":\"items_appended\",\"items\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}]}}\n\n"
         )
     };
-    // What is being said is not a record, and moves nobody on.
+    // A delta is not a record and does not advance the revision.
     let delta = "event: delta\ndata: {\"request_id\":\"r\",\"task_id\":\"t\",\"agent\":\"a\",\"offset\":0,\"text\":\"hm\"}\n\n";
     // The second record is cut in the middle, and sent again.
     let cut = delta.to_owned() + &record(8) + delta + &record(9)[..60];

@@ -70,7 +70,7 @@ pub(crate) fn cut() -> Answer {
     }
 }
 
-/// A call that the server has read.
+/// A request that the server received.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     /// Method and path.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::live::Live;
 
-/// A command that goes on until it has said enough.
+/// A command that runs until it has printed the expected lines.
 struct Following {
     child: Child,
     lines: BufReader<ChildStdout>,

@@ -1,4 +1,4 @@
-//! A development server with its demo, and somebody who talks to it.
+//! A development server with its demo, and a client that talks to it.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -144,7 +144,7 @@ impl<'s> Chat<'s> {
         (request, hold)
     }
 
-    /// What the session knows.
+    /// The state of the session.
     pub(crate) fn state(&self) -> Value {
         self.server
             .get(&format!("/sessions/{}/state", self.session))["state"]

@@ -3,20 +3,20 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::Agent;
+use super::AgentInfo;
 use crate::cli::answers::{elements, read};
-use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::Client;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct List {}
+pub(in crate::cli) struct AgentsListArgs {}
 
-impl List {
+impl AgentsListArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let answer = client.get("/v1/agents").await?.body;
         if output.json {
@@ -27,8 +27,8 @@ impl List {
         output.table(&table(agents)?)?;
         if output.is_terminal {
             output.note(&match agents.len() {
-                0 => "No agents are declared. Workers need no declaration; others have a table \
-                      [agents.NAME] in the configuration."
+                0 => "No agents are declared. Declare one with a table [agents.NAME] in the \
+                      configuration; workers need no declaration."
                     .to_owned(),
                 count => format!("{count} declared. Look at one with: statehold agents show NAME"),
             });
@@ -37,17 +37,17 @@ impl List {
     }
 }
 
-fn table(agents: &[Value]) -> anyhow::Result<Table> {
-    let mut table = Table::new(&["AGENT", "KIND", "CHAT", "CHOOSES FROM", "DESCRIPTION"]);
+fn table(agents: &[Value]) -> anyhow::Result<TextTable> {
+    let mut table = TextTable::new(&["AGENT", "KIND", "CHAT", "CHOOSES FROM", "DESCRIPTION"]);
     for agent in agents {
-        let agent: Agent = read(agent)?;
+        let agent: AgentInfo = read(agent)?;
         let chosen = Some(agent.agents.join(", ")).filter(|chosen| !chosen.is_empty());
         table.row(vec![
-            Cell::new(&agent.name).tone(Tone::Strong),
-            Cell::new(&agent.kind),
-            Cell::new(&agent.openai_default),
-            Cell::optional(chosen),
-            Cell::optional(agent.description),
+            TableCell::new(&agent.name).tone(TextTone::Strong),
+            TableCell::new(&agent.kind),
+            TableCell::new(&agent.openai_default),
+            TableCell::optional(chosen),
+            TableCell::optional(agent.description),
         ]);
     }
     Ok(table)

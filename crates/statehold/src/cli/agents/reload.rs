@@ -6,34 +6,34 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::cli::answers::read;
-use crate::cli::output::Output;
+use crate::cli::output::CliOutput;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Reload {}
+pub(in crate::cli) struct AgentsReloadArgs {}
 
-/// What the server says is different now.
+/// The tables that changed, as the server reports them.
 #[derive(Debug, Deserialize)]
-struct Reloaded {
+struct ReloadSummary {
     added: Vec<String>,
     changed: Vec<String>,
     removed: Vec<String>,
     needs_restart: Vec<String>,
 }
 
-/// Something that is wrong in the configuration.
+/// One mistake in the configuration, as the server reports it.
 #[derive(Debug, Deserialize)]
-struct Mistake {
+struct ReportedMistake {
     message: String,
     hint: String,
 }
 
-impl Reload {
+impl AgentsReloadArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let nothing = json!({});
         let asked = client.call(Method::POST, "/v1/config/reload", Some(&nothing));
@@ -49,8 +49,8 @@ impl Reload {
     }
 }
 
-fn lines(reloaded: Reloaded) -> Vec<String> {
-    let Reloaded {
+fn lines(reloaded: ReloadSummary) -> Vec<String> {
+    let ReloadSummary {
         added,
         changed,
         removed,
@@ -65,17 +65,18 @@ fn lines(reloaded: Reloaded) -> Vec<String> {
     say("added", &added);
     say("changed", &changed);
     say("removed", &removed);
-    say("counts after a restart only", &needs_restart);
+    say("needs a restart", &needs_restart);
     if lines.is_empty() {
-        lines.push("nothing is different".to_owned());
+        lines.push("nothing changed".to_owned());
     }
     lines
 }
 
-/// All that is wrong, each with what to do about it.
+/// Adds every configuration mistake, with its hint, to the error.
 fn with_mistakes(mut failure: Failure) -> Failure {
     let mistakes = failure.details.get("mistakes").cloned();
-    let mistakes = mistakes.and_then(|all| serde_json::from_value::<Vec<Mistake>>(all).ok());
+    let mistakes =
+        mistakes.and_then(|all| serde_json::from_value::<Vec<ReportedMistake>>(all).ok());
     let Some(mistakes) = mistakes.filter(|all| !all.is_empty()) else {
         return failure;
     };
@@ -96,19 +97,19 @@ mod tests {
     fn what_is_different_is_said_in_words() {
         let of = |added: &[&str], needs_restart: &[&str]| {
             let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-            lines(Reloaded {
+            lines(ReloadSummary {
                 added: names(added),
                 changed: Vec::new(),
                 removed: Vec::new(),
                 needs_restart: names(needs_restart),
             })
         };
-        assert_eq!(of(&[], &[]), ["nothing is different"]);
+        assert_eq!(of(&[], &[]), ["nothing changed"]);
         assert_eq!(
             of(&["agents.a", "models.m"], &["server.listen"]),
             [
                 "added: agents.a, models.m",
-                "counts after a restart only: server.listen"
+                "needs a restart: server.listen"
             ]
         );
     }

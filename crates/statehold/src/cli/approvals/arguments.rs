@@ -1,36 +1,36 @@
-//! The arguments of an action: drawn by type, changed by path, compared.
+//! The arguments of an action: drawn by type, edited by path, compared.
 
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
-use crate::cli::hold::Action;
-use crate::cli::output::{Tone, padding};
+use crate::cli::hold::ActionInfo;
+use crate::cli::output::{TextTone, padding};
 use crate::cli::printable::{cell, printable};
 use crate::exit::Failure;
 
-/// How much of one text is shown, unless all of it is asked for.
+/// The longest text shown without `--full`.
 const TEXT_CHARS_MAX: usize = 400;
-/// Up to where notes stand in a column of their own.
+/// The widest value that still gets a note in a column beside it.
 const VALUE_COLUMN_MAX: usize = 40;
-/// How deep values are taken apart before they are shown as JSON.
+/// The depth to which nested values get rows of their own; deeper values are shown as JSON.
 const DEPTH_MAX: usize = 4;
 
-/// One argument, or one part of it.
+/// One argument, or one nested part of it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct ArgumentRow {
     /// A JSON pointer.
     pub(super) path: String,
     pub(super) depth: usize,
     pub(super) name: String,
     /// Safe to print; several lines if the value has them.
     pub(super) value: String,
-    /// What the schema says, and what was left out.
+    /// Type and description from the schema, redaction, and how much was cut off.
     pub(super) note: String,
 }
 
-/// Every argument with its type. `is_whole` shows texts to their end.
-pub(super) fn rows(action: &Action, is_whole: bool) -> Vec<Row> {
-    let mut drawing = Drawing {
+/// One row per argument, with its type. `is_whole` shows long texts completely.
+pub(super) fn rows(action: &ActionInfo, is_whole: bool) -> Vec<ArgumentRow> {
+    let mut drawing = ArgumentDrawing {
         action,
         is_whole,
         rows: Vec::new(),
@@ -47,10 +47,10 @@ pub(super) fn rows(action: &Action, is_whole: bool) -> Vec<Row> {
     drawing.rows
 }
 
-/// Every argument on lines of its own, in columns. Safe to print.
-pub(super) fn lines(action: &Action, is_whole: bool) -> Vec<String> {
+/// One line or more per argument, aligned in columns. Safe to print.
+pub(super) fn lines(action: &ActionInfo, is_whole: bool) -> Vec<String> {
     let rows = rows(action, is_whole);
-    let name = |row: &Row| format!("{}{}", "  ".repeat(row.depth), row.name);
+    let name = |row: &ArgumentRow| format!("{}{}", "  ".repeat(row.depth), row.name);
     let widest = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
     let names = widest(&mut rows.iter().map(|row| name(row).width()));
     let short = rows.iter().map(|row| row.value.width());
@@ -59,7 +59,7 @@ pub(super) fn lines(action: &Action, is_whole: bool) -> Vec<String> {
         .map(|row| {
             let name = name(row);
             let head = format!("{name}{}", padding(&name, names));
-            let note = Tone::Dim.paint(&row.note);
+            let note = TextTone::Dim.paint(&row.note);
             let line = if row.value.contains('\n') {
                 let lines = row.value.lines().map(|line| format!("\n  │ {line}"));
                 format!("  {head}  {note}{}", lines.collect::<String>())
@@ -77,14 +77,14 @@ pub(super) fn lines(action: &Action, is_whole: bool) -> Vec<String> {
         .collect()
 }
 
-struct Drawing<'a> {
-    action: &'a Action,
+struct ArgumentDrawing<'a> {
+    action: &'a ActionInfo,
     is_whole: bool,
-    rows: Vec<Row>,
+    rows: Vec<ArgumentRow>,
 }
 
-impl Drawing<'_> {
-    /// `schema` is that of the object around, with the name of the property.
+impl ArgumentDrawing<'_> {
+    /// `schema` is the schema of the enclosing object, with the name of the property.
     fn add(
         &mut self,
         name: &str,
@@ -120,7 +120,7 @@ impl Drawing<'_> {
             notes.extend(hint(around, name));
         }
         notes.extend(cut);
-        self.rows.push(Row {
+        self.rows.push(ArgumentRow {
             path: path.to_owned(),
             depth,
             name: cell(name),
@@ -143,10 +143,10 @@ impl Drawing<'_> {
         }
     }
 
-    /// A value on its own, and what was cut off.
+    /// The printable value, and a note if it was cut off.
     fn show(&self, value: &Value) -> (String, Option<String>) {
         let whole = match value {
-            // A text of several lines is read as such: a script looks like a script.
+            // A text of several lines keeps its lines, so that a script looks like a script.
             Value::String(text) if text.contains('\n') => printable(text),
             Value::String(_) => cell(&value.to_string()),
             other => cell(&other.to_string()),
@@ -168,7 +168,7 @@ fn is_nested(value: &Value) -> bool {
     value.is_object() || value.is_array()
 }
 
-/// What a schema says about a property, in a few words.
+/// Describes a property in a few words, from its schema.
 fn hint(around: &Value, name: &str) -> Vec<String> {
     let own = &around["properties"][name];
     let mut words = Vec::new();
@@ -192,7 +192,7 @@ fn hint(around: &Value, name: &str) -> Vec<String> {
     words
 }
 
-/// One step of a JSON pointer.
+/// Escapes one step of a JSON pointer.
 fn escape(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
@@ -201,15 +201,17 @@ fn escape(name: &str) -> String {
 ///
 /// # Errors
 ///
-/// If this is no assignment, or the path leads through something that has no fields.
+/// If `assignment` has no `=`, or the path leads through a value without fields.
 pub(super) fn set(
     args: &mut Value,
     schema: Option<&Value>,
     assignment: &str,
 ) -> Result<(), Failure> {
     let Some((path, typed)) = assignment.split_once('=') else {
-        return Err(Failure::usage(format!("`{assignment}` sets nothing"))
-            .hint("an assignment looks like user_id=8 or /address/city=Rahway"));
+        return Err(
+            Failure::usage(format!("`{assignment}` is not an assignment"))
+                .hint("an assignment looks like user_id=8 or /address/city=Rahway"),
+        );
     };
     let steps: Vec<String> = match path.strip_prefix('/') {
         Some(pointer) => pointer
@@ -240,7 +242,7 @@ fn descend<'a>(at: &'a mut Value, step: &str, path: &str) -> Result<&'a mut Valu
         Failure::usage(format!("`{path}` cannot be set: {why}"))
             .hint("see the arguments with: statehold approvals show HOLD")
     };
-    // What is missing on the way is made.
+    // Create missing objects on the way.
     if at.is_null() {
         *at = Value::Object(serde_json::Map::new());
     }
@@ -258,7 +260,8 @@ fn descend<'a>(at: &'a mut Value, step: &str, path: &str) -> Result<&'a mut Valu
     }
 }
 
-/// A text stays a text; anything else is read as JSON, and is a text if it is not JSON.
+/// Parses a typed value: a string argument stays a string; anything else is JSON, or a string if it
+/// is not valid JSON.
 fn typed_value(typed: &str, before: &Value, schema: Option<&Value>) -> Value {
     let wanted = schema.and_then(|schema| schema["type"].as_str());
     let is_text = match wanted {
@@ -271,7 +274,7 @@ fn typed_value(typed: &str, before: &Value, schema: Option<&Value>) -> Value {
     serde_json::from_str(typed).unwrap_or_else(|_| typed.into())
 }
 
-/// What differs, as lines of `path: before → after`. Safe to print.
+/// Lists the differences as lines of `path: before → after`. Safe to print.
 pub(super) fn differences(before: &Value, after: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     compare("", before, after, &mut lines);
@@ -287,7 +290,7 @@ fn compare(path: &str, before: &Value, after: &Value, lines: &mut Vec<String>) {
             let path = format!("{path}/{}", escape(name));
             match new.get(name) {
                 Some(now) => compare(&path, value, now, lines),
-                None => lines.push(format!("{}: {} → left out", cell(&path), line(value))),
+                None => lines.push(format!("{}: {} → removed", cell(&path), line(value))),
             }
         }
         for (name, value) in new.iter().filter(|(name, _)| !old.contains_key(*name)) {
@@ -315,7 +318,7 @@ mod tests {
 
     use super::*;
 
-    fn action(value: Value) -> Action {
+    fn action(value: Value) -> ActionInfo {
         serde_json::from_value(value).expect("an action")
     }
 
@@ -418,7 +421,7 @@ mod tests {
             differences(&before, &after),
             [
                 "/user_id: 7 → 8",
-                "/old: 1 → left out",
+                "/old: 1 → removed",
                 "/to/a~1b: 1 → 2",
                 "/new: new → \"x\""
             ]

@@ -1,24 +1,24 @@
-//! The last question before an action runs.
+//! The confirmation before an action runs.
 //!
-//! A plain yes is enough for most actions. High risk needs a text that belongs to the action, so
-//! that nobody approves it by habit: it is typed, or given with `--confirm`. The text is made from
-//! what runs, by a rule that does not change:
+//! A plain yes is enough for most actions. High risk needs a confirmation text specific to the
+//! action, so that people do not approve by habit: they type it, or pass it with `--confirm`. The
+//! text is derived from the arguments by a fixed rule:
 //!
-//! 1. the first argument called `id`, `name` or `…_id` that is a short word or a number, as the name
-//!    without `_id` and the value: `user_id=7` is `user 7`; for `id` and `name` alone, the last word
-//!    of the tool is the name: `delete_user(id=7)` is `user 7` too;
+//! 1. the first argument called `id`, `name` or `…_id` that is a short word or a number, as the
+//!    name without `_id` and the value: `user_id=7` is `user 7`; for `id` and `name` alone, the
+//!    last word of the tool is the name: `delete_user(id=7)` is `user 7` too;
 //! 2. otherwise the name of the tool.
 //!
-//! What is redacted, longer than 40 characters or not plain is never part of it.
+//! Values that are redacted, longer than 40 characters or not plain text are never part of it.
 
 use serde_json::Value;
 
 use crate::cli::ask;
-use crate::cli::hold::{Action, Hold};
+use crate::cli::hold::{ActionInfo, HoldInfo};
 use crate::cli::printable::cell;
 use crate::exit::Failure;
 
-/// What the help says about the text.
+/// Help text about the confirmation text.
 pub(super) const HELP: &str = "\
 High risk (risk `high`, or effect `destructive`) needs the confirmation text of the action:
 typed when asked, or given with --confirm; --yes is never enough. The text is made from the
@@ -26,37 +26,37 @@ first argument called `id`, `name` or `…_id` whose value is short and plain: u
 \"user 7\", and so is id=7 of the tool delete_user. Without such an argument it is the name of
 the tool.";
 
-/// The longest value that is part of a text.
+/// The longest argument value used in a confirmation text.
 const VALUE_CHARS_MAX: usize = 40;
 
-/// How the person has answered before being asked.
+/// The confirmation given on the command line.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Answers<'a> {
+pub(super) struct GivenConfirmation<'a> {
     pub(super) yes: bool,
     pub(super) confirm: Option<&'a str>,
 }
 
-/// Asks whether the action is meant. `args` are those that will run.
+/// Returns whether the person confirms the action. `args` are the arguments that will run.
 ///
 /// # Errors
 ///
-/// With exit code 2 if nobody can be asked, or the text that was given is wrong.
-pub(super) fn is_meant(
-    hold: &Hold,
+/// With exit code 2 if there is no terminal to ask on, or the given text is wrong.
+pub(super) fn confirm_action(
+    hold: &HoldInfo,
     args: Option<&Value>,
-    answers: Answers<'_>,
+    answers: GivenConfirmation<'_>,
 ) -> anyhow::Result<bool> {
-    let text = phrase(hold, args);
+    let text = confirmation_text(hold, args);
     match answers.confirm {
         Some(given) if given.trim() == text => return Ok(true),
-        Some(_) => return Err(wrong(&text).into()),
+        Some(_) => return Err(wrong_confirmation(&text).into()),
         None => {}
     }
     if !hold.is_high_risk() {
-        return Ok(answers.yes || plain()?);
+        return Ok(answers.yes || ask_plain_yes()?);
     }
     if ask::can_ask() {
-        let typed = ask::line(&format!("Type \"{text}\" to approve: "))?;
+        let typed = ask::ask_line(&format!("Type \"{text}\" to approve: "))?;
         return Ok(typed.unwrap_or_default().trim() == text);
     }
     let enough = if answers.yes {
@@ -69,37 +69,37 @@ pub(super) fn is_meant(
         hold.alias
     ))
     .hint(format!(
-        "look at it first, then say that it is meant with: --confirm \"{text}\""
+        "check the action, then confirm it with: --confirm \"{text}\""
     ))
     .into())
 }
 
-fn plain() -> anyhow::Result<bool> {
+fn ask_plain_yes() -> anyhow::Result<bool> {
     if ask::can_ask() {
-        return ask::yes("Approve it?");
+        return ask::ask_yes("Approve it?");
     }
     Err(
-        Failure::usage("an approval is a decision, and nobody can be asked here")
-            .hint("say that it is meant with: --yes")
+        Failure::usage("an approval needs a confirmation, and there is no terminal to ask on")
+            .hint("confirm with: --yes")
             .into(),
     )
 }
 
-fn wrong(text: &str) -> Failure {
-    Failure::usage("the confirmation text is of another action; nothing was decided")
-        .hint(format!("for this one it is: --confirm \"{text}\""))
+fn wrong_confirmation(text: &str) -> Failure {
+    Failure::usage("the confirmation text does not match this action; nothing was decided")
+        .hint(format!("the text of this action is: --confirm \"{text}\""))
 }
 
 /// The confirmation text of an action. Never empty.
-pub(super) fn phrase(hold: &Hold, args: Option<&Value>) -> String {
-    let from_action = |action: &Action| {
+pub(super) fn confirmation_text(hold: &HoldInfo, args: Option<&Value>) -> String {
+    let from_action = |action: &ActionInfo| {
         let fields = args.unwrap_or(&action.args).as_object();
         let mut fields = fields.into_iter().flatten();
         let target = fields.find_map(|(name, value)| {
             let pointer = format!("/{name}");
-            // An edit shows its own values: what was redacted before is typed there.
+            // An edit shows its own values: the person typed them, so they are not redacted.
             let is_hidden = args.is_none() && action.is_redacted(&pointer);
-            let noun = noun(name, &action.tool).filter(|_| !is_hidden)?;
+            let noun = target_noun(name, &action.tool).filter(|_| !is_hidden)?;
             Some(format!("{noun} {}", plain_value(value)?))
         });
         target.unwrap_or_else(|| cell(&action.tool))
@@ -110,8 +110,8 @@ pub(super) fn phrase(hold: &Hold, args: Option<&Value>) -> String {
     }
 }
 
-/// What an argument names, if it names the target.
-fn noun(name: &str, tool: &str) -> Option<String> {
+/// The noun for the target that an argument identifies, if it identifies one.
+fn target_noun(name: &str, tool: &str) -> Option<String> {
     let noun = match name {
         "id" | "name" => {
             let words = tool.rsplit(['_', '-', '.', '/', ' ']);
@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    fn hold(action: &Value) -> Hold {
+    fn hold(action: &Value) -> HoldInfo {
         let whole = json!({
             "id": "hld_1", "alias": "R8.h1", "kind": "approval", "status": "open",
             "session_id": "ses_1", "task_id": "tsk_1", "request_id": "req_1", "agent": "ums-agent",
@@ -180,23 +180,24 @@ mod tests {
             ("wipe", json!({ "disk_id": { "a": 1 } }), "wipe"),
         ] {
             let hold = hold(&json!({ "tool": tool, "args": args }));
-            assert_eq!(phrase(&hold, None), text, "{tool} {args}");
+            assert_eq!(confirmation_text(&hold, None), text, "{tool} {args}");
         }
     }
 
     #[test]
     fn what_is_redacted_is_not_asked_for_and_an_edit_asks_for_its_own_target() {
         let action = json!({ "tool": "pay", "args": { "card_id": "‹card›" }, "redactions": [{ "path": "/card_id", "rule": "card" }] });
-        assert_eq!(phrase(&hold(&action), None), "pay");
+        assert_eq!(confirmation_text(&hold(&action), None), "pay");
         let edited = json!({ "card_id": 8 });
-        assert_eq!(phrase(&hold(&action), Some(&edited)), "card 8");
+        assert_eq!(confirmation_text(&hold(&action), Some(&edited)), "card 8");
     }
 
     #[test]
     fn high_risk_is_confirmed_with_its_text_and_nothing_else() {
         let risky =
             hold(&json!({ "tool": "delete_user", "args": { "user_id": 7 }, "risk": "high" }));
-        let answer = |yes, confirm| is_meant(&risky, None, Answers { yes, confirm });
+        let answer =
+            |yes, confirm| confirm_action(&risky, None, GivenConfirmation { yes, confirm });
         assert!(answer(false, Some("user 7")).expect("the text"));
         for wrong in ["user 8", "", "y", "USER 7", "user  7"] {
             assert!(answer(true, Some(wrong)).is_err(), "{wrong}");

@@ -1,7 +1,8 @@
-//! `statehold approvals approve`, `reject` and `dismiss`, and what all decisions share.
+//! `statehold approvals approve`, `reject` and `dismiss`, and the parts that all decisions share.
 //!
-//! A decision names the digest of what was shown, and has a key of its own: if the answer is lost,
-//! the same decision is sent again under the same key and gets the same answer.
+//! A decision carries the digest of the action that was shown, and an idempotency key: if the
+//! response is lost, the client sends the same decision again under the same key and gets the same
+//! answer.
 
 use std::time::Duration;
 
@@ -11,41 +12,42 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::arguments::lines;
-use super::confirm::{self, Answers};
+use super::confirm::{self, GivenConfirmation};
 use super::{fetch, resume};
 use crate::cli::ask;
-use crate::cli::hold::{Hold, why_not};
-use crate::cli::output::{Output, Tone};
+use crate::cli::hold::{HoldInfo, explain_why_not};
+use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, excerpt};
 use crate::client::{Answer, Client};
 use crate::exit::{Exit, Failure};
 
-/// How often a decision is sent if its answer is lost; the pauses together are about 13 seconds.
+/// How often a decision is sent if its response is lost; the pauses add up to about 13 seconds.
 const TRIES_MAX: u32 = 7;
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// How much of an action is shown in the line before it is decided.
+/// The longest action shown on the line before the decision.
 const ACTION_CHARS_MAX: usize = 200;
 
-/// What every decision takes.
+/// Arguments of every decision.
 #[derive(Debug, Args)]
-pub(super) struct Common {
+pub(super) struct DecisionArgs {
     /// The hold: R8.h1, SESSION/R8.h1, or its id or a part of it.
     pub(super) hold: String,
-    /// Words for the agent and for the records.
+    /// A comment for the agent and for the records.
     #[arg(long, value_name = "TEXT")]
     pub(super) comment: Option<String>,
-    /// The key of this decision: sent again, it gets the same answer [default: a new one].
+    /// The idempotency key of this decision: sent again, it gets the same answer [default: a new
+    /// one].
     #[arg(long, value_name = "KEY")]
     pub(super) key: Option<String>,
-    /// Do not show what happens next.
+    /// Do not wait for the request to continue.
     #[arg(long)]
     pub(super) no_wait: bool,
 }
 
-/// How an action is confirmed.
+/// Arguments that confirm an action.
 #[derive(Debug, Args)]
-pub(super) struct Confirmation {
+pub(super) struct ConfirmationArgs {
     /// Do not ask. Not enough for high risk.
     #[arg(short, long)]
     yes: bool,
@@ -57,9 +59,9 @@ pub(super) struct Confirmation {
     pub(super) digest: Option<String>,
 }
 
-impl Confirmation {
-    pub(super) fn answers(&self) -> Answers<'_> {
-        Answers {
+impl ConfirmationArgs {
+    pub(super) fn answers(&self) -> GivenConfirmation<'_> {
+        GivenConfirmation {
             yes: self.yes,
             confirm: self.confirm.as_deref(),
         }
@@ -68,102 +70,106 @@ impl Confirmation {
 
 #[derive(Debug, Args)]
 #[command(after_help = confirm::HELP)]
-pub(in crate::cli) struct Approve {
+pub(in crate::cli) struct ApproveArgs {
     #[command(flatten)]
-    common: Common,
+    common: DecisionArgs,
     #[command(flatten)]
-    confirmation: Confirmation,
+    confirmation: ConfirmationArgs,
 }
 
-impl Approve {
+impl ApproveArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
-        may_decide(&hold, "approve", &self.common, output)?;
-        let digest = shown_digest(&hold, self.confirmation.digest.as_deref())?;
-        show_before(&hold, None, output);
-        if !confirm::is_meant(&hold, None, self.confirmation.answers())? {
+        check_may_decide(&hold, "approve", &self.common, output)?;
+        let digest = digest_to_send(&hold, self.confirmation.digest.as_deref())?;
+        print_before_decision(&hold, None, output);
+        if !confirm::confirm_action(&hold, None, self.confirmation.answers())? {
             output.note("nothing was decided");
             return Ok(Exit::Refused);
         }
-        let body = body("approve", digest, &self.common);
-        send(client, &hold, body, &self.common, output).await
+        let body = decision_body("approve", digest, &self.common);
+        send_decision(client, &hold, body, &self.common, output).await
     }
 }
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Reject {
+pub(in crate::cli) struct RejectArgs {
     #[command(flatten)]
-    common: Common,
+    common: DecisionArgs,
     /// One of the reasons that the hold offers.
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
 }
 
-impl Reject {
+impl RejectArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
-        may_decide(&hold, "reject", &self.common, output)?;
+        check_may_decide(&hold, "reject", &self.common, output)?;
         if hold.comment_required == Some(true) && self.common.comment.is_none() {
             return Err(
-                Failure::usage(format!("{} is not rejected without a word", hold.alias))
-                    .hint("say why with: --comment TEXT")
+                Failure::usage(format!("rejecting {} needs a comment", hold.alias))
+                    .hint("give the reason with: --comment TEXT")
                     .into(),
             );
         }
-        let mut body = body("reject", None, &self.common);
+        let mut body = decision_body("reject", None, &self.common);
         if let Some(reason) = &self.reason {
             body["reason"] = reason.as_str().into();
         }
-        send(client, &hold, body, &self.common, output).await
+        send_decision(client, &hold, body, &self.common, output).await
     }
 }
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Dismiss {
+pub(in crate::cli) struct DismissArgs {
     #[command(flatten)]
-    common: Common,
+    common: DecisionArgs,
     /// Do not ask.
     #[arg(short, long)]
     yes: bool,
 }
 
-impl Dismiss {
+impl DismissArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
-        may_decide(&hold, "dismiss", &self.common, output)?;
+        check_may_decide(&hold, "dismiss", &self.common, output)?;
         if !self.yes {
             if !ask::can_ask() {
                 return Err(Failure::usage(
-                    "dismissing cancels the request that asks, and nobody can be asked here",
+                    "dismissing cancels the request and needs a confirmation, and there is no terminal to ask on",
                 )
-                .hint("say that it is meant with: --yes")
+                .hint("confirm with: --yes")
                 .into());
             }
-            show_before(&hold, None, output);
-            if !ask::yes("Cancel the request that asks, with everything below it?")? {
+            print_before_decision(&hold, None, output);
+            if !ask::ask_yes("Cancel the request, with everything below it?")? {
                 output.note("nothing was decided");
                 return Ok(Exit::Refused);
             }
         }
-        let body = body("dismiss", None, &self.common);
-        send(client, &hold, body, &self.common, output).await
+        let body = decision_body("dismiss", None, &self.common);
+        send_decision(client, &hold, body, &self.common, output).await
     }
 }
 
-/// What is sent, as far as all decisions have it.
-pub(super) fn body(decision: &str, digest: Option<String>, common: &Common) -> Value {
+/// The fields of a request body that all decisions have.
+pub(super) fn decision_body(
+    decision: &str,
+    digest: Option<String>,
+    common: &DecisionArgs,
+) -> Value {
     let mut body = json!({ "decision": decision });
     if let Some(digest) = digest {
         body["digest"] = digest.into();
@@ -174,27 +180,27 @@ pub(super) fn body(decision: &str, digest: Option<String>, common: &Common) -> V
     body
 }
 
-/// Refuses what the server would refuse, before anybody is asked anything.
+/// Checks locally what the server would refuse, before the person is asked to confirm.
 ///
 /// # Errors
 ///
-/// With exit code 5 if the hold has its decision, 4 if it is not the caller's to decide, and 2 if it
-/// does not offer this decision. A key that was given may belong to the decision that stands: then
-/// the server is asked.
-pub(super) fn may_decide(
-    hold: &Hold,
+/// With exit code 5 if the hold is decided, 4 if the caller may not decide it, and 2 if it does not
+/// offer this decision. With `--key` the server checks instead: the key may belong to the decision
+/// that stands.
+pub(super) fn check_may_decide(
+    hold: &HoldInfo,
     decision: &str,
-    common: &Common,
-    output: &Output,
+    common: &DecisionArgs,
+    output: &CliOutput,
 ) -> Result<(), Failure> {
     if common.key.is_some() {
         return Ok(());
     }
     if !hold.is_open() {
-        return Err(decided(hold, output));
+        return Err(already_decided(hold, output));
     }
     if hold.may_decide == Some(false) {
-        return Err(not_yours(hold, hold.why_not.as_deref(), None));
+        return Err(may_not_decide(hold, hold.why_not.as_deref(), None));
     }
     let is_offered = hold.allowed.iter().any(|allowed| allowed == decision);
     if is_offered || hold.allowed.is_empty() {
@@ -206,8 +212,11 @@ pub(super) fn may_decide(
     )
 }
 
-/// The digest of what is shown. None if there is no action.
-pub(super) fn shown_digest(hold: &Hold, given: Option<&str>) -> Result<Option<String>, Failure> {
+/// The digest of the action that was shown. `None` if there is no action.
+pub(super) fn digest_to_send(
+    hold: &HoldInfo,
+    given: Option<&str>,
+) -> Result<Option<String>, Failure> {
     if let Some(given) = given {
         return Ok(Some(given.to_owned()));
     }
@@ -225,8 +234,9 @@ pub(super) fn shown_digest(hold: &Hold, given: Option<&str>) -> Result<Option<St
     }
 }
 
-/// Shows what is about to be decided, on standard error. Whoever is asked sees all of it.
-pub(super) fn show_before(hold: &Hold, args: Option<&Value>, output: &Output) {
+/// Prints the action about to be decided on standard error. A person who will be asked always sees
+/// all of it.
+pub(super) fn print_before_decision(hold: &HoldInfo, args: Option<&Value>, output: &CliOutput) {
     if !ask::can_ask() && (output.quiet || output.json) {
         return;
     }
@@ -237,7 +247,7 @@ pub(super) fn show_before(hold: &Hold, args: Option<&Value>, output: &Output) {
         action
     });
     let what = match &action {
-        Some(action) => excerpt(&action.call(), ACTION_CHARS_MAX),
+        Some(action) => excerpt(&action.call_text(), ACTION_CHARS_MAX),
         None => hold.summary(ACTION_CHARS_MAX),
     };
     let user = hold
@@ -254,17 +264,17 @@ pub(super) fn show_before(hold: &Hold, args: Option<&Value>, output: &Output) {
         } else {
             ""
         };
-        format!(" · {}", Tone::Bad.paint(&format!("HIGH RISK{undone}")))
+        format!(" · {}", TextTone::Bad.paint(&format!("HIGH RISK{undone}")))
     } else {
         String::new()
     };
     anstream::eprintln!(
         "{}   asked by {}{}{risk}",
-        Tone::Strong.paint(&what),
+        TextTone::Strong.paint(&what),
         cell(&hold.agent),
         user.unwrap_or_default()
     );
-    // What does not fit into a line is shown below it.
+    // An action too long for one line is printed in full below it.
     if let (Some(action), true) = (&action, what.contains('…')) {
         for line in lines(action, true) {
             anstream::eprintln!("{line}");
@@ -272,28 +282,28 @@ pub(super) fn show_before(hold: &Hold, args: Option<&Value>, output: &Output) {
     }
 }
 
-/// Sends a decision, says what it came to, and shows for a short time what follows.
-pub(super) async fn send(
+/// Sends a decision, prints its outcome, and follows the request for a short time.
+pub(super) async fn send_decision(
     client: &Client,
-    hold: &Hold,
+    hold: &HoldInfo,
     body: Value,
-    common: &Common,
-    output: &Output,
+    common: &DecisionArgs,
+    output: &CliOutput,
 ) -> anyhow::Result<Exit> {
     let key = match &common.key {
         Some(key) => key.clone(),
-        None => new_key()?,
+        None => random_key()?,
     };
-    let answer = match post(client, hold, &body, &key, output).await {
+    let answer = match post_with_retries(client, hold, &body, &key, output).await {
         Ok(answer) => answer,
-        Err(failure) => return Err(explain(client, hold, failure, output).await.into()),
+        Err(failure) => return Err(explain_refusal(client, hold, failure, output).await.into()),
     };
     if output.json {
         output.json(&answer.body)?;
         return Ok(Exit::Done);
     }
     let is_repeated = answer.headers.contains_key("idempotency-replayed");
-    resume::show(
+    resume::print_outcome(
         client,
         hold,
         &answer.body,
@@ -305,13 +315,13 @@ pub(super) async fn send(
     Ok(Exit::Done)
 }
 
-/// Sends it until there is an answer: under one key, twice is once.
-async fn post(
+/// Retries until there is a response. One idempotency key makes retries safe.
+async fn post_with_retries(
     client: &Client,
-    hold: &Hold,
+    hold: &HoldInfo,
     body: &Value,
     key: &str,
-    output: &Output,
+    output: &CliOutput,
 ) -> Result<Answer, Failure> {
     let path = format!("/v1/holds/{}/decision", hold.id);
     let mut pause = RETRY_MIN;
@@ -328,7 +338,7 @@ async fn post(
         }
         if tries >= TRIES_MAX {
             let hint = format!(
-                "it may have been decided; the same decision again is safe with: --key {key}"
+                "the hold may be decided by now; repeat the decision safely with: --key {key}"
             );
             return Err(failure.hint(hint));
         }
@@ -341,25 +351,31 @@ async fn post(
     }
 }
 
-/// A key that nobody has used.
-fn new_key() -> anyhow::Result<String> {
+/// A fresh idempotency key.
+fn random_key() -> anyhow::Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).context("no randomness for the key of the decision")?;
     Ok(format!("cli-{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// A refusal in the words of holds: who was first, why not, or what is wrong with the answer.
-async fn explain(client: &Client, hold: &Hold, failure: Failure, output: &Output) -> Failure {
+/// Explains a refusal in the words of holds: the decision that stands, the missing right, or the
+/// invalid arguments.
+async fn explain_refusal(
+    client: &Client,
+    hold: &HoldInfo,
+    failure: Failure,
+    output: &CliOutput,
+) -> Failure {
     match failure.code.as_deref() {
         Some("hold_decided" | "hold_expired") => {
-            // Read again: it was open when it was shown.
+            // Read the hold again: it was open when it was shown.
             let now = fetch(client, &hold.id).await;
             match now {
                 Ok(now) if !now.is_open() => Failure {
                     status: failure.status,
                     code: failure.code,
                     details: failure.details,
-                    ..decided(&now, output)
+                    ..already_decided(&now, output)
                 },
                 _ => failure,
             }
@@ -371,17 +387,17 @@ async fn explain(client: &Client, hold: &Hold, failure: Failure, output: &Output
                 status: failure.status,
                 code: failure.code.clone(),
                 details: failure.details.clone(),
-                ..not_yours(hold, why, role)
+                ..may_not_decide(hold, why, role)
             }
         }
         Some("digest_mismatch") => failure.hint(format!(
-            "the action is another than the one you looked at; see: statehold approvals show {}",
+            "the action differs from the one you saw; show it with: statehold approvals show {}",
             hold.id
         )),
         Some("already_voted") => {
-            failure.hint("somebody else must approve too; follow with: statehold approvals watch")
+            failure.hint("another person must approve too; follow with: statehold approvals watch")
         }
-        Some("comment_needed") => failure.hint("say why with: --comment TEXT"),
+        Some("comment_needed") => failure.hint("give the reason with: --comment TEXT"),
         Some("invalid_args" | "invalid_content") => {
             let lines: Vec<String> = failure.details["errors"]
                 .as_array()
@@ -398,19 +414,19 @@ async fn explain(client: &Client, hold: &Hold, failure: Failure, output: &Output
     }
 }
 
-/// The hold has its decision: who was first, and what to do now.
-fn decided(hold: &Hold, output: &Output) -> Failure {
+/// The error for a hold that is already decided: by whom, and the next command.
+fn already_decided(hold: &HoldInfo, output: &CliOutput) -> Failure {
     let (message, first) = match (hold.status.as_str(), &hold.decision) {
         ("expired", Some(decision)) => (
             format!(
-                "{} expired {}: nobody decided in time",
+                "{} expired {} without a decision",
                 hold.alias,
                 output.times.ago(&decision.at)
             ),
             "nothing was run",
         ),
         ("expired", None) => (
-            format!("{} expired: nobody decided in time", hold.alias),
+            format!("{} expired without a decision", hold.alias),
             "nothing was run",
         ),
         ("approved" | "edited", _) => (
@@ -450,21 +466,21 @@ fn decided(hold: &Hold, output: &Output) -> Failure {
     failure
 }
 
-/// The hold is not the caller's to decide.
-fn not_yours(hold: &Hold, why: Option<&str>, role: Option<&str>) -> Failure {
+/// The error for a hold that the caller may not decide.
+fn may_not_decide(hold: &HoldInfo, why: Option<&str>, role: Option<&str>) -> Failure {
     let needed = hold
         .decide_by
         .as_deref()
         .and_then(|by| by.strip_prefix("role:"));
     let why = why.map_or_else(
         || "this key may not decide it".to_owned(),
-        |word| why_not(word, role.or(needed)),
+        |word| explain_why_not(word, role.or(needed)),
     );
     let mut failure = Failure::new(
         Exit::NotAllowed,
-        format!("{} is not yours to decide: {why}", hold.alias),
+        format!("you may not decide {}: {why}", hold.alias),
     )
-    .hint("give the decision to somebody else, or use another key: STATEHOLD_TOKEN");
+    .hint("ask another person to decide, or use another key: STATEHOLD_TOKEN");
     failure.code = Some("may_not_decide".to_owned());
     failure
 }

@@ -1,4 +1,4 @@
-//! `statehold approvals edit`: the action runs with other arguments, and those are shown first.
+//! `statehold approvals edit`: approve an action with other arguments, which are shown first.
 
 use std::io::{Read, Write};
 use std::process::Command;
@@ -9,48 +9,50 @@ use serde_json::Value;
 
 use super::arguments::{differences, set};
 use super::confirm;
-use super::decide::{Common, Confirmation, body, may_decide, send, show_before, shown_digest};
+use super::decide::{
+    ConfirmationArgs, DecisionArgs, check_may_decide, decision_body, digest_to_send,
+    print_before_decision, send_decision,
+};
 use super::fetch;
 use crate::cli::ask;
-use crate::cli::hold::Action;
-use crate::cli::output::Output;
+use crate::cli::hold::ActionInfo;
+use crate::cli::output::CliOutput;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
 #[command(after_help = confirm::HELP)]
-pub(in crate::cli) struct Edit {
+pub(in crate::cli) struct EditArgs {
     #[command(flatten)]
-    common: Common,
+    common: DecisionArgs,
     /// Set one argument: `user_id=8`, `address.city=Rahway` or `/address/city=Rahway`. A text stays
     /// a text; anything else is read as JSON. May be given several times.
     #[arg(long, value_name = "PATH=VALUE", conflicts_with = "args")]
     set: Vec<String>,
-    /// All arguments, as a JSON object. Without this and --set, $VISUAL or $EDITOR is opened.
+    /// All arguments, as a JSON object. Without this and --set, the command opens $VISUAL or
+    /// $EDITOR.
     #[arg(long, value_name = "JSON")]
     args: Option<String>,
     #[command(flatten)]
-    confirmation: Confirmation,
+    confirmation: ConfirmationArgs,
 }
 
-impl Edit {
+impl EditArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
-        may_decide(&hold, "edit", &self.common, output)?;
-        let digest = shown_digest(&hold, self.confirmation.digest.as_deref())?;
+        check_may_decide(&hold, "edit", &self.common, output)?;
+        let digest = digest_to_send(&hold, self.confirmation.digest.as_deref())?;
         let action = hold.action.as_ref().ok_or_else(|| {
-            Failure::usage(format!("{} has no action that could be edited", hold.alias)).hint(
-                format!(
-                    "see what it offers with: statehold approvals show {}",
-                    hold.id
-                ),
-            )
+            Failure::usage(format!("{} has no action to edit", hold.alias)).hint(format!(
+                "see what it offers with: statehold approvals show {}",
+                hold.id
+            ))
         })?;
-        let args = self.edited(action)?;
+        let args = self.edited_arguments(action)?;
         let lines = differences(&action.args, &args);
         if lines.is_empty() {
             return Err(
@@ -59,25 +61,25 @@ impl Edit {
                     .into(),
             );
         }
-        show_before(&hold, Some(&args), output);
+        print_before_decision(&hold, Some(&args), output);
         for line in lines {
             output.note(&format!("  {line}"));
         }
-        if !confirm::is_meant(&hold, Some(&args), self.confirmation.answers())? {
+        if !confirm::confirm_action(&hold, Some(&args), self.confirmation.answers())? {
             output.note("nothing was decided");
             return Ok(Exit::Refused);
         }
-        let mut body = body("edit", digest, &self.common);
+        let mut body = decision_body("edit", digest, &self.common);
         body["args"] = args;
-        send(client, &hold, body, &self.common, output).await
+        send_decision(client, &hold, body, &self.common, output).await
     }
 
-    fn edited(&self, action: &Action) -> anyhow::Result<Value> {
+    fn edited_arguments(&self, action: &ActionInfo) -> anyhow::Result<Value> {
         if let Some(text) = &self.args {
-            return parse(text).map_err(Into::into);
+            return parse_arguments(text).map_err(Into::into);
         }
         if self.set.is_empty() {
-            return in_editor(&action.args);
+            return edit_in_editor(&action.args);
         }
         let mut args = action.args.clone();
         for assignment in &self.set {
@@ -87,7 +89,7 @@ impl Edit {
     }
 }
 
-fn parse(text: &str) -> Result<Value, Failure> {
+fn parse_arguments(text: &str) -> Result<Value, Failure> {
     let args: Value = serde_json::from_str(text).map_err(|error| {
         Failure::usage(format!("the arguments are not JSON: {error}"))
             .hint("they look like {\"user_id\": 8}")
@@ -96,24 +98,24 @@ fn parse(text: &str) -> Result<Value, Failure> {
 }
 
 /// Opens the person's editor on the arguments.
-fn in_editor(args: &Value) -> anyhow::Result<Value> {
+fn edit_in_editor(args: &Value) -> anyhow::Result<Value> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let editor = variable("VISUAL").or_else(|| variable("EDITOR"));
     let (true, Some(editor)) = (ask::can_ask(), editor) else {
         return Err(
-            Failure::usage("there are no new arguments, and no editor to write them in")
+            Failure::usage("there are no new arguments, and no editor is set")
                 .hint("give them with: --set PATH=VALUE or --args JSON, or set EDITOR")
                 .into(),
         );
     };
-    // Only the owner can read it, and it is removed at the end.
+    // Only the owner can read the file; dropping it removes it.
     let mut file = tempfile::Builder::new()
         .prefix("statehold-")
         .suffix(".json")
         .tempfile()
-        .context("there is no place for a temporary file")?;
+        .context("a temporary file cannot be created")?;
     writeln!(file, "{}", serde_json::to_string_pretty(args)?)?;
-    // As git does it: the variable may have arguments of its own.
+    // Run through a shell, as git does: the variable may contain arguments of its own.
     let status = Command::new("sh")
         .arg("-c")
         .arg(format!("{editor} \"$1\""))
@@ -128,8 +130,8 @@ fn in_editor(args: &Value) -> anyhow::Result<Value> {
         )
         .into());
     }
-    // Editors replace files: read what is there under the name now.
+    // Editors replace files, so open the file by name again.
     let mut text = String::new();
     std::fs::File::open(file.path())?.read_to_string(&mut text)?;
-    Ok(parse(&text)?)
+    Ok(parse_arguments(&text)?)
 }

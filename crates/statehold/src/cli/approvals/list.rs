@@ -2,14 +2,14 @@
 
 use clap::Args;
 
-use crate::cli::answers::{Limit, Pages, read};
-use crate::cli::hold::Hold;
-use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::cli::answers::{LimitArgs, ListPages, read};
+use crate::cli::hold::HoldInfo;
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::resolve::{HoldNames, short};
 use crate::client::Client;
 use crate::exit::Exit;
 
-/// How much of an action is shown in a row.
+/// The longest action shown in a row.
 const ACTION_CHARS_MAX: usize = 48;
 
 const STATUSES: [&str; 8] = [
@@ -32,8 +32,8 @@ const KINDS: [&str; 6] = [
 ];
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct List {
-    /// Only what this agent asks.
+pub(in crate::cli) struct ApprovalsListArgs {
+    /// Only holds of this agent.
     #[arg(long)]
     agent: Option<String>,
     /// Only holds of this kind.
@@ -42,24 +42,24 @@ pub(in crate::cli) struct List {
     /// Only actions of this risk.
     #[arg(long, value_parser = ["low", "medium", "high"])]
     risk: Option<String>,
-    /// Only what is asked for this user.
+    /// Only holds for this user.
     #[arg(long)]
     user: Option<String>,
-    /// Open holds (the default), all decided ones, or those that ended like this.
+    /// Open holds (the default), all decided holds, or holds that ended with this status.
     #[arg(long, value_parser = STATUSES)]
     status: Option<String>,
     #[command(flatten)]
-    limit: Limit,
+    limit: LimitArgs,
 }
 
-impl List {
+impl ApprovalsListArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let limit = self.limit.count();
-        let mut pages = Pages::holds(vec![
+        let mut pages = ListPages::holds(vec![
             ("status", self.status.clone()),
             ("agent", self.agent.clone()),
             ("kind", self.kind.clone()),
@@ -75,8 +75,8 @@ impl List {
         let holds = rows
             .iter()
             .map(read)
-            .collect::<anyhow::Result<Vec<Hold>>>()?;
-        // What the first column says can be typed, here and tomorrow.
+            .collect::<anyhow::Result<Vec<HoldInfo>>>()?;
+        // The first column shows names that can be typed, also later.
         let names = if holds.is_empty() {
             HoldNames::default()
         } else {
@@ -89,7 +89,7 @@ impl List {
         Ok(Exit::Done)
     }
 
-    fn footer(&self, holds: &[Hold], names: &HoldNames, has_more: bool) -> String {
+    fn footer(&self, holds: &[HoldInfo], names: &HoldNames, has_more: bool) -> String {
         let is_open = self.status.as_deref().is_none_or(|status| status == "open");
         let Some(first) = holds.first() else {
             return if is_open {
@@ -110,13 +110,13 @@ impl List {
                 "{count} shown{more}. Look at one with: statehold approvals show {name}"
             );
         }
-        let verb = verb(first);
+        let verb = suggested_command(first);
         format!("{count} open{more}. Decide with: statehold approvals {verb} {name}")
     }
 }
 
-/// The first thing to try on a hold.
-fn verb(hold: &Hold) -> &'static str {
+/// The command to suggest for a hold.
+fn suggested_command(hold: &HoldInfo) -> &'static str {
     let offers = |decision: &str| hold.allowed.iter().any(|allowed| allowed == decision);
     match hold.may_decide {
         Some(false) => "show",
@@ -128,41 +128,41 @@ fn verb(hold: &Hold) -> &'static str {
 }
 
 /// The rows of holds, as `list` and `watch` show them.
-pub(super) fn table(holds: &[Hold], names: &HoldNames, output: &Output) -> Table {
-    let mut table = Table::new(&[
+pub(super) fn table(holds: &[HoldInfo], names: &HoldNames, output: &CliOutput) -> TextTable {
+    let mut table = TextTable::new(&[
         "HOLD", "RISK", "ACTION", "AGENT", "FOR", "SESSION", "AGE", "EXPIRES",
     ]);
     for hold in holds {
         let name = names.name(&hold.alias, &hold.session_id);
-        // A pipe gets names that stay true, and whole ids.
+        // A pipe gets stable names and whole ids.
         let (name, session) = if output.is_terminal {
             (name, short(&hold.session_id))
         } else {
             (hold.alias.clone(), hold.session_id.clone())
         };
         let risk_tone = match hold.risk() {
-            Some("high") => Tone::Bad,
-            Some("medium") => Tone::Warning,
-            _ => Tone::Plain,
+            Some("high") => TextTone::Bad,
+            Some("medium") => TextTone::Warning,
+            _ => TextTone::Plain,
         };
         let expires = match hold.expires(&output.times) {
             None if !hold.is_open() => Some(hold.status.clone()),
             expires => expires,
         };
         let expires_tone = if hold.expires_soon(&output.times) {
-            Tone::Warning
+            TextTone::Warning
         } else {
-            Tone::Plain
+            TextTone::Plain
         };
         table.row(vec![
-            Cell::new(name).tone(Tone::Strong),
-            Cell::optional(hold.risk()).tone(risk_tone),
-            Cell::shown(hold.summary(ACTION_CHARS_MAX)),
-            Cell::new(&hold.agent),
-            Cell::optional(hold.user.as_ref()),
-            Cell::new(session),
-            Cell::new(output.times.show(&hold.created_at)),
-            Cell::optional(expires).tone(expires_tone),
+            TableCell::new(name).tone(TextTone::Strong),
+            TableCell::optional(hold.risk()).tone(risk_tone),
+            TableCell::shown(hold.summary(ACTION_CHARS_MAX)),
+            TableCell::new(&hold.agent),
+            TableCell::optional(hold.user.as_ref()),
+            TableCell::new(session),
+            TableCell::new(output.times.show(&hold.created_at)),
+            TableCell::optional(expires).tone(expires_tone),
         ]);
     }
     table

@@ -1,25 +1,25 @@
-//! `statehold approvals respond`: the answer to a question or a form, or the result of an action
-//! that is not run.
+//! `statehold approvals respond`: answers a question or a form, or supplies the result of an action
+//! instead of running it.
 
 use std::io::Read;
 
 use clap::Args;
 use serde_json::{Map, Value};
 
-use super::decide::{Common, body, may_decide, send};
+use super::decide::{DecisionArgs, check_may_decide, decision_body, send_decision};
 use super::fetch;
 use crate::cli::ask;
-use crate::cli::hold::Hold;
-use crate::cli::output::{Output, Tone};
+use crate::cli::hold::HoldInfo;
+use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, printable};
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Respond {
+pub(in crate::cli) struct RespondArgs {
     #[command(flatten)]
-    common: Common,
-    /// The answer as text; `-` reads it from standard input. On a terminal it is asked for.
+    common: DecisionArgs,
+    /// The answer as text; `-` reads it from standard input. On a terminal the command asks for it.
     #[arg(conflicts_with = "content")]
     text: Option<String>,
     /// The answer as JSON, for forms.
@@ -27,24 +27,25 @@ pub(in crate::cli) struct Respond {
     content: Option<String>,
 }
 
-impl Respond {
+impl RespondArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
-        may_decide(&hold, "respond", &self.common, output)?;
+        check_may_decide(&hold, "respond", &self.common, output)?;
         let content = self.answer(&hold, output)?;
-        let mut body = body("respond", None, &self.common);
+        let mut body = decision_body("respond", None, &self.common);
         if let Some(content) = content {
             body["content"] = content;
         }
-        send(client, &hold, body, &self.common, output).await
+        send_decision(client, &hold, body, &self.common, output).await
     }
 
-    /// The answer that was given, or that the person gives now. None if the comment is the answer.
-    fn answer(&self, hold: &Hold, output: &Output) -> anyhow::Result<Option<Value>> {
+    /// The answer from the arguments, or from the person at the terminal. `None` if the comment is
+    /// the answer.
+    fn answer(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<Option<Value>> {
         if let Some(json) = &self.content {
             let content = serde_json::from_str(json).map_err(|error| {
                 Failure::usage(format!("the answer is not JSON: {error}"))
@@ -60,29 +61,29 @@ impl Respond {
             }
             Some(text) => Ok(Some(text.into())),
             None if self.common.comment.is_some() => Ok(None),
-            None if ask::can_ask() => asked(hold, output).map(Some),
-            None => Err(
-                Failure::usage("there is no answer, and nobody can be asked here")
-                    .hint("give it as text after the hold, or with: --content JSON")
-                    .into(),
-            ),
+            None if ask::can_ask() => ask_person(hold, output).map(Some),
+            None => Err(Failure::usage(
+                "the answer is missing, and there is no terminal to ask on",
+            )
+            .hint("give it as text after the hold, or with: --content JSON")
+            .into()),
         }
     }
 }
 
-/// Asks the person, field by field where a form has fields.
-fn asked(hold: &Hold, output: &Output) -> anyhow::Result<Value> {
-    output.note(&Tone::Strong.paint(&cell(&hold.title)));
+/// Asks the person, field by field if the form has fields.
+fn ask_person(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<Value> {
+    output.note(&TextTone::Strong.paint(&cell(&hold.title)));
     if let Some(message) = &hold.message {
         output.note(&printable(message));
     }
     if hold.kind == "credential" {
-        return given(ask::secret("Answer (not shown): ")?).map(Value::from);
+        return require_answer(ask::ask_secret("Answer (not shown): ")?).map(Value::from);
     }
     let schema = hold.response_schema.as_ref();
     let fields = schema.and_then(|schema| schema["properties"].as_object());
     let Some(fields) = fields else {
-        return given(ask::line("Answer: ")?).map(Value::from);
+        return require_answer(ask::ask_line("Answer: ")?).map(Value::from);
     };
     let required = schema.and_then(|schema| schema["required"].as_array());
     let mut content = Map::new();
@@ -107,21 +108,21 @@ fn ask_field(name: &str, field: &Value, is_required: bool) -> anyhow::Result<Opt
         hint = choices.join(" | ");
     }
     if !is_required {
-        hint.push_str(", may be left out");
+        hint.push_str(", optional");
     }
     let title = field["title"].as_str().unwrap_or(name);
-    let typed = given(ask::line(&format!("{} ({hint}): ", cell(title)))?)?;
+    let typed = require_answer(ask::ask_line(&format!("{} ({hint}): ", cell(title)))?)?;
     if typed.is_empty() && !is_required {
         return Ok(None);
     }
     if kind == "string" {
         return Ok(Some(typed.into()));
     }
-    // The server says what is wrong with it, if it is.
+    // Send it as text if it is not JSON; the server validates it and explains the mistake.
     let value = serde_json::from_str(&typed).unwrap_or_else(|_| typed.into());
     Ok(Some(value))
 }
 
-fn given(answer: Option<String>) -> anyhow::Result<String> {
+fn require_answer(answer: Option<String>) -> anyhow::Result<String> {
     answer.ok_or_else(|| Failure::usage("there was no answer; nothing was decided").into())
 }

@@ -1,4 +1,4 @@
-//! What a decision came to, and what follows from it: the request goes on, and the tasks above it.
+//! The outcome of a decision and its consequences: the request continues, and the tasks above it.
 
 use std::time::Duration;
 
@@ -8,33 +8,33 @@ use tokio::time::Instant;
 
 use crate::cli::answers::{elements, text};
 use crate::cli::frame::Frame;
-use crate::cli::hold::Hold;
-use crate::cli::output::{Output, Tone};
+use crate::cli::hold::HoldInfo;
+use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::cell;
 use crate::client::Client;
 
-/// How long what follows is shown. A worker that is there has the request by then.
+/// How long to follow the request after a decision. A running worker has claimed it by then.
 const FOLLOW_MAX: Duration = Duration::from_secs(5);
 
-/// Says what a decision came to.
-pub(super) async fn show(
+/// Prints the outcome of a decision and follows the request.
+pub(super) async fn print_outcome(
     client: &Client,
-    hold: &Hold,
+    hold: &HoldInfo,
     decided: &Value,
     is_repeated: bool,
     no_wait: bool,
-    output: &Output,
+    output: &CliOutput,
 ) -> anyhow::Result<()> {
-    let first = first_words(hold, decided, is_repeated);
+    let first = outcome_line(hold, decided, is_repeated);
     if no_wait || text(decided, "status") == "open" {
         return output.line(&first);
     }
     let mut frame = output.is_terminal.then(Frame::new);
-    let mut course = Course::new(hold, decided);
+    let mut course = ResumeProgress::new(hold, decided);
     let deadline = Instant::now() + FOLLOW_MAX;
     loop {
-        let has_more = course.look(client, hold).await;
-        let line = format!("{first}{}", course.words());
+        let has_more = course.refresh(client, hold).await;
+        let line = format!("{first}{}", course.describe());
         let is_over = !has_more || Instant::now() >= deadline;
         match &mut frame {
             Some(frame) => frame.draw(&[line])?,
@@ -47,39 +47,39 @@ pub(super) async fn show(
     }
 }
 
-fn first_words(hold: &Hold, decided: &Value, is_repeated: bool) -> String {
+fn outcome_line(hold: &HoldInfo, decided: &Value, is_repeated: bool) -> String {
     let status = text(decided, "status");
     let by = cell(text(decided, "decided_by"));
     let alias = cell(&hold.alias);
     let again = if is_repeated { " (as before)" } else { "" };
     if status == "open" {
         let (has, needs) = (&decided["approvals"], &decided["quorum"]);
-        let sign = Tone::Warning.paint("…");
+        let sign = TextTone::Warning.paint("…");
         return format!("{sign} {has} of {needs} have approved {alias}{again}, the last as {by}");
     }
     let (sign, word) = match status {
-        "approved" | "edited" | "answered" => (Tone::Good.paint("✓"), status),
-        "cancelled" => (Tone::Warning.paint("✓"), "dismissed"),
-        _ => (Tone::Warning.paint("✓"), status),
+        "approved" | "edited" | "answered" => (TextTone::Good.paint("✓"), status),
+        "cancelled" => (TextTone::Warning.paint("✓"), "dismissed"),
+        _ => (TextTone::Warning.paint("✓"), status),
     };
     format!("{sign} {} {alias} as {by}{again}", cell(word))
 }
 
-/// What was seen of the request and the tasks above it.
-struct Course {
+/// The observed progress of the request and of the tasks above it.
+struct ResumeProgress {
     decided_at: String,
     /// Every status that the request was seen in, in order.
     statuses: Vec<String>,
     alias: String,
     finished_at: Option<String>,
-    /// Tasks above that go on, and those that still wait, from the leaf up.
+    /// Tasks above that were resumed and tasks that are still paused, from the leaf up.
     resumed: Vec<String>,
     waiting: Vec<String>,
     has_begun: bool,
 }
 
-impl Course {
-    fn new(hold: &Hold, decided: &Value) -> Self {
+impl ResumeProgress {
+    fn new(hold: &HoldInfo, decided: &Value) -> Self {
         let alias = hold.alias.split('.').next().unwrap_or_default();
         Self {
             decided_at: text(decided, "decided_at").to_owned(),
@@ -92,9 +92,9 @@ impl Course {
         }
     }
 
-    /// Looks once; waits up to a second for news unless this is the first look. Returns whether
-    /// there is more to see. Who decides may not be allowed to look: then there is not.
-    async fn look(&mut self, client: &Client, hold: &Hold) -> bool {
+    /// Fetches the state once; waits up to a second for a change unless this is the first call.
+    /// Returns whether to continue. A key that may decide but not read requests stops here.
+    async fn refresh(&mut self, client: &Client, hold: &HoldInfo) -> bool {
         let wait = if self.has_begun {
             "?wait=1&until=changed"
         } else {
@@ -112,12 +112,13 @@ impl Course {
         self.finished_at = request.body["finished_at"].as_str().map(str::to_owned);
         let path = format!("/v1/sessions/{}/tree", hold.session_id);
         if let Ok(tree) = client.get(&path).await {
-            (self.resumed, self.waiting) = above(elements(&tree.body, "tasks"), &hold.task_path);
+            (self.resumed, self.waiting) =
+                split_tasks_above(elements(&tree.body, "tasks"), &hold.task_path);
         }
         !matches!(status, "completed" | "failed" | "cancelled" | "held")
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         let statuses: Vec<String> = self
             .statuses
             .iter()
@@ -155,10 +156,10 @@ impl Course {
     }
 }
 
-/// The tasks of a path that go on and those that are paused, from the leaf up, by their aliases.
-fn above(tasks: &[Value], path: &[String]) -> (Vec<String>, Vec<String>) {
+/// Splits the tasks of a path into resumed and paused ones, from the leaf up, by their aliases.
+fn split_tasks_above(tasks: &[Value], path: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut resumed, mut waiting) = (Vec::new(), Vec::new());
-    collect(tasks, path, &mut |task| {
+    visit_tasks(tasks, path, &mut |task| {
         let alias = cell(text(task, "alias"));
         if text(task, "status") == "paused" {
             waiting.push(alias);
@@ -171,13 +172,13 @@ fn above(tasks: &[Value], path: &[String]) -> (Vec<String>, Vec<String>) {
     (resumed, waiting)
 }
 
-fn collect(tasks: &[Value], path: &[String], take: &mut impl FnMut(&Value)) {
+fn visit_tasks(tasks: &[Value], path: &[String], take: &mut impl FnMut(&Value)) {
     for task in tasks {
         if path.iter().any(|id| id == text(task, "id")) {
             take(task);
         }
         for request in elements(task, "requests") {
-            collect(elements(request, "tasks"), path, take);
+            visit_tasks(elements(request, "tasks"), path, take);
         }
     }
 }
@@ -195,7 +196,7 @@ mod tests {
         let tree = json!([{ "id": "tsk_1", "alias": "T1", "status": "running", "requests": [{ "tasks": [leaf, other] }] }]);
         let path = ["tsk_1".to_owned(), "tsk_4".to_owned()];
         let tasks = tree.as_array().expect("a list");
-        let (resumed, waiting) = above(tasks, &path);
+        let (resumed, waiting) = split_tasks_above(tasks, &path);
         assert_eq!(resumed, ["T4", "T1"]);
         assert!(waiting.is_empty());
     }

@@ -4,20 +4,20 @@ use clap::Args;
 use serde_json::Value;
 
 use super::arguments::{lines, rows};
-use super::confirm::phrase;
+use super::confirm::confirmation_text;
 use crate::cli::answers::read;
-use crate::cli::hold::{Hold, why_not};
-use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::cli::hold::{HoldInfo, explain_why_not};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::printable::{cell, printable};
 use crate::cli::resolve;
 use crate::client::Client;
 use crate::exit::Exit;
 
-/// How much of a message is shown, unless all of it is asked for.
+/// The longest message shown without `--full`.
 const MESSAGE_CHARS_MAX: usize = 4_096;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Show {
+pub(in crate::cli) struct ApprovalsShowArgs {
     /// The hold: R8.h1, SESSION/R8.h1, or its id or a part of it.
     hold: String,
     /// Print long texts to their end.
@@ -25,11 +25,11 @@ pub(in crate::cli) struct Show {
     full: bool,
 }
 
-impl Show {
+impl ApprovalsShowArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let id = resolve::hold(client, &self.hold).await?;
         let answer = client.get(&format!("/v1/holds/{id}")).await?.body;
@@ -37,7 +37,7 @@ impl Show {
             output.json(&answer)?;
             return Ok(Exit::Done);
         }
-        let hold: Hold = read(&answer)?;
+        let hold: HoldInfo = read(&answer)?;
         if output.is_terminal {
             self.for_people(&hold, output)?;
         } else {
@@ -46,27 +46,30 @@ impl Show {
         Ok(Exit::Done)
     }
 
-    fn for_people(&self, hold: &Hold, output: &Output) -> anyhow::Result<()> {
-        output.line(&Tone::Strong.paint(&cell(&hold.title)))?;
+    fn for_people(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
+        output.line(&TextTone::Strong.paint(&cell(&hold.title)))?;
         if let Some(message) = &hold.message {
             output.line(&self.message(message))?;
         }
         output.line("")?;
-        let mut table = Table::new(&[]);
+        let mut table = TextTable::new(&[]);
         for (name, value) in facts(hold, output) {
-            table.row(vec![Cell::new(name).tone(Tone::Dim), value]);
+            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
         }
         output.table(&table)?;
         self.action(hold, output)?;
         if let Some(schema) = &hold.response_schema {
-            output.line(&format!("\n{}", Tone::Strong.paint("answer")))?;
+            output.line(&format!("\n{}", TextTone::Strong.paint("answer")))?;
             for line in schema_lines(schema) {
                 output.line(&format!("  {line}"))?;
             }
         }
         let reasons = reasons(hold);
         if !reasons.is_empty() {
-            output.line(&format!("\n{}", Tone::Strong.paint("reasons to reject")))?;
+            output.line(&format!(
+                "\n{}",
+                TextTone::Strong.paint("reasons to reject")
+            ))?;
             for reason in reasons {
                 output.line(&format!("  {reason}"))?;
             }
@@ -78,8 +81,8 @@ impl Show {
         Ok(())
     }
 
-    /// What may be decided, as commands; or why nothing may be.
-    fn what_next(&self, hold: &Hold, output: &Output) -> Vec<String> {
+    /// The allowed decisions as commands, or the reason why there are none.
+    fn what_next(&self, hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
         if !hold.is_open() {
             let task = cell(&hold.task_id);
             return vec![format!(
@@ -94,7 +97,7 @@ impl Show {
                 .and_then(|by| by.strip_prefix("role:"));
             let why = hold.why_not.as_deref().map_or_else(
                 || "this key may not decide it".to_owned(),
-                |word| why_not(word, role),
+                |word| explain_why_not(word, role),
             );
             return vec![format!("You cannot decide this: {}", cell(&why))];
         }
@@ -105,14 +108,14 @@ impl Show {
                     .to_owned(),
             ];
         }
-        let mut lines = vec![Tone::Strong.paint("decide with")];
-        // What was typed meant this hold, and is shorter than its id.
+        let mut lines = vec![TextTone::Strong.paint("decide with")];
+        // The user typed this name for the hold, and it is shorter than the id.
         let name = typed(&self.hold);
         for decision in &hold.allowed {
             let is_reconcile = hold.kind == "reconcile";
             let more = match decision.as_str() {
                 "approve" if is_reconcile => {
-                    let text = hold.is_high_risk().then(|| phrase(hold, None));
+                    let text = hold.is_high_risk().then(|| confirmation_text(hold, None));
                     let text = text.map(|text| format!("--confirm \"{text}\""));
                     format!("{}   # run it again", text.unwrap_or_default())
                 }
@@ -120,7 +123,9 @@ impl Show {
                 "respond" if is_reconcile => {
                     "--content '{\"outcome\":\"ran\",\"result\":…}'   # it ran".to_owned()
                 }
-                "approve" if hold.is_high_risk() => format!("--confirm \"{}\"", phrase(hold, None)),
+                "approve" if hold.is_high_risk() => {
+                    format!("--confirm \"{}\"", confirmation_text(hold, None))
+                }
                 "edit" => "--set PATH=VALUE".to_owned(),
                 "reject" => "--comment TEXT".to_owned(),
                 "respond" if hold.response_schema.is_some() => "--content JSON".to_owned(),
@@ -143,11 +148,14 @@ impl Show {
         format!("{}… ({left} more characters: --full)", printable(&start))
     }
 
-    fn action(&self, hold: &Hold, output: &Output) -> anyhow::Result<()> {
+    fn action(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
         let Some(action) = &hold.action else {
             return Ok(());
         };
-        output.line(&format!("\n{}", Tone::Strong.paint(&cell(&action.tool))))?;
+        output.line(&format!(
+            "\n{}",
+            TextTone::Strong.paint(&cell(&action.tool))
+        ))?;
         for line in lines(action, self.full) {
             output.line(&line)?;
         }
@@ -155,7 +163,7 @@ impl Show {
     }
 }
 
-/// A text as it is typed in a shell.
+/// Quotes a text for a shell, if needed.
 fn typed(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_-./…".contains(c);
     if text.chars().all(is_plain) {
@@ -165,58 +173,61 @@ fn typed(text: &str) -> String {
     }
 }
 
-/// Everything that is one value.
-fn facts(hold: &Hold, output: &Output) -> Vec<(&'static str, Cell)> {
+/// The facts that every hold has, one value each.
+fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> {
     let times = &output.times;
     let mut facts = vec![
-        ("hold", Cell::new(format!("{}   {}", hold.alias, hold.id))),
-        ("kind", Cell::new(&hold.kind)),
+        (
+            "hold",
+            TableCell::new(format!("{}   {}", hold.alias, hold.id)),
+        ),
+        ("kind", TableCell::new(&hold.kind)),
         (
             "status",
-            Cell::new(if hold.is_open() {
+            TableCell::new(if hold.is_open() {
                 "open".to_owned()
             } else {
                 hold.outcome(times)
             })
-            .tone(Tone::of_status(&hold.status)),
+            .tone(TextTone::of_status(&hold.status)),
         ),
-        ("asked by", Cell::new(&hold.agent)),
-        ("for", Cell::optional(for_whom(hold))),
-        ("session", Cell::new(&hold.session_id)),
-        ("chain", Cell::new(chain(hold))),
-        ("since", Cell::new(times.show(&hold.created_at))),
+        ("asked by", TableCell::new(&hold.agent)),
+        ("for", TableCell::optional(for_whom(hold))),
+        ("session", TableCell::new(&hold.session_id)),
+        ("chain", TableCell::new(chain(hold))),
+        ("since", TableCell::new(times.show(&hold.created_at))),
     ];
     if hold.is_open() {
-        facts.push(("until", Cell::new(until(hold, output))));
+        facts.push(("until", TableCell::new(until(hold, output))));
     }
     if let Some(action) = &hold.action {
         let risk = action.risk.as_deref();
         let tone = if hold.is_high_risk() {
-            Tone::Bad
+            TextTone::Bad
         } else {
-            Tone::Plain
+            TextTone::Plain
         };
-        facts.push(("risk", Cell::optional(risk).tone(tone)));
+        facts.push(("risk", TableCell::optional(risk).tone(tone)));
         facts.push((
             "effect",
-            Cell::optional(action.effect.as_deref()).tone(tone),
+            TableCell::optional(action.effect.as_deref()).tone(tone),
         ));
-        facts.push(("digest", Cell::optional(action.digest.as_deref())));
+        facts.push(("digest", TableCell::optional(action.digest.as_deref())));
         if !action.redactions.is_empty() {
             let redacted: Vec<String> = action
                 .redactions
                 .iter()
                 .map(|redaction| format!("{} ({})", redaction.path, redaction.rule))
                 .collect();
-            facts.push(("redacted", Cell::new(redacted.join(", "))));
+            facts.push(("redacted", TableCell::new(redacted.join(", "))));
         }
     }
     facts.extend(more_facts(hold));
     facts
 }
 
-/// What only some holds have.
-fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
+/// The facts that only some holds have.
+fn more_facts(hold: &HoldInfo) -> Vec<(&'static str, TableCell)> {
     let mut facts = Vec::new();
     if hold.quorum > 1 {
         let votes: Vec<String> = hold.votes.iter().flatten().map(principal).collect();
@@ -228,13 +239,13 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
         let count = votes.len();
         facts.push((
             "approvals",
-            Cell::new(format!("{count} of {}{by}", hold.quorum)),
+            TableCell::new(format!("{count} of {}{by}", hold.quorum)),
         ));
     }
     if let Some(group) = hold.group.as_ref().filter(|group| !group.is_null()) {
         facts.push((
             "group",
-            Cell::new(format!(
+            TableCell::new(format!(
                 "{} of {} decided",
                 group["decided"], group["holds"]
             )),
@@ -246,7 +257,7 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
         ("link", hold.url.clone()),
     ] {
         if let Some(value) = value {
-            facts.push((name, Cell::new(value)));
+            facts.push((name, TableCell::new(value)));
         }
     }
     if let Some(decision) = &hold.decision {
@@ -261,7 +272,7 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
                 let shown = value
                     .as_str()
                     .map_or_else(|| value.to_string(), str::to_owned);
-                facts.push((name, Cell::new(shown)));
+                facts.push((name, TableCell::new(shown)));
             }
         }
     }
@@ -270,7 +281,7 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
             let outcome = ran["outcome"].as_str().unwrap_or("unknown");
             facts.push((
                 "outcome",
-                Cell::new(format!("{outcome} in revision {}", ran["revision"])),
+                TableCell::new(format!("{outcome} in revision {}", ran["revision"])),
             ));
         }
     }
@@ -279,7 +290,7 @@ fn more_facts(hold: &Hold) -> Vec<(&'static str, Cell)> {
 
 fn who_decides(policy: &str) -> String {
     match (policy, policy.strip_prefix("role:")) {
-        ("other", _) => "an approver who is neither the user nor the one who asks".to_owned(),
+        ("other", _) => "an approver who is neither the user nor the requester".to_owned(),
         ("user", _) => "the user, or an approver".to_owned(),
         (_, Some(role)) => format!("people with the role {role}"),
         (other, None) => other.to_owned(),
@@ -292,7 +303,7 @@ fn principal(vote: &Value) -> String {
     by.map_or_else(|| vote.to_string(), str::to_owned)
 }
 
-fn for_whom(hold: &Hold) -> Option<String> {
+fn for_whom(hold: &HoldInfo) -> Option<String> {
     let user = hold.user.as_deref()?;
     Some(match hold.app.as_deref() {
         Some(app) => format!("{user} in {app}"),
@@ -300,8 +311,8 @@ fn for_whom(hold: &Hold) -> Option<String> {
     })
 }
 
-/// The way from the root to the request, by aliases if the server says them.
-fn chain(hold: &Hold) -> String {
+/// The path from the root task to the request, by aliases if the server sends them.
+fn chain(hold: &HoldInfo) -> String {
     if let Some(chain) = &hold.chain {
         return chain.clone();
     }
@@ -316,8 +327,8 @@ fn chain(hold: &Hold) -> String {
     }
 }
 
-/// Until when it can be decided, and what then.
-fn until(hold: &Hold, output: &Output) -> String {
+/// When the hold expires, and the effect of that.
+fn until(hold: &HoldInfo, output: &CliOutput) -> String {
     let Some(at) = &hold.expires_at else {
         return "it does not expire".to_owned();
     };
@@ -335,7 +346,7 @@ fn until(hold: &Hold, output: &Output) -> String {
     format!("{}{soon}; {then}", output.times.show(at))
 }
 
-fn reasons(hold: &Hold) -> Vec<String> {
+fn reasons(hold: &HoldInfo) -> Vec<String> {
     let reasons = hold.reasons.as_ref().and_then(Value::as_array);
     reasons
         .into_iter()
@@ -350,7 +361,7 @@ fn reasons(hold: &Hold) -> Vec<String> {
         .collect()
 }
 
-/// The fields that an answer has.
+/// The fields of a response schema.
 fn schema_lines(schema: &Value) -> Vec<String> {
     let Some(fields) = schema["properties"].as_object() else {
         return vec![cell(&schema.to_string())];
@@ -379,42 +390,48 @@ fn schema_lines(schema: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Each line begins with what it is about, so that `grep` and `cut` can take it apart.
-fn for_pipes(hold: &Hold, output: &Output) -> anyhow::Result<()> {
-    let mut table = Table::new(&[]);
-    table.row(vec![Cell::new("id"), Cell::new(&hold.id)]);
-    table.row(vec![Cell::new("title"), Cell::new(&hold.title)]);
+/// Each line begins with its subject, so that `grep` and `cut` can take it apart.
+fn for_pipes(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
+    let mut table = TextTable::new(&[]);
+    table.row(vec![TableCell::new("id"), TableCell::new(&hold.id)]);
+    table.row(vec![TableCell::new("title"), TableCell::new(&hold.title)]);
     if let Some(message) = &hold.message {
-        table.row(vec![Cell::new("message"), Cell::new(message)]);
+        table.row(vec![TableCell::new("message"), TableCell::new(message)]);
     }
     for (name, value) in facts(hold, output) {
-        table.row(vec![Cell::new(name), value]);
+        table.row(vec![TableCell::new(name), value]);
     }
     if let Some(action) = &hold.action {
-        table.row(vec![Cell::new("tool"), Cell::new(&action.tool)]);
+        table.row(vec![TableCell::new("tool"), TableCell::new(&action.tool)]);
         for row in rows(action, true)
             .into_iter()
             .filter(|row| !row.value.is_empty())
         {
             let value = action.args.pointer(&row.path).map(Value::to_string);
             table.row(vec![
-                Cell::new("arg"),
-                Cell::new(&row.path),
-                Cell::optional(value),
-                Cell::shown(row.note),
+                TableCell::new("arg"),
+                TableCell::new(&row.path),
+                TableCell::optional(value),
+                TableCell::shown(row.note),
             ]);
         }
     }
     for reason in reasons(hold) {
-        table.row(vec![Cell::new("offered reason"), Cell::shown(reason)]);
+        table.row(vec![
+            TableCell::new("offered reason"),
+            TableCell::shown(reason),
+        ]);
     }
     if hold.is_open() {
-        let allowed = Cell::new(hold.allowed.join(","));
-        table.row(vec![Cell::new("allowed"), allowed]);
+        let allowed = TableCell::new(hold.allowed.join(","));
+        table.row(vec![TableCell::new("allowed"), allowed]);
     }
     if hold.is_open() && hold.may_decide == Some(false) {
-        let why = hold.why_not.as_deref().map(|word| why_not(word, None));
-        table.row(vec![Cell::new("why not"), Cell::optional(why)]);
+        let why = hold
+            .why_not
+            .as_deref()
+            .map(|word| explain_why_not(word, None));
+        table.row(vec![TableCell::new("why not"), TableCell::optional(why)]);
     }
     output.table(&table)
 }

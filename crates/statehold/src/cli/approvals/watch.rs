@@ -1,4 +1,4 @@
-//! `statehold approvals watch`: follows what waits, also through lost connections.
+//! `statehold approvals watch`: follows open holds, also across lost connections.
 
 mod changes;
 mod screen;
@@ -11,46 +11,49 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::cli::answers::{read, text};
-use crate::cli::hold::Hold;
-use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::cli::hold::HoldInfo;
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::Client;
 use crate::exit::Exit;
-use changes::{Change, Changes, Step};
-use screen::Screen;
+use changes::{HoldChanges, WatchStep, WatchedChange};
+use screen::WatchScreen;
 
-/// How often ages and deadlines are counted on while nothing happens.
+/// How often ages and deadlines are redrawn while nothing changes.
 const TICK: Duration = Duration::from_secs(1);
-/// How much of an action is shown on a line.
+/// The longest action shown on a line.
 const ACTION_CHARS_MAX: usize = 80;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Watch {
+pub(in crate::cli) struct WatchArgs {
     /// Print each change as one line of JSON: {"change", "hold"}.
     #[arg(long)]
     jsonl: bool,
-    /// End after this many changes. What is open at the start counts.
+    /// End after this many changes. Holds that are open at the start count.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 
-impl Watch {
+impl WatchArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let is_drawn = output.is_terminal && !self.jsonl && !output.json;
-        let mut changes = Changes::open(client).await?;
-        let mut screen = is_drawn.then(|| Screen::new(client));
+        let mut changes = HoldChanges::open(client).await?;
+        let mut screen = is_drawn.then(|| WatchScreen::new(client));
         let mut output = output.clone();
         if !is_drawn {
-            output.note(&format!("following holds{}   (Ctrl-C ends)", changes.how()));
+            output.note(&format!(
+                "following holds{}   (Ctrl-C ends)",
+                changes.describe_source()
+            ));
         }
         let mut count = 0;
         loop {
             let open = changes.open_holds().to_vec();
             let step = {
-                // Not dropped at each tick: coming back to a server takes longer than that.
+                // Keep the future across ticks: reconnecting takes longer than one tick.
                 let mut next = std::pin::pin!(changes.next());
                 loop {
                     output.times.now = Timestamp::now();
@@ -63,9 +66,9 @@ impl Watch {
                 }
             };
             match step {
-                Step::Changed(change) => {
+                WatchStep::Changed(change) => {
                     match &mut screen {
-                        Some(screen) => screen.happened(&change),
+                        Some(screen) => screen.record_change(&change),
                         None => self.print(&change, &output)?,
                     }
                     count += 1;
@@ -73,40 +76,40 @@ impl Watch {
                         return Ok(Exit::Done);
                     }
                 }
-                Step::Lost(why) => match &mut screen {
-                    Some(screen) => screen.lost(Some(&why)),
+                WatchStep::Lost(why) => match &mut screen {
+                    Some(screen) => screen.set_connection_error(Some(&why)),
                     None => output.note(&format!("connection lost ({why}), retrying…")),
                 },
-                Step::Back => match &mut screen {
-                    Some(screen) => screen.lost(None),
+                WatchStep::Back => match &mut screen {
+                    Some(screen) => screen.set_connection_error(None),
                     None => output.note("reconnected"),
                 },
             }
         }
     }
 
-    fn print(&self, change: &Change, output: &Output) -> anyhow::Result<()> {
+    fn print(&self, change: &WatchedChange, output: &CliOutput) -> anyhow::Result<()> {
         if self.jsonl || output.json {
             return output.json(&json!({ "change": change.word, "hold": change.hold }));
         }
-        let hold: Hold = read(&change.hold)?;
+        let hold: HoldInfo = read(&change.hold)?;
         let at = match &hold.decision {
             Some(decision) => decision.at.as_str(),
             None => text(&change.hold, "created_at"),
         };
-        let mut table = Table::new(&[]);
+        let mut table = TextTable::new(&[]);
         table.row(vec![
-            Cell::new(output.times.show(at)).tone(Tone::Dim),
-            Cell::new(&change.word),
-            Cell::new(&hold.alias).tone(Tone::Strong),
-            Cell::new(&hold.status).tone(Tone::of_status(&hold.status)),
-            Cell::optional(hold.decision.as_ref().map(|decision| &decision.by)),
-            Cell::optional(hold.risk()),
-            Cell::shown(hold.summary(ACTION_CHARS_MAX)),
-            Cell::new(&hold.agent),
-            Cell::optional(hold.user.as_ref()),
-            Cell::new(&hold.session_id),
-            Cell::new(&hold.id),
+            TableCell::new(output.times.show(at)).tone(TextTone::Dim),
+            TableCell::new(&change.word),
+            TableCell::new(&hold.alias).tone(TextTone::Strong),
+            TableCell::new(&hold.status).tone(TextTone::of_status(&hold.status)),
+            TableCell::optional(hold.decision.as_ref().map(|decision| &decision.by)),
+            TableCell::optional(hold.risk()),
+            TableCell::shown(hold.summary(ACTION_CHARS_MAX)),
+            TableCell::new(&hold.agent),
+            TableCell::optional(hold.user.as_ref()),
+            TableCell::new(&hold.session_id),
+            TableCell::new(&hold.id),
         ]);
         output.table(&table)
     }

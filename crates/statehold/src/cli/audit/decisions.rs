@@ -1,16 +1,21 @@
-//! `statehold audit list --decisions`: what people were shown, what they released, and what ran.
+//! `statehold audit list --decisions`: the action shown to people, the action they released, and
+//! its execution.
 
 use serde_json::{Value, json};
 
-use super::short;
-use crate::cli::output::{Cell, Output, Table, Tone};
+use super::shorten_digest;
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::{Client, encode, with_query};
 use crate::exit::{Exit, Failure};
 
-/// The most rows that a server gives at once.
+/// The most rows that the server returns in one page.
 const PAGE_MAX: usize = 200;
 
-pub(super) async fn list(client: &Client, output: &Output, limit: usize) -> anyhow::Result<Exit> {
+pub(super) async fn list(
+    client: &Client,
+    output: &CliOutput,
+    limit: usize,
+) -> anyhow::Result<Exit> {
     let mut holds = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
@@ -27,7 +32,7 @@ pub(super) async fn list(client: &Client, output: &Output, limit: usize) -> anyh
             .await?
             .body;
         for hold in answer["holds"].as_array().into_iter().flatten() {
-            holds.push(whole(client, hold).await?);
+            holds.push(fetch_with_evidence(client, hold).await?);
         }
         cursor = answer["next_cursor"].as_str().map(str::to_owned);
         if cursor.is_none() || holds.len() >= limit {
@@ -47,13 +52,14 @@ pub(super) async fn list(client: &Client, output: &Output, limit: usize) -> anyh
 }
 
 /// A hold with its evidence, which lists leave out.
-async fn whole(client: &Client, hold: &Value) -> Result<Value, Failure> {
+async fn fetch_with_evidence(client: &Client, hold: &Value) -> Result<Value, Failure> {
     let Some(id) = hold["id"].as_str() else {
         return Ok(hold.clone());
     };
     match client.get(&format!("/v1/holds/{}", encode(id))).await {
         Ok(answer) => Ok(answer.body),
-        // Its session was deleted meanwhile, or this key may not see it: the line must do.
+        // The session was deleted meanwhile, or this key may not see the hold: use the row of the
+        // list.
         Err(failure) if matches!(failure.exit, Exit::NotFound | Exit::NotAllowed) => {
             Ok(hold.clone())
         }
@@ -61,16 +67,16 @@ async fn whole(client: &Client, hold: &Value) -> Result<Value, Failure> {
     }
 }
 
-fn table(holds: &[Value], output: &Output) -> Table {
-    let mut table = Table::new(&[
+fn table(holds: &[Value], output: &CliOutput) -> TextTable {
+    let mut table = TextTable::new(&[
         "HOLD", "TIME", "ACTION", "DECISION", "BY", "RIGHT", "SHOWN", "RELEASED", "RAN",
     ]);
     for hold in holds {
         let (evidence, decision) = (&hold["evidence"], &hold["decision"]);
         let digest = |value: &Value| {
-            Cell::optional(value.as_str().map(|digest| {
+            TableCell::optional(value.as_str().map(|digest| {
                 if output.is_terminal {
-                    short(digest)
+                    shorten_digest(digest)
                 } else {
                     digest.to_owned()
                 }
@@ -87,33 +93,33 @@ fn table(holds: &[Value], output: &Output) -> Table {
             .or_else(|| hold["title"].as_str());
         let status = hold["status"].as_str();
         let tone = match status {
-            Some("approved" | "edited" | "answered") => Tone::Good,
-            Some("rejected") => Tone::Bad,
-            _ => Tone::Plain,
+            Some("approved" | "edited" | "answered") => TextTone::Good,
+            Some("rejected") => TextTone::Bad,
+            _ => TextTone::Plain,
         };
         table.row(vec![
-            Cell::optional(hold["id"].as_str()),
-            Cell::optional(at.map(|at| output.times.show(at))),
-            Cell::optional(action),
-            Cell::optional(status).tone(tone),
-            Cell::optional(by),
-            Cell::optional(right(&evidence["right"])),
+            TableCell::optional(hold["id"].as_str()),
+            TableCell::optional(at.map(|at| output.times.show(at))),
+            TableCell::optional(action),
+            TableCell::optional(status).tone(tone),
+            TableCell::optional(by),
+            TableCell::optional(decided_right(&evidence["right"])),
             digest(&evidence["shown"]),
             digest(&evidence["released"]),
-            Cell::optional(ran(&evidence["ran"])),
+            TableCell::optional(describe_runs(&evidence["ran"])),
         ]);
     }
     table
 }
 
-/// By which right it was decided.
-fn right(right: &Value) -> Option<String> {
+/// The right under which the hold was decided.
+fn decided_right(right: &Value) -> Option<String> {
     let role = right["role"].as_str().map(|role| format!("role:{role}"));
     role.or_else(|| right.as_str().map(str::to_owned))
 }
 
-/// What became of the action: outcomes with the revision that recorded them.
-fn ran(ran: &Value) -> Option<String> {
+/// The executions of the action: outcomes with the revision that recorded them.
+fn describe_runs(ran: &Value) -> Option<String> {
     let runs: Vec<String> = ran
         .as_array()?
         .iter()
@@ -135,12 +141,15 @@ mod tests {
     #[test]
     fn evidence_may_be_there_or_not() {
         let nothing = Value::Null;
-        assert_eq!((right(&nothing), ran(&nothing)), (None, None));
-        assert_eq!(right(&json!("local")).as_deref(), Some("local"));
+        assert_eq!(
+            (decided_right(&nothing), describe_runs(&nothing)),
+            (None, None)
+        );
+        assert_eq!(decided_right(&json!("local")).as_deref(), Some("local"));
         let role = json!({ "role": "treasurer" });
-        assert_eq!(right(&role).as_deref(), Some("role:treasurer"));
+        assert_eq!(decided_right(&role).as_deref(), Some("role:treasurer"));
         let runs = json!([{ "key": "itm_1", "outcome": "ran", "revision": 9 }, { "key": "itm_2" }]);
-        assert_eq!(ran(&runs).as_deref(), Some("ran@9,open"));
-        assert_eq!(ran(&json!([])), None);
+        assert_eq!(describe_runs(&runs).as_deref(), Some("ran@9,open"));
+        assert_eq!(describe_runs(&json!([])), None);
     }
 }

@@ -1,4 +1,4 @@
-//! `statehold audit export`: everything that proves something, as JSON lines.
+//! `statehold audit export`: the complete evidence as JSON lines.
 //!
 //! A first line with the public key, the entries of the audit stream, the chain of every session,
 //! and a last line with the digest of all lines before. No payloads: records hold none.
@@ -16,19 +16,19 @@ use statehold_core::record::Record;
 use statehold_core::tenant::{TenantEvent, TenantRecord};
 
 use super::file::{EXPORT_VERSION, LineDigest};
-use super::{Chained, PAGE_MAX, STREAM, records, records_of, unwrap_record};
-use crate::cli::answers::Pages;
-use crate::cli::output::Output;
+use super::{ChainRecord, PAGE_MAX, STREAM, records, records_of, verify_record};
+use crate::cli::answers::ListPages;
+use crate::cli::output::CliOutput;
 use crate::cli::printable::printable;
 use crate::cli::resolve;
 use crate::client::Client;
 use crate::exit::{Exit, Failure, LostReader};
 
-/// How long a silence may be before somebody wonders.
+/// The longest time without a sign of progress.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Export {
+pub(in crate::cli) struct AuditExportArgs {
     /// The file to write, which must not exist; standard output if left out.
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     file: Option<PathBuf>,
@@ -37,27 +37,28 @@ pub(in crate::cli) struct Export {
     session: Option<String>,
 }
 
-impl Export {
+impl AuditExportArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let only = match &self.session {
             Some(session) => Some(resolve::session(client, session).await?),
             None => None,
         };
         let out: Box<dyn Write> = match &self.file {
-            Some(path) => Box::new(create(path)?),
+            Some(path) => Box::new(create_file(path)?),
             None => Box::new(std::io::stdout().lock()),
         };
-        let mut lines = Lines::new(out, output);
+        let mut lines = ExportWriter::new(out, output);
         let written = write_all(client, only.as_deref(), &mut lines).await;
         if let (Err(_), Some(path)) = (&written, &self.file) {
-            // Half an export helps nobody; that it stays is not worth hiding why it is half.
+            // Remove the incomplete file. The error that stopped the export matters more than a
+            // failure to remove it.
             drop(std::fs::remove_file(path));
         }
-        let Counts {
+        let ExportCounts {
             entries,
             records,
             sessions,
@@ -80,7 +81,7 @@ impl Export {
     }
 }
 
-fn create(path: &Path) -> Result<std::io::BufWriter<std::fs::File>, Failure> {
+fn create_file(path: &Path) -> Result<std::io::BufWriter<std::fs::File>, Failure> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(path);
     let file = file.map_err(|error| {
@@ -91,7 +92,7 @@ fn create(path: &Path) -> Result<std::io::BufWriter<std::fs::File>, Failure> {
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Counts {
+struct ExportCounts {
     entries: u64,
     records: u64,
     sessions: u64,
@@ -100,8 +101,8 @@ struct Counts {
 async fn write_all(
     client: &Client,
     only: Option<&str>,
-    lines: &mut Lines<'_>,
-) -> anyhow::Result<Counts> {
+    lines: &mut ExportWriter<'_>,
+) -> anyhow::Result<ExportCounts> {
     let (_, about) = records(client, STREAM, 0, 1).await?;
     let mut head = json!({ "at": jiff::Timestamp::now().to_string(), "v": EXPORT_VERSION });
     head["public_key"] = about["public_key"].clone();
@@ -117,12 +118,12 @@ async fn write_all(
             break;
         }
         for sent in page {
-            let entry: TenantRecord = unwrap_record(sent)?;
+            let entry: TenantRecord = verify_record(sent)?;
             after = entry.content.seq;
-            lines.chained("entry", &entry, None)?;
+            lines.write_record("entry", &entry, None)?;
             lines.counts.entries += 1;
             if let TenantEvent::HeadsSigned { heads, .. } = &entry.content.event {
-                // Lists leave out what was deleted; roots do not.
+                // Lists leave out deleted sessions; signed roots still name them.
                 sessions.extend(heads.iter().map(|head| head.session.to_string()));
             }
         }
@@ -130,7 +131,7 @@ async fn write_all(
     if let Some(session) = only {
         sessions = BTreeSet::from([session.to_owned()]);
     } else {
-        let mut pages = Pages::sessions(Vec::new());
+        let mut pages = ListPages::sessions(Vec::new());
         while let Some(page) = pages.next(client, usize::MAX).await? {
             let ids = page.iter().filter_map(|session| session["id"].as_str());
             sessions.extend(ids.map(str::to_owned));
@@ -147,12 +148,13 @@ async fn write_all(
 async fn write_session(
     client: &Client,
     session: &str,
-    lines: &mut Lines<'_>,
+    lines: &mut ExportWriter<'_>,
 ) -> anyhow::Result<()> {
     let mut after = 0;
     loop {
         let page = match records(client, &records_of(session), after, PAGE_MAX).await {
-            // A root names it and the server does not have it: the export shows exactly that.
+            // A signed root names the session and the server lost it: the export must show exactly
+            // that.
             Err(failure) if failure.exit == Exit::NotFound => return Ok(()),
             other => other?.0,
         };
@@ -160,9 +162,9 @@ async fn write_session(
             break;
         }
         for sent in page {
-            let record: Record = unwrap_record(sent)?;
+            let record: Record = verify_record(sent)?;
             after = record.content.seq;
-            lines.chained("record", &record, Some(session))?;
+            lines.write_record("record", &record, Some(session))?;
             lines.counts.records += 1;
         }
     }
@@ -170,54 +172,54 @@ async fn write_session(
     Ok(())
 }
 
-/// The lines of an export, on their way out.
-struct Lines<'a> {
+/// Writes the lines of an export.
+struct ExportWriter<'a> {
     out: Box<dyn Write>,
     digest: LineDigest,
-    counts: Counts,
-    output: &'a Output,
+    counts: ExportCounts,
+    output: &'a CliOutput,
     last_said: Instant,
     has_said: bool,
 }
 
-impl<'a> Lines<'a> {
-    fn new(out: Box<dyn Write>, output: &'a Output) -> Self {
+impl<'a> ExportWriter<'a> {
+    fn new(out: Box<dyn Write>, output: &'a CliOutput) -> Self {
         Self {
             out,
             digest: LineDigest::default(),
-            counts: Counts::default(),
+            counts: ExportCounts::default(),
             output,
             last_said: Instant::now(),
             has_said: false,
         }
     }
 
-    /// A record in its canonical bytes, with its hash beside it.
-    fn chained(
+    /// Writes a record in its canonical bytes, with its hash beside it.
+    fn write_record(
         &mut self,
         kind: &str,
-        record: &impl Chained,
+        record: &impl ChainRecord,
         of: Option<&str>,
     ) -> anyhow::Result<()> {
         let content = std::str::from_utf8(record.as_bytes())?;
         let of = of.map_or_else(String::new, |of| format!(",\"of\":\"{of}\""));
         let hash = record.hash();
-        self.put(&format!("{{\"{kind}\":{content},\"hash\":\"{hash}\"{of}}}"))?;
-        self.say_progress();
+        self.write_line(&format!("{{\"{kind}\":{content},\"hash\":\"{hash}\"{of}}}"))?;
+        self.print_progress();
         Ok(())
     }
 
     fn write(&mut self, line: &Value) -> anyhow::Result<()> {
-        self.put(&line.to_string())
+        self.write_line(&line.to_string())
     }
 
-    fn put(&mut self, line: &str) -> anyhow::Result<()> {
+    fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         self.digest.add(line.as_bytes());
         writeln!(self.out, "{line}").map_err(|error| LostReader(error).into())
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
-        let Counts {
+        let ExportCounts {
             entries,
             records,
             sessions,
@@ -232,7 +234,7 @@ impl<'a> Lines<'a> {
         self.out.flush().map_err(|error| LostReader(error).into())
     }
 
-    fn say_progress(&mut self) {
+    fn print_progress(&mut self) {
         let is_shown = !self.output.quiet && std::io::stderr().is_terminal();
         if is_shown && self.last_said.elapsed() >= SILENCE_MAX {
             eprint!("\r{} records", self.counts.records);

@@ -1,4 +1,5 @@
-//! An export, read and verified without any server. `docs/formats/export-v1.md` has the form.
+//! Reads an export and verifies it without a server. `docs/formats/export-v1.md` specifies the
+//! format.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -17,10 +18,10 @@ use statehold_store::check::{Anchor, Anchors, Signer, StreamCheck};
 
 use crate::exit::{Exit, Failure};
 
-/// The version of the form of an export.
+/// The version of the export format.
 pub(super) const EXPORT_VERSION: u32 = 1;
 
-/// A digest of lines: that of each goes into the next.
+/// A chained digest of lines: the digest of each line goes into the next.
 #[derive(Debug, Default)]
 pub(super) struct LineDigest(Digest);
 
@@ -35,9 +36,9 @@ impl LineDigest {
     }
 }
 
-/// What an export says, and what is wrong with it.
+/// The content of an export and the problems found in it.
 #[derive(Debug)]
-pub(super) struct ReadExport {
+pub(super) struct ExportReport {
     pub(super) report: CheckReport,
     pub(super) public_key: Option<PublicKey>,
     /// Sessions with the number and the hash of their last record.
@@ -48,20 +49,20 @@ pub(super) struct ReadExport {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line<'a> {
-    export: Option<Head>,
+struct ExportLine<'a> {
+    export: Option<ExportHead>,
     #[serde(borrow)]
     entry: Option<&'a RawValue>,
     #[serde(borrow)]
     record: Option<&'a RawValue>,
     hash: Option<Digest>,
     of: Option<SessionId>,
-    end: Option<End>,
+    end: Option<ExportEnd>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Head {
+struct ExportHead {
     #[serde(rename = "at")]
     _at: String,
     public_key: PublicKey,
@@ -71,7 +72,7 @@ struct Head {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct End {
+struct ExportEnd {
     digest: Digest,
     entries: usize,
     records: usize,
@@ -83,7 +84,10 @@ struct End {
 /// # Errors
 ///
 /// If the file cannot be read at all.
-pub(super) fn read(path: &Path, trusted: Option<PublicKey>) -> Result<ReadExport, Failure> {
+pub(super) fn read_export(
+    path: &Path,
+    trusted: Option<PublicKey>,
+) -> Result<ExportReport, Failure> {
     let unreadable = |error: std::io::Error| {
         let exit = match error.kind() {
             std::io::ErrorKind::NotFound => Exit::NotFound,
@@ -93,7 +97,7 @@ pub(super) fn read(path: &Path, trusted: Option<PublicKey>) -> Result<ReadExport
         Failure::new(exit, message).hint("make one with: statehold audit export -o FILE")
     };
     let mut file = BufReader::new(File::open(path).map_err(unreadable)?);
-    let mut reader = Reader::new(trusted);
+    let mut reader = ExportReader::new(trusted);
     let mut line = Vec::new();
     let mut number = 0;
     loop {
@@ -113,7 +117,7 @@ pub(super) fn read(path: &Path, trusted: Option<PublicKey>) -> Result<ReadExport
     }
 }
 
-/// Whether a record goes on with the chain of another session.
+/// Whether a record continues the chain of another session.
 fn is_fork(record: &Record, before: SessionId) -> bool {
     let content = &record.content;
     let forked = Event::SessionForked {
@@ -124,21 +128,21 @@ fn is_fork(record: &Record, before: SessionId) -> bool {
     content.events.first() == Some(&forked)
 }
 
-/// Follows the lines of an export.
-struct Reader {
+/// Verifies the lines of an export one by one.
+struct ExportReader {
     trusted: Option<PublicKey>,
-    head: Option<Head>,
+    head: Option<ExportHead>,
     stream: Option<StreamCheck>,
     anchors: Anchors,
     report: CheckReport,
     digest: LineDigest,
-    chain: Option<Chain>,
+    chain: Option<SessionChain>,
     heads: Vec<(SessionId, u64, Digest)>,
     has_ended: bool,
 }
 
-/// The chain that is read now.
-struct Chain {
+/// The session chain being read.
+struct SessionChain {
     of: SessionId,
     anchor: Option<Anchor>,
     seq: u64,
@@ -148,7 +152,7 @@ struct Chain {
     session: SessionId,
 }
 
-impl Reader {
+impl ExportReader {
     fn new(trusted: Option<PublicKey>) -> Self {
         Self {
             trusted,
@@ -167,21 +171,21 @@ impl Reader {
         if self.has_ended {
             return Err("comes after the end of the export".to_owned());
         }
-        let read: Line<'_> = serde_json::from_slice(line)
+        let read: ExportLine<'_> = serde_json::from_slice(line)
             .map_err(|error| format!("is not a line of an export: {error}"))?;
         match read {
-            Line { end: Some(end), .. } if self.head.is_some() => self.take_end(&end)?,
-            Line {
+            ExportLine { end: Some(end), .. } if self.head.is_some() => self.take_end(&end)?,
+            ExportLine {
                 export: Some(head), ..
             } if self.head.is_none() => self.take_head(head)?,
-            Line {
+            ExportLine {
                 entry: Some(entry),
                 hash: Some(hash),
                 ..
             } if self.head.is_some() => {
                 self.take_entry(entry, hash)?;
             }
-            Line {
+            ExportLine {
                 record: Some(record),
                 hash: Some(hash),
                 of: Some(of),
@@ -189,13 +193,13 @@ impl Reader {
             } if self.head.is_some() => {
                 self.take_record(record, hash, of)?;
             }
-            _ => return Err("is not what an export has in this place".to_owned()),
+            _ => return Err("is not allowed at this place of an export".to_owned()),
         }
         self.digest.add(line);
         Ok(())
     }
 
-    fn take_head(&mut self, head: Head) -> Result<(), String> {
+    fn take_head(&mut self, head: ExportHead) -> Result<(), String> {
         if head.v != EXPORT_VERSION {
             return Err(format!(
                 "has version {}, this build knows {EXPORT_VERSION}",
@@ -222,11 +226,11 @@ impl Reader {
         let entry = TenantRecord::from_bytes(entry.get().as_bytes())
             .map_err(|error| format!("has an entry that cannot be read: {error}"))?;
         if entry.hash != hash {
-            return Err("has an entry whose hash is not that of its content".to_owned());
+            return Err("has an entry whose hash does not match its content".to_owned());
         }
         let signer = self.head.as_ref().map(|head| Signer {
             public_key: head.public_key,
-            // An export does not say since when: what comes before its key may be of another.
+            // An export does not say since when its key signs; earlier roots may have another key.
             since: Timestamp::from_micros(i64::MAX),
         });
         let stream = self
@@ -249,14 +253,14 @@ impl Reader {
         let record = Record::from_bytes(record.get().as_bytes())
             .map_err(|error| format!("has a record that cannot be read: {error}"))?;
         if record.hash != hash {
-            return Err("has a record whose hash is not that of its content".to_owned());
+            return Err("has a record whose hash does not match its content".to_owned());
         }
         if self.chain.as_ref().is_none_or(|chain| chain.of != of) {
             self.end_chain()?;
             if self.heads.iter().any(|(known, ..)| *known == of) {
                 return Err(format!("goes back to session {of}"));
             }
-            self.chain = Some(Chain {
+            self.chain = Some(SessionChain {
                 of,
                 anchor: self.anchors.take(of),
                 seq: 0,
@@ -306,7 +310,7 @@ impl Reader {
         Ok(())
     }
 
-    fn take_end(&mut self, end: &End) -> Result<(), String> {
+    fn take_end(&mut self, end: &ExportEnd) -> Result<(), String> {
         self.end_chain()?;
         self.has_ended = true;
         let found = (
@@ -315,12 +319,12 @@ impl Reader {
             self.report.sessions,
         );
         if end.digest != self.digest.finish() || found != (end.entries, end.records, end.sessions) {
-            return Err("ends other lines than those that come before it".to_owned());
+            return Err("does not match the lines before it".to_owned());
         }
         Ok(())
     }
 
-    fn finish(mut self, broken: Option<(usize, String)>) -> ReadExport {
+    fn finish(mut self, broken: Option<(usize, String)>) -> ExportReport {
         if broken.is_none() {
             let anchors = match self.head.as_ref().and_then(|head| head.session) {
                 Some(session) => self.anchors.only(session),
@@ -332,7 +336,7 @@ impl Reader {
             .stream
             .as_ref()
             .map_or_else(TenantHead::default, StreamCheck::head);
-        ReadExport {
+        ExportReport {
             report: self.report,
             public_key: self.head.map(|head| head.public_key),
             heads: self.heads,

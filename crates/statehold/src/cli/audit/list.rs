@@ -3,30 +3,30 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{PAGE_MAX, STREAM, decisions, records, records_of, short, time_text};
-use crate::cli::answers::Limit;
-use crate::cli::output::{Cell, Output, Table};
+use super::{PAGE_MAX, STREAM, decisions, records, records_of, shorten_digest, time_text};
+use crate::cli::answers::LimitArgs;
+use crate::cli::output::{CliOutput, TableCell, TextTable};
 use crate::cli::resolve;
 use crate::client::Client;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct List {
+pub(in crate::cli) struct AuditListArgs {
     /// The records of this session instead of the audit stream; a beginning of its id is enough.
     #[arg(long, value_name = "SESSION", conflicts_with = "decisions")]
     session: Option<String>,
-    /// Holds that were decided: who decided, what was shown, what was released, what ran.
+    /// Decided holds: who decided, and which action was shown, released and executed.
     #[arg(long)]
     decisions: bool,
     #[command(flatten)]
-    limit: Limit,
+    limit: LimitArgs,
 }
 
-impl List {
+impl AuditListArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let limit = self.limit.count();
         if self.decisions {
@@ -54,7 +54,7 @@ impl List {
                 "; all: --all"
             };
             output.note(&format!(
-                "{} of {end} shown{more}. Is everything as it was written? statehold audit verify",
+                "{} of {end} shown{more}. Verify them with: statehold audit verify",
                 found.len()
             ));
         }
@@ -81,10 +81,10 @@ async fn newest(client: &Client, path: &str, limit: usize) -> anyhow::Result<(Ve
     }
 }
 
-fn table(found: &[Value], name: &'static str, output: &Output) -> Table {
+fn table(found: &[Value], name: &'static str, output: &CliOutput) -> TextTable {
     let mut table = match name {
-        "COMMAND" => Table::new(&["SEQ", "TIME", "ACTOR", "COMMAND", "TARGET", "HASH"]),
-        _ => Table::new(&["SEQ", "TIME", "ACTOR", "ACTION", "TARGET", "HASH"]),
+        "COMMAND" => TextTable::new(&["SEQ", "TIME", "ACTOR", "COMMAND", "TARGET", "HASH"]),
+        _ => TextTable::new(&["SEQ", "TIME", "ACTOR", "ACTION", "TARGET", "HASH"]),
     };
     for record in found {
         let word = record["command"]
@@ -92,27 +92,27 @@ fn table(found: &[Value], name: &'static str, output: &Output) -> Table {
             .or_else(|| record["event"]["act"].as_str());
         let at = record["at"].as_i64().map(time_text);
         table.row(vec![
-            Cell::new(record["seq"].to_string()),
-            Cell::optional(at.map(|at| output.times.show(&at))),
-            Cell::optional(record["principal"].as_str()),
-            Cell::optional(word),
-            Cell::optional(target(record)),
-            Cell::optional(record["hash"].as_str().map(|hash| hash_text(hash, output))),
+            TableCell::new(record["seq"].to_string()),
+            TableCell::optional(at.map(|at| output.times.show(&at))),
+            TableCell::optional(record["principal"].as_str()),
+            TableCell::optional(word),
+            TableCell::optional(target(record)),
+            TableCell::optional(record["hash"].as_str().map(|hash| hash_text(hash, output))),
         ]);
     }
     table
 }
 
-/// Whole for programs, short for people.
-fn hash_text(hash: &str, output: &Output) -> String {
+/// The whole hash for programs, a short one for people.
+fn hash_text(hash: &str, output: &CliOutput) -> String {
     if output.is_terminal {
-        short(hash)
+        shorten_digest(hash)
     } else {
         hash.to_owned()
     }
 }
 
-/// What a record is about: the most particular thing that its events name.
+/// The most specific id in the events of a record.
 fn target(record: &Value) -> Option<String> {
     let event = &record["event"];
     if let Some(heads) = event["heads"].as_array() {

@@ -11,20 +11,20 @@ use statehold_core::record::Record;
 use statehold_core::root::PublicKey;
 use statehold_core::tenant::TenantRecord;
 
-use super::file::{self, ReadExport};
-use super::{STREAM, VERIFY_MAX, records, records_of, short, unwrap_record};
-use crate::cli::globals::Globals;
-use crate::cli::output::{Output, Tone};
+use super::file::{self, ExportReport};
+use super::{STREAM, VERIFY_MAX, records, records_of, shorten_digest, verify_record};
+use crate::cli::globals::GlobalArgs;
+use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, printable};
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Verify {
-    /// Verify this export, without any server.
+pub(in crate::cli) struct AuditVerifyArgs {
+    /// Verify this export, without a server.
     #[arg(long, value_name = "EXPORT", conflicts_with = "against")]
     file: Option<PathBuf>,
-    /// Verify the server, and that it still has everything that this export has.
+    /// Verify the server, and that it still has every record of this export.
     #[arg(long, value_name = "EXPORT")]
     against: Option<PathBuf>,
     /// The public key that the export must be signed with.
@@ -32,9 +32,9 @@ pub(in crate::cli) struct Verify {
     public_key: Option<PublicKey>,
 }
 
-/// What was found, by a server or here.
+/// The report of a verification, by a server or of an export.
 #[derive(Debug, Default, Deserialize)]
-struct Found {
+struct VerifyReport {
     #[serde(default)]
     sessions: u64,
     #[serde(default)]
@@ -50,35 +50,35 @@ struct Found {
     #[serde(default)]
     problems_total: u64,
     #[serde(default)]
-    head: FoundHead,
+    head: VerifyHead,
     #[serde(default)]
-    problems: Vec<Finding>,
+    problems: Vec<VerifyProblem>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct FoundHead {
+struct VerifyHead {
     hash: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Finding {
+struct VerifyProblem {
     kind: String,
     detail: String,
 }
 
-impl Verify {
+impl AuditVerifyArgs {
     pub(in crate::cli) async fn run(
         &self,
-        globals: &Globals,
-        output: &Output,
+        globals: &GlobalArgs,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         if let Some(path) = &self.file {
-            let export = file::read(path, self.public_key)?;
-            return say(&as_answer(path, &export), output);
+            let export = file::read_export(path, self.public_key)?;
+            return print_report(&export_as_answer(path, &export), output);
         }
         let client = globals.client(output)?;
         let export = match &self.against {
-            Some(path) => Some(self.sound(path)?),
+            Some(path) => Some(self.read_sound_export(path)?),
             None => None,
         };
         let asked = client.within(VERIFY_MAX);
@@ -90,12 +90,13 @@ impl Verify {
             let missing = compare(&client, &export).await?;
             add(&mut answer, missing);
         }
-        say(&answer, output)
+        print_report(&answer, output)
     }
 
-    /// An export that is whole: nothing else is worth comparing with.
-    fn sound(&self, path: &Path) -> anyhow::Result<ReadExport> {
-        let export = file::read(path, self.public_key)?;
+    /// Reads an export and rejects it if it has problems: only a sound export is worth comparing
+    /// with.
+    fn read_sound_export(&self, path: &Path) -> anyhow::Result<ExportReport> {
+        let export = file::read_export(path, self.public_key)?;
         let wrong = match (&export.broken, export.report.problems.first()) {
             (Some((line, why)), _) => format!("line {line} {why}"),
             (None, Some(problem)) => problem.to_string(),
@@ -107,8 +108,8 @@ impl Verify {
     }
 }
 
-/// What was found in an export, in the form in which a server says it.
-fn as_answer(path: &Path, export: &ReadExport) -> Value {
+/// The problems of an export, in the layout of a server response.
+fn export_as_answer(path: &Path, export: &ExportReport) -> Value {
     let report = &export.report;
     let mut problems: Vec<Value> = Vec::new();
     if let Some((line, why)) = &export.broken {
@@ -144,15 +145,15 @@ fn as_answer(path: &Path, export: &ReadExport) -> Value {
     })
 }
 
-/// What an export has and the server has not.
-async fn compare(client: &Client, export: &ReadExport) -> anyhow::Result<Vec<Value>> {
+/// Lists records that the export has and the server lacks.
+async fn compare(client: &Client, export: &ExportReport) -> anyhow::Result<Vec<Value>> {
     let mut missing = Vec::new();
     let head = export.report.head;
     if head.seq > 0 {
         let (page, _) = records(client, STREAM, head.seq - 1, 1).await?;
-        let found = page.into_iter().next().map(unwrap_record::<TenantRecord>);
+        let found = page.into_iter().next().map(verify_record::<TenantRecord>);
         let found = found.transpose()?.map(|entry| entry.hash);
-        if let Some((kind, what)) = judge(found, head.hash) {
+        if let Some((kind, what)) = compare_hashes(found, head.hash) {
             let detail = format!("entry {} of the audit stream {what}", head.seq);
             let kind = if kind == "record" { "entry" } else { kind };
             missing.push(json!({ "kind": kind, "entry": head.seq, "detail": detail }));
@@ -166,8 +167,8 @@ async fn compare(client: &Client, export: &ReadExport) -> anyhow::Result<Vec<Val
             }
             Err(failure) => return Err(failure.into()),
             Ok((page, _)) => {
-                let found = page.into_iter().next().map(unwrap_record::<Record>);
-                match judge(found.transpose()?.map(|record| record.hash), *hash) {
+                let found = page.into_iter().next().map(verify_record::<Record>);
+                match compare_hashes(found.transpose()?.map(|record| record.hash), *hash) {
                     Some(wrong) => wrong,
                     None => continue,
                 }
@@ -181,15 +182,10 @@ async fn compare(client: &Client, export: &ReadExport) -> anyhow::Result<Vec<Val
     Ok(missing)
 }
 
-fn judge(found: Option<Digest>, exported: Digest) -> Option<(&'static str, &'static str)> {
+fn compare_hashes(found: Option<Digest>, exported: Digest) -> Option<(&'static str, &'static str)> {
     match found {
-        None => Some((
-            "missing_tail",
-            "is in the export, and the server does not have it",
-        )),
-        Some(found) if found != exported => {
-            Some(("record", "is another one than that in the export"))
-        }
+        None => Some(("missing_tail", "is in the export but missing on the server")),
+        Some(found) if found != exported => Some(("record", "differs from the one in the export")),
         Some(_) => None,
     }
 }
@@ -206,8 +202,8 @@ fn add(answer: &mut Value, missing: Vec<Value>) {
     }
 }
 
-fn say(answer: &Value, output: &Output) -> anyhow::Result<Exit> {
-    let found: Found = crate::cli::answers::read(answer)?;
+fn print_report(answer: &Value, output: &CliOutput) -> anyhow::Result<Exit> {
+    let found: VerifyReport = crate::cli::answers::read(answer)?;
     let is_ok = answer["ok"] == true && found.problems.is_empty();
     let exit = if is_ok {
         Exit::Done
@@ -219,7 +215,7 @@ fn say(answer: &Value, output: &Output) -> anyhow::Result<Exit> {
         return Ok(exit);
     }
     for problem in &found.problems {
-        let mark = Tone::Bad.paint("✗");
+        let mark = TextTone::Bad.paint("✗");
         let line = format!(
             "{mark} {}: {}",
             cell(&problem.kind),
@@ -232,8 +228,8 @@ fn say(answer: &Value, output: &Output) -> anyhow::Result<Exit> {
         found.records, found.sessions, found.entries, found.roots
     );
     if is_ok {
-        let mark = Tone::Good.paint("✓");
-        let head = short(&cell(&found.head.hash));
+        let mark = TextTone::Good.paint("✓");
+        let head = shorten_digest(&cell(&found.head.hash));
         output.line(&format!("{mark} {covered}, chain intact, head {head}"))?;
     } else {
         let total = found.problems_total;
@@ -242,7 +238,7 @@ fn say(answer: &Value, output: &Output) -> anyhow::Result<Exit> {
             _ => String::new(),
         };
         output.note(&format!("{total} problems{more}; looked at {covered}"));
-        output.note("Keep the data as it is for a closer look; a backup from before may help.");
+        output.note("Keep the data unchanged for analysis, or restore an earlier backup.");
     }
     if found.unverified_payloads > 0 {
         let count = found.unverified_payloads;
@@ -253,7 +249,7 @@ fn say(answer: &Value, output: &Output) -> anyhow::Result<Exit> {
     if found.unverified_roots > 0 {
         let count = found.unverified_roots;
         output.note(&format!(
-            "{count} roots are signed with an earlier key, which nobody vouches for"
+            "{count} roots are signed with an earlier key and cannot be verified"
         ));
     }
     Ok(exit)

@@ -1,26 +1,26 @@
-//! What a person types, line by line, while everything else goes on.
+//! Reads standard input line by line without blocking the runtime.
 
 use std::io::{BufRead, Write};
 
 use tokio::sync::mpsc;
 
-/// What came.
-pub(super) enum Said {
+/// One event of the input.
+pub(super) enum InputEvent {
     Line(String),
-    /// The input is over.
+    /// The end of the input.
     Over,
-    /// Somebody pressed Ctrl-C.
+    /// The user pressed Ctrl-C.
     Interrupted,
 }
 
-/// Lines of standard input. Read by a thread of its own: it cannot be made to stop, and must not keep
-/// the program from ending.
-pub(super) struct Lines {
+/// Lines of standard input. A thread of its own reads them, because a blocked read cannot be
+/// cancelled and must not keep the program from ending.
+pub(super) struct InputLines {
     ask: std::sync::mpsc::Sender<()>,
     lines: mpsc::Receiver<std::io::Result<Option<String>>>,
 }
 
-impl Lines {
+impl InputLines {
     pub(super) fn open() -> Self {
         let (ask, asked) = std::sync::mpsc::channel::<()>();
         let (tell, lines) = mpsc::channel(1);
@@ -37,25 +37,25 @@ impl Lines {
         Self { ask, lines }
     }
 
-    /// The next line, after a prompt if somebody sits there.
-    pub(super) async fn next(&mut self, prompt: Option<&str>) -> anyhow::Result<Said> {
+    /// The next line, after a prompt if a person types.
+    pub(super) async fn next(&mut self, prompt: Option<&str>) -> anyhow::Result<InputEvent> {
         if let Some(prompt) = prompt {
             let mut out = anstream::stderr().lock();
             write!(out, "{prompt}")?;
             out.flush()?;
         }
         if self.ask.send(()).is_err() {
-            return Ok(Said::Over);
+            return Ok(InputEvent::Over);
         }
         tokio::select! {
             line = self.lines.recv() => match line {
                 Some(Ok(Some(line))) => {
-                    Ok(Said::Line(line.trim_end_matches(['\n', '\r']).to_owned()))
+                    Ok(InputEvent::Line(line.trim_end_matches(['\n', '\r']).to_owned()))
                 }
-                Some(Ok(None)) | None => Ok(Said::Over),
+                Some(Ok(None)) | None => Ok(InputEvent::Over),
                 Some(Err(error)) => Err(error.into()),
             },
-            _ = tokio::signal::ctrl_c() => Ok(Said::Interrupted),
+            _ = tokio::signal::ctrl_c() => Ok(InputEvent::Interrupted),
         }
     }
 }

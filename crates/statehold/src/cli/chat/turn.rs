@@ -1,4 +1,4 @@
-//! One turn: what is said, the answer as it comes, the wait for a person, and coming back to a server
+//! One turn: the message, the streamed answer, the wait for a person, and reconnecting to a server
 //! that was gone.
 
 use std::io::Write;
@@ -9,62 +9,62 @@ use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
 
 use crate::cli::answers::{elements, text};
-use crate::cli::output::{Output, Tone};
+use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, printable};
 use crate::client::Client;
 use crate::exit::{Exit, Failure, LostReader};
 
 const PATH: &str = "/openai/v1/chat/completions";
-/// How long a turn may wait for a person before the stream is opened anew.
+/// How long a turn may wait for a person before the client opens a new stream.
 const WAIT_SECONDS: u64 = 3_600;
-/// How long a server that is gone is waited for before the next try: twice as long each time.
+/// Backoff while the server is gone: the pause doubles up to the maximum.
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// How long a script waits for a server that does not come back. A person can press Ctrl-C.
 const GONE_MAX: Duration = Duration::from_mins(2);
-/// Where the end of a line says who answered.
+/// The column where the line ends with the agents and the duration.
 const ABOUT_COLUMN: usize = 64;
 
-/// How a turn ended.
-pub(super) struct End {
+/// The end of a turn.
+pub(super) struct TurnEnd {
     pub(super) exit: Exit,
-    /// All of it, for programs.
+    /// The complete report, for programs.
     pub(super) report: Value,
 }
 
 /// One turn.
-pub(super) struct Turn<'a> {
+pub(super) struct ChatTurn<'a> {
     client: &'a Client,
-    output: &'a Output,
+    output: &'a CliOutput,
     session: &'a str,
     agent: &'a str,
     waits: bool,
     is_quiet: bool,
-    /// Whether whoever asked can answer a question by a message.
+    /// Whether the user can answer a question with a message.
     is_conversation: bool,
     begun: Instant,
-    /// What was said so far, on this stream and before it broke.
+    /// The answer so far, across reconnects.
     printed: String,
-    /// The holds that were told, decided ones too.
+    /// The holds that were announced, decided ones included.
     holds: Vec<Value>,
-    /// What the last chunk told about the turn.
+    /// The `statehold` object of the last chunk.
     about: Value,
 }
 
-/// How a stream ended.
-enum Over {
-    /// The answer is whole.
+/// The end of a stream.
+enum StreamEnd {
+    /// The answer is complete.
     Answered,
-    /// It waits for a person whom nobody waits for.
+    /// The turn waits for a person, and this client does not.
     Paused,
     /// The connection is gone.
     Lost,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> ChatTurn<'a> {
     pub(super) fn new(
         client: &'a Client,
-        output: &'a Output,
+        output: &'a CliOutput,
         session: &'a str,
         agent: &'a str,
         waits: bool,
@@ -90,24 +90,24 @@ impl<'a> Turn<'a> {
         self
     }
 
-    /// Whoever asked goes on talking: a question is theirs to answer.
+    /// The user can type again, so a question is theirs to answer.
     pub(super) fn in_conversation(mut self) -> Self {
         self.is_conversation = true;
         self
     }
 
-    /// Takes the turn, and prints it as it goes.
+    /// Runs the turn and prints it as it streams.
     ///
     /// # Errors
     ///
-    /// If the server refuses it, or cannot be reached at first.
-    pub(super) async fn take(mut self, message: &str) -> anyhow::Result<End> {
+    /// If the server refuses the turn, or cannot be reached at first.
+    pub(super) async fn take(mut self, message: &str) -> anyhow::Result<TurnEnd> {
         let body = json!({
             "model": self.agent,
             "messages": [{ "role": "user", "content": message }],
             "stream": true,
         });
-        // Whatever is lost on the way, all tries are one turn.
+        // One idempotency key makes all attempts one turn.
         let key = turn_key()?;
         let mut headers = vec![
             ("x-statehold-session", self.session.to_owned()),
@@ -123,14 +123,14 @@ impl<'a> Turn<'a> {
                 Ok(mut stream) => {
                     was_there = true;
                     let is_back = lost.take().is_some();
-                    match self.follow(&mut stream, is_back).await? {
-                        Over::Lost => {}
-                        // The stream has waited as long as one may: on with the next.
-                        Over::Paused if self.waits && !self.is_theirs() => continue,
+                    match self.read_stream(&mut stream, is_back).await? {
+                        StreamEnd::Lost => {}
+                        // The stream waited its maximum: open the next one.
+                        StreamEnd::Paused if self.waits && !self.waits_for_this_user() => continue,
                         over => break over,
                     }
                 }
-                Err(failure) if was_there && is_passing(&failure) => {
+                Err(failure) if was_there && is_transient(&failure) => {
                     let is_over = lost.is_some_and(|(since, _)| since.elapsed() > GONE_MAX);
                     if is_over && !self.is_conversation {
                         return Err(failure.into());
@@ -145,15 +145,15 @@ impl<'a> Turn<'a> {
             sleep(pause).await;
             lost = Some((since, (pause * 2).min(RETRY_MAX)));
         };
-        self.end(&over).await
+        self.finish(&over).await
     }
 
-    /// Reads one stream. What was printed from an earlier one is not printed again.
-    async fn follow(
+    /// Reads one stream. Text printed from an earlier stream is not printed again.
+    async fn read_stream(
         &mut self,
         stream: &mut crate::client::EventStream,
         is_back: bool,
-    ) -> anyhow::Result<Over> {
+    ) -> anyhow::Result<StreamEnd> {
         if is_back && self.holds.is_empty() {
             self.output.note("reconnected");
         }
@@ -161,30 +161,30 @@ impl<'a> Turn<'a> {
         let mut heard = String::new();
         loop {
             let Ok(Some(data)) = stream.next().await else {
-                return Ok(Over::Lost);
+                return Ok(StreamEnd::Lost);
             };
             if data == "[DONE]" {
                 let is_paused = text(&self.about, "status") == "paused";
                 return Ok(if is_paused {
-                    Over::Paused
+                    StreamEnd::Paused
                 } else {
-                    Over::Answered
+                    StreamEnd::Answered
                 });
             }
             let chunk: Value = serde_json::from_str(&data)?;
             if let Some(error) = chunk.get("error") {
                 if text(error, "code") == "stopping" {
-                    return Ok(Over::Lost);
+                    return Ok(StreamEnd::Lost);
                 }
-                return Err(failed(error).into());
+                return Err(stream_failure(error).into());
             }
             if let Some(about) = chunk.get("statehold") {
                 self.about = about.clone();
                 if text(about, "status") == "paused" && self.waits {
-                    self.pause(elements(about, "holds"), !told_back);
+                    self.print_pause(elements(about, "holds"), !told_back);
                     told_back = true;
-                    if self.is_theirs() {
-                        return Ok(Over::Paused);
+                    if self.waits_for_this_user() {
+                        return Ok(StreamEnd::Paused);
                     }
                 }
             }
@@ -194,14 +194,15 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Prints what was heard on this stream, as far as it was not printed before.
+    /// Prints the part of the answer that was not printed before.
     fn print(&mut self, heard: &str) -> anyhow::Result<()> {
         if self.printed.starts_with(heard) {
             return Ok(());
         }
         let new = match heard.strip_prefix(self.printed.as_str()) {
             Some(new) => new.to_owned(),
-            // After a break it is worded otherwise: that one counts, from a new paragraph on.
+            // After a reconnect the answer may be worded differently: print it whole, as a new
+            // paragraph.
             None => format!("\n\n{heard}"),
         };
         let is_first = self.printed.is_empty();
@@ -212,13 +213,13 @@ impl<'a> Turn<'a> {
         let mut shown = printable(&new);
         if is_first && self.output.is_terminal {
             let name = format!("{}> ", cell(self.agent));
-            shown.insert_str(0, &Tone::Strong.paint(&name));
+            shown.insert_str(0, &TextTone::Strong.paint(&name));
         }
         write(&shown)
     }
 
-    /// Says what the turn waits for, once for each hold.
-    fn pause(&mut self, holds: &[Value], is_back: bool) {
+    /// Announces each hold that the turn waits for, once.
+    fn print_pause(&mut self, holds: &[Value], is_back: bool) {
         let known = |hold: &Value| self.holds.iter().any(|known| known["id"] == hold["id"]);
         let new: Vec<Value> = holds.iter().filter(|hold| !known(hold)).cloned().collect();
         if is_back {
@@ -228,17 +229,18 @@ impl<'a> Turn<'a> {
                 .note(&format!("reconnected; still waiting for {aliases}"));
         }
         for hold in &new {
-            self.output.note(&self.notice(hold));
+            self.output.note(&self.pause_notice(hold));
         }
         let is_theirs = self.is_conversation && new.iter().all(is_question);
         if !new.is_empty() && !is_theirs {
             let note = "(waiting; Ctrl-C stops waiting, the task stays paused)";
-            self.output.note(&format!("   {}", Tone::Dim.paint(note)));
+            self.output
+                .note(&format!("   {}", TextTone::Dim.paint(note)));
         }
         self.holds.extend(new);
     }
 
-    fn notice(&self, hold: &Value) -> String {
+    fn pause_notice(&self, hold: &Value) -> String {
         let (alias, title) = (cell(text(hold, "alias")), cell(text(hold, "title")));
         if is_question(hold) {
             let message = hold["message"].as_str().map(printable);
@@ -257,7 +259,7 @@ impl<'a> Turn<'a> {
         });
         let verb = match text(hold, "kind") {
             "approval" => "approve",
-            // To approve one that asks whether something ran is to run it again: look at it first.
+            // Approving a reconcile hold runs the action again, so suggest to look at it first.
             _ => "show",
         };
         format!(
@@ -266,34 +268,34 @@ impl<'a> Turn<'a> {
         )
     }
 
-    /// Whether all that is waited for now is an answer of whoever types.
-    fn is_theirs(&self) -> bool {
+    /// Whether every open hold is a question that this user can answer by typing.
+    fn waits_for_this_user(&self) -> bool {
         let open = elements(&self.about, "holds");
         self.is_conversation && !open.is_empty() && open.iter().all(is_question)
     }
 
-    async fn end(self, over: &Over) -> anyhow::Result<End> {
+    async fn finish(self, over: &StreamEnd) -> anyhow::Result<TurnEnd> {
         let ms = self.begun.elapsed().as_millis();
         if !self.is_quiet {
             self.print_end(over, ms)?;
         }
         let refused = match over {
-            Over::Answered => self.was_refused().await,
-            Over::Paused | Over::Lost => false,
+            StreamEnd::Answered => self.was_refused().await,
+            StreamEnd::Paused | StreamEnd::Lost => false,
         };
         let exit = match over {
-            Over::Paused | Over::Lost => Exit::Paused,
-            Over::Answered if refused => Exit::Refused,
-            Over::Answered => Exit::Done,
+            StreamEnd::Paused | StreamEnd::Lost => Exit::Paused,
+            StreamEnd::Answered if refused => Exit::Refused,
+            StreamEnd::Answered => Exit::Done,
         };
         let mut report = json!({ "content": self.printed, "ms": ms });
         if let (Value::Object(report), Value::Object(about)) = (&mut report, &self.about) {
             report.extend(about.clone());
         }
-        Ok(End { exit, report })
+        Ok(TurnEnd { exit, report })
     }
 
-    fn print_end(&self, over: &Over, ms: u128) -> anyhow::Result<()> {
+    fn print_end(&self, over: &StreamEnd, ms: u128) -> anyhow::Result<()> {
         if self.printed.is_empty() {
             return Ok(());
         }
@@ -301,7 +303,7 @@ impl<'a> Turn<'a> {
             .iter()
             .filter_map(Value::as_str)
             .collect();
-        let is_answer = matches!(over, Over::Answered) && self.output.is_terminal;
+        let is_answer = matches!(over, StreamEnd::Answered) && self.output.is_terminal;
         let about = match via.as_slice() {
             _ if !is_answer || self.output.quiet => String::new(),
             [] => format!("{ms} ms"),
@@ -313,11 +315,11 @@ impl<'a> Turn<'a> {
         if about.is_empty() {
             write("\n")
         } else {
-            write(&format!("{gap}{}\n", Tone::Dim.paint(&about)))
+            write(&format!("{gap}{}\n", TextTone::Dim.paint(&about)))
         }
     }
 
-    /// Whether the last word of a person on this turn was no.
+    /// Whether the last hold of this turn was rejected, dismissed or expired.
     async fn was_refused(&self) -> bool {
         let Some(hold) = self.holds.last() else {
             return false;
@@ -335,13 +337,13 @@ fn is_question(hold: &Value) -> bool {
     text(hold, "kind") == "question"
 }
 
-/// Whether trying again can help.
-fn is_passing(failure: &Failure) -> bool {
+/// Whether a retry can help.
+fn is_transient(failure: &Failure) -> bool {
     failure.exit == Exit::Unreachable || matches!(failure.status, Some(429 | 502 | 503))
 }
 
-/// What went wrong in the middle of a stream.
-fn failed(error: &Value) -> Failure {
+/// The error for a failure in the middle of a stream.
+fn stream_failure(error: &Value) -> Failure {
     let code = text(error, "code");
     let exit = match code {
         "unauthenticated" | "forbidden" => Exit::NotAllowed,
@@ -350,12 +352,13 @@ fn failed(error: &Value) -> Failure {
         _ => Exit::Failed,
     };
     let message = text(error, "message").to_owned();
-    let mut failure = Failure::new(exit, message).hint("the conversation stays; say it again");
+    let mut failure =
+        Failure::new(exit, message).hint("the conversation is kept; send the message again");
     failure.code = Some(code.to_owned());
     failure
 }
 
-/// Names a turn over all of its tries.
+/// An idempotency key that stays the same for all attempts of a turn.
 fn turn_key() -> anyhow::Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;

@@ -1,4 +1,4 @@
-//! Where the tour is played: a temporary directory, a server in it, and the commands that are typed.
+//! The stage of the tour: a temporary directory, a server in it, and the commands of the tour.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -15,47 +15,46 @@ use tempfile::TempDir;
 
 use crate::cli::answers::{elements, text};
 use crate::cli::block_on;
-use crate::cli::times::{TimeStyle, Times};
-use crate::cli::tree::{Extent, Tree};
+use crate::cli::times::{TimeFormat, TimeStyle};
+use crate::cli::tree::{SessionTree, TreeExtent};
 use crate::client::Client;
 use crate::exit::Exit;
 
-/// How long anything may take before the tour gives up.
+/// The timeout of every step of the tour.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often something that is waited for is looked at.
+/// The polling interval.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Waits a little.
-pub(super) fn rest(time: Duration) {
-    // Nobody sends anything: only the time passes.
+/// Sleeps. A channel that stays silent stands in for `thread::sleep`, which the lints forbid.
+pub(super) fn sleep_for(time: Duration) {
     let (_keep, never) = channel::<()>();
     if never.recv_timeout(time).is_ok() {
-        unreachable!("nobody sends");
+        unreachable!("the sender is never used");
     }
 }
 
-/// A directory, an address, and this program.
-pub(super) struct Stage {
+/// A data directory and a port for the server of the tour.
+pub(super) struct TourStage {
     data: TempDir,
     port: u16,
-    running: Processes,
+    running: RunningProcesses,
 }
 
-/// Everything that the tour started and that has not ended, by process number.
-type Processes = Arc<Mutex<BTreeSet<u32>>>;
+/// The ids of all processes that the tour started and that still run.
+type RunningProcesses = Arc<Mutex<BTreeSet<u32>>>;
 
-/// A process of the tour. It ends with this, and with the tour.
-struct Process {
+/// A child process. Dropping it kills it.
+struct TourProcess {
     child: Child,
-    running: Processes,
+    running: RunningProcesses,
 }
 
-impl Process {
-    fn spawn(command: &mut Command, running: &Processes) -> anyhow::Result<Self> {
+impl TourProcess {
+    fn spawn(command: &mut Command, running: &RunningProcesses) -> anyhow::Result<Self> {
         let child = command
             .spawn()
             .context("this program cannot be started again")?;
-        locked(running).insert(child.id());
+        lock_processes(running).insert(child.id());
         Ok(Self {
             child,
             running: Arc::clone(running),
@@ -64,21 +63,21 @@ impl Process {
 
     fn wait(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.child.wait()?;
-        // Its number may soon be somebody else's.
-        locked(&self.running).remove(&self.child.id());
+        // The operating system may reuse the id.
+        lock_processes(&self.running).remove(&self.child.id());
         Ok(status)
     }
 }
 
-impl Drop for Process {
+impl Drop for TourProcess {
     fn drop(&mut self) {
-        // Whatever went wrong before, nothing is left running.
+        // Never leave a process running, also after an error.
         drop(self.child.kill());
         drop(self.wait());
     }
 }
 
-fn locked(running: &Processes) -> MutexGuard<'_, BTreeSet<u32>> {
+fn lock_processes(running: &RunningProcesses) -> MutexGuard<'_, BTreeSet<u32>> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -86,8 +85,8 @@ fn pid(number: u32) -> Option<Pid> {
     i32::try_from(number).ok().and_then(Pid::from_raw)
 }
 
-/// Ends everything when the tour is asked to end before its time.
-fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
+/// Kills all processes when the user or the system stops the tour.
+fn stop_on_signal(running: RunningProcesses, data: PathBuf) -> anyhow::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -101,9 +100,9 @@ fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
             }
         });
         if asked.is_ok() {
-            let left = std::mem::take(&mut *locked(&running));
+            let left = std::mem::take(&mut *lock_processes(&running));
             let ended = left.into_iter().filter_map(pid);
-            // Those that cannot be killed have ended by themselves.
+            // A process that cannot be killed has already ended.
             let ended = ended.filter(|process| kill_process(*process, Signal::KILL).is_ok());
             tracing::debug!(processes = ended.count(), "the tour was stopped");
             drop(std::fs::remove_dir_all(data));
@@ -113,28 +112,28 @@ fn end_with_the_tour(running: Processes, data: PathBuf) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A server of the tour. Ends with it.
-pub(super) struct Server {
-    process: Process,
+/// A server of the tour. Dropping it kills it.
+pub(super) struct TourServer {
+    process: TourProcess,
     lines: Vec<String>,
-    /// What it says after it is ready is read too, so that it never waits for a reader.
-    told: Told,
+    /// Drains standard error after the start too, so that the server never blocks on a full pipe.
+    told: OutputReader,
 }
 
-/// A command that runs. What it says is read while it says it.
-pub(super) struct Running {
-    process: Process,
-    out: Told,
-    err: Told,
+/// A running command. Threads drain its outputs.
+pub(super) struct RunningCommand {
+    process: TourProcess,
+    out: OutputReader,
+    err: OutputReader,
 }
 
-/// What a process says on one of its outputs.
-struct Told {
+/// Drains one output of a process.
+struct OutputReader {
     lines: Receiver<String>,
     heard: String,
 }
 
-impl Told {
+impl OutputReader {
     fn of(said: impl Read + Send + 'static) -> Self {
         let (tell, lines) = channel();
         std::thread::spawn(move || {
@@ -150,7 +149,7 @@ impl Told {
         }
     }
 
-    /// The next line, unless nothing more comes or it takes too long.
+    /// The next line; an error at the end of the output or at the deadline.
     fn next(&mut self, deadline: Instant) -> Result<String, RecvTimeoutError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let line = self.lines.recv_timeout(left)?;
@@ -159,27 +158,27 @@ impl Told {
         Ok(line)
     }
 
-    /// Everything, to the end.
+    /// Everything up to the end of the output.
     fn all(mut self, deadline: Instant) -> String {
         while self.next(deadline).is_ok() {}
         self.heard
     }
 }
 
-/// A command that has ended.
-pub(super) struct Ended {
+/// A finished command.
+pub(super) struct CommandResult {
     pub(super) code: i32,
     pub(super) out: String,
     pub(super) err: String,
 }
 
-impl Stage {
+impl TourStage {
     pub(super) fn new() -> anyhow::Result<Self> {
-        // A port that is free now. The server must come back at the same one.
+        // A port that is free now. The server must come back at the same port.
         let free = std::net::TcpListener::bind("127.0.0.1:0")?;
         let port = free.local_addr()?.port();
-        let (data, running) = (tempfile::tempdir()?, Processes::default());
-        end_with_the_tour(Arc::clone(&running), data.path().to_owned())?;
+        let (data, running) = (tempfile::tempdir()?, RunningProcesses::default());
+        stop_on_signal(Arc::clone(&running), data.path().to_owned())?;
         Ok(Self {
             data,
             port,
@@ -191,7 +190,7 @@ impl Stage {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// This program, cut off from whatever the surroundings say about another server.
+    /// This program as a command, without `STATEHOLD_` variables that point to another server.
     fn program(&self) -> anyhow::Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         for (name, _) in std::env::vars_os() {
@@ -209,19 +208,19 @@ impl Stage {
         Ok(command)
     }
 
-    /// Starts a server, and waits until it is ready.
-    pub(super) fn serve(&self) -> anyhow::Result<Server> {
+    /// Starts a server and waits until it is ready.
+    pub(super) fn start_server(&self) -> anyhow::Result<TourServer> {
         let port = self.port.to_string();
         let mut command = self.program()?;
         command
             .args(["dev", "--no-open", "--port", &port, "--data"])
             .arg(self.data.path().join("statehold-data"));
-        let mut process = Process::spawn(&mut command, &self.running)?;
+        let mut process = TourProcess::spawn(&mut command, &self.running)?;
         let said = process.child.stderr.take().context("its words are piped")?;
-        let mut server = Server {
+        let mut server = TourServer {
             process,
             lines: Vec::new(),
-            told: Told::of(said),
+            told: OutputReader::of(said),
         };
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -241,31 +240,31 @@ impl Stage {
         }
     }
 
-    /// Begins a command.
-    pub(super) fn begin(&self, arguments: &[&str]) -> anyhow::Result<Running> {
-        let mut process = Process::spawn(self.program()?.args(arguments), &self.running)?;
+    /// Starts a command.
+    pub(super) fn begin(&self, arguments: &[&str]) -> anyhow::Result<RunningCommand> {
+        let mut process = TourProcess::spawn(self.program()?.args(arguments), &self.running)?;
         let (out, err) = (process.child.stdout.take(), process.child.stderr.take());
-        Ok(Running {
-            out: Told::of(out.context("piped")?),
-            err: Told::of(err.context("piped")?),
+        Ok(RunningCommand {
+            out: OutputReader::of(out.context("piped")?),
+            err: OutputReader::of(err.context("piped")?),
             process,
         })
     }
 
     /// Runs a command to its end.
-    pub(super) fn run(&self, arguments: &[&str]) -> anyhow::Result<Ended> {
+    pub(super) fn run(&self, arguments: &[&str]) -> anyhow::Result<CommandResult> {
         self.begin(arguments)?.end()
     }
 
-    /// The tree of a session as it would be drawn on a terminal.
-    pub(super) fn drawn(&self, session: &str) -> anyhow::Result<Vec<String>> {
+    /// Draws the tree of a session as on a terminal.
+    pub(super) fn draw_tree(&self, session: &str) -> anyhow::Result<Vec<String>> {
         let client = Client::new(self.url().parse()?, None, PATIENCE)?;
-        let tree = block_on(Tree::load(&client, session))??;
-        let times = Times {
+        let tree = block_on(SessionTree::load(&client, session))??;
+        let times = TimeFormat {
             style: TimeStyle::Relative,
             now: jiff::Timestamp::now(),
         };
-        Ok(tree.lines(None, Extent::Everything, &times))
+        Ok(tree.lines(None, TreeExtent::Everything, &times))
     }
 
     pub(super) fn tree(&self, session: &str) -> anyhow::Result<Value> {
@@ -273,7 +272,7 @@ impl Stage {
             .json()
     }
 
-    /// The hold that is open in a session, as soon as there is one.
+    /// Waits for an open hold of a session.
     pub(super) fn open_hold(&self, session: &str) -> anyhow::Result<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -286,7 +285,7 @@ impl Stage {
                 Instant::now() < deadline,
                 "nothing waits for a person: {listed}"
             );
-            rest(LOOK);
+            sleep_for(LOOK);
         }
     }
 
@@ -308,8 +307,8 @@ impl Stage {
     }
 }
 
-impl Server {
-    /// What it said until it was ready.
+impl TourServer {
+    /// The lines printed before the server was ready.
     pub(super) fn greeting(&self) -> Vec<String> {
         self.lines.clone()
     }
@@ -318,14 +317,14 @@ impl Server {
         self.process.child.id()
     }
 
-    /// Ends it without a word: SIGKILL.
+    /// Kills the server with SIGKILL.
     pub(super) fn kill(mut self) -> anyhow::Result<()> {
         self.process.child.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Asks it to end, and waits.
+    /// Asks the server to stop, and waits for its end.
     pub(super) fn stop(mut self) -> anyhow::Result<()> {
         let process = pid(self.pid()).context("a process has a number")?;
         kill_process(process, Signal::TERM)?;
@@ -334,9 +333,9 @@ impl Server {
     }
 }
 
-impl Running {
-    /// Waits until it says something on standard error that contains a text.
-    pub(super) fn until_says(&mut self, text: &str) -> anyhow::Result<()> {
+impl RunningCommand {
+    /// Waits until the command prints a line with this text on standard error.
+    pub(super) fn wait_for_line(&mut self, text: &str) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.err.next(deadline) {
@@ -347,17 +346,19 @@ impl Running {
         }
     }
 
-    /// Waits until it has ended.
-    pub(super) fn end(mut self) -> anyhow::Result<Ended> {
+    /// Waits until the command has ended.
+    pub(super) fn end(mut self) -> anyhow::Result<CommandResult> {
         let deadline = Instant::now() + PATIENCE;
-        let out = std::mem::replace(&mut self.out, Told::of(std::io::empty())).all(deadline);
-        let err = std::mem::replace(&mut self.err, Told::of(std::io::empty())).all(deadline);
-        // Both outputs are over, or it takes too long: then it ends here.
+        let out =
+            std::mem::replace(&mut self.out, OutputReader::of(std::io::empty())).all(deadline);
+        let err =
+            std::mem::replace(&mut self.err, OutputReader::of(std::io::empty())).all(deadline);
+        // Past the deadline, kill the process.
         if Instant::now() >= deadline {
             self.process.child.kill()?;
         }
         let status = self.process.wait()?;
-        Ok(Ended {
+        Ok(CommandResult {
             code: status.code().unwrap_or(-1),
             out,
             err,
@@ -365,7 +366,7 @@ impl Running {
     }
 }
 
-impl Ended {
+impl CommandResult {
     pub(super) fn json(&self) -> anyhow::Result<Value> {
         serde_json::from_str(&self.out)
             .with_context(|| format!("it ended with {}:\n{}{}", self.code, self.out, self.err))

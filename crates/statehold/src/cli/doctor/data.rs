@@ -1,4 +1,4 @@
-//! The data directory: whose is it, what is in it, who has it open, how was it left?
+//! Checks of the data directory: format, permissions, lock, last stop, and clock.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,53 +10,56 @@ use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{APPLICATION_ID, FILE_NAME, LAYOUT_VERSION};
 
-use super::Finding;
-use crate::data_directory::{Holder, holder};
+use super::DoctorFinding;
+use crate::data_directory::{DirectoryHolder, holder};
 use crate::run_file;
 
-/// A clock that says an earlier time than this build is wrong: 2026-01-01.
+/// A clock before this time is wrong: 2026-01-01.
 const CLOCK_SECONDS_MIN: u64 = 1_767_225_600;
-/// How far files may be ahead of the clock: some file systems are not exact.
+/// How far file times may be ahead of the clock: some file systems round.
 const CLOCK_SLACK: Duration = Duration::from_mins(1);
 
-pub(super) fn findings(data: &Path) -> Vec<Finding> {
+pub(super) fn findings(data: &Path) -> Vec<DoctorFinding> {
     let mut findings = vec![version(data), directory(data)];
     findings.extend(key_file(data, KeyFile::NAME));
     findings.extend(key_file(data, HoldKeyFile::NAME));
-    findings.push(open_by(data));
+    findings.push(lock(data));
     findings.push(clock(data));
     findings
 }
 
-fn version(data: &Path) -> Finding {
+fn version(data: &Path) -> DoctorFinding {
     let name = "version";
     let ours = concat!("statehold ", env!("CARGO_PKG_VERSION"));
     let known = format!("{ours}, data format {LAYOUT_VERSION}");
     let path = data.join(FILE_NAME);
     match read_format(&path) {
-        Ok(Format::Layout(LAYOUT_VERSION)) => {
-            Finding::good(name, format!("{known}, which {} has", path.display()))
+        Ok(DataFormat::Layout(LAYOUT_VERSION)) => {
+            DoctorFinding::good(name, format!("{known}, which {} has", path.display()))
         }
-        Ok(Format::Layout(older)) if older < LAYOUT_VERSION => Finding::warning(
+        Ok(DataFormat::Layout(older)) if older < LAYOUT_VERSION => DoctorFinding::warning(
             name,
-            format!("{known}; {} has the older {older}", path.display()),
-            "it is brought up to date at the next start; make a backup first: statehold backup",
+            format!("{known}; {} has the older format {older}", path.display()),
+            "the next start migrates it; make a backup first: statehold backup",
         ),
-        Ok(Format::Layout(newer)) => Finding::bad(
+        Ok(DataFormat::Layout(newer)) => DoctorFinding::bad(
             name,
-            format!("{known}; {} has the newer {newer}", path.display()),
+            format!("{known}; {} has the newer format {newer}", path.display()),
             "use the version of statehold that wrote it, or a newer one",
         ),
-        Ok(Format::InLog) => Finding::good(name, format!("{known}; the data is still in its log")),
-        Ok(Format::Foreign) => Finding::bad(
+        Ok(DataFormat::InLog) => DoctorFinding::good(
+            name,
+            format!("{known}; the data is still in the write-ahead log"),
+        ),
+        Ok(DataFormat::Foreign) => DoctorFinding::bad(
             name,
             format!("{} is not a Statehold store", path.display()),
             "name another data directory with: --data DIR",
         ),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Finding::good(name, format!("{known}; there is no data yet"))
+            DoctorFinding::good(name, format!("{known}; there is no data yet"))
         }
-        Err(error) => Finding::bad(
+        Err(error) => DoctorFinding::bad(
             name,
             format!("{} cannot be read: {error}", path.display()),
             format!("look at it with: ls -l {}", data.display()),
@@ -65,15 +68,15 @@ fn version(data: &Path) -> Finding {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Format {
+enum DataFormat {
     Layout(i32),
-    /// The file is new: its header is not folded into it yet.
+    /// The header is still in the write-ahead log: the file is new.
     InLog,
     Foreign,
 }
 
-/// Reads the header of a data file without opening it as a store, which only one process may do.
-fn read_format(path: &Path) -> std::io::Result<Format> {
+/// Reads the header of a data file without opening the store, which only one process may do.
+fn read_format(path: &Path) -> std::io::Result<DataFormat> {
     let mut header = Vec::new();
     File::open(path)?.take(100).read_to_end(&mut header)?;
     let number = |at: usize| {
@@ -81,31 +84,34 @@ fn read_format(path: &Path) -> std::io::Result<Format> {
         Some(i32::from_be_bytes(bytes))
     };
     Ok(match (number(68), number(60)) {
-        _ if header.is_empty() => Format::InLog,
-        (Some(APPLICATION_ID), Some(layout)) => Format::Layout(layout),
-        (Some(0), Some(0)) if header.starts_with(b"SQLite format 3\0") => Format::InLog,
-        _ => Format::Foreign,
+        _ if header.is_empty() => DataFormat::InLog,
+        (Some(APPLICATION_ID), Some(layout)) => DataFormat::Layout(layout),
+        (Some(0), Some(0)) if header.starts_with(b"SQLite format 3\0") => DataFormat::InLog,
+        _ => DataFormat::Foreign,
     })
 }
 
-fn directory(data: &Path) -> Finding {
+fn directory(data: &Path) -> DoctorFinding {
     let name = "data";
     let shown = data.display();
     let found = match std::fs::metadata(data) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Finding::good(name, format!("{shown} is not there; a server makes it"));
+            return DoctorFinding::good(
+                name,
+                format!("{shown} does not exist yet; the server creates it"),
+            );
         }
         Err(error) => {
-            return Finding::bad(
+            return DoctorFinding::bad(
                 name,
-                format!("{shown} cannot be looked at: {error}"),
+                format!("{shown} cannot be read: {error}"),
                 format!("look at it with: ls -ld {shown}"),
             );
         }
     };
     if !found.is_dir() {
-        return Finding::bad(
+        return DoctorFinding::bad(
             name,
             format!("{shown} is not a directory"),
             "name another data directory with: --data DIR",
@@ -114,7 +120,7 @@ fn directory(data: &Path) -> Finding {
     let me = rustix::process::geteuid().as_raw();
     let mode = found.permissions().mode() & 0o777;
     if let Err(error) = tempfile::tempfile_in(data) {
-        return Finding::bad(
+        return DoctorFinding::bad(
             name,
             format!(
                 "{shown} cannot be written by user {me}: {error} (owner {}, mode {mode:o})",
@@ -124,47 +130,47 @@ fn directory(data: &Path) -> Finding {
         );
     }
     if mode & 0o022 != 0 {
-        return Finding::warning(
+        return DoctorFinding::warning(
             name,
             format!("{shown} can be written by others (mode {mode:o})"),
             format!("close it with: chmod 700 {shown}"),
         );
     }
     if found.uid() != me {
-        return Finding::warning(
+        return DoctorFinding::warning(
             name,
             format!("{shown} belongs to user {}, not to {me}", found.uid()),
             "run this as the user of the server to see what it sees",
         );
     }
-    Finding::good(
+    DoctorFinding::good(
         name,
         format!("{shown} is writable and ours (mode {mode:o})"),
     )
 }
 
-fn key_file(data: &Path, name: &'static str) -> Option<Finding> {
+fn key_file(data: &Path, name: &'static str) -> Option<DoctorFinding> {
     let path = data.join(name);
     let mode = std::fs::metadata(&path).ok()?.permissions().mode() & 0o777;
     let is_open = mode & 0o077 != 0;
     Some(if is_open {
-        Finding::bad(
+        DoctorFinding::bad(
             name,
             format!("{} is open to others (mode {mode:o})", path.display()),
             format!("close it with: chmod 600 {}", path.display()),
         )
     } else {
-        Finding::good(name, format!("closed to others (mode {mode:o})"))
+        DoctorFinding::good(name, format!("closed to others (mode {mode:o})"))
     })
 }
 
-/// Who has the data open; and if nobody has, whether the last one closed it.
-fn open_by(data: &Path) -> Finding {
+/// Reports which process holds the lock; if it is free, whether the last stop was clean.
+fn lock(data: &Path) -> DoctorFinding {
     let name = "last stop";
     let (held, run) = match (holder(data), run_file::read(data)) {
         (Ok(held), Ok(run)) => (held, run),
         (Err(error), _) | (_, Err(error)) => {
-            return Finding::warning(
+            return DoctorFinding::warning(
                 name,
                 format!("{error:#}"),
                 format!("look at it with: ls -l {}", data.display()),
@@ -172,28 +178,31 @@ fn open_by(data: &Path) -> Finding {
         }
     };
     match (held, run) {
-        (Holder::Process(pid), run) => {
+        (DirectoryHolder::Process(pid), run) => {
             let pid = pid.or(run.map(|run| run.pid));
             let pid = pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
-            Finding::good("lock", format!("held by process {pid}, which runs"))
+            DoctorFinding::good("lock", format!("held by process {pid}, which runs"))
         }
-        (Holder::Nobody, Some(run)) => Finding::warning(
+        (DirectoryHolder::Free, Some(run)) => DoctorFinding::warning(
             name,
             format!(
                 "process {} did not stop cleanly; nothing that was acknowledged is lost",
                 run.pid
             ),
             format!(
-                "the next start recovers; to look now: statehold check --data {}",
+                "the next start recovers; to check now: statehold check --data {}",
                 data.display()
             ),
         ),
-        (Holder::Nobody, None) => Finding::good("lock", "free, and the last stop was clean"),
+        (DirectoryHolder::Free, None) => {
+            DoctorFinding::good("lock", "free, and the last stop was clean")
+        }
     }
 }
 
-/// Compares the clock with the calendar and with the data: a clock that went back makes times lie.
-fn clock(data: &Path) -> Finding {
+/// Compares the clock with the calendar and with the data: after a clock went back, new records
+/// would seem older than old ones.
+fn clock(data: &Path) -> DoctorFinding {
     #[expect(
         clippy::disallowed_methods,
         reason = "the clock itself is looked at here"
@@ -203,7 +212,7 @@ fn clock(data: &Path) -> Finding {
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(true, |since| since.as_secs() < CLOCK_SECONDS_MIN);
     if is_early {
-        return Finding::bad(
+        return DoctorFinding::bad(
             "clock",
             "the clock of this machine is years behind",
             "set it, for example with: timedatectl set-ntp true",
@@ -215,12 +224,12 @@ fn clock(data: &Path) -> Finding {
         .and_then(|written| written.duration_since(now).ok())
         .filter(|ahead| *ahead > CLOCK_SLACK);
     match ahead {
-        Some(ahead) => Finding::warning(
+        Some(ahead) => DoctorFinding::warning(
             "clock",
             format!("the data was written {} s in the future", ahead.as_secs()),
             "the clock went back; check it with: timedatectl status",
         ),
-        None => Finding::good("clock", "plausible"),
+        None => DoctorFinding::good("clock", "plausible"),
     }
 }
 
@@ -228,11 +237,11 @@ fn clock(data: &Path) -> Finding {
 mod tests {
     use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
-    use super::super::Level;
+    use super::super::FindingLevel;
     use super::*;
     use crate::run_file::RunFile;
 
-    fn level(findings: &[Finding], check: &str) -> Option<Level> {
+    fn level(findings: &[DoctorFinding], check: &str) -> Option<FindingLevel> {
         let found = findings.iter().find(|finding| finding.check == check);
         found.map(|finding| finding.level)
     }
@@ -240,7 +249,11 @@ mod tests {
     #[test]
     fn a_directory_that_is_not_there_is_no_problem() {
         let findings = findings(Path::new("no such place"));
-        assert!(findings.iter().all(|finding| finding.level == Level::Good));
+        assert!(
+            findings
+                .iter()
+                .all(|finding| finding.level == FindingLevel::Good)
+        );
     }
 
     #[test]
@@ -250,15 +263,16 @@ mod tests {
         let store = SqliteStore::open(data, SqliteOptions::default()).expect("it opens");
         let open = findings(data);
         assert!(
-            open.iter().all(|finding| finding.level == Level::Good),
+            open.iter()
+                .all(|finding| finding.level == FindingLevel::Good),
             "{open:?}"
         );
         drop(store);
         assert_eq!(
             read_format(&data.join(FILE_NAME)).expect("a file"),
-            Format::Layout(LAYOUT_VERSION)
+            DataFormat::Layout(LAYOUT_VERSION)
         );
-        assert_eq!(level(&findings(data), "lock"), Some(Level::Good));
+        assert_eq!(level(&findings(data), "lock"), Some(FindingLevel::Good));
     }
 
     #[test]
@@ -271,7 +285,7 @@ mod tests {
         };
         run_file::write(directory.path(), &run).expect("written");
         let found = level(&findings(directory.path()), "last stop");
-        assert_eq!(found, Some(Level::Warning));
+        assert_eq!(found, Some(FindingLevel::Warning));
     }
 
     #[test]
@@ -279,22 +293,25 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let data = directory.path();
         std::fs::write(data.join(FILE_NAME), vec![7; 200]).expect("a file");
-        assert_eq!(level(&findings(data), "version"), Some(Level::Bad));
+        assert_eq!(level(&findings(data), "version"), Some(FindingLevel::Bad));
         let mut header = b"SQLite format 3\0".to_vec();
         header.resize(100, 0);
         header[60..64].copy_from_slice(&(LAYOUT_VERSION + 1).to_be_bytes());
         header[68..72].copy_from_slice(&APPLICATION_ID.to_be_bytes());
         std::fs::write(data.join(FILE_NAME), &header).expect("a file");
-        assert_eq!(level(&findings(data), "version"), Some(Level::Bad));
+        assert_eq!(level(&findings(data), "version"), Some(FindingLevel::Bad));
         let keys = data.join(KeyFile::NAME);
         std::fs::write(&keys, "").expect("a file");
         let mode = |mode| {
             std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).expect("set");
         };
         mode(0o640);
-        assert_eq!(level(&findings(data), "user-keys"), Some(Level::Bad));
+        assert_eq!(level(&findings(data), "user-keys"), Some(FindingLevel::Bad));
         mode(0o600);
-        assert_eq!(level(&findings(data), "user-keys"), Some(Level::Good));
+        assert_eq!(
+            level(&findings(data), "user-keys"),
+            Some(FindingLevel::Good)
+        );
     }
 
     #[test]
@@ -303,6 +320,6 @@ mod tests {
         let open = std::fs::Permissions::from_mode(0o777);
         std::fs::set_permissions(directory.path(), open).expect("set");
         let found = level(&findings(directory.path()), "data");
-        assert_eq!(found, Some(Level::Warning));
+        assert_eq!(found, Some(FindingLevel::Warning));
     }
 }

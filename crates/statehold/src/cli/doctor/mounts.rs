@@ -1,8 +1,8 @@
-//! Which file system a path lies on, from the table of mounts that Linux gives.
+//! Finds the file system of a path in the Linux table of mounts.
 
 use std::path::{Path, PathBuf};
 
-/// The kind of the file system of `path`, which must be absolute and without links.
+/// The type of the file system of `path`, which must be absolute and free of links.
 pub(super) fn file_system<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str> {
     let mut best: Option<(PathBuf, &str)> = None;
     for line in mountinfo.lines() {
@@ -12,7 +12,7 @@ pub(super) fn file_system<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str
         let is_longer = best
             .as_ref()
             .is_none_or(|(longest, _)| point.as_os_str().len() >= longest.as_os_str().len());
-        // Of two mounts on one point the later one is seen.
+        // The later of two mounts on one point hides the earlier.
         if path.starts_with(&point) && is_longer {
             best = Some((point, kind));
         }
@@ -20,14 +20,14 @@ pub(super) fn file_system<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str
     best.map(|(_, kind)| kind)
 }
 
-/// The mount point and the kind: the fifth field, and the first after the lonely hyphen.
+/// Parses the mount point (the fifth field) and the type (the first field after the hyphen).
 fn parse(line: &str) -> Option<(PathBuf, &str)> {
     let (mount, system) = line.split_once(" - ")?;
     let point = mount.split(' ').nth(4)?;
     Some((PathBuf::from(unescape(point)), system.split(' ').next()?))
 }
 
-/// Spaces and the like are written as a backslash and three octal digits.
+/// Mountinfo writes spaces as a backslash and three octal digits.
 fn unescape(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -42,7 +42,7 @@ fn unescape(text: &str) -> String {
     plain + rest
 }
 
-/// Whether a file system is somewhere else: locks and syncs there are not what they are here.
+/// Whether this is a network file system, where locks and syncs are unreliable.
 pub(super) fn is_network(kind: &str) -> bool {
     let plain = kind.strip_prefix("fuse.").unwrap_or(kind);
     matches!(

@@ -1,4 +1,4 @@
-//! Who answers where this configuration listens, and who could call.
+//! Checks of the network: exposure, port, and the server that answers.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -7,25 +7,25 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 
-use super::Finding;
-use crate::cli::globals::Globals;
-use crate::cli::output::Output;
+use super::DoctorFinding;
+use crate::cli::globals::GlobalArgs;
+use crate::cli::output::CliOutput;
 use crate::client::{Answer, Client};
 use crate::config::Config;
 use crate::exit::Exit;
 
-/// How long a server may take to say that it lives.
+/// The timeout of the health check.
 const PATIENCE: Duration = Duration::from_secs(3);
 const CLOCK_SECONDS_APART_MAX: i64 = 5;
 
 pub(super) async fn findings(
     config: &Config,
-    globals: &Globals,
-    output: &Output,
-) -> anyhow::Result<Vec<Finding>> {
+    globals: &GlobalArgs,
+    output: &CliOutput,
+) -> anyhow::Result<Vec<DoctorFinding>> {
     let listen = config.server.listen;
     let mut findings = vec![reach(listen, config.auth.required)];
-    // A server that was named is asked; else the one that this configuration would be.
+    // Check the named server; without one, the server that this configuration would start.
     let (client, is_named) = match globals.named_url() {
         Some(url) => (globals.client_of(&url, output)?, true),
         None => (globals.client_of(&local_url(listen), output)?, false),
@@ -33,7 +33,7 @@ pub(super) async fn findings(
     let client = client.within(PATIENCE);
     match client.probe("/healthz").await {
         Ok(answer) => findings.extend(judge_server(&client, &answer)),
-        Err(failure) if is_named => findings.push(Finding::bad(
+        Err(failure) if is_named => findings.push(DoctorFinding::bad(
             "server",
             failure.message,
             "start one with: statehold dev, or name another with: --url",
@@ -43,16 +43,16 @@ pub(super) async fn findings(
     Ok(findings)
 }
 
-/// Whether somebody beyond this machine could call without a key.
-fn reach(listen: SocketAddr, is_key_required: bool) -> Finding {
+/// Whether callers on other machines could connect without a key.
+fn reach(listen: SocketAddr, is_key_required: bool) -> DoctorFinding {
     match (listen.ip().is_loopback(), is_key_required) {
-        (true, _) => Finding::good("reach", format!("{listen} is for this machine only")),
-        (false, true) => Finding::warning(
+        (true, _) => DoctorFinding::good("reach", format!("{listen} is for this machine only")),
+        (false, true) => DoctorFinding::warning(
             "reach",
             format!("{listen} can be reached from other machines; keys are required"),
-            "keys travel in the clear here: put a proxy that ends TLS in front",
+            "keys travel unencrypted here: put a TLS proxy in front",
         ),
-        (false, false) => Finding::bad(
+        (false, false) => DoctorFinding::bad(
             "reach",
             format!("{listen} can be reached from other machines, and no key is required"),
             "set auth.required = true, or listen on 127.0.0.1",
@@ -60,7 +60,7 @@ fn reach(listen: SocketAddr, is_key_required: bool) -> Finding {
     }
 }
 
-/// The address at which this machine reaches what listens there.
+/// The URL at which this machine reaches a listener.
 fn local_url(listen: SocketAddr) -> String {
     let ip = match listen.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -70,22 +70,22 @@ fn local_url(listen: SocketAddr) -> String {
     format!("http://{}", SocketAddr::new(ip, listen.port()))
 }
 
-fn judge_server(client: &Client, answer: &Answer) -> Vec<Finding> {
+fn judge_server(client: &Client, answer: &Answer) -> Vec<DoctorFinding> {
     let ours = env!("CARGO_PKG_VERSION");
     let at = client.address();
     let mut findings = vec![match answer.body["version"].as_str() {
         Some(version) if version == ours => {
-            Finding::good("server", format!("{at} answers, version {version}"))
+            DoctorFinding::good("server", format!("{at} answers, version {version}"))
         }
-        Some(version) => Finding::warning(
+        Some(version) => DoctorFinding::warning(
             "server",
             format!("{at} has version {version}, this program has {ours}"),
             "use the program and the server of one version",
         ),
-        None => Finding::warning(
+        None => DoctorFinding::warning(
             "server",
             format!("{at} answers, but not as a Statehold server does"),
-            "is it another program? look at: statehold status",
+            "another program may listen there; check with: statehold status",
         ),
     }];
     if !at.is_loopback() {
@@ -94,13 +94,13 @@ fn judge_server(client: &Client, answer: &Answer) -> Vec<Finding> {
     findings
 }
 
-/// Compares our clock with that of the server.
-fn judge_clock(answer: &Answer) -> Option<Finding> {
+/// Compares the local clock with the clock of the server.
+fn judge_clock(answer: &Answer) -> Option<DoctorFinding> {
     let date = answer.headers.get(http::header::DATE)?.to_str().ok()?;
     let theirs = rfc2822::parse(date).ok()?.timestamp();
     let apart = (Timestamp::now().as_second() - theirs.as_second()).abs();
     (apart > CLOCK_SECONDS_APART_MAX).then(|| {
-        Finding::warning(
+        DoctorFinding::warning(
             "clock",
             format!("the clocks of the server and of this machine are {apart} s apart"),
             "check both with: timedatectl status",
@@ -108,29 +108,32 @@ fn judge_clock(answer: &Answer) -> Option<Finding> {
     })
 }
 
-/// Nobody that we know answers: is the port free?
-fn port(listen: SocketAddr, why: Exit) -> Finding {
+/// No Statehold server answers: checks whether the port is free.
+fn port(listen: SocketAddr, why: Exit) -> DoctorFinding {
     let name = "port";
     match TcpListener::bind(listen) {
-        Ok(_) => Finding::good(name, format!("{listen} is free; no server runs there")),
+        Ok(_) => DoctorFinding::good(name, format!("{listen} is free; no server runs there")),
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             let silent = if why == Exit::TimedOut {
                 "and does not answer"
             } else {
                 "that is not Statehold"
             };
-            Finding::bad(
+            DoctorFinding::bad(
                 name,
                 format!("{listen} is in use by something {silent}"),
-                format!("see what with: ss -ltnp 'sport = :{}'", listen.port()),
+                format!(
+                    "find the process with: ss -ltnp 'sport = :{}'",
+                    listen.port()
+                ),
             )
         }
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => Finding::bad(
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => DoctorFinding::bad(
             name,
             format!("{listen} may not be used by this user"),
             "choose a port above 1023 in server.listen",
         ),
-        Err(error) => Finding::bad(
+        Err(error) => DoctorFinding::bad(
             name,
             format!("{listen} cannot be used: {error}"),
             "choose another address in server.listen",
@@ -140,7 +143,7 @@ fn port(listen: SocketAddr, why: Exit) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
+    use super::super::FindingLevel;
     use super::*;
 
     fn address(text: &str) -> SocketAddr {
@@ -150,10 +153,10 @@ mod tests {
     #[test]
     fn only_an_open_door_is_a_problem() {
         let level = |listen, is_key_required| reach(address(listen), is_key_required).level;
-        assert_eq!(level("127.0.0.1:7717", false), Level::Good);
-        assert_eq!(level("[::1]:7717", true), Level::Good);
-        assert_eq!(level("0.0.0.0:7717", true), Level::Warning);
-        assert_eq!(level("0.0.0.0:7717", false), Level::Bad);
+        assert_eq!(level("127.0.0.1:7717", false), FindingLevel::Good);
+        assert_eq!(level("[::1]:7717", true), FindingLevel::Good);
+        assert_eq!(level("0.0.0.0:7717", true), FindingLevel::Warning);
+        assert_eq!(level("0.0.0.0:7717", false), FindingLevel::Bad);
     }
 
     #[test]
@@ -167,8 +170,8 @@ mod tests {
     fn a_port_of_somebody_else_is_a_problem() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let listen = taken.local_addr().expect("an address");
-        assert_eq!(port(listen, Exit::Failed).level, Level::Bad);
+        assert_eq!(port(listen, Exit::Failed).level, FindingLevel::Bad);
         drop(taken);
-        assert_eq!(port(listen, Exit::Unreachable).level, Level::Good);
+        assert_eq!(port(listen, Exit::Unreachable).level, FindingLevel::Good);
     }
 }

@@ -1,16 +1,16 @@
-//! What a person typed, before anybody was asked what there is: a whole id, a part of one, an alias
-//! of a session, or a name. No I/O.
+//! Parses names that people type, without I/O: a whole id, a part of one, an alias of a session, or
+//! a name.
 
-/// What an id is of.
+/// The kind of object that an id belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cli) enum Kind {
+pub(in crate::cli) enum IdKind {
     Session,
     Task,
     Request,
     Hold,
 }
 
-impl Kind {
+impl IdKind {
     const ALL: [Self; 4] = [Self::Session, Self::Task, Self::Request, Self::Hold];
 
     pub(in crate::cli) fn prefix(self) -> &'static str {
@@ -32,19 +32,19 @@ impl Kind {
     }
 }
 
-/// A part of an id: how it begins and how it ends. The kind may have been left out.
+/// A part of an id: its beginning and its end. The kind may be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) kind: Option<Kind>,
+pub(super) struct IdPart {
+    pub(super) kind: Option<IdKind>,
     start: String,
     end: String,
 }
 
-impl Part {
-    /// Reads the beginning of an id, or its beginning and its end with dots between them, as tables
+impl IdPart {
+    /// Parses the beginning of an id, or its beginning and its end with dots in between, as tables
     /// print it.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let kind = Kind::ALL
+        let kind = IdKind::ALL
             .into_iter()
             .find(|kind| text.starts_with(kind.prefix()));
         let digits = kind.map_or(text, |kind| &text[kind.prefix().len()..]);
@@ -62,13 +62,13 @@ impl Part {
         })
     }
 
-    /// The whole id, if nothing of it was left out.
-    pub(super) fn whole(&self) -> Option<(Kind, String)> {
+    /// The whole id, if no digit is missing.
+    pub(super) fn whole(&self) -> Option<(IdKind, String)> {
         let kind = self.kind.filter(|_| self.start.len() == 32)?;
         Some((kind, format!("{}{}", kind.prefix(), self.start)))
     }
 
-    pub(super) fn matches(&self, kind: Kind, id: &str) -> bool {
+    pub(super) fn matches(&self, kind: IdKind, id: &str) -> bool {
         let digits = id.strip_prefix(kind.prefix());
         self.kind.is_none_or(|wanted| wanted == kind)
             && digits.is_some_and(|digits| {
@@ -79,26 +79,26 @@ impl Part {
     }
 }
 
-/// What an alias of a session is of: `T4`, `R8` or `R8.h1`.
-pub(super) fn alias(text: &str) -> Option<(Kind, String)> {
+/// Parses an alias of a session: `T4`, `R8` or `R8.h1`.
+pub(super) fn alias(text: &str) -> Option<(IdKind, String)> {
     let is_number = |text: &str| {
         !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit())
     };
     let upper = text.to_ascii_uppercase();
     if let Some(number) = upper.strip_prefix('T') {
-        return is_number(number).then_some((Kind::Task, upper));
+        return is_number(number).then_some((IdKind::Task, upper));
     }
     let numbers = upper.strip_prefix('R')?;
     match numbers.split_once(".H") {
         Some((request, hold)) if is_number(request) && is_number(hold) => {
-            Some((Kind::Hold, format!("R{request}.h{hold}")))
+            Some((IdKind::Hold, format!("R{request}.h{hold}")))
         }
-        None if is_number(numbers) => Some((Kind::Request, upper)),
+        None if is_number(numbers) => Some((IdKind::Request, upper)),
         _ => None,
     }
 }
 
-/// A long id as tables show it. It can be typed like that.
+/// Shortens an id for tables. The short form can be typed.
 pub(in crate::cli) fn short(id: &str) -> String {
     let Some((kind, digits)) = id.split_once('_') else {
         return id.to_owned();
@@ -126,22 +126,22 @@ mod tests {
             "0198...c3",
             ID,
         ] {
-            let part = Part::parse(text).expect("a part");
-            assert!(part.matches(Kind::Session, ID), "{text}");
+            let part = IdPart::parse(text).expect("a part");
+            assert!(part.matches(IdKind::Session, ID), "{text}");
         }
         for text in ["tsk_0198", "0199", "…a1b2c4", "0198a…0198"] {
-            let part = Part::parse(text).expect("a part");
-            assert!(!part.matches(Kind::Session, ID), "{text}");
+            let part = IdPart::parse(text).expect("a part");
+            assert!(!part.matches(IdKind::Session, ID), "{text}");
         }
         for text in ["", "ses_", "…", "weekly report", "../x", "ses_0198…a…b"] {
-            assert_eq!(Part::parse(text), None, "{text}");
+            assert_eq!(IdPart::parse(text), None, "{text}");
         }
     }
 
     #[test]
     fn an_id_is_whole_only_with_its_kind() {
-        let whole = |text: &str| Part::parse(text).expect("a part").whole();
-        assert_eq!(whole(ID), Some((Kind::Session, ID.to_owned())));
+        let whole = |text: &str| IdPart::parse(text).expect("a part").whole();
+        assert_eq!(whole(ID), Some((IdKind::Session, ID.to_owned())));
         assert_eq!(whole(&ID[4..]), None);
         assert_eq!(whole("ses_0198"), None);
     }
@@ -149,10 +149,10 @@ mod tests {
     #[test]
     fn an_alias_says_what_it_is_of() {
         for (text, kind, exact) in [
-            ("T4", Kind::Task, "T4"),
-            ("r8", Kind::Request, "R8"),
-            ("R8.h1", Kind::Hold, "R8.h1"),
-            ("r8.H1", Kind::Hold, "R8.h1"),
+            ("T4", IdKind::Task, "T4"),
+            ("r8", IdKind::Request, "R8"),
+            ("R8.h1", IdKind::Hold, "R8.h1"),
+            ("r8.H1", IdKind::Hold, "R8.h1"),
         ] {
             assert_eq!(alias(text), Some((kind, exact.to_owned())));
         }
@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn what_a_table_shows_can_be_typed() {
         assert_eq!(short(ID), "ses_0198…a1b2c3");
-        let part = Part::parse(&short(ID)).expect("a part");
-        assert!(part.matches(Kind::Session, ID));
+        let part = IdPart::parse(&short(ID)).expect("a part");
+        assert!(part.matches(IdKind::Session, ID));
         assert_eq!(short("local"), "local");
         assert_eq!(short("ses_1"), "ses_1");
     }

@@ -1,5 +1,5 @@
-//! For tests of crashes: a server of a debug build that kills itself where it is told to. Programs that
-//! are built for use have none of this.
+//! For crash tests: a server of a debug build kills itself at a given step. Release builds do not
+//! contain this code.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,39 +8,39 @@ use statehold_agents::runner::{Moment, OnStep, StepKind};
 
 use crate::exit::Failure;
 
-/// Says where: `model:before`, or `model:after:2` for the second time.
+/// Names the step: `model:before`, or `model:after:2` for the second time.
 pub(super) const VARIABLE: &str = "STATEHOLD_DIE_AT";
 
-/// Where to die.
+/// The step at which the process dies.
 #[derive(Debug, PartialEq, Eq)]
-struct DieAt {
+struct CrashPoint {
     kind: StepKind,
     moment: Moment,
-    /// How often the place is reached, this time included.
+    /// How often the step is reached, the fatal time included.
     times: u64,
 }
 
-/// What to do at each step, as the variable says.
+/// The hook for each step, from the environment variable.
 ///
 /// # Errors
 ///
-/// If it names no step.
+/// If the variable names an unknown step.
 pub(super) fn on_step() -> Result<OnStep, Failure> {
     let Some(told) = std::env::var_os(VARIABLE) else {
         return Ok(Arc::new(|_, _| ()));
     };
     let told = told.to_string_lossy();
-    let at = DieAt::read(&told).ok_or_else(|| unknown(&told))?;
+    let at = CrashPoint::read(&told).ok_or_else(|| unknown_step(&told))?;
     let reached = AtomicU64::new(0);
     Ok(Arc::new(move |kind, moment| {
         let is_there = (kind, moment) == (at.kind, at.moment);
         if is_there && reached.fetch_add(1, Ordering::SeqCst) + 1 == at.times {
-            die();
+            kill_self();
         }
     }))
 }
 
-impl DieAt {
+impl CrashPoint {
     fn read(told: &str) -> Option<Self> {
         let mut parts = told.split(':');
         let word = parts.next()?;
@@ -60,22 +60,22 @@ impl DieAt {
     }
 }
 
-fn unknown(told: &str) -> Failure {
+fn unknown_step(told: &str) -> Failure {
     let words: Vec<&str> = StepKind::ALL.into_iter().map(StepKind::word).collect();
     let hint = format!(
         "it is STEP:before or STEP:after, and then :N for the N-th time; the steps are {}",
         words.join(", ")
     );
-    Failure::usage(format!("`{VARIABLE}` is {told:?}, which is no step")).hint(&hint)
+    Failure::usage(format!("`{VARIABLE}` is {told:?}, which is not a step")).hint(&hint)
 }
 
-/// Ends this process as a crash does: nothing is finished, nobody is told.
-fn die() {
+/// Kills this process like a crash: no cleanup, no goodbye.
+fn kill_self() {
     use rustix::process::{Signal, getpid, kill_process};
     if let Err(error) = kill_process(getpid(), Signal::KILL) {
         tracing::error!(%error, "cannot die as it was told to");
     }
-    // The signal reaches all threads in its own time; this one does nothing more.
+    // The signal reaches all threads in its own time; this one must do nothing more.
     loop {
         std::thread::park();
     }
@@ -91,14 +91,14 @@ mod tests {
             for (text, moment) in [("before", Moment::Before), ("after", Moment::After)] {
                 let word = kind.word();
                 let at = |times| {
-                    Some(DieAt {
+                    Some(CrashPoint {
                         kind,
                         moment,
                         times,
                     })
                 };
-                assert_eq!(DieAt::read(&format!("{word}:{text}")), at(1));
-                assert_eq!(DieAt::read(&format!("{word}:{text}:3")), at(3));
+                assert_eq!(CrashPoint::read(&format!("{word}:{text}")), at(1));
+                assert_eq!(CrashPoint::read(&format!("{word}:{text}:3")), at(3));
             }
         }
         for wrong in [
@@ -111,7 +111,7 @@ mod tests {
             "model:before:x",
             "model:before:1:1",
         ] {
-            assert_eq!(DieAt::read(wrong), None, "{wrong}");
+            assert_eq!(CrashPoint::read(wrong), None, "{wrong}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Reading the configuration of a running server again: what is declared about agents, models and tool
-//! servers counts from then on, all of it or nothing. Everything else needs a restart, and is named.
+//! Reloads the configuration of a running server. Agents, models and tool servers change at once,
+//! all of them or none. Every other setting needs a restart and is listed in the result.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -19,109 +19,114 @@ use tokio_util::task::TaskTracker;
 
 use super::ServePlan;
 use crate::config::{
-    Config, Declared, Differences, Explained, Surroundings, Tables, agent_table, declared,
-    other_settings, policies, tool_table,
+    Config, ConfigDifferences, ConfigEnvironment, ConfigTables, DeclaredAgents, SourcedValue,
+    agent_table, declare_agents, other_settings, policies, tool_table,
 };
-use crate::demo::Demo;
+use crate::demo::EmbeddedDemo;
 use crate::exit::Failure;
 use crate::wire;
 
-/// Makes the plan of a server from its flags, and from the environment and the file as they are now.
-pub(super) type MakePlan = Arc<dyn Fn(&Surroundings) -> anyhow::Result<ServePlan> + Send + Sync>;
+/// Builds the plan of a server from its flags, the current environment and the current file.
+pub(super) type MakePlan =
+    Arc<dyn Fn(&ConfigEnvironment) -> anyhow::Result<ServePlan> + Send + Sync>;
 
-/// Everything that is declared at one time, with the demo beside it.
-pub(super) struct Standing {
-    tables: Tables,
+/// The declarations in force, with the demo agents added.
+pub(super) struct ActiveConfig {
+    tables: ConfigTables,
     pub(super) book: Arc<AgentBook>,
     pub(super) credentials: BTreeMap<Name, Credential>,
     pub(super) policies: Policies,
 }
 
-impl Standing {
-    pub(super) fn new(mut config: Config, mut declared: Declared, demo: &Demo) -> Self {
-        for name in demo.in_the_way_of(&config.agents) {
+impl ActiveConfig {
+    pub(super) fn new(
+        mut config: Config,
+        mut declared: DeclaredAgents,
+        demo: &EmbeddedDemo,
+    ) -> Self {
+        for name in demo.newly_declared(&config.agents) {
             config.agents.remove(&name);
             declared.credentials.remove(&name);
         }
         let config = &config;
         Self {
-            tables: Tables::of(config, &declared),
-            book: Arc::new(demo.joined(declared.book)),
+            tables: ConfigTables::of(config, &declared),
+            book: Arc::new(demo.merge_into(declared.book)),
             credentials: declared.credentials,
             policies: demo.policies(policies(&config.agents)),
         }
     }
 
-    /// Makes engines for calls that leave nothing, in which the same counts.
+    /// A factory of in-memory engines with the same policies and credentials, for stateless calls.
     fn make_scratch(&self, clock: &Arc<dyn Clock>) -> MakeEngine {
         let (policies, credentials) = (self.policies.clone(), self.credentials.clone());
         wire::make_in_memory(Arc::clone(clock), policies, credentials)
     }
 }
 
-/// What a server has before it works for its agents.
-pub(super) struct Start {
+/// The parts of a server that exist before its agents start.
+pub(super) struct ReloadContext {
     pub(super) plan: MakePlan,
-    /// What the server is started with.
-    pub(super) started: Vec<Explained>,
-    /// The file that this was found in, if no flag names one.
+    /// The values that the server was started with.
+    pub(super) started: Vec<SourcedValue>,
+    /// The configuration file found at the start, if no flag names one.
     pub(super) file: Option<PathBuf>,
-    /// Played since the start, whatever is declared later.
-    pub(super) demo: Arc<Demo>,
+    /// The demo stays as it was at the start, also if later files declare its agents.
+    pub(super) demo: Arc<EmbeddedDemo>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) engine: Engine,
     pub(super) tenant: Name,
 }
 
-impl Start {
-    /// Begins to work for the agents that are declared.
+impl ReloadContext {
+    /// Starts the runner for the declared agents.
     ///
     /// # Errors
     ///
-    /// If that cannot be done.
-    pub(super) async fn begin(
+    /// If the runner cannot start.
+    pub(super) async fn start_agents(
         self,
-        standing: Standing,
+        active: ActiveConfig,
         on_step: OnStep,
-    ) -> Result<Reloader, RunnerError> {
-        let (book, tenant) = (Arc::clone(&standing.book), self.tenant.clone());
-        let make = standing.make_scratch(&self.clock);
+    ) -> Result<ConfigReloader, RunnerError> {
+        let (book, tenant) = (Arc::clone(&active.book), self.tenant.clone());
+        let make = active.make_scratch(&self.clock);
         let scratch = Scratch::new(make, tenant.clone(), Arc::clone(&book));
         let agents = Current::new(Arc::clone(&book));
         let engine = self.engine.clone();
         let runner = Runner::start_watched(engine, tenant, book, on_step).await?;
-        let parts = Parts {
-            start: self,
+        let targets = ReloadTargets {
+            context: self,
             agents,
             scratch: Arc::new(scratch),
             runner,
-            standing: tokio::sync::Mutex::new(standing),
+            active: tokio::sync::Mutex::new(active),
         };
-        Ok(Reloader {
-            parts: Arc::new(parts),
+        Ok(ConfigReloader {
+            targets: Arc::new(targets),
             tasks: TaskTracker::new(),
         })
     }
 }
 
-/// Who hears of what is declared.
-struct Parts {
-    start: Start,
+/// The components that a reload updates.
+struct ReloadTargets {
+    context: ReloadContext,
     agents: Current<AgentBook>,
     scratch: Arc<Scratch>,
     runner: Runner,
-    /// What counts now. Locked while it is replaced: one after the other.
-    standing: tokio::sync::Mutex<Standing>,
+    /// The configuration in force. The lock serializes reloads.
+    active: tokio::sync::Mutex<ActiveConfig>,
 }
 
-/// SIGHUPs, from the moment on from which they do not end the process.
-pub(super) struct Hangups {
+/// SIGHUP signals. While this exists, SIGHUP does not end the process.
+pub(super) struct HangupSignals {
     signals: Signal,
-    /// Whether there was a terminal then that can be closed.
+    /// Whether standard input was a terminal at the start.
     had_terminal: bool,
 }
 
-impl Hangups {
+impl HangupSignals {
     pub(super) fn listen() -> std::io::Result<Self> {
         Ok(Self {
             had_terminal: std::io::stdin().is_terminal(),
@@ -130,51 +135,51 @@ impl Hangups {
     }
 }
 
-/// Reads the configuration of a running server again.
-pub(super) struct Reloader {
-    parts: Arc<Parts>,
+/// Reloads the configuration of a running server.
+pub(super) struct ConfigReloader {
+    targets: Arc<ReloadTargets>,
     tasks: TaskTracker,
 }
 
-impl std::fmt::Debug for Reloader {
+impl std::fmt::Debug for ConfigReloader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reloader").finish_non_exhaustive()
     }
 }
 
-impl Reload for Reloader {
+impl Reload for ConfigReloader {
     fn reload(&self) -> Reloading<'_> {
-        // It is done whole, also if whoever asked goes away meanwhile.
-        let parts = Arc::clone(&self.parts);
-        let done = self.tasks.spawn(async move { parts.reload().await });
+        // A reload runs to its end, also if the caller disconnects.
+        let targets = Arc::clone(&self.targets);
+        let done = self.tasks.spawn(async move { targets.reload().await });
         Box::pin(async move { done.await.unwrap_or(Err(ReloadError::Stopping)) })
     }
 }
 
-impl Reloader {
-    /// The agents that are declared.
+impl ConfigReloader {
+    /// The declared agents.
     pub(super) fn agents(&self) -> Current<AgentBook> {
-        self.parts.agents.clone()
+        self.targets.agents.clone()
     }
 
-    /// Where calls are answered that leave nothing.
+    /// The engine for stateless calls.
     pub(super) fn scratch(&self) -> Arc<Scratch> {
-        Arc::clone(&self.parts.scratch)
+        Arc::clone(&self.targets.scratch)
     }
 
-    /// Finishes what is being read, and works for nobody any more.
+    /// Finishes a running reload, then stops the runner.
     pub(super) async fn stop(&self) {
         self.tasks.close();
         self.tasks.wait().await;
-        self.parts.runner.stop().await;
-        self.parts.scratch.close().await;
+        self.targets.runner.stop().await;
+        self.targets.scratch.close().await;
     }
 
-    /// Reads again with every SIGHUP, until the server stops. One that comes because the terminal is gone
-    /// asks for a stop, as it does of any program: that is told to `gone`.
+    /// Reloads at every SIGHUP, until the server stops. A SIGHUP from a closed terminal asks for a
+    /// stop instead, as for any program: it cancels `gone`.
     pub(super) async fn follow(
         self: Arc<Self>,
-        mut hangups: Hangups,
+        mut hangups: HangupSignals,
         gone: CancellationToken,
         stop: CancellationToken,
     ) {
@@ -182,13 +187,13 @@ impl Reloader {
             if hangups.had_terminal && !std::io::stdin().is_terminal() {
                 return gone.cancel();
             }
-            // What comes of it is in the log.
+            // `reload` logs the result.
             drop(self.reload().await);
         }
     }
 }
 
-impl Parts {
+impl ReloadTargets {
     async fn reload(&self) -> Result<Reloaded, ReloadError> {
         let reloaded = self.read_and_apply().await;
         match &reloaded {
@@ -211,7 +216,7 @@ impl Parts {
                 for ReloadMistake { message, hint, .. } in mistakes {
                     tracing::warn!(hint, "the configuration has a mistake: {message}");
                 }
-                tracing::warn!("nothing was changed; the server goes on as it was");
+                tracing::warn!("nothing was changed; the server keeps its configuration");
             }
             Err(error) => {
                 let cause = std::error::Error::source(error).map(ToString::to_string);
@@ -222,39 +227,40 @@ impl Parts {
     }
 
     async fn read_and_apply(&self) -> Result<Reloaded, ReloadError> {
-        let mut standing = self.standing.lock().await;
-        let start = &self.start;
-        let plan = Arc::clone(&start.plan);
-        let file = start.file.clone();
-        let read = tokio::task::spawn_blocking(move || read(&plan, file.as_deref())).await;
+        let mut active = self.active.lock().await;
+        let context = &self.context;
+        let plan = Arc::clone(&context.plan);
+        let file = context.file.clone();
+        let read =
+            tokio::task::spawn_blocking(move || read_configuration(&plan, file.as_deref())).await;
         let (plan, declared) = read.map_err(|_| ReloadError::Stopping)??;
-        let new = Standing::new(plan.config.clone(), declared, &start.demo);
-        let Differences {
+        let new = ActiveConfig::new(plan.config.clone(), declared, &context.demo);
+        let ConfigDifferences {
             added,
             changed,
             removed,
-        } = new.tables.since(&standing.tables);
-        let mut needs_restart = other_settings(&start.started, &plan.explained);
-        let in_the_way = start.demo.in_the_way_of(&plan.config.agents);
+        } = new.tables.since(&active.tables);
+        let mut needs_restart = other_settings(&context.started, &plan.explained);
+        let in_the_way = context.demo.newly_declared(&plan.config.agents);
         needs_restart.extend(in_the_way.iter().map(agent_table));
         let next = self.runner.prepare(Arc::clone(&new.book)).await;
         let next = next.map_err(ReloadError::Agents)?;
-        // From here on nothing can fail.
-        let policies = new.policies.clone().in_place_of(&start.engine.policies());
+        // Nothing below can fail, so the switch is atomic.
+        let policies = new.policies.clone().in_place_of(&context.engine.policies());
         needs_restart.extend(
             policies
                 .kept_tools()
                 .map(|(agent, tool)| tool_table(agent, tool)),
         );
         needs_restart.sort_unstable();
-        start.engine.set_policies(policies);
+        context.engine.set_policies(policies);
         let own = new.credentials.clone();
-        start.engine.set_service_credentials(own);
-        let make = new.make_scratch(&start.clock);
+        context.engine.set_service_credentials(own);
+        let make = new.make_scratch(&context.clock);
         self.scratch.declare(make, Arc::clone(&new.book)).await;
         self.agents.set(Arc::clone(&new.book));
         self.runner.switch(next).await;
-        *standing = new;
+        *active = new;
         Ok(Reloaded {
             added,
             changed,
@@ -264,11 +270,15 @@ impl Parts {
     }
 }
 
-/// Everything as it is written now, or everything that is wrong with it.
-fn read(plan: &MakePlan, file: Option<&Path>) -> Result<(ServePlan, Declared), ReloadError> {
-    let around = Surroundings::of_process().with_file(file);
-    let plan = plan(&around).map_err(|error| ReloadError::Mistakes(vec![mistake_of(&error)]))?;
-    match declared(&plan.config, &plan.explained, &around) {
+/// Reads the file and the environment again, or returns every mistake in them.
+fn read_configuration(
+    plan: &MakePlan,
+    file: Option<&Path>,
+) -> Result<(ServePlan, DeclaredAgents), ReloadError> {
+    let environment = ConfigEnvironment::of_process().with_file(file);
+    let plan =
+        plan(&environment).map_err(|error| ReloadError::Mistakes(vec![mistake_of(&error)]))?;
+    match declare_agents(&plan.config, &plan.explained, &environment) {
         Ok(declared) => Ok((plan, declared)),
         Err(mistakes) => {
             let mistakes = mistakes.0.into_iter().map(|mistake| ReloadMistake {
@@ -285,7 +295,7 @@ fn mistake_of(error: &anyhow::Error) -> ReloadMistake {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
     let failure = error.downcast_ref::<Failure>();
     let hint = failure.and_then(|failure| failure.hint.as_deref());
-    // Lines of the file may have something in them that only whoever can read it should see.
+    // The file may contain secrets: drop quoted lines from the message.
     let of_file = |line: &&str| {
         let rest = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
         rest.starts_with('|')

@@ -1,4 +1,4 @@
-//! Carrying out a plan: open the data, listen, say what is served, stop cleanly.
+//! Runs a plan: opens the data, listens, prints the banner, stops cleanly.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,20 +18,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
-use super::reload::{Hangups, MakePlan, Standing, Start};
+use super::reload::{ActiveConfig, HangupSignals, MakePlan, ReloadContext};
 use super::{PlannedStorage, ServePlan};
-use crate::cli::output::Output;
+use crate::cli::output::CliOutput;
 use crate::cli::printable;
-use crate::config::{Config, Log, LogFormat, Mistakes, Surroundings, declared};
-use crate::demo::{self, Demo, DemoOptions};
+use crate::config::{
+    Config, ConfigEnvironment, ConfigMistakes, LogConfig, LogFormat, declare_agents,
+};
+use crate::demo::{self, DemoOptions, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
 
-/// How many files the server keeps for itself: the store with its readers, keys, sockets, the log.
+/// File descriptors reserved for the server itself: the store and its readers, keys, sockets, the
+/// log.
 const OWN_FILES_MAX: u64 = 128;
 
-/// Files that are the server's own, and that `--reset` removes.
+/// The server's own files, which `--reset` removes.
 const OWN_FILES: [&str; 7] = [
     "statehold.db",
     "statehold.db-wal",
@@ -42,17 +45,17 @@ const OWN_FILES: [&str; 7] = [
     "statehold.run.new",
 ];
 
-/// Runs a server until it is told to stop. Its plan is made again whenever its configuration is read again.
+/// Runs a server until it is stopped. Every reload builds the plan again.
 ///
 /// # Errors
 ///
-/// If it cannot start, or should not: beyond loopback without keys.
+/// If the server cannot start, or must not: beyond loopback without keys.
 pub(crate) fn run(
-    make_plan: impl Fn(&Surroundings) -> anyhow::Result<ServePlan> + Send + Sync + 'static,
-    output: &Output,
+    make_plan: impl Fn(&ConfigEnvironment) -> anyhow::Result<ServePlan> + Send + Sync + 'static,
+    output: &CliOutput,
 ) -> anyhow::Result<Exit> {
     let begun = Instant::now();
-    let plan = &make_plan(&Surroundings::of_process())?;
+    let plan = &make_plan(&ConfigEnvironment::of_process())?;
     start_log(&plan.config.log)?;
     raise_file_limit();
     tokio::runtime::Builder::new_multi_thread()
@@ -64,34 +67,34 @@ pub(crate) fn run(
 async fn run_server(
     plan: &ServePlan,
     make_plan: MakePlan,
-    output: &Output,
+    output: &CliOutput,
     begun: Instant,
 ) -> anyhow::Result<Exit> {
-    let hangups = Hangups::listen()?;
+    let hangups = HangupSignals::listen()?;
     let config = &plan.config;
     let on_step = on_step()?;
     let data = &config.store.data;
-    let around = Surroundings::of_process();
-    let declared = declared(config, &plan.explained, &around);
-    let declared = declared.map_err(Mistakes::into_failure)?;
+    let environment = ConfigEnvironment::of_process();
+    let declared = declare_agents(config, &plan.explained, &environment);
+    let declared = declared.map_err(ConfigMistakes::into_failure)?;
     let on_disk = matches!(plan.storage, PlannedStorage::Disk { .. });
     if plan.storage == (PlannedStorage::Disk { reset: true }) {
-        reset(data)?;
+        remove_own_files(data)?;
     }
     let was_unclean = on_disk && run_file::read(data).unwrap_or(None).is_some();
     let offset = plan.clock_offset_seconds;
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
-    let demo = Arc::new(Demo::beside(&config.agents, plan.has_demo));
-    let standing = Standing::new(config.clone(), declared, &demo);
-    let (policies, readers) = (standing.policies.clone(), config.store.readers.get());
+    let demo = Arc::new(EmbeddedDemo::new(&config.agents, plan.has_demo));
+    let active = ActiveConfig::new(config.clone(), declared, &demo);
+    let (policies, readers) = (active.policies.clone(), config.store.readers.get());
     let parts = if on_disk {
         wire::on_disk(data, readers, Arc::clone(&clock), policies).await?
     } else {
         wire::in_memory(Arc::clone(&clock), policies).await?
     };
     let engine = parts.engine;
-    engine.set_service_credentials(standing.credentials.clone());
+    engine.set_service_credentials(active.credentials.clone());
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     demo::revoke_keys(&engine, &tenant).await?;
     let has_keys = engine.has_keys().await?;
@@ -103,16 +106,16 @@ async fn run_server(
     if on_disk {
         write_run_file(data, &url)?;
     }
-    let start = Start {
+    let context = ReloadContext {
         plan: make_plan,
         started: plan.explained.clone(),
-        file: around.found_file(),
+        file: environment.found_file(),
         demo: Arc::clone(&demo),
         clock,
         engine: engine.clone(),
         tenant: tenant.clone(),
     };
-    let reloader = Arc::new(start.begin(standing, on_step).await?);
+    let reloader = Arc::new(context.start_agents(active, on_step).await?);
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
     let options = ServerOptions {
@@ -134,15 +137,15 @@ async fn run_server(
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let playing = play(&demo, config, &engine, &tenant, &url).await?;
-    let greeting = Greeting {
+    let running_demo = start_demo(&demo, config, &engine, &tenant, &url).await?;
+    let banner = StartBanner {
         url: &url,
         demo: &demo,
         was_unclean,
         has_keys,
         begun,
     };
-    greet(plan, output, &greeting);
+    print_banner(plan, output, &banner);
     let stop = CancellationToken::new();
     engine.load_addresses().await?;
     let background = TaskTracker::new();
@@ -150,12 +153,12 @@ async fn run_server(
     let gone = CancellationToken::new();
     background.spawn(Arc::clone(&reloader).follow(hangups, gone.clone(), stop.clone()));
     let serving = serve(listener, router, accept, stop.clone());
-    let is_clean = until_asked(serving, &engine, (&stop, &gone), output).await;
+    let is_clean = serve_until_stopped(serving, &engine, (&stop, &gone), output).await;
     if !is_clean {
         return Ok(Exit::Interrupted);
     }
     stop.cancel();
-    playing.stop().await;
+    running_demo.stop().await;
     reloader.stop().await;
     background.close();
     background.wait().await;
@@ -169,7 +172,7 @@ async fn run_server(
 async fn push_decisions(engine: Engine, guard: Guard, stop: CancellationToken) {
     let write_body = Arc::new(statehold_server::pushed_body);
     if let Err(error) = push::run(engine, guard, write_body, stop).await {
-        tracing::error!(%error, "nothing is pushed: TLS cannot be used");
+        tracing::error!(%error, "decisions are not pushed: TLS is not available");
     }
 }
 
@@ -182,31 +185,31 @@ fn write_run_file(data: &Path, url: &str) -> anyhow::Result<()> {
     run_file::write(data, &run)
 }
 
-/// Serves until somebody asks this process to stop, and what was begun is finished. False if it is not,
-/// because they asked again.
-async fn until_asked(
+/// Serves until this process is asked to stop and running calls have finished. Returns false if a
+/// second signal cut them off.
+async fn serve_until_stopped(
     serving: impl Future<Output = ()>,
     engine: &Engine,
     (stop, gone): (&CancellationToken, &CancellationToken),
-    output: &Output,
+    output: &CliOutput,
 ) -> bool {
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => return true,
-        () = asked_to_stop() => {}
+        () = wait_for_stop_signal() => {}
         () = gone.cancelled() => {}
     }
-    output.note("Stopping: finishing what was begun. Ctrl-C again stops at once.");
-    // Feeds and long polls end by themselves, so that the rest can finish.
+    output.note("Stopping: running calls finish first. Press Ctrl-C again to stop at once.");
+    // End feeds and long polls, so that the remaining calls can finish.
     engine.begin_stop();
     stop.cancel();
     tokio::select! {
         () = &mut serving => true,
-        () = asked_to_stop() => false,
+        () = wait_for_stop_signal() => false,
     }
 }
 
-/// What is done at each step of a turn: nothing, unless a test says otherwise.
+/// The hook at each step of a turn: nothing, unless a crash test sets one.
 #[cfg(debug_assertions)]
 fn on_step() -> Result<OnStep, Failure> {
     super::die_at::on_step()
@@ -221,7 +224,7 @@ fn on_step() -> Result<OnStep, Failure> {
     Ok(Arc::new(|_, _| ()))
 }
 
-/// Whoever can be reached from elsewhere lets in only those with a key.
+/// Refuses to listen beyond loopback without keys.
 fn require_keys(plan: &ServePlan, has_keys: bool) -> Result<(), Failure> {
     let config = &plan.config;
     if !plan.listens_beyond_loopback() || config.auth.required && has_keys {
@@ -232,29 +235,29 @@ fn require_keys(plan: &ServePlan, has_keys: bool) -> Result<(), Failure> {
         "make a key first with: statehold token create --role admin --data {}",
         config.store.data.display()
     );
-    Err(Failure::usage(format!("nobody may listen on {listen} without keys")).hint(&hint))
+    Err(Failure::usage(format!("a server without keys must not listen on {listen}")).hint(&hint))
 }
 
-/// Which addresses decisions may be pushed to.
+/// The addresses that decisions may be pushed to.
 pub(in crate::cli) fn push_guard(config: &Config) -> Result<Guard, Failure> {
     if config.auth.required {
         Guard::new(&config.push.allow).map_err(|text| {
-            Failure::usage(format!("`push.allow` has {text:?}, which is no host:port"))
+            Failure::usage(format!("`push.allow` has {text:?}, which is not host:port"))
         })
     } else {
-        // A development server calls whoever is on this machine.
+        // A development server may call any address on this machine.
         Ok(Guard::open())
     }
 }
 
-/// Starts the demo agents on their own server.
-async fn play(
-    demo: &Demo,
+/// Starts the demo agents against this server.
+async fn start_demo(
+    demo: &EmbeddedDemo,
     config: &Config,
     engine: &Engine,
     tenant: &Name,
     url: &str,
-) -> anyhow::Result<demo::Playing> {
+) -> anyhow::Result<demo::RunningDemo> {
     let options = DemoOptions {
         url: url.to_owned(),
         has_coordinator: true,
@@ -263,19 +266,19 @@ async fn play(
     demo::spawn(demo, engine, tenant, &options).await
 }
 
-/// What a server says about itself when it starts, beside its plan.
-struct Greeting<'a> {
+/// Facts for the start banner, besides the plan.
+struct StartBanner<'a> {
     url: &'a str,
-    demo: &'a Demo,
+    demo: &'a EmbeddedDemo,
     was_unclean: bool,
     has_keys: bool,
     begun: Instant,
 }
 
-/// Says what is served, and only that.
-fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
+/// Prints the start banner: only what this server really serves.
+fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) {
     let config = &plan.config;
-    let url = greeting.url;
+    let url = banner.url;
     let mode = if config.auth.required {
         "every call needs a key"
     } else {
@@ -309,7 +312,7 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
             "  Clock      can be moved: POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}"
         ));
     }
-    let agents = greeting.demo.agents().iter();
+    let agents = banner.demo.agents().iter();
     let names: Vec<&str> = agents.map(|agent| agent.name.as_str()).collect();
     if !names.is_empty() {
         let names = names.join(", ");
@@ -317,10 +320,10 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
             "  Agents     {names}   (embedded demo, rules not a model)"
         ));
     }
-    if greeting.was_unclean {
-        output.note("  Recovered  from an unclean stop; everything acknowledged is there");
+    if banner.was_unclean {
+        output.note("  Recovered  from an unclean stop; all acknowledged writes are there");
     }
-    if config.auth.required && !greeting.has_keys {
+    if config.auth.required && !banner.has_keys {
         output.note(&format!(
             "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
         ));
@@ -330,14 +333,14 @@ fn greet(plan: &ServePlan, output: &Output, greeting: &Greeting<'_>) {
     } else {
         "statehold chat"
     };
-    let ms = greeting.begun.elapsed().as_millis();
+    let ms = banner.begun.elapsed().as_millis();
     output.note(&format!(
         "  Ready in {ms} ms. Try:  {next}        Stop: Ctrl-C"
     ));
 }
 
-/// Resolves when somebody asks this process to stop.
-async fn asked_to_stop() {
+/// Resolves when this process is asked to stop.
+async fn wait_for_stop_signal() {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
         return std::future::pending().await;
     };
@@ -351,10 +354,10 @@ async fn asked_to_stop() {
     }
 }
 
-/// Removes what a server wrote, and nothing else.
-fn reset(data: &Path) -> anyhow::Result<()> {
-    use crate::data_directory::{Holder, holder};
-    if holder(data)? != Holder::Nobody {
+/// Removes the server's own files, and nothing else.
+fn remove_own_files(data: &Path) -> anyhow::Result<()> {
+    use crate::data_directory::{DirectoryHolder, holder};
+    if holder(data)? != DirectoryHolder::Free {
         let message = format!("{} is in use; stop its server first", data.display());
         return Err(Failure::usage(message).into());
     }
@@ -370,11 +373,11 @@ fn reset(data: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start_log(log: &Log) -> anyhow::Result<()> {
+fn start_log(log: &LogConfig) -> anyhow::Result<()> {
     let filter = log_filter(log)?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // There is nobody to tell that nobody can be told anything: a terminal that is gone.
+        // After the terminal is closed there is nowhere to report log errors.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let started = match log.format {
@@ -384,24 +387,24 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
     started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
 }
 
-/// Which lines are written.
-pub(in crate::cli) fn log_filter(log: &Log) -> anyhow::Result<EnvFilter> {
+/// The log filter.
+pub(in crate::cli) fn log_filter(log: &LogConfig) -> anyhow::Result<EnvFilter> {
     let mut level = log.level.clone();
     if !level.contains("rmcp") {
-        // It writes words of tool servers, at every connection.
+        // rmcp logs text of tool servers at every connection.
         level.push_str(",rmcp=off");
     }
     EnvFilter::try_new(level).with_context(|| {
         let message = format!(
-            "`log.level` is {:?}, which is no level or filter",
+            "`log.level` is {:?}, which is not a level or filter",
             log.level
         );
         Failure::usage(message).hint("use error, warn, info, debug or trace")
     })
 }
 
-/// As many connections as are asked for, but not so many that there is no file left for the data: a
-/// client that is one too many hears so, and a write that finds no file fails.
+/// Limits connections so that file descriptors remain for the data: a refused client can retry, but
+/// a write without a file descriptor fails.
 fn connections_max(asked: u64) -> anyhow::Result<usize> {
     use rustix::process::{Resource, getrlimit};
     let files = getrlimit(Resource::Nofile).current;
@@ -416,7 +419,8 @@ fn connections_max(asked: u64) -> anyhow::Result<usize> {
     Ok(usize::try_from(asked.min(most))?)
 }
 
-/// Every connection is a file; the usual limit is far below what a server is asked for.
+/// Raises the limit of open files: every connection is one, and the usual limit is too low for a
+/// server.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

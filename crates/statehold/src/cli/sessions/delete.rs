@@ -3,17 +3,17 @@
 use clap::Args;
 use http::Method;
 
-use super::Session;
+use super::SessionInfo;
 use crate::cli::answers::read;
 use crate::cli::ask;
-use crate::cli::output::Output;
+use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
 use crate::cli::resolve;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Delete {
+pub(in crate::cli) struct SessionsDeleteArgs {
     /// The id, a beginning of it that no other session has, or the name.
     session: String,
     /// Do not ask.
@@ -21,22 +21,23 @@ pub(in crate::cli) struct Delete {
     yes: bool,
 }
 
-impl Delete {
+impl SessionsDeleteArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         if !self.yes && !ask::can_ask() {
             return Err(Failure::usage(
-                "deleting a session cannot be undone, and nobody can be asked here",
+                "deleting a session needs a confirmation, and there is no terminal to ask on",
             )
-            .hint("say that it is meant with: --yes")
+            .hint("confirm with: --yes")
             .into());
         }
         let id = resolve::session(client, &self.session).await?;
         if !self.yes {
-            let session: Session = read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
+            let session: SessionInfo =
+                read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
             if !confirm(&session)? {
                 output.note("nothing was deleted");
                 return Ok(Exit::Refused);
@@ -54,8 +55,8 @@ impl Delete {
     }
 }
 
-fn confirm(session: &Session) -> anyhow::Result<bool> {
-    ask::yes(&format!(
+fn confirm(session: &SessionInfo) -> anyhow::Result<bool> {
+    ask::ask_yes(&format!(
         "{}  {} of {}, {}, {} records\nDelete it for good?",
         cell(&session.id),
         cell(session.name.as_deref().unwrap_or("no name")),

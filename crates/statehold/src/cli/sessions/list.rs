@@ -3,14 +3,14 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::Session;
-use crate::cli::answers::{Limit, Pages, read};
-use crate::cli::output::{Cell, Output, Table, Tone};
+use super::SessionInfo;
+use crate::cli::answers::{LimitArgs, ListPages, read};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::Client;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct List {
+pub(in crate::cli) struct SessionsListArgs {
     /// Only sessions of this app.
     #[arg(long)]
     app: Option<String>,
@@ -27,17 +27,17 @@ pub(in crate::cli) struct List {
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
     #[command(flatten)]
-    limit: Limit,
+    limit: LimitArgs,
 }
 
-impl List {
+impl SessionsListArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let limit = self.limit.count();
-        let mut pages = Pages::sessions(vec![
+        let mut pages = ListPages::sessions(vec![
             ("app", self.app.clone()),
             ("user", self.user.clone()),
             ("status", self.status.clone()),
@@ -57,21 +57,21 @@ impl List {
     }
 }
 
-fn table(sessions: &[Value], output: &Output) -> anyhow::Result<Table> {
-    let mut table = Table::new(&[
+fn table(sessions: &[Value], output: &CliOutput) -> anyhow::Result<TextTable> {
+    let mut table = TextTable::new(&[
         "SESSION", "STATUS", "APP", "USER", "NAME", "AGENT", "REVISION", "UPDATED",
     ]);
     for session in sessions {
-        let session: Session = read(session)?;
+        let session: SessionInfo = read(session)?;
         table.row(vec![
-            Cell::new(&session.id),
-            Cell::new(&session.status).tone(Tone::of_status(&session.status)),
-            Cell::new(&session.app),
-            Cell::new(&session.user),
-            Cell::optional(session.name.as_ref()),
-            Cell::new(&session.agent),
-            Cell::new(session.revision.to_string()),
-            Cell::new(output.times.show(&session.updated_at)),
+            TableCell::new(&session.id),
+            TableCell::new(&session.status).tone(TextTone::of_status(&session.status)),
+            TableCell::new(&session.app),
+            TableCell::new(&session.user),
+            TableCell::optional(session.name.as_ref()),
+            TableCell::new(&session.agent),
+            TableCell::new(session.revision.to_string()),
+            TableCell::new(output.times.show(&session.updated_at)),
         ]);
     }
     Ok(table)

@@ -3,34 +3,34 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::Session;
+use super::SessionInfo;
 use crate::cli::answers::{PAGE_MAX, elements, read};
 use crate::cli::items;
-use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::resolve;
 use crate::client::{Client, with_query};
 use crate::exit::Exit;
 
-/// How many open holds are asked for their title.
+/// How many open holds are fetched for their title.
 const HOLDS_MAX: usize = 20;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Show {
+pub(in crate::cli) struct SessionsShowArgs {
     /// The id, a beginning of it that no other session has, or the name.
     session: String,
     /// How many messages to print, counted from the last.
     #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Print every item, also those that the client never sees. Needs `operator` and is audited.
+    /// Print every item, also hidden ones. Needs `operator` and is audited.
     #[arg(long = "show-hidden")]
     hidden: bool,
 }
 
-impl Show {
+impl SessionsShowArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let id = resolve::session(client, &self.session).await?;
         let session = client.get(&format!("/v1/sessions/{id}")).await?.body;
@@ -40,7 +40,7 @@ impl Show {
             output.json(&json!({ "session": session, "holds": holds, "messages": messages }))?;
             return Ok(Exit::Done);
         }
-        let session: Session = read(&session)?;
+        let session: SessionInfo = read(&session)?;
         if output.is_terminal {
             print_for_people(&session, &holds, &messages, output)?;
         } else {
@@ -77,7 +77,7 @@ impl Show {
     }
 }
 
-/// The open holds of a session, with what the caller may know about them.
+/// The open holds of a session, with the details that the caller may see.
 async fn open_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Value>> {
     let tree = client.get(&format!("/v1/sessions/{session}/tree")).await?;
     let mut open = Vec::new();
@@ -86,7 +86,7 @@ async fn open_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Value>
         let Some(id) = hold["id"].as_str() else {
             continue;
         };
-        // It may have been decided meanwhile, or be hidden from this key: then the name must do.
+        // The hold may be decided meanwhile, or hidden from this key: then its alias must do.
         if let Ok(whole) = client.get(&format!("/v1/holds/{id}")).await {
             *hold = whole.body;
         }
@@ -104,29 +104,32 @@ fn collect_open(tasks: &[Value], open: &mut Vec<Value>) {
     }
 }
 
-fn facts(session: &Session, output: &Output) -> Vec<(&'static str, Cell)> {
+fn facts(session: &SessionInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> {
     let labels: Vec<String> = session
         .labels
         .iter()
         .map(|(key, value)| format!("{key}:{value}"))
         .collect();
-    let time = |text: &str| Cell::new(output.times.show(text));
+    let time = |text: &str| TableCell::new(output.times.show(text));
     let mut facts = vec![
-        ("session", Cell::new(&session.id).tone(Tone::Strong)),
-        ("name", Cell::optional(session.name.as_ref())),
-        ("app", Cell::new(&session.app)),
-        ("user", Cell::new(&session.user)),
-        ("agent", Cell::new(&session.agent)),
+        (
+            "session",
+            TableCell::new(&session.id).tone(TextTone::Strong),
+        ),
+        ("name", TableCell::optional(session.name.as_ref())),
+        ("app", TableCell::new(&session.app)),
+        ("user", TableCell::new(&session.user)),
+        ("agent", TableCell::new(&session.agent)),
         (
             "status",
-            Cell::new(&session.status).tone(Tone::of_status(&session.status)),
+            TableCell::new(&session.status).tone(TextTone::of_status(&session.status)),
         ),
-        ("revision", Cell::new(session.revision.to_string())),
+        ("revision", TableCell::new(session.revision.to_string())),
         ("created", time(&session.created_at)),
         ("updated", time(&session.updated_at)),
     ];
     if !labels.is_empty() {
-        facts.push(("labels", Cell::new(labels.join(", "))));
+        facts.push(("labels", TableCell::new(labels.join(", "))));
     }
     if let Some(expires_at) = &session.expires_at {
         facts.push(("expires", time(expires_at)));
@@ -135,21 +138,24 @@ fn facts(session: &Session, output: &Output) -> Vec<(&'static str, Cell)> {
 }
 
 fn print_for_people(
-    session: &Session,
+    session: &SessionInfo,
     holds: &[Value],
     messages: &[Value],
-    output: &Output,
+    output: &CliOutput,
 ) -> anyhow::Result<()> {
-    let mut header = Table::new(&[]);
+    let mut header = TextTable::new(&[]);
     for (name, value) in facts(session, output) {
-        header.row(vec![Cell::new(name).tone(Tone::Dim), value]);
+        header.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
     }
     output.table(&header)?;
     if !holds.is_empty() {
-        output.line(&format!("\n{}", Tone::Warning.paint("waits for a person")))?;
-        let mut table = Table::new(&[]);
+        output.line(&format!(
+            "\n{}",
+            TextTone::Warning.paint("waits for a person")
+        ))?;
+        let mut table = TextTable::new(&[]);
         for hold in holds {
-            let mut cells = vec![Cell::new("  ⏸")];
+            let mut cells = vec![TableCell::new("  ⏸")];
             cells.extend(hold_cells(hold));
             table.row(cells);
         }
@@ -161,26 +167,26 @@ fn print_for_people(
     Ok(())
 }
 
-fn hold_cells(hold: &Value) -> Vec<Cell> {
+fn hold_cells(hold: &Value) -> Vec<TableCell> {
     ["alias", "kind", "title", "id"]
         .into_iter()
-        .map(|field| Cell::optional(hold[field].as_str()))
+        .map(|field| TableCell::optional(hold[field].as_str()))
         .collect()
 }
 
-/// Each line begins with what it is about, so that `grep` and `cut` can take it apart.
+/// Each line begins with its subject, so that `grep` and `cut` can take it apart.
 fn print_for_pipes(
-    session: &Session,
+    session: &SessionInfo,
     holds: &[Value],
     messages: &[Value],
-    output: &Output,
+    output: &CliOutput,
 ) -> anyhow::Result<()> {
-    let mut table = Table::new(&[]);
+    let mut table = TextTable::new(&[]);
     for (name, value) in facts(session, output) {
-        table.row(vec![Cell::new(name), value]);
+        table.row(vec![TableCell::new(name), value]);
     }
     for hold in holds {
-        let mut cells = vec![Cell::new("hold")];
+        let mut cells = vec![TableCell::new("hold")];
         cells.extend(hold_cells(hold));
         table.row(cells);
     }

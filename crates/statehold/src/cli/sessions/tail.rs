@@ -1,24 +1,24 @@
-//! `statehold sessions tail`: follows a session, also through lost connections.
+//! `statehold sessions tail`: follows a session, also across lost connections.
 
 use clap::Args;
 use serde_json::Value;
 
-use super::Session;
+use super::SessionInfo;
 use crate::cli::answers::{elements, read};
-use crate::cli::output::{Cell, Output, Table, Tone};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::printable::cell;
 use crate::cli::resolve;
 use crate::client::{Client, Feed, FeedStep};
 use crate::exit::Exit;
 
-/// How much of one event is shown on its line.
+/// The longest text of one event.
 const EVENT_CHARS_MAX: usize = 100;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Tail {
+pub(in crate::cli) struct SessionsTailArgs {
     /// The id, a beginning of it that no other session has, or the name.
     session: String,
-    /// Begin after this revision instead of with what happens next; 0 is the beginning.
+    /// Begin after this revision instead of now; 0 is the beginning.
     #[arg(long, value_name = "REVISION")]
     after: Option<u64>,
     /// End after this many records.
@@ -29,16 +29,15 @@ pub(in crate::cli) struct Tail {
     jsonl: bool,
 }
 
-impl Tail {
+impl SessionsTailArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let id = resolve::session(client, &self.session).await?;
-        let session: Session = read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
-        // Beginning at a revision that is known, a connection lost before the first record loses
-        // none.
+        let session: SessionInfo = read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
+        // Start at a known revision: a connection lost before the first record then loses none.
         let after = self.after.unwrap_or(session.revision);
         let path = format!("/v1/sessions/{id}/events");
         let mut feed = Feed::open(client, &path, Some(after.to_string())).await?;
@@ -53,7 +52,7 @@ impl Tail {
                     self.print(&event.data, output)?;
                     count += 1;
                 }
-                // Words of an answer are said again, whole, by the record of it.
+                // Skip the streamed words of an answer: its record repeats them whole.
                 FeedStep::Event(_) => {}
                 FeedStep::Lost { why } => {
                     output.note(&format!("connection lost ({}), retrying…", cell(&why)));
@@ -64,19 +63,19 @@ impl Tail {
         Ok(Exit::Done)
     }
 
-    fn print(&self, data: &str, output: &Output) -> anyhow::Result<()> {
+    fn print(&self, data: &str, output: &CliOutput) -> anyhow::Result<()> {
         let record: Value = read(&serde_json::from_str(data)?)?;
         if self.jsonl || output.json {
             return output.json(&record);
         }
         let time = output.times.show(record["at"].as_str().unwrap_or_default());
         let events: Vec<String> = elements(&record, "events").iter().map(summary).collect();
-        let mut table = Table::new(&[]);
+        let mut table = TextTable::new(&[]);
         table.row(vec![
-            Cell::new(record["revision"].to_string()).tone(Tone::Dim),
-            Cell::new(time).tone(Tone::Dim),
-            Cell::new(name(&record["command"])).tone(Tone::Strong),
-            Cell::new(events.join("; ")),
+            TableCell::new(record["revision"].to_string()).tone(TextTone::Dim),
+            TableCell::new(time).tone(TextTone::Dim),
+            TableCell::new(name(&record["command"])).tone(TextTone::Strong),
+            TableCell::new(events.join("; ")),
         ]);
         output.table(&table)
     }
@@ -88,7 +87,7 @@ fn name(command: &Value) -> String {
     name.unwrap_or("-").to_owned()
 }
 
-/// One event in a few words: its type, and its fields as far as they fit.
+/// One event in a few words: its type, and as many fields as fit.
 fn summary(event: &Value) -> String {
     let mut words = vec![event["type"].as_str().unwrap_or("-").to_owned()];
     for (field, value) in event.as_object().into_iter().flatten() {

@@ -6,14 +6,14 @@ use serde_json::json;
 
 use crate::cli::answers::text;
 use crate::cli::ask;
-use crate::cli::output::Output;
+use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
-use crate::cli::resolve::{self, Kind};
+use crate::cli::resolve::{self, IdKind};
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Cancel {
+pub(in crate::cli) struct TasksCancelArgs {
     /// The task or the request: T4, R8, SESSION/T4, or the id or a part of it.
     #[arg(value_name = "TASK|REQUEST")]
     of: String,
@@ -22,20 +22,20 @@ pub(in crate::cli) struct Cancel {
     yes: bool,
 }
 
-impl Cancel {
+impl TasksCancelArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         if !self.yes && !ask::can_ask() {
             return Err(Failure::usage(
-                "cancelling cannot be undone, and nobody can be asked here",
+                "cancelling needs a confirmation, and there is no terminal to ask on",
             )
-            .hint("say that it is meant with: --yes")
+            .hint("confirm with: --yes")
             .into());
         }
-        let found = resolve::thing(client, &self.of, &[Kind::Task, Kind::Request]).await?;
+        let found = resolve::one_of(client, &self.of, &[IdKind::Task, IdKind::Request]).await?;
         let kind = found.kind.word();
         let path = format!("/v1/{kind}s/{}", found.id);
         let before = client.get(&path).await?.body;
@@ -47,7 +47,7 @@ impl Cancel {
                 cell(text(&before, "agent")),
                 cell(text(&before, "status"))
             );
-            if !ask::yes(&question)? {
+            if !ask::ask_yes(&question)? {
                 output.note("nothing was cancelled");
                 return Ok(Exit::Refused);
             }

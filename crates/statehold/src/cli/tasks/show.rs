@@ -5,30 +5,30 @@ use serde_json::{Value, json};
 
 use crate::cli::answers::{PAGE_MAX, elements, text};
 use crate::cli::items;
-use crate::cli::output::{Cell, Output, Table, Tone};
-use crate::cli::resolve::{self, Kind};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
+use crate::cli::resolve::{self, IdKind};
 use crate::client::{Client, with_query};
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct Show {
+pub(in crate::cli) struct TasksShowArgs {
     /// The task: T4, SESSION/T4, or its id or a part of it.
     task: String,
     /// How many items to print, counted from the last.
     #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Print every item, also those that the client never sees. Needs `operator` and is audited.
+    /// Print every item, also hidden ones. Needs `operator` and is audited.
     #[arg(long = "show-hidden")]
     hidden: bool,
 }
 
-impl Show {
+impl TasksShowArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
-        let found = resolve::thing(client, &self.task, &[Kind::Task]).await?;
+        let found = resolve::one_of(client, &self.task, &[IdKind::Task]).await?;
         let (mut task, has_earlier) = self.read(client, &found.id).await?;
         if output.json {
             output.json(&task)?;
@@ -36,9 +36,9 @@ impl Show {
         }
         let history = task["history"].take();
         let history = history.as_array().map_or(&[][..], Vec::as_slice);
-        let mut table = Table::new(&[]);
+        let mut table = TextTable::new(&[]);
         for (name, value) in facts(&task) {
-            table.row(vec![Cell::new(name).tone(Tone::Dim), value]);
+            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
         }
         if !output.is_terminal {
             for item in history {
@@ -51,8 +51,7 @@ impl Show {
                 output.line(&format!("\n{}", items::for_people(item, output)))?;
             }
             if history.is_empty() {
-                output
-                    .note("\nNothing of it is for this view; operators see it with: --show-hidden");
+                output.note("\nAll items are hidden; operators see them with: --show-hidden");
             }
         }
         if has_earlier {
@@ -61,7 +60,7 @@ impl Show {
         Ok(Exit::Done)
     }
 
-    /// The task with the last items, oldest first, and whether there are earlier ones.
+    /// The task with its last items, oldest first, and whether there are earlier ones.
     async fn read(&self, client: &Client, id: &str) -> anyhow::Result<(Value, bool)> {
         let limit = usize::try_from(self.limit)?;
         let view = self.hidden.then(|| "trace".to_owned());
@@ -87,9 +86,9 @@ impl Show {
     }
 }
 
-fn facts(task: &Value) -> Vec<(&'static str, Cell)> {
+fn facts(task: &Value) -> Vec<(&'static str, TableCell)> {
     let status = text(task, "status");
-    let of = |field: &str| Cell::optional(task[field].as_str());
+    let of = |field: &str| TableCell::optional(task[field].as_str());
     let waits: Vec<&str> = elements(task, "pending")
         .iter()
         .map(|hold| text(hold, "alias"))
@@ -97,19 +96,26 @@ fn facts(task: &Value) -> Vec<(&'static str, Cell)> {
     let mut facts = vec![
         (
             "task",
-            Cell::new(format!("{}   {}", text(task, "alias"), text(task, "id"))).tone(Tone::Strong),
+            TableCell::new(format!("{}   {}", text(task, "alias"), text(task, "id")))
+                .tone(TextTone::Strong),
         ),
         ("agent", of("agent")),
         ("session", of("session_id")),
-        ("status", Cell::new(status).tone(Tone::of_status(status))),
+        (
+            "status",
+            TableCell::new(status).tone(TextTone::of_status(status)),
+        ),
         ("live request", of("live_request_id")),
         ("last outcome", of("last_outcome")),
     ];
     if !waits.is_empty() {
-        facts.push(("waits for", Cell::new(waits.join(", ")).tone(Tone::Warning)));
+        facts.push((
+            "waits for",
+            TableCell::new(waits.join(", ")).tone(TextTone::Warning),
+        ));
     }
     if !task["state"].is_null() {
-        facts.push(("state", Cell::new(task["state"].to_string())));
+        facts.push(("state", TableCell::new(task["state"].to_string())));
     }
     facts
 }

@@ -8,37 +8,37 @@ use tokio::time::timeout;
 
 use crate::cli::answers::text;
 use crate::cli::frame::Frame;
-use crate::cli::output::Output;
+use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
-use crate::cli::resolve::{self, Kind};
-use crate::cli::tree::{Extent, Tree};
+use crate::cli::resolve::{self, IdKind};
+use crate::cli::tree::{SessionTree, TreeExtent};
 use crate::client::{Client, Feed, FeedStep};
 use crate::exit::{Exit, Failure};
 
-/// How often ages are counted on while nothing happens.
+/// How often ages are redrawn while nothing changes.
 const TICK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct TreeOf {
+pub(in crate::cli) struct TasksTreeArgs {
     /// A task (T4, SESSION/T4, its id or a part of it), or a session for all of its tasks.
     #[arg(value_name = "TASK|SESSION")]
     of: String,
-    /// Draw what has ended, too.
+    /// Draw ended requests too.
     #[arg(long)]
     all: bool,
-    /// Draw it again whenever something happens.
+    /// Redraw after every change.
     #[arg(long)]
     watch: bool,
 }
 
-impl TreeOf {
+impl TasksTreeArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
-        let found = resolve::thing(client, &self.of, &[Kind::Task, Kind::Session]).await?;
-        let (session, root) = if found.kind == Kind::Task {
+        let found = resolve::one_of(client, &self.of, &[IdKind::Task, IdKind::Session]).await?;
+        let (session, root) = if found.kind == IdKind::Task {
             let task = client
                 .get(&format!("/v1/tasks/{}?limit=1", found.id))
                 .await?;
@@ -50,14 +50,14 @@ impl TreeOf {
         if self.watch {
             return self.follow(client, &session, root, output).await;
         }
-        let tree = Tree::load(client, &session).await?;
+        let tree = SessionTree::load(client, &session).await?;
         if output.json {
             output.json(&tree.answer)?;
             return Ok(Exit::Done);
         }
         let lines = self.lines(&tree, root, output);
         if lines.is_empty() {
-            output.note("There is nothing in it yet.");
+            output.note("There are no tasks yet.");
         }
         for line in lines {
             output.line(&line)?;
@@ -65,33 +65,33 @@ impl TreeOf {
         Ok(Exit::Done)
     }
 
-    fn lines(&self, tree: &Tree, root: Option<&str>, output: &Output) -> Vec<String> {
+    fn lines(&self, tree: &SessionTree, root: Option<&str>, output: &CliOutput) -> Vec<String> {
         let extent = if self.all {
-            Extent::Everything
+            TreeExtent::Everything
         } else {
-            Extent::Live
+            TreeExtent::Live
         };
         tree.lines(root, extent, &output.times)
     }
 
-    /// Draws the tree again after each record. Ends with the right to read the session.
+    /// Redraws the tree after each record, until the key may no longer read the session.
     async fn follow(
         &self,
         client: &Client,
         session: &str,
         root: Option<&str>,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
-        // Following begins before looking, so that nothing is missed in between.
+        // Subscribe before loading, so that no change falls in between.
         let mut feed = Feed::open(client, &format!("/v1/sessions/{session}/events"), None).await?;
-        let mut tree = Tree::load(client, session).await?;
+        let mut tree = SessionTree::load(client, session).await?;
         let mut frame = output.is_terminal.then(Frame::new);
         let mut output = output.clone();
         let mut last = Vec::new();
         let mut state = String::new();
         loop {
             let step = {
-                // Not dropped at each tick: coming back to a server takes longer than that.
+                // Keep the future across ticks: reconnecting takes longer than one tick.
                 let mut next = std::pin::pin!(feed.next());
                 loop {
                     output.times.now = Timestamp::now();
@@ -125,7 +125,7 @@ impl TreeOf {
                 }
             };
             match step {
-                // Words of an answer change nothing in the tree.
+                // The streamed words of an answer do not change the tree.
                 FeedStep::Event(event) if event.kind != "record" => continue,
                 FeedStep::Event(_) => {}
                 FeedStep::Lost { why } => {
@@ -142,15 +142,15 @@ impl TreeOf {
                     }
                 }
             }
-            match Tree::load(client, session).await {
+            match SessionTree::load(client, session).await {
                 Ok(now) => tree = now,
-                Err(failure) if may_pass(&failure) => {}
+                Err(failure) if is_transient(&failure) => {}
                 Err(failure) => return Err(failure.into()),
             }
         }
     }
 }
 
-fn may_pass(failure: &Failure) -> bool {
+fn is_transient(failure: &Failure) -> bool {
     matches!(failure.exit, Exit::Unreachable | Exit::TimedOut) || failure.status == Some(503)
 }

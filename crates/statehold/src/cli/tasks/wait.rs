@@ -1,8 +1,8 @@
 //! `statehold tasks wait`.
 //!
-//! Ends with 0 if the request was completed and with 1 if it was not. A person who said no counts
-//! more than what the agent made of it: if the last hold at or below the request was rejected,
-//! dismissed or expired, it ends with 9.
+//! Ends with 0 if the request was completed and with 1 if it failed or was cancelled. A refusal
+//! takes precedence: if the last hold at or below the request was rejected, dismissed or expired,
+//! it ends with 9.
 
 use std::time::Duration;
 
@@ -11,49 +11,49 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::cli::answers::{elements, text};
-use crate::cli::output::Output;
+use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
-use crate::cli::resolve::{self, Kind};
+use crate::cli::resolve::{self, IdKind};
 use crate::cli::tree::{find_request, open_holds_of};
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
 /// How long one call waits; more calls follow.
 const CALL_SECONDS: u64 = 20;
-/// How much longer the answer to a call may take.
+/// How much longer the response may take.
 const CALL_MARGIN: Duration = Duration::from_secs(10);
-/// How long a server that is gone is waited for before the next try.
+/// The pause before retrying a server that is gone.
 const RETRY: Duration = Duration::from_millis(500);
 
 const HELP: &str = "\
-Ends with 0 if the request was completed, 1 if it failed or was cancelled, 7 if --timeout is
-over, 8 with --no-human as soon as it waits for a person, and 9 if the last word of a person on
-it was no: rejected, dismissed or expired. Without --timeout it waits as long as it takes.";
+Ends with 0 if the request was completed, 1 if it failed or was cancelled, 7 if --timeout has
+passed, 8 with --no-human as soon as only a person can continue it, and 9 if its last hold was
+rejected, dismissed or expired. Without --timeout it waits without a limit.";
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
-pub(in crate::cli) struct Wait {
+pub(in crate::cli) struct TasksWaitArgs {
     /// The request or the task: R8, T4, SESSION/R8, or the id or a part of it.
     #[arg(value_name = "REQUEST|TASK")]
     of: String,
-    /// Do not wait for people: end with 8 once only a person can go on.
+    /// Do not wait for people: end with 8 once only open holds are left.
     #[arg(long)]
     no_human: bool,
 }
 
-impl Wait {
+impl TasksWaitArgs {
     pub(in crate::cli) async fn run(
         &self,
         client: &Client,
         limit: Option<Duration>,
-        output: &Output,
+        output: &CliOutput,
     ) -> anyhow::Result<Exit> {
-        // The limit is for all of it, not for one call.
+        // The timeout covers the whole wait, not one call.
         let client = &client.within(Duration::from_secs(CALL_SECONDS) + CALL_MARGIN);
         let deadline = limit.map(|limit| Instant::now() + limit);
-        let found = resolve::thing(client, &self.of, &[Kind::Request, Kind::Task]).await?;
+        let found = resolve::one_of(client, &self.of, &[IdKind::Request, IdKind::Task]).await?;
         let request = match found.kind {
-            Kind::Task => match live_request(client, &found.id, output).await? {
+            IdKind::Task => match live_request(client, &found.id, output).await? {
                 Ok(request) => request,
                 Err(exit) => return Ok(exit),
             },
@@ -63,34 +63,34 @@ impl Wait {
         let mut answer = client.get(&path).await?.body;
         loop {
             if is_final(&answer) {
-                return ended(client, &answer, output).await;
+                return print_end(client, &answer, output).await;
             }
             if self.no_human
                 && let Some(holds) = waits_for_people(client, &answer).await?
             {
-                return Err(paused(&answer, &holds).into());
+                return Err(paused_failure(&answer, &holds).into());
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(too_late(&answer).into());
+                return Err(timeout_failure(&answer).into());
             }
-            answer = next(client, &path, self.no_human, left, answer, output).await?;
+            answer = poll_request(client, &path, self.no_human, left, answer, output).await?;
         }
     }
 }
 
-/// The request as it is after the next change, or when a call has waited long enough.
-async fn next(
+/// The request after its next change, or at the end of one long poll.
+async fn poll_request(
     client: &Client,
     path: &str,
     any_change: bool,
     left: Option<Duration>,
     before: Value,
-    output: &Output,
+    output: &CliOutput,
 ) -> Result<Value, Failure> {
     let until = if any_change { "changed" } else { "final" };
     let most = left.map_or(CALL_SECONDS, |left| left.as_secs());
-    // What is less than a second is waited for here, since calls count in seconds.
+    // Long polls count whole seconds: wait for a shorter rest here.
     let call = match left {
         Some(left) if most == 0 => {
             sleep(left).await;
@@ -100,7 +100,7 @@ async fn next(
     };
     match client.get(&call).await {
         Ok(answer) => Ok(answer.body),
-        // A server that restarts comes back, and the request with it.
+        // A restarting server comes back with the request: retry.
         Err(failure) if failure.exit == Exit::Unreachable || failure.status == Some(503) => {
             output.note("connection lost, retrying…");
             sleep(left.map_or(RETRY, |left| left.min(RETRY))).await;
@@ -110,11 +110,11 @@ async fn next(
     }
 }
 
-/// The live request of a task; or how the task ended, if it has none.
+/// The live request of a task; or the exit code of its last outcome, if it has none.
 async fn live_request(
     client: &Client,
     task: &str,
-    output: &Output,
+    output: &CliOutput,
 ) -> anyhow::Result<Result<String, Exit>> {
     let task = client.get(&format!("/v1/tasks/{task}?limit=1")).await?.body;
     if let Some(request) = task["live_request_id"].as_str() {
@@ -125,7 +125,7 @@ async fn live_request(
         output.json(&task)?;
     } else {
         output.line(&format!(
-            "{} has nothing to do; its last request was {}",
+            "{} has no live request; its last request was {}",
             cell(text(&task, "alias")),
             cell(outcome.unwrap_or("never made"))
         ))?;
@@ -142,14 +142,14 @@ fn is_final(request: &Value) -> bool {
 }
 
 /// The request in the tree of its session, with everything below it.
-async fn in_tree(client: &Client, request: &Value) -> Result<Option<Value>, Failure> {
+async fn find_in_tree(client: &Client, request: &Value) -> Result<Option<Value>, Failure> {
     let session = text(request, "session_id");
     let tree = client.get(&format!("/v1/sessions/{session}/tree")).await?;
     let tasks = elements(&tree.body, "tasks");
     Ok(find_request(tasks, text(request, "id")).cloned())
 }
 
-/// The holds that a request waits for, if nothing but people can go on.
+/// The holds that block a request, if only people can unblock it.
 async fn waits_for_people(
     client: &Client,
     request: &Value,
@@ -157,25 +157,25 @@ async fn waits_for_people(
     if !matches!(text(request, "status"), "held" | "waiting") {
         return Ok(None);
     }
-    let Some(node) = in_tree(client, request).await? else {
+    let Some(node) = find_in_tree(client, request).await? else {
         return Ok(None);
     };
     let open = open_holds_of(&node);
-    // A request waits below while another one works: then it is not only people.
+    // If a request below still works, people are not the only ones to wait for.
     let holds = open
         .iter()
         .map(|hold| text(hold, "alias").to_owned())
         .collect();
-    Ok((!open.is_empty() && !works(&node)).then_some(holds))
+    Ok((!open.is_empty() && !has_work(&node)).then_some(holds))
 }
 
-/// Whether something at or below a request can go on by itself.
-fn works(request: &Value) -> bool {
+/// Whether a request at or below this one is running or queued.
+fn has_work(request: &Value) -> bool {
     matches!(text(request, "status"), "running" | "queued")
         || elements(request, "tasks")
             .iter()
             .flat_map(|task| elements(task, "requests"))
-            .any(works)
+            .any(has_work)
 }
 
 /// Every hold at or below a request.
@@ -187,18 +187,18 @@ fn all_holds(request: &Value) -> Vec<&Value> {
     holds
 }
 
-/// The hold that was opened last at or below a request, if a person said no to it.
+/// The last hold at or below a request, if it was rejected, dismissed or expired.
 fn refusal(request: &Value) -> Option<&Value> {
-    // Ids sort in the order they were made.
+    // Ids sort by creation time.
     let last = all_holds(request)
         .into_iter()
         .max_by_key(|hold| text(hold, "id").to_owned())?;
     matches!(text(last, "status"), "rejected" | "expired" | "cancelled").then_some(last)
 }
 
-async fn ended(client: &Client, request: &Value, output: &Output) -> anyhow::Result<Exit> {
-    // Without the tree, the holds of the request itself must do.
-    let node = in_tree(client, request).await.ok().flatten();
+async fn print_end(client: &Client, request: &Value, output: &CliOutput) -> anyhow::Result<Exit> {
+    // Without the tree, use the holds of the request itself.
+    let node = find_in_tree(client, request).await.ok().flatten();
     let node = node.as_ref().unwrap_or(request);
     let refused = refusal(node);
     let status = text(request, "status");
@@ -223,10 +223,10 @@ async fn ended(client: &Client, request: &Value, output: &Output) -> anyhow::Res
     })
 }
 
-fn paused(request: &Value, holds: &[String]) -> Failure {
+fn paused_failure(request: &Value, holds: &[String]) -> Failure {
     let session = text(request, "session_id");
     let alias = text(request, "alias");
-    let name = resolve::within_session(session, holds.first().map_or("", String::as_str));
+    let name = resolve::qualified_alias(session, holds.first().map_or("", String::as_str));
     let mut failure = Failure::new(
         Exit::Paused,
         format!("{alias} waits for a person: {}", holds.join(", ")),
@@ -236,7 +236,7 @@ fn paused(request: &Value, holds: &[String]) -> Failure {
     failure
 }
 
-fn too_late(request: &Value) -> Failure {
+fn timeout_failure(request: &Value) -> Failure {
     let (alias, status) = (text(request, "alias"), text(request, "status"));
     let session = text(request, "session_id");
     let mut failure = Failure::new(
@@ -275,11 +275,11 @@ mod tests {
     #[test]
     fn only_people_can_go_on_if_nothing_works() {
         let request = |status: &str, below: Vec<Value>| json!({ "status": status, "tasks": [{ "requests": below }] });
-        assert!(!works(&request(
+        assert!(!has_work(&request(
             "waiting",
             vec![request("held", Vec::new())]
         )));
         let busy = vec![request("held", Vec::new()), request("running", Vec::new())];
-        assert!(works(&request("waiting", busy)));
+        assert!(has_work(&request("waiting", busy)));
     }
 }

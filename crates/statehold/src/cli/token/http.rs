@@ -1,14 +1,14 @@
-//! Keys of a server that runs.
+//! Manages keys through a running server.
 
 use anyhow::Context;
 use http::Method;
 use serde::Deserialize;
 
-use super::keys::{Key, KeyService, MadeKey, NewKey};
+use super::keys::{CreatedKey, KeyInfo, KeyRequest, KeyService};
 use crate::client::{Client, encode};
 use crate::exit::{Exit, Failure};
 
-const UNKNOWN_FORM: &str = "the server answered in a form that this version does not know";
+const UNKNOWN_FORM: &str = "the server's answer has an unknown format; use the same version for the program and the server";
 
 #[derive(Debug)]
 pub(super) struct HttpKeys {
@@ -16,16 +16,16 @@ pub(super) struct HttpKeys {
 }
 
 impl KeyService for HttpKeys {
-    async fn create(&self, new: &NewKey) -> anyhow::Result<MadeKey> {
+    async fn create(&self, new: &KeyRequest) -> anyhow::Result<CreatedKey> {
         let body = serde_json::to_value(new)?;
         let answer = self
             .client
             .call(Method::POST, "/v1/keys", Some(&body))
             .await?;
-        MadeKey::deserialize(answer.body).context(UNKNOWN_FORM)
+        CreatedKey::deserialize(answer.body).context(UNKNOWN_FORM)
     }
 
-    async fn list(&self) -> anyhow::Result<Vec<Key>> {
+    async fn list(&self) -> anyhow::Result<Vec<KeyInfo>> {
         let mut answer = self.client.get("/v1/keys").await?;
         Vec::deserialize(answer.body["keys"].take()).context(UNKNOWN_FORM)
     }

@@ -1,22 +1,23 @@
-//! What can be done with keys, whoever keeps them: a server, or a data directory that none serves.
+//! Key management, independent of where the keys are: a server, or a data directory without a
+//! running server.
 
 use serde::{Deserialize, Serialize};
 
 /// The keys of one tenant.
 pub(super) trait KeyService {
-    /// Makes a key. The secret in the answer is shown once and stored nowhere.
-    async fn create(&self, new: &NewKey) -> anyhow::Result<MadeKey>;
+    /// Creates a key. The secret in the answer is shown once and not stored.
+    async fn create(&self, new: &KeyRequest) -> anyhow::Result<CreatedKey>;
 
-    /// All keys, revoked ones too.
-    async fn list(&self) -> anyhow::Result<Vec<Key>>;
+    /// All keys, revoked ones included.
+    async fn list(&self) -> anyhow::Result<Vec<KeyInfo>>;
 
-    /// Makes a key worthless. Doing it again is fine.
+    /// Revokes a key. Revoking it again succeeds.
     async fn revoke(&self, id: &str) -> anyhow::Result<()>;
 }
 
-/// A key to make. The names are those of the API.
+/// A request to create a key. The field names are those of the API.
 #[derive(Debug, Serialize)]
-pub(super) struct NewKey {
+pub(super) struct KeyRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) name: Option<String>,
     pub(super) roles: Vec<String>,
@@ -30,7 +31,7 @@ pub(super) struct NewKey {
 
 /// A key without its secret.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Key {
+pub(super) struct KeyInfo {
     pub(super) id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) name: Option<String>,
@@ -46,10 +47,10 @@ pub(super) struct Key {
     pub(super) revoked_at: Option<String>,
 }
 
-/// A key that was just made, with its secret.
+/// A new key with its secret.
 #[derive(Serialize, Deserialize)]
-pub(super) struct MadeKey {
+pub(super) struct CreatedKey {
     #[serde(flatten)]
-    pub(super) about: Key,
+    pub(super) about: KeyInfo,
     pub(super) key: String,
 }

@@ -1,4 +1,4 @@
-//! The keys of a data directory that no server serves.
+//! Manages the keys of a data directory without a running server.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,11 +9,12 @@ use statehold_core::time::Timestamp;
 use statehold_engine::policy::Policies;
 use statehold_engine::{ApiKey, Caller, Engine};
 
-use super::keys::{Key, KeyService, MadeKey, NewKey};
+use super::keys::{CreatedKey, KeyInfo, KeyRequest, KeyService};
 use crate::exit::{Exit, Failure};
 use crate::wire;
 
-/// Changes keys in place, as the developer at the machine: who can write the directory can do more.
+/// Changes keys in place, with the rights of a local developer: a person who can write the
+/// directory could do more anyway.
 pub(super) struct OfflineKeys {
     engine: Engine,
     caller: Caller,
@@ -29,12 +30,12 @@ impl OfflineKeys {
         })
     }
 
-    /// Waits until everything is on disk.
+    /// Waits until all changes are on disk.
     pub(super) async fn close(self) {
         self.engine.shut_down().await;
     }
 
-    async fn key(&self, key: &ApiKey) -> anyhow::Result<Key> {
+    async fn key(&self, key: &ApiKey) -> anyhow::Result<KeyInfo> {
         let user = match key.user {
             Some(user) => Some(self.engine.user_name(&key.tenant, user).await?),
             None => None,
@@ -42,7 +43,7 @@ impl OfflineKeys {
         let words = |names: &BTreeSet<Name>| -> Vec<String> {
             names.iter().map(ToString::to_string).collect()
         };
-        Ok(Key {
+        Ok(KeyInfo {
             id: key.id.to_string(),
             name: key.name.clone(),
             roles: words(&key.roles),
@@ -56,7 +57,7 @@ impl OfflineKeys {
 }
 
 impl KeyService for OfflineKeys {
-    async fn create(&self, new: &NewKey) -> anyhow::Result<MadeKey> {
+    async fn create(&self, new: &KeyRequest) -> anyhow::Result<CreatedKey> {
         let names = |texts: &[String]| -> anyhow::Result<BTreeSet<Name>> {
             let names = texts.iter().map(|text| {
                 let name: Result<Name, _> = text.parse();
@@ -76,13 +77,13 @@ impl KeyService for OfflineKeys {
             expires_in_ms: new.expires_in_seconds.map(|s| s.saturating_mul(1_000)),
         };
         let issued = self.engine.create_key(&self.caller, key).await?;
-        Ok(MadeKey {
+        Ok(CreatedKey {
             about: self.key(&issued.key).await?,
             key: issued.secret,
         })
     }
 
-    async fn list(&self) -> anyhow::Result<Vec<Key>> {
+    async fn list(&self) -> anyhow::Result<Vec<KeyInfo>> {
         let mut keys = Vec::new();
         for key in self.engine.keys(&self.caller).await? {
             keys.push(self.key(&key).await?);

@@ -1,4 +1,4 @@
-//! What comes of a configuration that fits.
+//! Specifications built from valid configurations.
 
 mod refused;
 
@@ -8,10 +8,10 @@ use statehold_agents::spec::{FinalAnswer, Routing};
 
 use super::*;
 use crate::config::kinds::SETTINGS;
-use crate::config::mistakes::Mistake;
+use crate::config::mistakes::ConfigMistake;
 use crate::config::models::MODEL_SETTINGS;
 use crate::config::tool_servers::TOOL_SERVER_SETTINGS;
-use crate::config::{Layers, layers};
+use crate::config::{ConfigLayers, layers};
 
 /// Everything that can be declared, once.
 const WHOLE: &str = r#"
@@ -73,23 +73,26 @@ const VARIABLES: [(&str, &str); 4] = [
 ];
 
 /// A directory with a configuration in it.
-struct Place {
+struct TestPlace {
     directory: tempfile::TempDir,
-    around: Surroundings,
+    environment: ConfigEnvironment,
 }
 
-impl Place {
+impl TestPlace {
     fn new(file: &str, variables: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::write(directory.path().join("statehold.toml"), file).expect("a file");
         let variables = variables.iter();
-        let around = Surroundings {
+        let environment = ConfigEnvironment {
             directory: directory.path().to_owned(),
-            environment: variables
+            variables: variables
                 .map(|(name, value)| ((*name).into(), (*value).into()))
                 .collect(),
         };
-        Self { directory, around }
+        Self {
+            directory,
+            environment,
+        }
     }
 
     fn with(self, name: &str, text: &str) -> Self {
@@ -97,14 +100,14 @@ impl Place {
         self
     }
 
-    fn finished(&self) -> (Config, Vec<Explained>) {
-        let layers = layers(&self.around, None).expect("known keys");
-        Layers::finish(layers).expect("fit values")
+    fn finished(&self) -> (Config, Vec<SourcedValue>) {
+        let layers = layers(&self.environment, None).expect("known keys");
+        ConfigLayers::finish(layers).expect("fit values")
     }
 
-    fn declared(&self) -> Result<Declared, Vec<Mistake>> {
+    fn declare_agents(&self) -> Result<DeclaredAgents, Vec<ConfigMistake>> {
         let (config, explained) = self.finished();
-        declared(&config, &explained, &self.around).map_err(|mistakes| mistakes.0)
+        declare_agents(&config, &explained, &self.environment).map_err(|mistakes| mistakes.0)
     }
 }
 
@@ -113,13 +116,15 @@ fn name(text: &str) -> Name {
 }
 
 fn book(file: &str) -> AgentBook {
-    let place = Place::new(file, &VARIABLES);
-    place.declared().expect("no mistakes").book
+    let place = TestPlace::new(file, &VARIABLES);
+    place.declare_agents().expect("no mistakes").book
 }
 
 #[test]
 fn everything_that_is_declared_is_in_the_book() {
-    let declared = Place::new(WHOLE, &VARIABLES).declared().expect("it fits");
+    let declared = TestPlace::new(WHOLE, &VARIABLES)
+        .declare_agents()
+        .expect("it fits");
     let book = &declared.book;
     let agent = |text: &str| Arc::clone(book.agent(&name(text)).expect("declared"));
     let main = &book.models[&name("main")];
@@ -220,8 +225,8 @@ fn an_agent_without_a_kind_is_a_worker_with_the_digest_of_one() {
 #[test]
 fn the_digest_changes_with_what_is_declared_and_with_nothing_else() {
     let digest = |file: &str, secret: &str| {
-        let place = Place::new(file, &[("KEY", secret)]).with("p.txt", "Be terse.");
-        let declared = place.declared().expect("no mistakes");
+        let place = TestPlace::new(file, &[("KEY", secret)]).with("p.txt", "Be terse.");
+        let declared = place.declare_agents().expect("no mistakes");
         declared.book.agents[&name("a")].digest
     };
     let file = |model: &str, agent: &str| {
@@ -268,8 +273,8 @@ fn the_environment_declares_agents_too() {
         ),
         ("STATEHOLD__AGENTS__B", "{}"),
     ];
-    let place = Place::new("", &variables);
-    let book = place.declared().expect("it fits").book;
+    let place = TestPlace::new("", &variables);
+    let book = place.declare_agents().expect("it fits").book;
     assert!(
         matches!(&book.agents[&name("a")].kind, AgentKind::Llm(llm) if llm.prompt == "42" && llm.steps_max == 3)
     );
@@ -284,7 +289,7 @@ fn the_environment_declares_agents_too() {
 fn a_date_in_a_schema_is_the_text_it_was_written_as() {
     let file = "[agents.a]\napproval_if = { properties = { on = { const = 2026-01-01 } } }\n\
                 [agents.a.tools.t]\napproval_if = { properties = { on = { const = 2026-01-02 } } }\n";
-    let policies = super::super::policies(&Place::new(file, &[]).finished().0.agents);
+    let policies = super::super::policies(&TestPlace::new(file, &[]).finished().0.agents);
     for (tool, day) in [("other", "2026-01-01"), ("t", "2026-01-02")] {
         let policy = policies.of(&name("a"), tool);
         assert!(
@@ -297,7 +302,7 @@ fn a_date_in_a_schema_is_the_text_it_was_written_as() {
 
 #[test]
 fn a_condition_in_the_file_is_one_of_the_policy() {
-    let place = Place::new(WHOLE, &VARIABLES);
+    let place = TestPlace::new(WHOLE, &VARIABLES);
     let policies = super::super::policies(&place.finished().0.agents);
     let policy = policies.of(&name("assistant"), "file_extraction");
     assert!(policy.needs_approval(&serde_json::json!({ "path": "/etc/passwd" })));
@@ -361,7 +366,7 @@ fn the_lists_of_settings_are_whole() {
         trust_hints = true
         url = "http://h"
     "#;
-    let (config, _) = Place::new(every, &[]).finished();
+    let (config, _) = TestPlace::new(every, &[]).finished();
     let written = toml::Value::try_from(&config).expect("plain values");
     let settings = |section: &str, name: &str| {
         let table = written[section][name].as_table().expect("a table");

@@ -1,28 +1,28 @@
-//! Sums in signs or in words: `2+2`, `3 times (4 minus 1)`, `10 ÷ 4`.
+//! Parses and evaluates sums in signs or words: `2+2`, `3 times (4 minus 1)`, `10 ÷ 4`.
 
-use super::number::{Number, Trouble};
+use super::number::{ArithmeticError, ExactFraction};
 
-/// How deep brackets may be nested.
+/// The deepest nesting of brackets.
 const DEPTH_MAX: usize = 32;
 
-/// What is wrong with a sum.
+/// Why a text has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wrong {
-    /// It is not one.
+pub(super) enum SumError {
+    /// The text is not a sum.
     NoSum,
-    /// It has no result.
-    Trouble(Trouble),
+    /// The sum has no result.
+    Arithmetic(ArithmeticError),
 }
 
-impl From<Trouble> for Wrong {
-    fn from(trouble: Trouble) -> Self {
-        Self::Trouble(trouble)
+impl From<ArithmeticError> for SumError {
+    fn from(trouble: ArithmeticError) -> Self {
+        Self::Arithmetic(trouble)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Token {
-    Number(Number),
+enum SumToken {
+    Number(ExactFraction),
     Plus,
     Minus,
     Times,
@@ -31,14 +31,14 @@ enum Token {
     Close,
 }
 
-/// The result of a sum.
+/// Evaluates a sum.
 ///
 /// # Errors
 ///
-/// If it is none, or has no result.
-pub(super) fn evaluate(text: &str) -> Result<Number, Wrong> {
+/// If the text is not a sum, or the sum has no result.
+pub(super) fn evaluate(text: &str) -> Result<ExactFraction, SumError> {
     let tokens = tokens(text)?;
-    let mut reader = Reader {
+    let mut reader = SumParser {
         tokens: &tokens,
         depth: 0,
     };
@@ -46,25 +46,25 @@ pub(super) fn evaluate(text: &str) -> Result<Number, Wrong> {
     if reader.tokens.is_empty() {
         Ok(value)
     } else {
-        Err(Wrong::NoSum)
+        Err(SumError::NoSum)
     }
 }
 
-fn tokens(text: &str) -> Result<Vec<Token>, Wrong> {
+fn tokens(text: &str) -> Result<Vec<SumToken>, SumError> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
     while let Some(first) = rest.chars().next() {
         let (token, length) = match first {
-            '+' => (Token::Plus, 1),
-            '-' | '−' | '–' => (Token::Minus, first.len_utf8()),
-            '*' | '×' | '·' => (Token::Times, first.len_utf8()),
-            '/' | '÷' | ':' => (Token::Over, first.len_utf8()),
-            '(' => (Token::Open, 1),
-            ')' => (Token::Close, 1),
+            '+' => (SumToken::Plus, 1),
+            '-' | '−' | '–' => (SumToken::Minus, first.len_utf8()),
+            '*' | '×' | '·' => (SumToken::Times, first.len_utf8()),
+            '/' | '÷' | ':' => (SumToken::Over, first.len_utf8()),
+            '(' => (SumToken::Open, 1),
+            ')' => (SumToken::Close, 1),
             '0'..='9' | '.' => {
                 let length = run(rest, |c| c.is_ascii_digit() || c == '.');
-                let number = Number::parse(&rest[..length]).ok_or(Wrong::NoSum)?;
-                (Token::Number(number?), length)
+                let number = ExactFraction::parse(&rest[..length]).ok_or(SumError::NoSum)?;
+                (SumToken::Number(number?), length)
             }
             _ => word(rest)?,
         };
@@ -74,8 +74,8 @@ fn tokens(text: &str) -> Result<Vec<Token>, Wrong> {
     Ok(tokens)
 }
 
-/// A word for a sign, and its length.
-fn word(text: &str) -> Result<(Token, usize), Wrong> {
+/// Parses a word for a sign; returns its length too.
+fn word(text: &str) -> Result<(SumToken, usize), SumError> {
     let length = run(text, char::is_alphabetic);
     let after = text[length..].trim_start();
     // "multiplied by" and "divided by" are one sign of two words.
@@ -85,28 +85,28 @@ fn word(text: &str) -> Result<(Token, usize), Wrong> {
         .is_some_and(|next| next.eq_ignore_ascii_case("by"))
         && !after[2..].starts_with(char::is_alphabetic);
     match text[..length].to_lowercase().as_str() {
-        "plus" | "and" => Ok((Token::Plus, length)),
-        "minus" => Ok((Token::Minus, length)),
-        "times" | "x" => Ok((Token::Times, length)),
-        "over" => Ok((Token::Over, length)),
-        "multiplied" if has_by => Ok((Token::Times, by)),
-        "divided" if has_by => Ok((Token::Over, by)),
-        _ => Err(Wrong::NoSum),
+        "plus" | "and" => Ok((SumToken::Plus, length)),
+        "minus" => Ok((SumToken::Minus, length)),
+        "times" | "x" => Ok((SumToken::Times, length)),
+        "over" => Ok((SumToken::Over, length)),
+        "multiplied" if has_by => Ok((SumToken::Times, by)),
+        "divided" if has_by => Ok((SumToken::Over, by)),
+        _ => Err(SumError::NoSum),
     }
 }
 
-/// How many bytes at the beginning are of one kind.
+/// The length of the prefix whose characters all match, in bytes.
 fn run(text: &str, is_one: impl Fn(char) -> bool) -> usize {
     text.find(|c| !is_one(c)).unwrap_or(text.len())
 }
 
-struct Reader<'t> {
-    tokens: &'t [Token],
+struct SumParser<'t> {
+    tokens: &'t [SumToken],
     depth: usize,
 }
 
-impl Reader<'_> {
-    fn take(&mut self, wanted: impl Fn(Token) -> bool) -> Option<Token> {
+impl SumParser<'_> {
+    fn take(&mut self, wanted: impl Fn(SumToken) -> bool) -> Option<SumToken> {
         let (first, rest) = self.tokens.split_first()?;
         wanted(*first).then(|| {
             self.tokens = rest;
@@ -114,11 +114,12 @@ impl Reader<'_> {
         })
     }
 
-    fn sum(&mut self) -> Result<Number, Wrong> {
+    fn sum(&mut self) -> Result<ExactFraction, SumError> {
         let mut value = self.product()?;
-        while let Some(sign) = self.take(|token| matches!(token, Token::Plus | Token::Minus)) {
+        while let Some(sign) = self.take(|token| matches!(token, SumToken::Plus | SumToken::Minus))
+        {
             let next = self.product()?;
-            value = if sign == Token::Plus {
+            value = if sign == SumToken::Plus {
                 value.plus(next)?
             } else {
                 value.minus(next)?
@@ -127,11 +128,12 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    fn product(&mut self) -> Result<Number, Wrong> {
+    fn product(&mut self) -> Result<ExactFraction, SumError> {
         let mut value = self.part()?;
-        while let Some(sign) = self.take(|token| matches!(token, Token::Times | Token::Over)) {
+        while let Some(sign) = self.take(|token| matches!(token, SumToken::Times | SumToken::Over))
+        {
             let next = self.part()?;
-            value = if sign == Token::Times {
+            value = if sign == SumToken::Times {
                 value.times(next)?
             } else {
                 value.divided_by(next)?
@@ -140,25 +142,25 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    fn part(&mut self) -> Result<Number, Wrong> {
+    fn part(&mut self) -> Result<ExactFraction, SumError> {
         let mut is_negative = false;
-        while self.take(|token| token == Token::Minus).is_some() {
+        while self.take(|token| token == SumToken::Minus).is_some() {
             is_negative = !is_negative;
         }
-        let value = if self.take(|token| token == Token::Open).is_some() {
+        let value = if self.take(|token| token == SumToken::Open).is_some() {
             self.depth += 1;
             if self.depth > DEPTH_MAX {
-                return Err(Wrong::NoSum);
+                return Err(SumError::NoSum);
             }
             let value = self.sum()?;
-            self.take(|token| token == Token::Close)
-                .ok_or(Wrong::NoSum)?;
+            self.take(|token| token == SumToken::Close)
+                .ok_or(SumError::NoSum)?;
             self.depth -= 1;
             value
         } else {
-            match self.take(|token| matches!(token, Token::Number(_))) {
-                Some(Token::Number(value)) => value,
-                _ => return Err(Wrong::NoSum),
+            match self.take(|token| matches!(token, SumToken::Number(_))) {
+                Some(SumToken::Number(value)) => value,
+                _ => return Err(SumError::NoSum),
             }
         };
         Ok(if is_negative { value.negative() } else { value })
@@ -211,13 +213,13 @@ mod tests {
             "2 divided bypass 3",
             "é",
         ] {
-            assert_eq!(evaluate(text), Err(Wrong::NoSum), "{text}");
+            assert_eq!(evaluate(text), Err(SumError::NoSum), "{text}");
         }
         let deep = format!("{}1{}", "(".repeat(40), ")".repeat(40));
-        assert_eq!(evaluate(&deep), Err(Wrong::NoSum));
+        assert_eq!(evaluate(&deep), Err(SumError::NoSum));
         assert_eq!(
             evaluate("1/0"),
-            Err(Wrong::Trouble(Trouble::DivisionByZero))
+            Err(SumError::Arithmetic(ArithmeticError::DivisionByZero))
         );
     }
 }

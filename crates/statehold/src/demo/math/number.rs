@@ -1,27 +1,27 @@
-//! Exact fractions: sums of what people type come out as people write them, `0.1 + 0.2` included.
+//! Exact fractions, so that `0.1 + 0.2` is `0.3`.
 
 use std::fmt;
 
-/// How many digits after the point are shown of a number that has no end.
+/// How many decimals are shown of a number without an end.
 const DIGITS_MAX: usize = 10;
 
 /// A fraction in lowest terms. The denominator is positive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Number {
+pub(super) struct ExactFraction {
     numerator: i128,
     denominator: i128,
 }
 
-/// Why there is no result.
+/// Why a calculation has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// It does not fit.
+pub(super) enum ArithmeticError {
+    /// The result does not fit into `i128`.
     TooLarge,
-    /// Something was divided by zero.
+    /// Division by zero.
     DivisionByZero,
 }
 
-impl Number {
+impl ExactFraction {
     pub(super) const fn whole(value: i128) -> Self {
         Self {
             numerator: value,
@@ -29,13 +29,13 @@ impl Number {
         }
     }
 
-    fn new(numerator: i128, denominator: i128) -> Result<Self, Trouble> {
+    fn new(numerator: i128, denominator: i128) -> Result<Self, ArithmeticError> {
         if denominator == 0 {
-            return Err(Trouble::DivisionByZero);
+            return Err(ArithmeticError::DivisionByZero);
         }
-        // The smallest value has no opposite; it is left out so that everything else is plain.
+        // `i128::MIN` has no opposite; excluding it keeps the arithmetic simple.
         if numerator == i128::MIN || denominator == i128::MIN {
-            return Err(Trouble::TooLarge);
+            return Err(ArithmeticError::TooLarge);
         }
         let divisor = greatest_common_divisor(numerator.abs(), denominator.abs());
         let sign = denominator.signum();
@@ -45,8 +45,8 @@ impl Number {
         })
     }
 
-    /// Reads digits with at most one point in them.
-    pub(super) fn parse(text: &str) -> Option<Result<Self, Trouble>> {
+    /// Parses digits with at most one point.
+    pub(super) fn parse(text: &str) -> Option<Result<Self, ArithmeticError>> {
         let (whole, part) = text.split_once('.').unwrap_or((text, ""));
         let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         if whole.is_empty() && part.is_empty() || !is_digits(whole) || !is_digits(part) {
@@ -58,29 +58,29 @@ impl Number {
         let fraction = digits.parse().ok().zip(scale);
         Some(match fraction {
             Some((numerator, denominator)) => Self::new(numerator, denominator),
-            None => Err(Trouble::TooLarge),
+            None => Err(ArithmeticError::TooLarge),
         })
     }
 
-    pub(super) fn plus(self, other: Self) -> Result<Self, Trouble> {
+    pub(super) fn plus(self, other: Self) -> Result<Self, ArithmeticError> {
         let left = multiply(self.numerator, other.denominator)?;
         let right = multiply(other.numerator, self.denominator)?;
-        let sum = left.checked_add(right).ok_or(Trouble::TooLarge)?;
+        let sum = left.checked_add(right).ok_or(ArithmeticError::TooLarge)?;
         Self::new(sum, multiply(self.denominator, other.denominator)?)
     }
 
-    pub(super) fn minus(self, other: Self) -> Result<Self, Trouble> {
+    pub(super) fn minus(self, other: Self) -> Result<Self, ArithmeticError> {
         self.plus(other.negative())
     }
 
-    pub(super) fn times(self, other: Self) -> Result<Self, Trouble> {
+    pub(super) fn times(self, other: Self) -> Result<Self, ArithmeticError> {
         Self::new(
             multiply(self.numerator, other.numerator)?,
             multiply(self.denominator, other.denominator)?,
         )
     }
 
-    pub(super) fn divided_by(self, other: Self) -> Result<Self, Trouble> {
+    pub(super) fn divided_by(self, other: Self) -> Result<Self, ArithmeticError> {
         Self::new(
             multiply(self.numerator, other.denominator)?,
             multiply(self.denominator, other.numerator)?,
@@ -98,7 +98,7 @@ impl Number {
         self.numerator < 0
     }
 
-    /// The square root, if it is a fraction itself. None for negative numbers too.
+    /// The exact square root, if it is a fraction. `None` for negative numbers.
     pub(super) fn exact_root(self) -> Option<Self> {
         let root = |value: i128| {
             let value = u128::try_from(value).ok()?;
@@ -111,13 +111,13 @@ impl Number {
         })
     }
 
-    /// The nearest number that a machine calculates with.
+    /// The nearest `f64`.
     #[expect(clippy::cast_precision_loss, reason = "it is shown as about so much")]
     pub(super) fn about(self) -> f64 {
         self.numerator as f64 / self.denominator as f64
     }
 
-    /// Whether all of its digits fit behind the point.
+    /// Whether all decimals fit into the limit.
     pub(super) fn is_shown_whole(self) -> bool {
         let mut rest = self.numerator.abs() % self.denominator;
         for _ in 0..DIGITS_MAX {
@@ -133,7 +133,7 @@ impl Number {
     }
 }
 
-impl fmt::Display for Number {
+impl fmt::Display for ExactFraction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.is_shown_whole() {
             return f.write_str(&approximately(self.about()));
@@ -148,7 +148,7 @@ impl fmt::Display for Number {
             f.write_str(".")?;
         }
         while rest > 0 {
-            // It cannot be too large: the same product was made to see that all digits fit.
+            // No overflow: `is_shown_whole` made the same product.
             rest *= 10;
             write!(f, "{}", rest / self.denominator)?;
             rest %= self.denominator;
@@ -157,15 +157,15 @@ impl fmt::Display for Number {
     }
 }
 
-/// A number with so many digits that nobody misses the rest, and no zeros at its end.
+/// A rounded number without trailing zeros.
 pub(super) fn approximately(value: f64) -> String {
     let text = format!("{value:.DIGITS_MAX$}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0" } else { text }.to_owned()
 }
 
-fn multiply(left: i128, right: i128) -> Result<i128, Trouble> {
-    left.checked_mul(right).ok_or(Trouble::TooLarge)
+fn multiply(left: i128, right: i128) -> Result<i128, ArithmeticError> {
+    left.checked_mul(right).ok_or(ArithmeticError::TooLarge)
 }
 
 fn greatest_common_divisor(mut left: i128, mut right: i128) -> i128 {
@@ -179,8 +179,10 @@ fn greatest_common_divisor(mut left: i128, mut right: i128) -> i128 {
 mod tests {
     use super::*;
 
-    fn number(text: &str) -> Number {
-        Number::parse(text).expect("a number").expect("it fits")
+    fn number(text: &str) -> ExactFraction {
+        ExactFraction::parse(text)
+            .expect("a number")
+            .expect("it fits")
     }
 
     #[test]
@@ -198,22 +200,31 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_said_and_never_wraps() {
-        let most = Number::whole(i128::MAX);
-        assert_eq!(most.plus(Number::whole(1)), Err(Trouble::TooLarge));
-        assert_eq!(most.times(most), Err(Trouble::TooLarge));
+        let most = ExactFraction::whole(i128::MAX);
         assert_eq!(
-            most.negative().minus(Number::whole(1)),
-            Err(Trouble::TooLarge)
+            most.plus(ExactFraction::whole(1)),
+            Err(ArithmeticError::TooLarge)
+        );
+        assert_eq!(most.times(most), Err(ArithmeticError::TooLarge));
+        assert_eq!(
+            most.negative().minus(ExactFraction::whole(1)),
+            Err(ArithmeticError::TooLarge)
         );
         assert_eq!(
-            Number::whole(1).divided_by(Number::whole(0)),
-            Err(Trouble::DivisionByZero)
+            ExactFraction::whole(1).divided_by(ExactFraction::whole(0)),
+            Err(ArithmeticError::DivisionByZero)
         );
-        assert_eq!(Number::parse(&"9".repeat(60)), Some(Err(Trouble::TooLarge)));
+        assert_eq!(
+            ExactFraction::parse(&"9".repeat(60)),
+            Some(Err(ArithmeticError::TooLarge))
+        );
         let tiny = format!("0.{}1", "0".repeat(60));
-        assert_eq!(Number::parse(&tiny), Some(Err(Trouble::TooLarge)));
-        assert_eq!(Number::parse("1.2.3"), None);
-        assert_eq!(Number::parse("."), None);
+        assert_eq!(
+            ExactFraction::parse(&tiny),
+            Some(Err(ArithmeticError::TooLarge))
+        );
+        assert_eq!(ExactFraction::parse("1.2.3"), None);
+        assert_eq!(ExactFraction::parse("."), None);
     }
 
     #[test]

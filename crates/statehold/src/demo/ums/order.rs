@@ -1,4 +1,4 @@
-//! Reading what `ums-agent` is asked to do.
+//! Parses messages to `ums-agent`.
 
 use serde_json::Value;
 
@@ -23,33 +23,33 @@ const ORDINALS: [&str; 12] = [
     "eleventh", "twelfth",
 ];
 
-/// What is wanted.
+/// A parsed message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum UserOrder {
     List,
     Create(String),
-    Delete(Which),
+    Delete(UserTarget),
     Unknown,
 }
 
-/// Who is meant.
+/// The user to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum UserTarget {
     Id(u64),
     Named(String),
-    Placed(Place),
+    Placed(ListPosition),
 }
 
-/// A place in a list.
+/// A position in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// From its beginning, the first is 0.
+pub(super) enum ListPosition {
+    /// Counted from the beginning; the first is 0.
     Nth(usize),
     Last,
 }
 
-impl Place {
-    /// What is at this place.
+impl ListPosition {
+    /// The element at this position.
     pub(super) fn of(self, list: &[Value]) -> Option<&Value> {
         match self {
             Self::Nth(index) => list.get(index),
@@ -69,15 +69,15 @@ impl Place {
     }
 }
 
-/// Reads a message.
-pub(super) fn order(text: &str) -> Order {
+/// Parses a message.
+pub(super) fn parse_order(text: &str) -> UserOrder {
     let text = strip_prefixes(bare(text), &COURTESIES);
     let first = |verbs: &[&str]| verbs.iter().find_map(|verb| strip(text, verb));
     if let Some(rest) = first(&["delete", "remove"]) {
-        return which(rest).map_or(Order::Unknown, Order::Delete);
+        return parse_target(rest).map_or(UserOrder::Unknown, UserOrder::Delete);
     }
     if let Some(rest) = first(&["create", "add", "make", "new"]) {
-        return created(rest).map_or(Order::Unknown, Order::Create);
+        return parse_new_name(rest).map_or(UserOrder::Unknown, UserOrder::Create);
     }
     let said = words(text);
     let is_about_users = said.iter().any(|word| word == "users" || word == "user");
@@ -88,14 +88,14 @@ pub(super) fn order(text: &str) -> Order {
         .first()
         .is_some_and(|word| asks.contains(&word.as_str()));
     if is_about_users && is_question {
-        Order::List
+        UserOrder::List
     } else {
-        Order::Unknown
+        UserOrder::Unknown
     }
 }
 
-/// The name in `a user called NAME`.
-fn created(rest: &str) -> Option<String> {
+/// Parses the name in `a user called NAME`.
+fn parse_new_name(rest: &str) -> Option<String> {
     let rest = strip_prefixes(rest, &["a", "an", "new", "the"]);
     let name = strip(rest, "user")?;
     let name = strip_prefixes(name, &["called", "named", "with the name", "with name"]);
@@ -107,18 +107,18 @@ fn created(rest: &str) -> Option<String> {
     is_name.then(|| name.to_owned())
 }
 
-fn which(rest: &str) -> Option<Which> {
+fn parse_target(rest: &str) -> Option<UserTarget> {
     let rest = strip(rest, "the").unwrap_or(rest);
     let said = words(rest);
     let said: Vec<&str> = said.iter().map(String::as_str).collect();
     if let [place, ..] = said.as_slice()
-        && let Some(place) = placed(place)
+        && let Some(place) = parse_position(place)
         && matches!(
             said[1..],
             [] | ["user" | "one"] | ["user", "of" | "in" | "on", ..]
         )
     {
-        return Some(Which::Placed(place));
+        return Some(UserTarget::Placed(place));
     }
     let named = strip(rest, "user").or_else(|| strip(rest, "users"));
     let after = strip_prefixes(
@@ -135,26 +135,26 @@ fn which(rest: &str) -> Option<Which> {
     );
     let number = after.trim_start_matches('#').trim();
     if let Ok(id) = number.parse() {
-        return Some(Which::Id(id));
+        return Some(UserTarget::Id(id));
     }
-    // A name only where the message says that it is a user's: "delete everything" is not about one.
+    // A name counts only after the word "user": "delete everything" names no user.
     let name = named.map(|_| after.trim_matches(['"', '\'', '“', '”', ' ']));
     let name = name.filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX);
-    name.map(|name| Which::Named(name.to_owned()))
+    name.map(|name| UserTarget::Named(name.to_owned()))
 }
 
-/// `first` to `twelfth`, `1st` and the like, `last`.
-fn placed(word: &str) -> Option<Place> {
+/// Parses `first` to `twelfth`, `1st` and the like, `last`.
+fn parse_position(word: &str) -> Option<ListPosition> {
     if word == "last" {
-        return Some(Place::Last);
+        return Some(ListPosition::Last);
     }
     if let Some(index) = ORDINALS.iter().position(|ordinal| *ordinal == word) {
-        return Some(Place::Nth(index));
+        return Some(ListPosition::Nth(index));
     }
     let digits = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let is_ordinal = matches!(&word[digits.len()..], "st" | "nd" | "rd" | "th");
     let number: usize = digits.parse().ok().filter(|_| is_ordinal)?;
-    Some(Place::Nth(number.checked_sub(1)?))
+    Some(ListPosition::Nth(number.checked_sub(1)?))
 }
 
 #[cfg(test)]
@@ -162,8 +162,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, meant: &Order) {
-        assert_eq!(order(text), *meant, "{text}");
+    fn check(text: &str, meant: &UserOrder) {
+        assert_eq!(parse_order(text), *meant, "{text}");
     }
 
     #[test]
@@ -176,42 +176,45 @@ mod tests {
             "users",
             "How many users are there?",
         ] {
-            check(text, &Order::List);
+            check(text, &UserOrder::List);
         }
-        check("Hello", &Order::Unknown);
+        check("Hello", &UserOrder::Unknown);
     }
 
     #[test]
     fn names_of_new_users_are_taken_as_they_are_written() {
-        let jean = Order::Create("Jean Bartik".to_owned());
+        let jean = UserOrder::Create("Jean Bartik".to_owned());
         check("Create user Jean Bartik", &jean);
         check("add a new user called \"Jean Bartik\"", &jean);
         check("Could you create a user named Jean Bartik?", &jean);
-        check("create user", &Order::Unknown);
-        check("create user !!", &Order::Unknown);
-        check(&format!("create user {}", "x".repeat(81)), &Order::Unknown);
+        check("create user", &UserOrder::Unknown);
+        check("create user !!", &UserOrder::Unknown);
+        check(
+            &format!("create user {}", "x".repeat(81)),
+            &UserOrder::Unknown,
+        );
     }
 
     #[test]
     fn who_is_to_be_deleted_is_a_number_a_name_or_a_place() {
-        let seven = Order::Delete(Which::Id(7));
+        let seven = UserOrder::Delete(UserTarget::Id(7));
         check("Delete user 7", &seven);
         check("delete user #7.", &seven);
         check("Please remove the user with id 7", &seven);
         check("delete 7", &seven);
-        let first = Order::Delete(Which::Placed(Place::Nth(0)));
+        let first = UserOrder::Delete(UserTarget::Placed(ListPosition::Nth(0)));
         check("Delete the first user", &first);
         check("Delete first user", &first);
         check("delete the 1st one", &first);
         check("delete the first user of the list", &first);
         check(
             "remove the last user",
-            &Order::Delete(Which::Placed(Place::Last)),
+            &UserOrder::Delete(UserTarget::Placed(ListPosition::Last)),
         );
-        let ada = Order::Delete(Which::Named("Ada Lovelace".to_owned()));
+        let ada = UserOrder::Delete(UserTarget::Named("Ada Lovelace".to_owned()));
         check("Delete user Ada Lovelace", &ada);
-        check("delete everything", &Order::Unknown);
-        check("delete the 0th user", &Order::Unknown);
-        check("delete user", &Order::Unknown);
+        check("delete everything", &UserOrder::Unknown);
+        check("delete the 0th user", &UserOrder::Unknown);
+        check("delete user", &UserOrder::Unknown);
     }
 }

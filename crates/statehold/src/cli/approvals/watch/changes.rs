@@ -1,9 +1,9 @@
-//! Changes of holds, from the best source that the server has for this key: the feed of holds, the
-//! feed of all sessions, or asking every second.
+//! Changes of holds, from the best source that the server offers this key: the feed of holds, the
+//! feed of all sessions, or polling every second.
 //!
-//! Whatever the source, every hold that is open at the start or opened later is told once as
-//! `opened`, and each one that was told is told once as `decided`. After a lost connection the list
-//! is compared, so that nothing is missed.
+//! With every source, each hold that is open at the start or opened later is reported once as
+//! `opened` and once as `decided`. After a lost connection the list is compared again, so no change
+//! is missed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,68 +11,68 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::cli::answers::{Pages, elements, text};
+use crate::cli::answers::{ListPages, elements, text};
 use crate::cli::printable::cell;
 use crate::client::{Client, Feed, FeedStep};
 use crate::exit::{Exit, Failure};
 
-/// How often is asked where there is no feed.
+/// The polling interval where there is no feed.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// How many decided holds are remembered, so that none is told twice.
+/// How many decided holds are remembered, so that none is reported twice.
 const DONE_MAX: usize = 1_000;
 
-/// One change.
+/// One change of a hold.
 #[derive(Debug, Clone)]
-pub(super) struct Change {
+pub(super) struct WatchedChange {
     /// `opened`, `voted` or `decided`.
     pub(super) word: String,
     pub(super) hold: Value,
 }
 
 #[derive(Debug)]
-pub(super) enum Step {
-    Changed(Change),
+pub(super) enum WatchStep {
+    Changed(WatchedChange),
     Lost(String),
     Back,
 }
 
 #[derive(Debug)]
-enum Source {
+enum ChangeSource {
     Holds(Feed),
     Sessions(Feed),
     Asking,
 }
 
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct HoldChanges {
     client: Client,
-    source: Source,
-    /// The open holds that were told, in the order of the server.
+    source: ChangeSource,
+    /// The open holds that were reported, in the order of the server.
     open: Vec<Value>,
-    /// The last holds that were told as decided.
+    /// The last holds that were reported as decided.
     done: VecDeque<Value>,
-    /// Holds that a feed named as opened, without saying what they are.
+    /// Ids of holds that a feed reported as opened, without their content.
     named: Vec<String>,
-    ready: VecDeque<Change>,
+    ready: VecDeque<WatchedChange>,
     is_lost: bool,
     must_compare: bool,
 }
 
-impl Changes {
-    /// Begins to follow.
+impl HoldChanges {
+    /// Starts to follow.
     ///
     /// # Errors
     ///
-    /// If nobody answers, or this key may not list holds.
+    /// If the server does not answer, or this key may not list holds.
     pub(super) async fn open(client: &Client) -> Result<Self, Failure> {
-        // Following begins before looking, so that nothing is missed in between.
+        // Subscribe before listing, so that no change falls in between.
         let source = match Feed::open(client, "/v1/holds/events", None).await {
-            Ok(feed) => Source::Holds(feed),
+            Ok(feed) => ChangeSource::Holds(feed),
             Err(failure) if is_missing(&failure) => {
                 match Feed::open(client, "/v1/events", None).await {
-                    Ok(feed) => Source::Sessions(feed),
-                    Err(failure) if is_missing(&failure) => Source::Asking,
+                    Ok(feed) => ChangeSource::Sessions(feed),
+                    Err(failure) if is_missing(&failure) => ChangeSource::Asking,
                     Err(failure) => return Err(failure),
                 }
             }
@@ -88,15 +88,15 @@ impl Changes {
             is_lost: false,
             must_compare: false,
         };
-        changes.compare().await?;
+        changes.compare_with_list().await?;
         Ok(changes)
     }
 
-    /// How it follows, if that is worth saying.
-    pub(super) fn how(&self) -> &'static str {
+    /// How changes arrive, if worth mentioning.
+    pub(super) fn describe_source(&self) -> &'static str {
         match self.source {
-            Source::Holds(_) | Source::Sessions(_) => "",
-            Source::Asking => ", asking every second",
+            ChangeSource::Holds(_) | ChangeSource::Sessions(_) => "",
+            ChangeSource::Asking => ", asking every second",
         }
     }
 
@@ -104,21 +104,21 @@ impl Changes {
         &self.open
     }
 
-    /// The next thing that happens.
+    /// Waits for the next step.
     ///
     /// # Errors
     ///
-    /// If the right to look is gone.
-    pub(super) async fn next(&mut self) -> Result<Step, Failure> {
+    /// If the key has lost the right to list holds.
+    pub(super) async fn next(&mut self) -> Result<WatchStep, Failure> {
         loop {
             if let Some(change) = self.ready.pop_front() {
-                return Ok(Step::Changed(change));
+                return Ok(WatchStep::Changed(change));
             }
             if self.must_compare {
                 self.must_compare = false;
-                match self.compare().await {
+                match self.compare_with_list().await {
                     Ok(()) => {}
-                    Err(failure) if may_pass(&failure) => {
+                    Err(failure) if is_transient(&failure) => {
                         self.must_compare = true;
                         sleep(ASK_EVERY).await;
                     }
@@ -127,20 +127,20 @@ impl Changes {
                 continue;
             }
             let step = match &mut self.source {
-                Source::Holds(feed) | Source::Sessions(feed) => feed.next().await?,
-                Source::Asking => {
+                ChangeSource::Holds(feed) | ChangeSource::Sessions(feed) => feed.next().await?,
+                ChangeSource::Asking => {
                     sleep(ASK_EVERY).await;
-                    match self.compare().await {
+                    match self.compare_with_list().await {
                         Ok(()) if self.is_lost => {
                             self.is_lost = false;
-                            return Ok(Step::Back);
+                            return Ok(WatchStep::Back);
                         }
                         Ok(()) => {}
-                        Err(failure) if may_pass(&failure) && !self.is_lost => {
+                        Err(failure) if is_transient(&failure) && !self.is_lost => {
                             self.is_lost = true;
-                            return Ok(Step::Lost(cell(&failure.message)));
+                            return Ok(WatchStep::Lost(cell(&failure.message)));
                         }
-                        Err(failure) if may_pass(&failure) => {}
+                        Err(failure) if is_transient(&failure) => {}
                         Err(failure) => return Err(failure),
                     }
                     continue;
@@ -148,30 +148,30 @@ impl Changes {
             };
             match step {
                 FeedStep::Event(event) => self.take(&event.data),
-                FeedStep::Lost { why } => return Ok(Step::Lost(cell(&why))),
+                FeedStep::Lost { why } => return Ok(WatchStep::Lost(cell(&why))),
                 FeedStep::Back => {
                     self.must_compare = true;
-                    return Ok(Step::Back);
+                    return Ok(WatchStep::Back);
                 }
             }
         }
     }
 
-    /// Takes one event of a feed. What is not about holds changes nothing.
+    /// Applies one event of a feed. Events about other things change nothing.
     fn take(&mut self, data: &str) {
         let Ok(event) = serde_json::from_str::<Value>(data) else {
             return;
         };
         match self.source {
-            Source::Holds(_) => {
+            ChangeSource::Holds(_) => {
                 let word = text(&event, "change").to_owned();
                 if event["hold"].is_object() {
-                    self.tell(&word, event["hold"].clone());
-                    // The order is the server's to say.
+                    self.report_change(&word, event["hold"].clone());
+                    // Only the list has the server's order.
                     self.must_compare = true;
                 }
             }
-            Source::Sessions(_) => {
+            ChangeSource::Sessions(_) => {
                 for event in elements(&event, "events") {
                     let kind = text(event, "type");
                     if kind == "hold_opened" {
@@ -183,18 +183,18 @@ impl Changes {
                     );
                 }
             }
-            Source::Asking => {}
+            ChangeSource::Asking => {}
         }
     }
 
-    /// Tells a change, unless it was told. A list may know of a change before its event comes.
-    fn tell(&mut self, word: &str, hold: Value) {
+    /// Reports a change once. The list may show a change before its event arrives.
+    fn report_change(&mut self, word: &str, hold: Value) {
         if self.done.contains(&hold["id"]) {
             return;
         }
         let at = self.open.iter().position(|open| open["id"] == hold["id"]);
         let Some(at) = at else {
-            // It may have come and gone between two looks: both are told.
+            // The hold opened and was decided between two polls: report both.
             let mut opened = hold.clone();
             opened["status"] = "open".into();
             if let Some(fields) = opened.as_object_mut() {
@@ -203,7 +203,7 @@ impl Changes {
             self.open.push(opened.clone());
             self.push("opened", opened);
             if word != "opened" {
-                self.tell(word, hold);
+                self.report_change(word, hold);
             }
             return;
         };
@@ -229,12 +229,12 @@ impl Changes {
 
     fn push(&mut self, word: &str, hold: Value) {
         let word = word.to_owned();
-        self.ready.push_back(Change { word, hold });
+        self.ready.push_back(WatchedChange { word, hold });
     }
 
-    /// Compares what is open with what was told.
-    async fn compare(&mut self) -> Result<(), Failure> {
-        let mut now = Pages::holds(Vec::new())
+    /// Compares the open holds on the server with the reported ones.
+    async fn compare_with_list(&mut self) -> Result<(), Failure> {
+        let mut now = ListPages::holds(Vec::new())
             .take(&self.client, usize::MAX)
             .await?;
         let is_listed = |id: &str| now.iter().any(|hold| text(hold, "id") == id);
@@ -243,14 +243,14 @@ impl Changes {
             .chain(self.named.iter().cloned())
             .filter(|id| !is_listed(id))
             .collect();
-        // Everything is asked before anything is told: asking may fail in the middle.
+        // Fetch everything before reporting anything: a fetch may fail halfway.
         let mut decided = Vec::new();
         for id in gone {
             match self.client.get(&format!("/v1/holds/{id}")).await {
                 Ok(answer) if text(&answer.body, "status") != "open" => decided.push(answer.body),
                 // Opened after the list was read.
                 Ok(answer) => now.push(answer.body),
-                // Its session was deleted, or this key never saw it.
+                // The session was deleted, or this key may not see the hold.
                 Err(failure) if failure.exit == Exit::NotFound => {
                     let known = self.open.iter().find(|hold| text(hold, "id") == id);
                     decided.extend(known.map(|hold| {
@@ -264,24 +264,24 @@ impl Changes {
         }
         self.named.clear();
         for hold in decided {
-            self.tell("decided", hold);
+            self.report_change("decided", hold);
         }
         for hold in &now {
             let before = self.open.iter().find(|open| open["id"] == hold["id"]);
             let is_voted = before.is_some_and(|before| before["votes"] != hold["votes"]);
-            self.tell(if is_voted { "voted" } else { "opened" }, hold.clone());
+            self.report_change(if is_voted { "voted" } else { "opened" }, hold.clone());
         }
         self.open = now;
         Ok(())
     }
 }
 
-/// Whether the server has no such feed, or not for this key.
+/// Whether the server lacks this feed, or refuses it to this key.
 fn is_missing(failure: &Failure) -> bool {
     matches!(failure.status, Some(403..=405 | 400))
 }
 
-fn may_pass(failure: &Failure) -> bool {
+fn is_transient(failure: &Failure) -> bool {
     matches!(failure.exit, Exit::Unreachable | Exit::TimedOut)
         || matches!(failure.status, Some(429 | 503))
 }
@@ -292,11 +292,11 @@ mod tests {
 
     use super::*;
 
-    fn changes() -> Changes {
+    fn changes() -> HoldChanges {
         let address = "http://127.0.0.1:1".parse().expect("an address");
-        Changes {
+        HoldChanges {
             client: Client::new(address, None, ASK_EVERY).expect("a client"),
-            source: Source::Asking,
+            source: ChangeSource::Asking,
             open: Vec::new(),
             done: VecDeque::new(),
             named: Vec::new(),
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    fn told(changes: &mut Changes) -> Vec<String> {
+    fn told(changes: &mut HoldChanges) -> Vec<String> {
         let told = changes.ready.drain(..);
         told.map(|change| format!("{} {}", change.word, text(&change.hold, "status")))
             .collect()
@@ -316,15 +316,15 @@ mod tests {
     fn each_change_is_told_once_whoever_knew_first() {
         let hold = |status: &str, votes: &[&str]| json!({ "id": "hld_1", "status": status, "votes": votes });
         let mut changes = changes();
-        changes.tell("opened", hold("open", &[]));
-        changes.tell("opened", hold("open", &[]));
+        changes.report_change("opened", hold("open", &[]));
+        changes.report_change("opened", hold("open", &[]));
         assert_eq!(told(&mut changes), ["opened open"]);
-        changes.tell("voted", hold("open", &["a"]));
-        changes.tell("voted", hold("open", &["a"]));
+        changes.report_change("voted", hold("open", &["a"]));
+        changes.report_change("voted", hold("open", &["a"]));
         assert_eq!(told(&mut changes), ["voted open"]);
-        changes.tell("decided", hold("approved", &["a", "b"]));
-        changes.tell("decided", hold("approved", &["a", "b"]));
-        changes.tell("opened", hold("open", &[]));
+        changes.report_change("decided", hold("approved", &["a", "b"]));
+        changes.report_change("decided", hold("approved", &["a", "b"]));
+        changes.report_change("opened", hold("open", &[]));
         assert_eq!(told(&mut changes), ["decided approved"]);
         assert!(changes.open.is_empty());
     }
@@ -333,7 +333,7 @@ mod tests {
     fn what_came_and_went_between_two_looks_is_told_whole() {
         let mut changes = changes();
         let hold = json!({ "id": "hld_1", "status": "rejected", "decision": { "by": "local" } });
-        changes.tell("decided", hold);
+        changes.report_change("decided", hold);
         assert!(changes.ready[0].hold["decision"].is_null());
         assert_eq!(told(&mut changes), ["opened open", "decided rejected"]);
     }

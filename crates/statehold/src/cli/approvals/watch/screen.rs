@@ -1,5 +1,5 @@
-//! What `watch` draws: the open holds, the tree of the most urgent one's session, and what was
-//! decided last.
+//! The screen of `watch`: the open holds, the tree of the most urgent session, and the last
+//! decisions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,39 +8,39 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::list::table;
-use super::changes::Change;
+use super::changes::WatchedChange;
 use crate::cli::answers::{read, text};
 use crate::cli::frame::Frame;
-use crate::cli::hold::Hold;
-use crate::cli::output::{Output, Tone};
+use crate::cli::hold::HoldInfo;
+use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::cell;
 use crate::cli::resolve::{HoldNames, short};
-use crate::cli::tree::{Extent, Tree};
+use crate::cli::tree::{SessionTree, TreeExtent};
 use crate::client::Client;
 
 /// How many decisions stay on the screen.
 const DECIDED_SHOWN: usize = 5;
-/// How long the tree of a decision stays, so that one sees everything go on.
+/// How long the tree of a decided hold stays, so that people see the tasks resume.
 const TREE_STAYS_SECONDS: i64 = 10;
 
-/// How long the screen waits for what it shows besides the holds.
+/// The timeout of the calls that load names and trees.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
-pub(super) struct Screen {
+pub(super) struct WatchScreen {
     client: Client,
     frame: Frame,
     names: HoldNames,
     /// The last decisions, the newest first.
-    decided: VecDeque<Hold>,
-    /// The session of the last decision, and when that was seen.
+    decided: VecDeque<HoldInfo>,
+    /// The session of the last decision, and when it was seen.
     recent: Option<(String, Timestamp)>,
-    /// What is wrong with the connection.
+    /// The connection error, if there is one.
     trouble: Option<String>,
     must_name: bool,
 }
 
-impl Screen {
+impl WatchScreen {
     pub(super) fn new(client: &Client) -> Self {
         Self {
             client: client.within(PATIENCE),
@@ -53,28 +53,28 @@ impl Screen {
         }
     }
 
-    pub(super) fn happened(&mut self, change: &Change) {
+    pub(super) fn record_change(&mut self, change: &WatchedChange) {
         self.must_name = true;
         if change.word != "decided" {
             return;
         }
-        if let Ok(hold) = read::<Hold>(&change.hold) {
+        if let Ok(hold) = read::<HoldInfo>(&change.hold) {
             self.recent = Some((hold.session_id.clone(), Timestamp::now()));
             self.decided.push_front(hold);
             self.decided.truncate(DECIDED_SHOWN);
         }
     }
 
-    pub(super) fn lost(&mut self, why: Option<&str>) {
+    pub(super) fn set_connection_error(&mut self, why: Option<&str>) {
         self.trouble = why.map(|why| format!("connection lost ({why}), retrying…"));
     }
 
-    pub(super) async fn draw(&mut self, open: &[Value], output: &Output) -> anyhow::Result<()> {
+    pub(super) async fn draw(&mut self, open: &[Value], output: &CliOutput) -> anyhow::Result<()> {
         let holds = open
             .iter()
             .map(read)
-            .collect::<anyhow::Result<Vec<Hold>>>()?;
-        // Names are looked up again only when holds came or went.
+            .collect::<anyhow::Result<Vec<HoldInfo>>>()?;
+        // Names are loaded again only after holds opened or closed.
         if self.must_name
             && self.trouble.is_none()
             && let Ok(names) = HoldNames::load(&self.client).await
@@ -92,10 +92,10 @@ impl Screen {
         lines.extend(self.tree(&holds, output).await);
         if !self.decided.is_empty() {
             lines.push(String::new());
-            lines.push(Tone::Strong.paint("decided"));
+            lines.push(TextTone::Strong.paint("decided"));
         }
         for hold in &self.decided {
-            let tone = Tone::of_status(&hold.status);
+            let tone = TextTone::of_status(&hold.status);
             lines.push(format!(
                 "{}  {}   {}",
                 cell(&self.names.name(&hold.alias, &hold.session_id)),
@@ -108,18 +108,18 @@ impl Screen {
         self.frame.draw(&lines)
     }
 
-    fn headline(&self, count: usize, output: &Output) -> String {
+    fn headline(&self, count: usize, output: &CliOutput) -> String {
         let state = match &self.trouble {
-            Some(trouble) => Tone::Bad.paint(trouble),
-            None => Tone::Good.paint("live"),
+            Some(trouble) => TextTone::Bad.paint(trouble),
+            None => TextTone::Good.paint("live"),
         };
         let time = output.times.now.strftime("%H:%M:%S UTC");
-        let title = Tone::Strong.paint(&format!("{count} open"));
+        let title = TextTone::Strong.paint(&format!("{count} open"));
         format!("{title} · {state} · {time}")
     }
 
-    /// The tree of what was decided a moment ago, or of the most urgent hold.
-    async fn tree(&self, holds: &[Hold], output: &Output) -> Vec<String> {
+    /// The tree of the session decided last, or of the most urgent hold.
+    async fn tree(&self, holds: &[HoldInfo], output: &CliOutput) -> Vec<String> {
         if self.trouble.is_some() {
             return Vec::new();
         }
@@ -131,17 +131,17 @@ impl Screen {
             (None, Some(first)) => &first.session_id,
             (None, None) => return Vec::new(),
         };
-        // Who decides may not be allowed to read sessions: then there is no tree.
-        let Ok(tree) = Tree::load(&self.client, session).await else {
+        // A key that may decide holds but not read sessions gets no tree.
+        let Ok(tree) = SessionTree::load(&self.client, session).await else {
             return Vec::new();
         };
         let heading = format!("session {}", cell(&short(text(&tree.answer, "session_id"))));
-        let mut lines = vec![String::new(), Tone::Strong.paint(&heading)];
-        lines.extend(tree.lines(None, Extent::Live, &output.times));
+        let mut lines = vec![String::new(), TextTone::Strong.paint(&heading)];
+        lines.extend(tree.lines(None, TreeExtent::Live, &output.times));
         lines
     }
 
-    fn footer(&self, holds: &[Hold]) -> String {
+    fn footer(&self, holds: &[HoldInfo]) -> String {
         match holds.first() {
             Some(first) => {
                 let name = self.names.name(&first.alias, &first.session_id);

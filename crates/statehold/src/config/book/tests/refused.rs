@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and how it is said.
+//! Mistakes in configurations, and their messages.
 
 use super::*;
 use crate::config::tests::refused;
@@ -6,8 +6,8 @@ use crate::exit::explain;
 
 /// One mistake, about this key, that says these words.
 #[track_caller]
-fn mistaken(place: &Place, key: &str, says: &[&str]) {
-    let mistakes = place.declared().expect_err("a mistake");
+fn mistaken(place: &TestPlace, key: &str, says: &[&str]) {
+    let mistakes = place.declare_agents().expect_err("a mistake");
     let [mistake] = &mistakes[..] else {
         panic!("one mistake, not {mistakes:?}");
     };
@@ -25,7 +25,7 @@ fn mistaken(place: &Place, key: &str, says: &[&str]) {
 #[test]
 fn the_name_of_a_tool_server_has_no_mark_between_server_and_tool() {
     mistaken(
-        &Place::new("[tool_servers.my__files]\nurl = \"http://h\"\n", &[]),
+        &TestPlace::new("[tool_servers.my__files]\nurl = \"http://h\"\n", &[]),
         "tool_servers.my__files",
         &["`__` in its name", "single underscores"],
     );
@@ -33,10 +33,10 @@ fn the_name_of_a_tool_server_has_no_mark_between_server_and_tool() {
 
 #[test]
 fn what_a_kind_needs_must_be_there() {
-    let agent = |lines: &str| Place::new(&format!("[agents.a]\n{lines}\n[agents.b]\n"), &[]);
+    let agent = |lines: &str| TestPlace::new(&format!("[agents.a]\n{lines}\n[agents.b]\n"), &[]);
     let llm = |lines: &str| {
         let model = "[models.main]\nbase_url = \"http://h\"\nmodel = \"x\"\n";
-        Place::new(
+        TestPlace::new(
             &format!("{model}[agents.a]\nkind = \"llm\"\n{lines}\n"),
             &[],
         )
@@ -50,7 +50,7 @@ fn what_a_kind_needs_must_be_there() {
     mistaken(
         &agent(&format!("{openai}base_url = \"http://h/v1\"")),
         "agents.a.model",
-        &["is missing", "what the service calls it"],
+        &["is missing", "its name at the service"],
     );
     mistaken(
         &agent("kind = \"conversations\""),
@@ -92,17 +92,17 @@ fn what_a_kind_needs_must_be_there() {
         ("[models.m]\nbase_url = \"http://h\"\n", "models.m.model"),
         ("[tool_servers.t]\n", "tool_servers.t.url"),
     ] {
-        mistaken(&Place::new(file, &[]), key, &["is missing"]);
+        mistaken(&TestPlace::new(file, &[]), key, &["is missing"]);
     }
     let both = "[tool_servers.t]\nurl = \"http://h/\"\ncommand = [\"x\"]\n";
     mistaken(
-        &Place::new(both, &[]),
+        &TestPlace::new(both, &[]),
         "tool_servers.t.command",
         &["together with `url`"],
     );
     let ends = "[models.m]\nmodel = \"x\"\nbase_url = \"http://h/v1/chat/completions\"\n";
     mistaken(
-        &Place::new(ends, &[]),
+        &TestPlace::new(ends, &[]),
         "models.m.base_url",
         &["leave /chat/completions out"],
     );
@@ -112,12 +112,12 @@ fn what_a_kind_needs_must_be_there() {
 fn whatever_is_named_is_declared() {
     let router = |lines: &str| {
         let file = format!("[agents.a]\nkind = \"router\"\n{lines}\n[agents.b]\n[agents.c]\n");
-        Place::new(&file, &[])
+        TestPlace::new(&file, &[])
     };
     mistaken(
         &router("agents = [\"b\", \"x\"]\notherwise = \"b\""),
         "agents.a.agents",
-        &["`x`", "no such agent", "[agents.x]", "b, c"],
+        &["`x`", "not a declared agent", "[agents.x]", "b, c"],
     );
     mistaken(
         &router("agents = [\"b\", \"b\"]\notherwise = \"b\""),
@@ -127,7 +127,7 @@ fn whatever_is_named_is_declared() {
     mistaken(
         &router("agents = [\"b\"]\nrules = [{ pattern = \"x\", agent = \"x\" }]"),
         "agents.a.rules",
-        &["`x`", "no such agent", "statehold.toml"],
+        &["`x`", "not a declared agent", "statehold.toml"],
     );
     mistaken(
         &router("agents = [\"b\"]\notherwise = \"c\""),
@@ -137,23 +137,25 @@ fn whatever_is_named_is_declared() {
     mistaken(
         &router("agents = [\"b\"]\notherwise = \"b\"\nmodel = \"x\""),
         "agents.a.model",
-        &["`x`", "no such model", "[models.x]"],
+        &["`x`", "not a declared model", "[models.x]"],
     );
     let llm = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\n\
                [agents.a]\nkind = \"llm\"\nmodel = \"m\"\nprompt = \"x\"\ntool_servers = [\"t\"]\n";
     mistaken(
-        &Place::new(llm, &[]),
+        &TestPlace::new(llm, &[]),
         "agents.a.tool_servers",
-        &["`t`", "no such tool server", "[tool_servers.t]"],
+        &["`t`", "not a declared tool server", "[tool_servers.t]"],
     );
-    let own = Place::new("[agents.\"statehold.x\"]\n", &[]);
+    let own = TestPlace::new("[agents.\"statehold.x\"]\n", &[]);
     mistaken(&own, "agents.\"statehold.x\"", &["only the server itself"]);
 }
 
-/// What to do about the one mistake.
+/// The hint of the only mistake.
 #[track_caller]
 fn hint(file: &str) -> String {
-    let mistakes = Place::new(file, &[]).declared().expect_err("a mistake");
+    let mistakes = TestPlace::new(file, &[])
+        .declare_agents()
+        .expect_err("a mistake");
     let [mistake] = &mistakes[..] else {
         panic!("one mistake, not {mistakes:?}");
     };
@@ -213,11 +215,11 @@ fn a_router_does_not_lead_back_to_itself() {
         )
     };
     let alone = format!("{}[agents.w]\n", router("a", "a"));
-    mistaken(&Place::new(&alone, &[]), "agents.a.agents", &["a → a"]);
+    mistaken(&TestPlace::new(&alone, &[]), "agents.a.agents", &["a → a"]);
     let [b, c, d] = [("b", "c"), ("c", "d"), ("d", "b")].map(|(from, to)| router(from, to));
     let three = format!("{b}{c}{d}{}[agents.w]\n", router("outside", "b"));
     mistaken(
-        &Place::new(&three, &[]),
+        &TestPlace::new(&three, &[]),
         "agents.b.agents",
         &["b → c → d → b"],
     );
@@ -232,7 +234,7 @@ fn a_router_does_not_lead_back_to_itself() {
 
 #[test]
 fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
-    let agent = |lines: &str| Place::new(&format!("[agents.a]\n{lines}\n"), &[("KEY", "x")]);
+    let agent = |lines: &str| TestPlace::new(&format!("[agents.a]\n{lines}\n"), &[("KEY", "x")]);
     mistaken(
         &agent("prompt = \"x\""),
         "agents.a.prompt",
@@ -258,13 +260,13 @@ fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
     );
     let command = "[tool_servers.t]\ncommand = [\"x\"]\ncredential_env = \"KEY\"\n";
     mistaken(
-        &Place::new(command, &[("KEY", "x")]),
+        &TestPlace::new(command, &[("KEY", "x")]),
         "tool_servers.t.credential_env",
         &["servers with a url", "env = [\"NAME\"]"],
     );
     let url = "[tool_servers.t]\nurl = \"http://h/\"\nenv = [\"KEY\"]\n";
     mistaken(
-        &Place::new(url, &[("KEY", "x")]),
+        &TestPlace::new(url, &[("KEY", "x")]),
         "tool_servers.t.env",
         &["servers with a command", "credential_env"],
     );
@@ -280,24 +282,24 @@ fn secrets_come_from_variables_that_hold_something() {
         (&[("A_TOKEN", "a\nb")], "no header"),
         (&[("A_TOKEN", long.as_str())], "8192"),
     ] {
-        let place = Place::new(file, variables);
+        let place = TestPlace::new(file, variables);
         mistaken(&place, "agents.a.credential_env", &["A_TOKEN", says]);
     }
     let model = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\ncredential_env = \"K\"\n";
     mistaken(
-        &Place::new(model, &[]),
+        &TestPlace::new(model, &[]),
         "models.m.credential_env",
         &["K", "not set"],
     );
     let program = "[tool_servers.m]\ncommand = [\"x\"]\nenv = [\"A\", \"B\"]\n";
     mistaken(
-        &Place::new(program, &[("A", "two\nlines")]),
+        &TestPlace::new(program, &[("A", "two\nlines")]),
         "tool_servers.m.env",
         &["B", "not set", "leave its name out"],
     );
     let server = "[tool_servers.m]\nurl = \"http://h\"\ncredential_env = \"K\"\n";
     mistaken(
-        &Place::new(server, &[]),
+        &TestPlace::new(server, &[]),
         "tool_servers.m.credential_env",
         &["K"],
     );
@@ -307,7 +309,7 @@ fn secrets_come_from_variables_that_hold_something() {
 fn files_are_found_beside_the_configuration() {
     let llm = "[models.m]\nbase_url = \"http://h\"\nmodel = \"x\"\n\
                [agents.a]\nkind = \"llm\"\nmodel = \"m\"\nprompt_file = \"a.txt\"\n";
-    let place = Place::new(llm, &[]);
+    let place = TestPlace::new(llm, &[]);
     mistaken(
         &place,
         "agents.a.prompt_file",
@@ -316,16 +318,16 @@ fn files_are_found_beside_the_configuration() {
     let place = place.with("a.txt", " \n");
     mistaken(&place, "agents.a.prompt_file", &["which is empty"]);
     let place = place.with("a.txt", "Be terse.\n");
-    let declared = place.declared().expect("it is there");
+    let declared = place.declare_agents().expect("it is there");
     assert!(
         matches!(&declared.book.agents[&name("a")].kind, AgentKind::Llm(llm) if llm.prompt == "Be terse.\n")
     );
-    let both = Place::new(&format!("{llm}prompt = \"x\"\n"), &[]);
+    let both = TestPlace::new(&format!("{llm}prompt = \"x\"\n"), &[]);
     mistaken(&both, "agents.a.prompt_file", &["together with `prompt`"]);
 
     let openai = "[agents.a]\nkind = \"openai\"\nbase_url = \"http://h\"\nmodel = \"x\"\n\
                   state_schema_file = \"s.json\"\n";
-    let place = Place::new(openai, &[]);
+    let place = TestPlace::new(openai, &[]);
     mistaken(
         &place,
         "agents.a.state_schema_file",
@@ -333,16 +335,16 @@ fn files_are_found_beside_the_configuration() {
     );
     for (text, says) in [
         ("{", "not JSON"),
-        ("{\"type\": \"text\"}", "no JSON Schema"),
-        ("{\"$ref\": \"other.json\"}", "no JSON Schema"),
+        ("{\"type\": \"text\"}", "not a JSON Schema"),
+        ("{\"$ref\": \"other.json\"}", "not a JSON Schema"),
     ] {
-        let place = Place::new(openai, &[]).with("s.json", text);
+        let place = TestPlace::new(openai, &[]).with("s.json", text);
         mistaken(&place, "agents.a.state_schema_file", &[says]);
     }
     let place = place.with("s.json", "{\"type\": \"object\"}");
-    let declared = place.declared().expect("a schema");
+    let declared = place.declare_agents().expect("a schema");
     assert!(declared.book.agents[&name("a")].state_schema.is_some());
-    let both = Place::new(&format!("{openai}state_schema = {{}}\n"), &[]);
+    let both = TestPlace::new(&format!("{openai}state_schema = {{}}\n"), &[]);
     mistaken(
         &both,
         "agents.a.state_schema_file",
@@ -352,11 +354,11 @@ fn files_are_found_beside_the_configuration() {
 
 #[test]
 fn all_mistakes_are_found_at_once_and_the_first_is_said_at_the_start() {
-    let place = Place::new(
+    let place = TestPlace::new(
         "[models.m]\n[agents.a]\nkind = \"openai\"\nprompt = \"x\"\n",
         &[],
     );
-    let mistakes = place.declared().expect_err("mistakes");
+    let mistakes = place.declare_agents().expect_err("mistakes");
     let keys: Vec<&str> = mistakes.iter().map(|mistake| &*mistake.key).collect();
     let expected = [
         "models.m.base_url",
@@ -366,7 +368,7 @@ fn all_mistakes_are_found_at_once_and_the_first_is_said_at_the_start() {
         "agents.a.model",
     ];
     assert_eq!(keys, expected);
-    let failure = Mistakes(mistakes).into_failure();
+    let failure = ConfigMistakes(mistakes).into_failure();
     let (said, _) = explain(&failure.into(), false);
     let said = said.expect("said");
     assert!(said.contains("`models.m.base_url` is missing"), "{said}");
@@ -390,7 +392,7 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[agents.a]\nrules = [{ pattern = \"(\", agent = \"b\" }]\n",
-            ["`agents.a.rules`", "no regular expression"],
+            ["`agents.a.rules`", "not a regular expression"],
         ),
         (
             "[agents.a]\nrules = [{ patern = \"x\", agent = \"b\" }]\n",
@@ -398,11 +400,11 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[agents.a]\nstate_schema = { type = \"text\" }\n",
-            ["`agents.a.state_schema`", "no JSON Schema"],
+            ["`agents.a.state_schema`", "not a JSON Schema"],
         ),
         (
             "[agents.a.tools.t]\napproval_if = { \"$ref\" = \"http://x/y\" }\n",
-            ["`agents.a.tools.t.approval_if`", "no JSON Schema"],
+            ["`agents.a.tools.t.approval_if`", "not a JSON Schema"],
         ),
         (
             "[agents.a]\ntimeout_seconds = 0\n",
@@ -422,7 +424,7 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[models.m]\nbase_url = \"h:1\"\n",
-            ["`models.m.base_url`", "no address"],
+            ["`models.m.base_url`", "not a URL"],
         ),
         (
             "[models.m]\ntimeout_seconds = 3601\n",
@@ -439,7 +441,7 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
         ),
         (
             "[tool_servers.t]\ncommand = []\n",
-            ["`tool_servers.t.command`", "begins with a program"],
+            ["`tool_servers.t.command`", "must begin with a program"],
         ),
         (
             "[tool_servers.t]\nurl = \"http://h/?key=1\"\n",
@@ -463,13 +465,13 @@ fn neither_secrets_nor_prompts_are_said_or_shown() {
         "[agents.a]\nprompt = [\"SECRET\"]\n",
         "[agents.a]\ncredential = \"SECRET\"\n",
     ] {
-        let place = Place::new(file, &[]);
-        let finished = layers(&place.around, None).and_then(Layers::finish);
+        let place = TestPlace::new(file, &[]);
+        let finished = layers(&place.environment, None).and_then(ConfigLayers::finish);
         let (said, _) = explain(&finished.expect_err(file), false);
         let said = said.expect("said");
         assert!(!said.contains("SECRET"), "{said}");
     }
-    let place = Place::new(WHOLE, &VARIABLES);
+    let place = TestPlace::new(WHOLE, &VARIABLES);
     let (_, explained) = place.finished();
     let shown = |key: &str| {
         let found = explained.iter().find(|value| value.key == key);
