@@ -69,7 +69,7 @@ fn main() -> Result<()> {
         Task::Model { deep, seconds } => {
             let mut args = vec!["--seconds".to_owned(), seconds.to_string()];
             args.extend(deep.then(|| "--deep".to_owned()));
-            tool("model", &args)
+            run("statehold-model", &["--bin", "model"], &args)
         }
         Task::Crash {
             server,
@@ -107,11 +107,19 @@ fn build(package: &str, name: &str) -> Result<()> {
     cargo(&["build", "--package", package, "--bin", name], &[])
 }
 
-/// Runs a tool of the testkit, compiled for speed.
+/// Runs a tool of the testkit. All have the same features, so the testkit is compiled once for all.
 fn tool(name: &str, args: &[String]) -> Result<()> {
-    let features = ["--features", "statehold-testkit/bench"];
-    let run = ["run", "--package", "statehold-testkit", "--bin", name];
-    let run = [&run[..], &features].concat();
+    let features = "statehold-testkit/bench";
+    run(
+        "statehold-testkit",
+        &["--bin", name, "--features", features],
+        args,
+    )
+}
+
+/// Runs a program of a test crate, compiled for speed.
+fn run(package: &str, which: &[&str], args: &[String]) -> Result<()> {
+    let run = [&["run", "--package", package], which].concat();
     let mut rest = vec!["--".to_owned()];
     rest.extend_from_slice(args);
     cargo(&run, &rest)

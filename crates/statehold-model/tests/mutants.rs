@@ -8,7 +8,7 @@ use std::thread;
 
 use statehold_core::invariant::Invariant;
 use statehold_core::mutant::Mutant;
-use statehold_testkit::model::{Caught, Scope, hunt};
+use statehold_model::checker::{Caught, Scope, hunt};
 
 /// Distinct worlds to look at in a scope before the next one is tried.
 const WORLDS: usize = 60_000;

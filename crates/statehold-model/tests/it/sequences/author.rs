@@ -17,8 +17,8 @@ use statehold_core::request::{CallState, RequestStatus};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
-use statehold_testkit::fixtures;
-use statehold_testkit::reference::World;
+use statehold_model::fixtures;
+use statehold_model::reference::World;
 use uuid::Uuid;
 
 use super::script::{Act, Dice, Step};

@@ -26,8 +26,8 @@ use statehold_core::record::{Event, Record};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
-use statehold_testkit::fixtures;
-use statehold_testkit::reference::{Answer, KnownMark, World};
+use statehold_model::fixtures;
+use statehold_model::reference::{Answer, KnownMark, World};
 
 use author::{Memory, Sent};
 use cases::Counts;

@@ -8,7 +8,7 @@ use statehold_core::record::{ErasedPayloads, Event, Record};
 use statehold_core::request::{CallState, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
-use statehold_testkit::reference::World;
+use statehold_model::reference::World;
 
 /// How often things were seen, by name.
 pub(super) type Counts = BTreeMap<String, u64>;
