@@ -43,6 +43,9 @@ pub enum EngineError {
     /// The core refused.
     #[error(transparent)]
     Rejected(#[from] Rejection),
+    /// The idempotency key came with another call before.
+    #[error("this idempotency key was used for another call; use a new one")]
+    KeyReused,
     /// A session of this app and user has this name.
     #[error("the name is taken by session {session}; use it, or choose another name")]
     NameTaken {

@@ -154,8 +154,6 @@ impl Client {
             actor,
             entropy: self.random.next_u64(),
             leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
             cold: Cold::default(),
         };
         let outcome = decide(&self.state, command, &ctx).map_err(ClientError::Refused)?;

@@ -47,8 +47,6 @@ impl Engine {
             actor,
             entropy: entropy()?,
             leases: inner.leases_of(state),
-            key: None,
-            known_key: None,
             cold,
         };
         Ok(decide(state, command, &ctx)?)

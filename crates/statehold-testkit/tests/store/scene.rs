@@ -196,8 +196,6 @@ impl Author {
             actor,
             entropy: self.client.random.next_u64(),
             leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
             cold: Cold {
                 past,
                 ..Cold::default()

@@ -237,7 +237,6 @@ const REQUIRED: &[(&str, u64)] = &[
     ("refused HoldMalformed", 100),
     ("refused HoldsOpen", 10),
     ("refused ItemMalformed", 25),
-    ("refused KeyReused", 10),
     ("refused LeaseLive", 100),
     ("refused LeaseNeeded", 10),
     ("refused Limit bytes of one payload", 10),

@@ -207,8 +207,6 @@ impl Story {
             actor: Self::actor(role)?,
             entropy: entropy()?,
             leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
             cold: Cold::default(),
         };
         if let Command::DecideHold { hold, .. } = command {
