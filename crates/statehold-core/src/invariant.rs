@@ -1,4 +1,4 @@
-//! What is promised, as 27 named predicates.
+//! The promises, as 27 named predicates.
 //!
 //! The model checker, the property tests and `statehold check` all evaluate these same functions. A
 //! predicate sees an [`Observation`] and the [`Facts`] that the records before it established; it

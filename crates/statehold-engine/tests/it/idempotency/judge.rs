@@ -55,7 +55,7 @@ pub(super) struct LoggedCall {
     pub(super) revision: u64,
 }
 
-/// What is promised to callers that use a key.
+/// A promise to callers that use a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum KeyPromise {
     /// A call that is answered took effect once, however often it was made.
@@ -92,7 +92,7 @@ struct KnownCall {
     is_recovered: bool,
 }
 
-/// What each key stands for, and how often each interesting case was met.
+/// The call that each key stands for, and how often each interesting case was met.
 #[derive(Debug, Default)]
 pub(super) struct KeyJudge {
     known: BTreeMap<u8, KnownCall>,

@@ -61,7 +61,7 @@ impl Disk {
 struct ProcessLife {
     engine: Engine,
     store: Arc<GatedStore>,
-    /// Dropped last: whatever the process still does ends with it.
+    /// Dropped last: the tasks of the process end with it.
     runtime: Runtime,
 }
 

@@ -17,7 +17,7 @@ pub(super) enum KeyStep {
     Crash,
 }
 
-/// What happens to calls while their commits are in line.
+/// The fate of calls while their commits are in line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     /// They are written and answered.
