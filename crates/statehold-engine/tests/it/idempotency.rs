@@ -147,13 +147,10 @@ fn every_bug_about_keys_is_noticed_and_every_promise_notices_one() {
     for (bug, promise) in bugs {
         let broken = RefCell::new(BTreeSet::new());
         let result = runner(100, 0).run(&script::script(), |steps| {
-            match run(&steps, Disk::in_memory(), Some(bug)) {
-                Err((first, _)) => {
-                    broken.borrow_mut().insert(first);
-                    Ok(())
-                }
-                Ok(_) => Ok(()),
+            if let Err((first, _)) = run(&steps, Disk::in_memory(), Some(bug)) {
+                broken.borrow_mut().insert(first);
             }
+            Ok(())
         });
         assert!(!matches!(result, Err(TestError::Fail(..))), "{result:?}");
         let broken = broken.into_inner();
