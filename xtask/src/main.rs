@@ -81,7 +81,12 @@ fn main() -> Result<()> {
         Task::Model { deep, seconds } => {
             let mut args = vec!["--seconds".to_owned(), seconds.to_string()];
             args.extend(deep.then(|| "--deep".to_owned()));
-            tool(Profile::Release, "model", &args)
+            run(
+                Profile::Release,
+                "statehold-model",
+                &["--bin", "model"],
+                &args,
+            )
         }
         Task::Crash {
             server,
@@ -132,11 +137,20 @@ fn build(profile: Profile, package: &str, name: &str) -> Result<()> {
     )
 }
 
-/// Runs a tool of the testkit, compiled for speed.
+/// Runs a tool of the testkit. All have the same features, so the testkit is compiled once for all.
 fn tool(profile: Profile, name: &str, args: &[String]) -> Result<()> {
-    let features = ["--features", "statehold-testkit/bench"];
-    let run = ["run", "--package", "statehold-testkit", "--bin", name];
-    let run = [&run[..], &features].concat();
+    let features = "statehold-testkit/bench";
+    run(
+        profile,
+        "statehold-testkit",
+        &["--bin", name, "--features", features],
+        args,
+    )
+}
+
+/// Runs a program of a test crate, compiled for speed.
+fn run(profile: Profile, package: &str, which: &[&str], args: &[String]) -> Result<()> {
+    let run = [&["run", "--package", package], which].concat();
     let mut rest = vec!["--".to_owned()];
     rest.extend_from_slice(args);
     cargo(profile, &run, &rest)

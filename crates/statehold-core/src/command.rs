@@ -243,30 +243,8 @@ pub struct Context {
     pub entropy: u64,
     /// How far heartbeats extended leases. In memory only.
     pub leases: BTreeMap<RequestId, Timestamp>,
-    /// The idempotency key of the call.
-    pub key: Option<CommandKey>,
-    /// What the store knows about that key.
-    pub known_key: Option<KnownKey>,
     /// Finished things that the command names.
     pub cold: Cold,
-}
-
-/// An idempotency key with what it stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CommandKey {
-    /// Digest of tenant, principal and key.
-    pub key: Digest,
-    /// Digest of the call it came with.
-    pub fingerprint: Digest,
-}
-
-/// A call that was done before under the same key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KnownKey {
-    /// Digest of that call.
-    pub fingerprint: Digest,
-    /// The revision it committed.
-    pub revision: u64,
 }
 
 /// Finished things, loaded because the command names them.
@@ -315,7 +293,8 @@ pub enum Outcome {
     Commit(Record),
     /// Commit this record, then refuse: a deadline passed, and that comes first.
     CommitThenRefuse(Record, Rejection),
-    /// It was done before, by the record of this revision; give the same answer.
+    /// The same decision of a hold was taken before, by the record of this revision; give the same
+    /// answer.
     AlreadyDone {
         /// That revision.
         revision: u64,
@@ -567,9 +546,6 @@ pub enum Rejection {
         /// The current one.
         current: u64,
     },
-    /// The key came with another call.
-    #[error("this idempotency key was used for another call; use a new one")]
-    KeyReused,
     /// A limit is reached.
     #[error("limit reached: {limit} is at most {max}")]
     Limit {

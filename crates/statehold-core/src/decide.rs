@@ -31,9 +31,6 @@ pub fn decide(
     let is_new = state.owner.is_none() && matches!(command, Command::CreateSession { .. });
     if !is_new {
         require_reachable(state, ctx)?;
-        if let Some(done) = replay(ctx)? {
-            return Ok(done);
-        }
         require_alive(state, command, ctx)?;
     }
     let mut draft = Draft::new(state, ctx);
@@ -140,22 +137,6 @@ pub fn step(
         Err(_) => {}
     }
     outcome
-}
-
-/// A call that was done before under the same key gets the same answer.
-fn replay(ctx: &Context) -> Result<Option<Outcome>, Rejection> {
-    let (Some(key), Some(known)) = (ctx.key, ctx.known_key) else {
-        return Ok(None);
-    };
-    if mutant::is_on(Mutant::IgnoreKey) {
-        return Ok(None);
-    }
-    if key.fingerprint != known.fingerprint {
-        return Err(Rejection::KeyReused);
-    }
-    Ok(Some(Outcome::AlreadyDone {
-        revision: known.revision,
-    }))
 }
 
 /// Sessions that do not exist and sessions of another tenant answer alike.

@@ -1,4 +1,4 @@
-//! What is promised, as 28 named predicates.
+//! The promises, as 27 named predicates.
 //!
 //! The model checker, the property tests and `statehold check` all evaluate these same functions. A
 //! predicate sees an [`Observation`] and the [`Facts`] that the records before it established; it
@@ -56,8 +56,6 @@ pub enum Invariant {
     MonotoneCommitTime,
     /// Records and items are numbered 1, 2, 3, … without gaps.
     DenseOrder,
-    /// One idempotency key creates at most one thing; with another call it is refused.
-    IdempotentCreation,
     /// Only the holder of the current fence writes for a request.
     Fencing,
     /// An approval needs as many distinct, authorised people as the hold says.
@@ -80,7 +78,7 @@ pub enum Invariant {
 
 impl Invariant {
     /// All promises, in order.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 27] = [
         Self::SingleDecision,
         Self::DecisionIdempotence,
         Self::AtMostOnceRelease,
@@ -99,7 +97,6 @@ impl Invariant {
         Self::ReplayDeterminism,
         Self::MonotoneCommitTime,
         Self::DenseOrder,
-        Self::IdempotentCreation,
         Self::Fencing,
         Self::Quorum,
         Self::InboxCompleteness,
@@ -132,7 +129,6 @@ impl Invariant {
             Self::ReplayDeterminism => "replay determinism",
             Self::MonotoneCommitTime => "monotone commit time",
             Self::DenseOrder => "dense order",
-            Self::IdempotentCreation => "idempotent creation",
             Self::Fencing => "fencing",
             Self::Quorum => "quorum",
             Self::InboxCompleteness => "inbox completeness",

@@ -49,8 +49,6 @@ pub enum Mutant {
     ClockStepsBack,
     /// A record takes a number one too high.
     SkipSequence,
-    /// An idempotency key is ignored.
-    IgnoreKey,
     /// A write with an old fence is taken.
     SkipFence,
     /// One person's votes count each time.
@@ -83,7 +81,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All mutants, in the order of their declaration.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 34] = [
         Self::DecideTwice,
         Self::ReplayAnything,
         Self::DoubleRelease,
@@ -104,7 +102,6 @@ impl Mutant {
         Self::SnapshotForgetsVotes,
         Self::ClockStepsBack,
         Self::SkipSequence,
-        Self::IgnoreKey,
         Self::SkipFence,
         Self::CountVotesTwice,
         Self::RequesterDecides,

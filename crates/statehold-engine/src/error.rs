@@ -58,6 +58,9 @@ pub enum EngineError {
         /// Those that the caller may see.
         holds: Vec<HoldRef>,
     },
+    /// The idempotency key came with another call before.
+    #[error("this idempotency key was used for another call; use a new one")]
+    KeyReused,
     /// A session of this app and user has this name.
     #[error("the name is taken by session {session}; use it, or choose another name")]
     NameTaken {

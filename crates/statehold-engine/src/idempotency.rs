@@ -1,4 +1,8 @@
 //! Idempotency keys: the same call again gets the same bytes, and a duplicate waits for the first.
+//!
+//! The core knows nothing of these keys: a repetition is answered before anything is decided. The first
+//! answer is kept in the transaction of its commit, and the store takes a key once, so that a duplicate
+//! that did not wait cannot commit either. A call that is refused keeps nothing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use statehold_core::command::{Command, Named, Outcome, Rejection};
+use statehold_core::command::{Command, Named, Outcome};
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::SessionId;
 use statehold_core::projection::Changes;
@@ -507,7 +507,9 @@ impl Engine {
             ));
         }
         let (done, _) = self.submit_in_line(session, submission, None).await?;
-        kept.fetch_add(1, Ordering::Relaxed);
+        if !done.replayed {
+            kept.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(done)
     }
 
@@ -525,7 +527,7 @@ impl Engine {
             return Ok(None);
         }
         if answer.fingerprint != key.fingerprint {
-            return Err(Rejection::KeyReused.into());
+            return Err(EngineError::KeyReused);
         }
         Ok(Some(Done {
             revision: answer.revision,
@@ -750,7 +752,7 @@ impl Engine {
         told
     }
 
-    /// The answer to something that was done before.
+    /// The answer to the decision of a hold that was taken before.
     async fn done_before(
         &self,
         session: SessionId,

@@ -681,7 +681,10 @@ impl Store for MemoryStore {
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
         let mut tables = self.lock()?;
-        let expired = tables.answers.values().filter(|kept| kept.expires_at < now);
+        let expired = tables
+            .answers
+            .values()
+            .filter(|kept| kept.expires_at <= now);
         let keys: Vec<Digest> = expired.take(limit).map(|answer| answer.key).collect();
         for key in &keys {
             tables.answers.remove(key);

@@ -251,7 +251,8 @@ pub trait Store: Send + Sync + 'static {
     /// How many answers are kept.
     async fn answers_kept(&self) -> Result<u64, StoreError>;
 
-    /// Forgets answers that expired before `now`, at most `limit`; returns how many.
+    /// Forgets answers whose time is over at `now`, the ones that expire at that very moment included, at
+    /// most `limit`; returns how many.
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
     /// One session as lists show it, deleted ones too.

@@ -17,11 +17,11 @@ use statehold_core::principal::{Actor, Principal};
 use statehold_core::record::{Event, Record};
 use statehold_core::request::{LiveRequest, LiveStatus, RequestOutcome};
 use statehold_core::session::SessionState;
+use statehold_model::fixtures;
 use uuid::Uuid;
 
 pub use self::ledger::Ledger;
 
-use crate::fixtures;
 use crate::workload::Random;
 
 /// How large a tree grows, and how long it storms.

@@ -18,11 +18,11 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::principal::Actor;
 use statehold_core::scope::Scope;
+use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{SharedOwner, Store};
 
-use crate::fixtures;
 use crate::workload::{Client, ClientKeys, Random, session_id};
 
 /// Sessions of one data directory, each written by a task of its own.

@@ -15,10 +15,9 @@ use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::{Owner, SessionState};
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
+use statehold_model::fixtures;
 use statehold_store::{Commit, Store, StoreError};
 use uuid::Uuid;
-
-use crate::fixtures;
 
 /// A small, fast and repeatable source of numbers (splitmix64).
 #[derive(Debug, Clone)]
@@ -155,8 +154,6 @@ impl Client {
             actor,
             entropy: self.random.next_u64(),
             leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
             cold: Cold::default(),
         };
         let outcome = decide(&self.state, command, &ctx).map_err(ClientError::Refused)?;

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use statehold_model::fixtures;
 use statehold_store::sqlite::{FILE_NAME, Meter, SqliteOptions, SqliteStore};
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 
 /// Turns per window: one waypoint falls into each.

@@ -9,9 +9,9 @@ use statehold_core::command::{Command, Fenced};
 use statehold_core::limits::DEPTH_MAX;
 use statehold_core::principal::Actor;
 use statehold_core::record::Event;
+use statehold_model::fixtures;
 use statehold_store::Store;
 use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 
 /// Other sessions that wait as well: they must not matter.

@@ -20,8 +20,8 @@ use uuid::Uuid;
 use super::step;
 use crate::apply::apply;
 use crate::command::{
-    Cold, Command, CommandKey, Context, DecidedHold, Fenced, KnownKey, Named, Outcome, Output,
-    Past, Rejection, StartRequest, StatePatch,
+    Cold, Command, Context, DecidedHold, Fenced, Named, Outcome, Output, Past, Rejection,
+    StartRequest, StatePatch,
 };
 use crate::digest::{BodyRef, Digest, PayloadKey};
 use crate::hold::{CallTarget, DecisionKind, HoldKind, HoldStatus, NewDecision, NewHold, OnExpiry};
@@ -50,7 +50,6 @@ struct World {
     now: Timestamp,
     entropy: u64,
     heartbeats: BTreeMap<RequestId, Timestamp>,
-    keys: BTreeMap<Digest, KnownKey>,
     decided: BTreeMap<HoldId, DecidedHold>,
     ended: BTreeMap<RequestId, RequestOutcome>,
     closed: BTreeMap<TaskId, TaskStatus>,
@@ -101,7 +100,6 @@ impl World {
             now: Timestamp::from_micros(1_000_000_000),
             entropy: 0,
             heartbeats: BTreeMap::new(),
-            keys: BTreeMap::new(),
             decided: BTreeMap::new(),
             ended: BTreeMap::new(),
             closed: BTreeMap::new(),
@@ -137,7 +135,7 @@ impl World {
 
     #[track_caller]
     fn ok_by(&mut self, actor: Actor, command: Command) -> &Record {
-        match self.send(actor, None, command) {
+        match self.send(actor, command) {
             Ok(Outcome::Commit(_)) => self.records.last().expect("a record was just committed"),
             other => panic!("expected a commit, got {other:?}"),
         }
@@ -151,7 +149,7 @@ impl World {
 
     #[track_caller]
     fn no_by(&mut self, actor: Actor, command: Command) -> Rejection {
-        match self.send(actor, None, command) {
+        match self.send(actor, command) {
             Err(rejection) => rejection,
             Ok(outcome) => panic!("expected a refusal, got {outcome:?}"),
         }
@@ -165,7 +163,7 @@ impl World {
 
     #[track_caller]
     fn again_by(&mut self, actor: Actor, command: Command) -> u64 {
-        match self.send(actor, None, command) {
+        match self.send(actor, command) {
             Ok(Outcome::AlreadyDone { revision }) => revision,
             other => panic!("expected an answer from before, got {other:?}"),
         }
@@ -174,25 +172,10 @@ impl World {
     /// Commits the expiry that a late decision runs into, and says what the decider is told.
     #[track_caller]
     fn late(&mut self, command: Command) -> Rejection {
-        match self.send(usual_actor(&command), None, command) {
+        match self.send(usual_actor(&command), command) {
             Ok(Outcome::CommitThenRefuse(_, rejection)) => rejection,
             other => panic!("expected an expiry, got {other:?}"),
         }
-    }
-
-    /// Sends a command under an idempotency key.
-    #[track_caller]
-    fn keyed(
-        &mut self,
-        key: &str,
-        fingerprint: &str,
-        command: Command,
-    ) -> Result<Outcome, Rejection> {
-        let key = CommandKey {
-            key: digest(key),
-            fingerprint: digest(fingerprint),
-        };
-        self.send(usual_actor(&command), Some(key), command)
     }
 
     #[track_caller]
@@ -200,20 +183,13 @@ impl World {
         clippy::needless_pass_by_value,
         reason = "stories build commands in place"
     )]
-    fn send(
-        &mut self,
-        actor: Actor,
-        key: Option<CommandKey>,
-        command: Command,
-    ) -> Result<Outcome, Rejection> {
+    fn send(&mut self, actor: Actor, command: Command) -> Result<Outcome, Rejection> {
         self.entropy += ENTROPY_STEP;
         let ctx = Context {
             now: self.now,
             actor,
             entropy: self.entropy,
             leases: self.heartbeats.clone(),
-            key,
-            known_key: key.and_then(|key| self.keys.get(&key.key).copied()),
             cold: self.cold(&command),
         };
         let before = self.state.clone();
@@ -227,16 +203,6 @@ impl World {
         }));
         if let Some(record) = result.as_ref().ok().and_then(Outcome::record) {
             self.keep(&before, record);
-            // A call that commits an expiry is refused all the same, so its key stays free.
-            if let (Some(key), Ok(Outcome::Commit(_))) = (key, &result) {
-                let (fingerprint, revision) = (key.fingerprint, self.state.revision);
-                self.facts.absorb_key(key, revision);
-                let known = KnownKey {
-                    fingerprint,
-                    revision,
-                };
-                self.keys.insert(key.key, known);
-            }
         }
         result
     }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::command::CommandKey;
 use crate::digest::Digest;
 use crate::hold::{DecideBy, Decision, HoldStatus};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId, UserId};
@@ -26,8 +25,6 @@ pub struct Facts {
     pub calls: BTreeMap<ItemId, (bool, Option<Digest>)>,
     /// Requests that other requests wait for.
     pub children: BTreeSet<RequestId>,
-    /// Idempotency keys with what they stood for and the revision they committed.
-    pub keys: BTreeMap<Digest, (Digest, u64)>,
 }
 
 /// Facts about one hold.
@@ -63,13 +60,6 @@ impl Facts {
         for event in &record.content.events {
             self.absorb_event(event, record.content.principal);
         }
-    }
-
-    /// Learns that a key was used for a call that committed `revision`.
-    pub fn absorb_key(&mut self, key: CommandKey, revision: u64) {
-        self.keys
-            .entry(key.key)
-            .or_insert((key.fingerprint, revision));
     }
 
     fn absorb_event(&mut self, event: &Event, principal: Principal) {

@@ -40,7 +40,6 @@ pub(super) fn of(invariant: Invariant) -> Predicate {
         Invariant::ReplayDeterminism => replay_determinism,
         Invariant::MonotoneCommitTime => monotone_commit_time,
         Invariant::DenseOrder => dense_order,
-        Invariant::IdempotentCreation => idempotent_creation,
         Invariant::Fencing => fencing,
         Invariant::Quorum => quorum,
         Invariant::InboxCompleteness => inbox_completeness,
@@ -551,25 +550,6 @@ fn dense_order(_: &Facts, seen: &Observation<'_>) -> Verdict {
         ]
         .into_iter()
         .chain(items))
-    })
-}
-
-fn idempotent_creation(facts: &Facts, seen: &Observation<'_>) -> Verdict {
-    on_command(seen, |step| {
-        let Some(key) = step.ctx.key else {
-            return Verdict::NotConcerned;
-        };
-        if is_foreign(step) {
-            return Verdict::NotConcerned;
-        }
-        match facts.keys.get(&key.key) {
-            None => Verdict::NotConcerned,
-            Some((fingerprint, revision)) if *fingerprint == key.fingerprint => all([*step.result
-                == Ok(Outcome::AlreadyDone {
-                    revision: *revision,
-                })]),
-            Some(_) => all([*step.result == Err(Rejection::KeyReused)]),
-        }
     })
 }
 

@@ -50,8 +50,6 @@ impl Engine {
             actor,
             entropy: entropy()?,
             leases: inner.leases_of(state),
-            key: None,
-            known_key: None,
             cold,
         };
         Ok(decide(state, command, &ctx)?)

@@ -1,8 +1,8 @@
 //! A store whose commits wait at a gate, so that a test can look at the moment in between.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use async_trait::async_trait;
 use statehold_core::digest::Digest;
@@ -23,12 +23,16 @@ use statehold_store::{
 };
 use tokio::sync::{Mutex, watch};
 
-/// The reference store behind a gate: a commit is written only when the gate is open, in the order
-/// in which commits were put in line.
-#[derive(Debug)]
+/// A store behind a gate: a commit is written only when the gate is open, in the order in which commits
+/// were put in line.
 pub(crate) struct GatedStore {
-    inner: Arc<MemoryStore>,
+    inner: Arc<dyn Store>,
     gate: watch::Sender<bool>,
+    /// How many commits are in line.
+    waiting: watch::Sender<usize>,
+    bug: Option<StoreBug>,
+    /// The answers that [`StoreBug::KeepsAnswersInMemory`] keeps.
+    in_memory: Arc<std::sync::Mutex<HashMap<Digest, Answer>>>,
     line: Arc<Mutex<()>>,
     /// Which commit from now fails: 1 is the next, 0 is none.
     fails_at: Arc<AtomicUsize>,
@@ -36,11 +40,34 @@ pub(crate) struct GatedStore {
     questions: AtomicUsize,
 }
 
+/// A bug in how a store keeps answers, so that a test can show that it would notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoreBug {
+    /// Answers are not kept.
+    LosesAnswers,
+    /// Answers are kept beside the transaction of their commit, and lost in a crash.
+    KeepsAnswersInMemory,
+    /// A key that is taken is taken once more.
+    TakesKeysTwice,
+    /// Another answer comes back than was kept.
+    GarblesAnswers,
+    /// Answers are kept for ever.
+    KeepsAnswersForEver,
+}
+
 impl GatedStore {
     pub(crate) fn new() -> Self {
+        Self::over(Arc::new(MemoryStore::new()), None)
+    }
+
+    /// A gate before a store, which may have a bug.
+    pub(crate) fn over(inner: Arc<dyn Store>, bug: Option<StoreBug>) -> Self {
         Self {
-            inner: Arc::new(MemoryStore::new()),
+            inner,
             gate: watch::Sender::new(true),
+            waiting: watch::Sender::new(0),
+            bug,
+            in_memory: Arc::default(),
             line: Arc::default(),
             fails_at: Arc::default(),
             begun: AtomicUsize::new(0),
@@ -58,9 +85,15 @@ impl GatedStore {
         self.questions.swap(0, Ordering::SeqCst)
     }
 
-    fn asked(&self) -> &MemoryStore {
+    fn asked(&self) -> &dyn Store {
         self.questions.fetch_add(1, Ordering::SeqCst);
-        &self.inner
+        &*self.inner
+    }
+
+    /// Waits until no commit is in line.
+    pub(crate) async fn drained(&self) {
+        let mut waiting = self.waiting.subscribe();
+        drop(waiting.wait_for(|waiting| *waiting == 0).await);
     }
 
     /// How many commits were put in line since the last time.
@@ -79,22 +112,62 @@ impl GatedStore {
     }
 }
 
+/// Writes a commit, with the bug that the store has.
+async fn write(
+    inner: &dyn Store,
+    mut commit: Commit,
+    bug: Option<StoreBug>,
+    in_memory: &std::sync::Mutex<HashMap<Digest, Answer>>,
+) -> Result<u64, StoreError> {
+    let mut beside = None;
+    match (bug, &mut commit.answer) {
+        (Some(StoreBug::LosesAnswers), answer) => *answer = None,
+        (Some(StoreBug::KeepsAnswersInMemory), answer) => beside = answer.take(),
+        (Some(StoreBug::KeepsAnswersForEver), Some(answer)) => {
+            answer.expires_at = Timestamp::from_micros(i64::MAX);
+        }
+        (Some(StoreBug::TakesKeysTwice), answer) => {
+            let key = answer.as_ref().map(|answer| answer.key);
+            if let Some(key) = key
+                && inner.answer(key).await?.is_some()
+            {
+                *answer = None;
+            }
+        }
+        (Some(StoreBug::GarblesAnswers | StoreBug::KeepsAnswersForEver) | None, _) => {}
+    }
+    let revision = inner.commit(commit).await?;
+    if let Some(answer) = beside {
+        let kept = in_memory.lock();
+        let mut kept = kept.unwrap_or_else(PoisonError::into_inner);
+        kept.insert(answer.key, answer);
+    }
+    Ok(revision)
+}
+
 #[async_trait]
 impl Store for GatedStore {
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         let (inner, line) = (Arc::clone(&self.inner), Arc::clone(&self.line));
         let (mut gate, fails_at) = (self.gate.subscribe(), Arc::clone(&self.fails_at));
         self.begun.fetch_add(1, Ordering::SeqCst);
+        let (bug, in_memory) = (self.bug, Arc::clone(&self.in_memory));
+        let waiting = self.waiting.clone();
+        waiting.send_modify(|waiting| *waiting += 1);
         // The place in line is taken now, whenever the caller waits for it.
         let turn = line.lock_owned();
         let written = tokio::spawn(async move {
             let _turn = turn.await;
             drop(gate.wait_for(|open| *open).await);
             let order = Ordering::SeqCst;
-            if fails_at.fetch_update(order, order, |nth| nth.checked_sub(1)) == Ok(1) {
-                return Err(StoreError::Full);
-            }
-            inner.commit(commit).await
+            let is_full = fails_at.fetch_update(order, order, |nth| nth.checked_sub(1)) == Ok(1);
+            let written = if is_full {
+                Err(StoreError::Full)
+            } else {
+                write(&*inner, commit, bug, &in_memory).await
+            };
+            waiting.send_modify(|waiting| *waiting -= 1);
+            written
         });
         // The task has begun to stand in line before anything else of this thread goes on.
         tokio::task::yield_now().await;
@@ -210,7 +283,16 @@ impl Store for GatedStore {
     }
 
     async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
-        self.asked().answer(key).await
+        let mut found = self.asked().answer(key).await?;
+        if self.bug == Some(StoreBug::KeepsAnswersInMemory) {
+            let kept = self.in_memory.lock();
+            let kept = kept.unwrap_or_else(PoisonError::into_inner);
+            found = kept.get(&key).cloned();
+        }
+        if let (Some(StoreBug::GarblesAnswers), Some(answer)) = (self.bug, &mut found) {
+            answer.body.push(b'!');
+        }
+        Ok(found)
     }
 
     async fn answers_kept(&self) -> Result<u64, StoreError> {

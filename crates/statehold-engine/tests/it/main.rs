@@ -6,6 +6,7 @@ mod both;
 mod credentials;
 mod feed;
 mod gated;
+mod idempotency;
 mod inbox;
 mod order;
 mod rig;

@@ -21,6 +21,10 @@ use crate::gated::GatedStore;
 pub(crate) struct StillClock(AtomicI64);
 
 impl StillClock {
+    pub(crate) fn new() -> Self {
+        Self(AtomicI64::new(1_000_000_000_000))
+    }
+
     pub(crate) fn pass_ms(&self, ms: i64) {
         self.0.fetch_add(ms * 1_000, Ordering::SeqCst);
     }
@@ -44,7 +48,7 @@ impl Rig {
     /// An engine with one session.
     pub(crate) async fn new(ttl: Option<TimeToLive>) -> Self {
         let store = Arc::new(GatedStore::new());
-        let clock = Arc::new(StillClock(AtomicI64::new(1_000_000_000_000)));
+        let clock = Arc::new(StillClock::new());
         let engine = start(&store, &clock).await;
         let tenant = "default".parse().expect("a name");
         let shard = Shard::of_owner("default", "app", "bob");

@@ -248,6 +248,7 @@ impl From<EngineError> for Problem {
             EngineError::SeveralHolds { holds } => {
                 Self::new(Code::SeveralHolds, detail).with("holds", json!(holds))
             }
+            EngineError::KeyReused => Self::new(Code::KeyReused, detail),
             EngineError::NameTaken { session } => {
                 Self::new(Code::NameTaken, detail).with("session_id", session.to_string())
             }
@@ -422,7 +423,6 @@ fn code_of(rejection: &Rejection) -> Code {
         | Rejection::VersionWithoutWrite { .. }
         | Rejection::DuplicateKey { .. }
         | Rejection::MergeOfSessionKey { .. } => Code::BadStateKey,
-        Rejection::KeyReused => Code::KeyReused,
         Rejection::EmptyPatch => Code::EmptyPatch,
         Rejection::Limit { .. } => Code::LimitReached,
         // Commands that only timers send, and those that have no route.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use statehold_core::command::{Output, Rejection};
+use statehold_core::command::Output;
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::RequestId;
 use statehold_core::item::Role as Speaker;
@@ -184,7 +184,7 @@ impl<'a> Search<'a> {
         let text = raw_text(&self.message.words.text);
         let is_other = said.content.is_some_and(|said| said.get() != text.get());
         if is_other || !self.message.words.files.is_empty() {
-            return Err(EngineError::from(Rejection::KeyReused).into());
+            return Err(EngineError::KeyReused.into());
         }
         Ok(())
     }

@@ -108,8 +108,6 @@ fn give_up_leases(conn: &Connection) -> Result<(), StoreError> {
                 actor: Actor::system(owner.tenant.clone()),
                 entropy: 0,
                 leases: BTreeMap::new(),
-                key: None,
-                known_key: None,
                 cold: Cold::default(),
             };
             decide(&state, command, &ctx)

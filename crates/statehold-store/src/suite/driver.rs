@@ -173,8 +173,6 @@ impl Driver {
             actor: actor.clone(),
             entropy: self.fresh_entropy(),
             leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
             cold: self.cold(command).await,
         };
         decide(&self.state, command, &context)

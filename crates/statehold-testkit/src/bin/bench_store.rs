@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rusqlite::Connection;
+use statehold_model::fixtures;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientKeys, Random, session_id};
 use tokio::sync::oneshot;
 

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 
 const SESSIONS: u64 = 3;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use statehold_core::command::Command;
+use statehold_model::fixtures;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_store::{Store, StoreError};
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientError};
 
 use crate::scene::{

@@ -22,13 +22,13 @@ use statehold_core::record::Record;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
+use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{
     Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
     SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
 };
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 use uuid::Uuid;
 
@@ -196,8 +196,6 @@ impl Author {
             actor,
             entropy: self.client.random.next_u64(),
             leases: BTreeMap::new(),
-            key: None,
-            known_key: None,
             cold: Cold {
                 past,
                 ..Cold::default()

@@ -378,7 +378,7 @@ mod policy {
     #[track_caller]
     fn check(decide_by: &DecideBy, actor: Actor, may: bool) {
         let mut w = held_with(|hold| hold.decide_by = Some(decide_by.clone()));
-        let result = w.send(actor, None, w.approve("R1.h1"));
+        let result = w.send(actor, w.approve("R1.h1"));
         match (may, result) {
             (true, Ok(Outcome::Commit(_))) | (false, Err(Rejection::MayNotDecide { .. })) => {}
             (_, other) => panic!("{other:?}"),

@@ -232,47 +232,6 @@ fn a_closed_session_still_answers_for_its_decisions() {
 }
 
 #[test]
-fn the_same_key_with_the_same_call_gets_the_same_answer() {
-    let mut w = new_session();
-    let first = w.keyed("k1", "start a1", start("a1"));
-    assert!(matches!(first, Ok(Outcome::Commit(_))));
-    let again = Ok(Outcome::AlreadyDone { revision: 2 });
-    assert_eq!(w.keyed("k1", "start a1", start("a1")), again);
-    w.check("T1 running R1#0 queued");
-}
-
-#[test]
-fn a_key_cannot_stand_for_two_calls() {
-    let mut w = new_session();
-    w.keyed("k1", "start a1", start("a1"))
-        .expect("a fresh key is taken");
-    let other = w.keyed("k1", "start a2", start("a2"));
-    assert_eq!(other, Err(Rejection::KeyReused));
-    w.keyed("k2", "start a2", start("a2"))
-        .expect("another fresh key is taken");
-}
-
-#[test]
-fn a_key_answers_for_a_session_that_has_closed_since() {
-    let mut w = World::before_the_first_record();
-    w.keyed("k1", "create", create_session())
-        .expect("a fresh key is taken");
-    w.ok(close_session(false));
-    let again = Ok(Outcome::AlreadyDone { revision: 1 });
-    assert_eq!(w.keyed("k1", "create", create_session()), again);
-}
-
-#[test]
-fn a_key_of_a_refused_call_is_still_free() {
-    let mut w = chain(1);
-    let refused = w.keyed("k1", "close", close_session(false));
-    assert_eq!(refused, Err(Rejection::RequestsLive { live: 1 }));
-    w.ok(w.complete("R1"));
-    w.keyed("k1", "close", close_session(false))
-        .expect("the key did nothing yet");
-}
-
-#[test]
 fn commit_time_stands_still_while_the_clock_steps_back() {
     let mut w = new_session();
     w.wait_s(100);
@@ -288,17 +247,4 @@ fn a_foreign_tenant_does_not_learn_that_a_session_exists_by_creating_it() {
     let mut w = new_session();
     let refusal = w.no_by(foreign(client()), create_session());
     assert_eq!(refusal, Rejection::NotFound);
-}
-
-#[test]
-fn a_foreign_tenant_gets_no_answer_for_a_known_key() {
-    let mut w = new_session();
-    w.keyed("k1", "start a1", start("a1"))
-        .expect("a fresh key is taken");
-    let key = CommandKey {
-        key: digest("k1"),
-        fingerprint: digest("start a1"),
-    };
-    let answer = w.send(foreign(client()), Some(key), start("a1"));
-    assert_eq!(answer, Err(Rejection::NotFound));
 }

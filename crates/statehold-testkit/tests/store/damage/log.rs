@@ -48,7 +48,7 @@ impl Unclosed {
                 match step {
                     0..3 => {
                         let create = author.client.create();
-                        let client = statehold_testkit::fixtures::client();
+                        let client = statehold_model::fixtures::client();
                         author.send(&store, &create, client).await;
                     }
                     3 => author.turn(&store).await,

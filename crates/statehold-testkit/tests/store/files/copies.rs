@@ -10,10 +10,10 @@ use statehold_core::record::Change;
 use statehold_core::request::LiveStatus;
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::time::Timestamp;
+use statehold_model::fixtures;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_store::{DueKind, Store, StoreError};
-use statehold_testkit::fixtures;
 use statehold_testkit::workload::ClientKeys;
 
 use super::write_store;

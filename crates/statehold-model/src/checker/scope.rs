@@ -209,7 +209,8 @@ impl Scope {
 
     /// Everything that can happen next.
     pub(super) fn actions(&self, world: &World, actions: &mut Vec<Action>) {
-        actions.extend((0..self.starts).map(Action::Start));
+        let calls = (0..self.starts).filter(|n| !world.started.contains_key(n));
+        actions.extend(calls.map(Action::Start));
         for live in world.core.requests.values() {
             self.worker_actions(world, live, actions);
         }
@@ -320,9 +321,6 @@ fn probes(world: &World, actions: &mut Vec<Action>) {
         Probe::WrongVersion,
         Probe::ClientToolResult,
     ];
-    if !world.facts.keys.is_empty() {
-        probes.push(Probe::ReusedKey);
-    }
     probes.extend(
         world
             .facts

@@ -4,7 +4,8 @@
 //! Messages are never taken off the wire: whatever was sent may arrive at any time, any number of
 //! times, in any order, or never. That is duplication, reordering and loss in one. Workers speak with
 //! their current fence and with the one before, approvers decide holds that were decided long ago,
-//! and the clock may step back.
+//! and the clock may step back. Calls under idempotency keys are the exception: the engine answers their
+//! repetitions, so each reaches the core until it has taken effect, and not again.
 
 mod explore;
 mod scope;
@@ -115,7 +116,6 @@ impl Model for CoreModel {
             ReplayDeterminism "a record is read back",
             MonotoneCommitTime "a record has a time",
             DenseOrder "a record has a number",
-            IdempotentCreation "a key comes again",
             Fencing "a worker writes",
             Quorum "enough people approve",
             InboxCompleteness "the inbox shows a hold",

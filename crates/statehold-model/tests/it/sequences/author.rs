@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use statehold_core::command::{
-    Command, CommandKey, Fenced, Output, StartRequest, StatePatch, StateSet,
-};
+use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Effect, HoldKind, NewDecision, NewHold, OnExpiry, Risk,
@@ -17,8 +15,8 @@ use statehold_core::request::{CallState, LiveStatus};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
-use statehold_testkit::fixtures;
-use statehold_testkit::reference::World;
+use statehold_model::fixtures;
+use statehold_model::reference::World;
 use uuid::Uuid;
 
 use super::script::{Act, Dice, Step};
@@ -26,16 +24,15 @@ use super::script::{Act, Dice, Step};
 /// What the senders remember, so that they can send it again.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    pub(super) keyed: Vec<(Command, Actor, CommandKey)>,
+    pub(super) refused: Vec<(Command, Actor)>,
     pub(super) decided: Vec<(HoldId, NewDecision, Actor)>,
     counter: u64,
 }
 
-/// A command with who sends it, and the idempotency key it comes with.
+/// A command with who sends it.
 pub(super) struct Sent {
     pub(super) command: Command,
     pub(super) actor: Actor,
-    pub(super) key: Option<CommandKey>,
 }
 
 /// Turns a step into a command, as the world is now.
@@ -48,28 +45,7 @@ pub(super) fn command(step: Step, world: &World, memory: &mut Memory) -> Sent {
     author.memory.counter += 1;
     let mut sent = author.write(step.act);
     if author.dice.odd(60) {
-        // Nobody else has this sender's keys: they are digests of tenant and principal too.
         sent.actor.tenant = fixtures::name("t2");
-        sent.key = None;
-    }
-    let may_be_keyed = !matches!(sent.command, Command::DecideHold { .. });
-    if sent.key.is_none() && may_be_keyed && author.dice.odd(6) {
-        let text = format!(
-            "{} {:?} {}",
-            sent.actor.tenant,
-            sent.actor.principal,
-            author.fresh()
-        );
-        let fingerprint = fixtures::digest(&format!("{:?}", sent.command));
-        let key = CommandKey {
-            key: fixtures::digest(&text),
-            fingerprint,
-        };
-        sent.key = Some(key);
-        author
-            .memory
-            .keyed
-            .push((sent.command.clone(), sent.actor.clone(), key));
     }
     sent
 }
@@ -133,11 +109,7 @@ impl Author<'_> {
             _ => self.complete(),
         };
         let (command, actor) = written.unwrap_or_else(|| self.start());
-        Sent {
-            command,
-            actor,
-            key: None,
-        }
+        Sent { command, actor }
     }
 
     // Who and what.
@@ -882,24 +854,11 @@ impl Author<'_> {
         Command::PatchSession { labels, name, ttl }
     }
 
-    /// Something that came with a key, once more; sometimes the key comes with something else.
+    /// A command that was refused, once more: by now it may be allowed.
     fn resend(&mut self) -> Sent {
-        let recent: Vec<_> = self.memory.keyed.iter().rev().take(12).cloned().collect();
-        let Some((command, actor, mut key)) = self.dice.pick(&recent) else {
-            let (command, actor) = self.start();
-            return Sent {
-                command,
-                actor,
-                key: None,
-            };
-        };
-        if self.dice.odd(4) {
-            key.fingerprint = Digest::sha256(b"another call");
-        }
-        Sent {
-            command,
-            actor,
-            key: Some(key),
-        }
+        let recent: Vec<_> = self.memory.refused.iter().rev().take(12).cloned().collect();
+        let again = self.dice.pick(&recent);
+        let (command, actor) = again.unwrap_or_else(|| self.start());
+        Sent { command, actor }
     }
 }

@@ -55,8 +55,6 @@ pub struct World {
     pub items: Vec<KnownItem>,
     /// Every write of a session key.
     pub writes: Vec<KeyWrite>,
-    /// Idempotency keys, with the fingerprint and the revision of the call that used each.
-    pub keys_used: BTreeMap<Digest, (Digest, u64)>,
 }
 
 /// A task that was opened once.
@@ -204,10 +202,6 @@ impl World {
         let answer = next.perform(command, ctx).unwrap_or_else(Answer::Refused);
         if matches!(answer, Answer::Done | Answer::Late(_)) {
             next.look_around(ctx);
-            if let Some(key) = ctx.key {
-                next.keys_used
-                    .insert(key.key, (key.fingerprint, next.revision));
-            }
             *self = next;
         }
         answer

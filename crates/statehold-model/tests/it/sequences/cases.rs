@@ -8,7 +8,7 @@ use statehold_core::record::{ErasedPayloads, Event, Record};
 use statehold_core::request::{CallState, LiveStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
-use statehold_testkit::reference::World;
+use statehold_model::reference::World;
 
 /// How often things were seen, by name.
 pub(super) type Counts = BTreeMap<String, u64>;
@@ -237,7 +237,6 @@ const REQUIRED: &[(&str, u64)] = &[
     ("refused HoldMalformed", 100),
     ("refused HoldsOpen", 10),
     ("refused ItemMalformed", 25),
-    ("refused KeyReused", 10),
     ("refused LeaseLive", 100),
     ("refused LeaseNeeded", 10),
     ("refused Limit bytes of one payload", 10),

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use statehold_testkit::model::{Scope, explore};
+use statehold_model::checker::{Scope, explore};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();

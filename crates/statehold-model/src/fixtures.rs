@@ -95,8 +95,6 @@ pub fn context(actor: Actor, seconds: i64, entropy: u64) -> Context {
         actor,
         entropy,
         leases: BTreeMap::new(),
-        key: None,
-        known_key: None,
         cold: Cold::default(),
     }
 }

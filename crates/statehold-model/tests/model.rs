@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use statehold_testkit::model::{Scope, explore};
+use statehold_model::checker::{Scope, explore};
 
 #[test]
 fn every_promise_holds_in_every_reachable_state() {

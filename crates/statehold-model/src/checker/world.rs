@@ -5,9 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use statehold_core::apply::apply;
-use statehold_core::command::{
-    Cold, Command, CommandKey, Context, DecidedHold, Fenced, KnownKey, StatePatch, StateSet,
-};
+use statehold_core::command::{Cold, Command, Context, DecidedHold, Fenced, StatePatch, StateSet};
 use statehold_core::decide;
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Hold, HoldKind, NewDecision, NewHold, OnExpiry,
@@ -42,6 +40,9 @@ pub struct World {
     pub decided: Arc<BTreeMap<HoldId, DecidedHold>>,
     /// The records. One path to this world; not part of its identity.
     pub log: Arc<Vec<Record>>,
+    /// The client's calls that have taken effect, each with its revision. The engine would keep their
+    /// answers.
+    pub started: BTreeMap<u8, u64>,
     /// The wall clock, in ticks.
     pub wall: u8,
     /// Until when leases were extended by a restart, in ticks.
@@ -96,12 +97,11 @@ impl World {
             let voters: Vec<_> = hold.votes.keys().collect();
             (hold.id, hold.kind, hold.on_expiry, voters)
         });
-        let keys = facts.keys.iter().map(|(key, (call, _))| (key, call));
         (
             (tasks.collect::<Vec<_>>(), &core.requests),
             (holds.collect::<Vec<_>>(), &facts.holds),
             (&facts.ended, &facts.closed, &facts.calls, &facts.children),
-            keys.collect::<Vec<_>>(),
+            self.started.keys().collect::<Vec<_>>(),
             (core.closed, core.last_at, core.items_appended),
             core.keys.len(),
         )
@@ -123,7 +123,8 @@ impl PartialEq for World {
 /// What can happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The client's n-th call arrives, perhaps not for the first time.
+    /// The client's n-th call arrives. It has an idempotency key: once it has taken effect, the engine
+    /// answers its repetitions, and the core never sees them.
     Start(u8),
     /// A worker claims a request.
     Claim(RequestId, u64),
@@ -212,8 +213,6 @@ pub enum Probe {
     WrongVersion,
     /// A client sends a tool result with its question.
     ClientToolResult,
-    /// A key comes with another call.
-    ReusedKey,
     /// A finished task is asked again.
     FinalTask(TaskId),
     /// A task is asked from elsewhere in the tree.
@@ -232,6 +231,7 @@ impl World {
             facts: Arc::default(),
             decided: Arc::default(),
             log: Arc::default(),
+            started: BTreeMap::new(),
             wall: 0,
             grace: 0,
             durable: 0,
@@ -265,8 +265,6 @@ impl World {
             actor,
             entropy,
             leases,
-            key: None,
-            known_key: None,
             cold: Cold::default(),
         }
     }
@@ -295,9 +293,6 @@ impl World {
         self.remember_decided(&before, record);
         let facts = Arc::make_mut(&mut self.facts);
         facts.absorb(record);
-        if let Some(key) = ctx.key {
-            facts.absorb_key(key, record.content.seq);
-        }
         Arc::make_mut(&mut self.log).push(record.clone());
         if mutant::is_on(Mutant::AckEarly) {
             self.acknowledged = self.core.revision;
@@ -393,10 +388,13 @@ impl World {
     fn perform(&mut self, model: &CoreModel, action: Action) {
         match action {
             Action::Start(n) => {
-                let mut ctx = self.context(fixtures::client());
-                self.add_key(&mut ctx, n, "call");
+                let ctx = self.context(fixtures::client());
                 let start = fixtures::start("coordinator");
+                let before = self.core.revision;
                 model.deliver(self, &Command::StartRequest(start), &ctx);
+                if self.core.revision > before {
+                    self.started.insert(n, self.core.revision);
+                }
             }
             Action::Claim(request, worker) => {
                 let ctx = self.context(fixtures::worker(worker));
@@ -503,20 +501,6 @@ impl World {
             || fixtures::worker(1),
             |lease| fixtures::actor(lease.worker, &["worker"]),
         )
-    }
-
-    fn add_key(&self, ctx: &mut Context, n: u8, call: &str) {
-        let key = fixtures::digest(&format!("key {n}"));
-        let fingerprint = fixtures::digest(call);
-        ctx.key = Some(CommandKey { key, fingerprint });
-        ctx.known_key = self
-            .facts
-            .keys
-            .get(&key)
-            .map(|(fingerprint, revision)| KnownKey {
-                fingerprint: *fingerprint,
-                revision: *revision,
-            });
     }
 
     fn append(&mut self, model: &CoreModel, by: Fenced, items: Vec<NewItem>) {
@@ -635,10 +619,7 @@ impl World {
             rebuilt.remember_decided(&before, record);
             facts.absorb(record);
         }
-        facts.keys = self.facts.keys.clone();
-        facts
-            .keys
-            .retain(|_, (_, revision)| *revision <= kept_until);
+        self.started.retain(|_, revision| *revision <= kept_until);
         let seen = Recovery {
             acknowledged: self.acknowledged,
             origin: &origin,
@@ -681,10 +662,6 @@ impl World {
             },
             Probe::ClientToolResult => {
                 start.items = vec![call_item(false)];
-                Command::StartRequest(start)
-            }
-            Probe::ReusedKey => {
-                self.add_key(&mut ctx, 0, "another call");
                 Command::StartRequest(start)
             }
             Probe::FinalTask(task) => {

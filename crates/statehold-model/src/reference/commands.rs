@@ -29,14 +29,6 @@ impl World {
         {
             return Err(Rejection::NotFound);
         }
-        let used = ctx.key.and_then(|key| self.keys_used.get(&key.key));
-        if let (Some(key), Some((fingerprint, revision))) = (ctx.key, used.copied()) {
-            return if fingerprint == key.fingerprint {
-                Ok(Answer::Again { revision })
-            } else {
-                Err(Rejection::KeyReused)
-            };
-        }
         let answer = match command {
             _ if self.deleted => return Err(Rejection::NotFound),
             Command::CreateSession {

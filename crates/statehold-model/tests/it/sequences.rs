@@ -15,7 +15,7 @@ use proptest::test_runner::{
     Config, RngAlgorithm, TestCaseError, TestCaseResult, TestRng, TestRunner,
 };
 use statehold_core::apply::apply;
-use statehold_core::command::{Command, Context, KnownKey, Outcome, Rejection};
+use statehold_core::command::{Command, Context, Outcome, Rejection};
 use statehold_core::decide;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::invariant::{
@@ -26,8 +26,8 @@ use statehold_core::record::{Event, Record};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
-use statehold_testkit::fixtures;
-use statehold_testkit::reference::{Answer, KnownMark, World};
+use statehold_model::fixtures;
+use statehold_model::reference::{Answer, KnownMark, World};
 
 use author::{Memory, Sent};
 use cases::Counts;
@@ -116,12 +116,8 @@ impl Run {
             trace: Vec::new(),
         };
         let (command, actor) = (fixtures::create_session(), fixtures::client());
-        run.send(&Sent {
-            command,
-            actor,
-            key: None,
-        })
-        .expect("the session begins");
+        run.send(&Sent { command, actor })
+            .expect("the session begins");
         run
     }
 
@@ -159,7 +155,6 @@ impl Run {
         let ctx = self.context(&Sent {
             command: fixtures::create_session(),
             actor: fixtures::client(),
-            key: None,
         });
         for request in 0..self.world.requests.len() {
             if self.world.is_live(request) && self.world.has_live_lease(request, &ctx) {
@@ -190,17 +185,11 @@ impl Run {
 
     fn context(&mut self, sent: &Sent) -> Context {
         self.entropy += 1 << 16;
-        let known = sent.key.and_then(|key| self.world.keys_used.get(&key.key));
         Context {
             now: self.now,
             actor: sent.actor.clone(),
             entropy: self.entropy,
             leases: self.heartbeats.clone(),
-            key: sent.key,
-            known_key: known.map(|(fingerprint, revision)| KnownKey {
-                fingerprint: *fingerprint,
-                revision: *revision,
-            }),
             cold: self.world.cold_for(&sent.command),
         }
     }
@@ -212,6 +201,10 @@ impl Run {
         let result = decide::step(&mut self.state, command, &ctx);
         let answer = self.world.run(command, &ctx);
         self.note(sent, &result, ctx.now);
+        if result.is_err() && !matches!(command, Command::DecideHold { .. }) {
+            let refused = (command.clone(), sent.actor.clone());
+            self.memory.refused.push(refused);
+        }
         self.count(&format!("command {:?}", command.name()));
         self.require(agree(command, &result, &answer), || {
             format!("the core says {result:?}\nthe reference says {answer:?}")
@@ -236,9 +229,6 @@ impl Run {
                     }
                     if record.content.at > ctx.now {
                         self.count("committed while the clock was behind");
-                    }
-                    if let Some(key) = ctx.key {
-                        self.facts.absorb_key(key, record.content.seq);
                     }
                 }
                 match outcome {
@@ -379,10 +369,7 @@ impl Run {
 
     /// A copy goes its own way; here it is looked at and left.
     fn fork(&mut self, session: SessionId, sent: &Sent) -> TestCaseResult {
-        let ctx = self.context(&Sent {
-            key: None,
-            ..sent_again(sent)
-        });
+        let ctx = self.context(sent);
         let result = decide::decide(&self.state, &sent.command, &ctx);
         self.note(sent, &result, ctx.now);
         let expected = if sent.actor.tenant != fixtures::name("t1") || self.world.deleted {
@@ -475,14 +462,6 @@ impl Run {
 
     fn count(&mut self, name: &str) {
         *self.counts.entry(name.to_owned()).or_default() += 1;
-    }
-}
-
-fn sent_again(sent: &Sent) -> Sent {
-    Sent {
-        command: sent.command.clone(),
-        actor: sent.actor.clone(),
-        key: sent.key,
     }
 }
 
