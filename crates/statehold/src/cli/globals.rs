@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::output::Output;
 use super::times::{TimeStyle, Times};
-use crate::client::{Address, Client};
+use crate::client::{Client, ServerAddress};
 use crate::config::secret;
 use crate::exit::Failure;
 
@@ -124,7 +124,7 @@ impl Globals {
 
     /// A client of another server, with the same key and patience.
     pub(super) fn client_of(&self, url: &str, output: &Output) -> anyhow::Result<Client> {
-        let address: Address = url.parse()?;
+        let address: ServerAddress = url.parse()?;
         let token = self.token(output)?;
         let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
         Ok(Client::new(address, token.as_deref(), timeout)?)

@@ -17,7 +17,7 @@ use crate::cli::ask;
 use crate::cli::hold::{Hold, why_not};
 use crate::cli::output::{Output, Tone};
 use crate::cli::printable::{cell, excerpt};
-use crate::client::{Answer, Client};
+use crate::client::{ApiAnswer, Client};
 use crate::exit::{Exit, Failure};
 
 /// How often a decision is sent if its answer is lost; the pauses together are about 13 seconds.
@@ -312,7 +312,7 @@ async fn post(
     body: &Value,
     key: &str,
     output: &Output,
-) -> Result<Answer, Failure> {
+) -> Result<ApiAnswer, Failure> {
     let path = format!("/v1/holds/{}/decision", hold.id);
     let mut pause = RETRY_MIN;
     let mut tries = 1;

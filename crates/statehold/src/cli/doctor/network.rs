@@ -10,7 +10,7 @@ use jiff::fmt::rfc2822;
 use super::Finding;
 use crate::cli::globals::Globals;
 use crate::cli::output::Output;
-use crate::client::{Answer, Client};
+use crate::client::{ApiAnswer, Client};
 use crate::config::Config;
 use crate::exit::Exit;
 
@@ -70,7 +70,7 @@ fn local_url(listen: SocketAddr) -> String {
     format!("http://{}", SocketAddr::new(ip, listen.port()))
 }
 
-fn judge_server(client: &Client, answer: &Answer) -> Vec<Finding> {
+fn judge_server(client: &Client, answer: &ApiAnswer) -> Vec<Finding> {
     let ours = env!("CARGO_PKG_VERSION");
     let at = client.address();
     let mut findings = vec![match answer.body["version"].as_str() {
@@ -95,7 +95,7 @@ fn judge_server(client: &Client, answer: &Answer) -> Vec<Finding> {
 }
 
 /// Compares our clock with that of the server.
-fn judge_clock(answer: &Answer) -> Option<Finding> {
+fn judge_clock(answer: &ApiAnswer) -> Option<Finding> {
     let date = answer.headers.get(http::header::DATE)?.to_str().ok()?;
     let theirs = rfc2822::parse(date).ok()?.timestamp();
     let apart = (Timestamp::now().as_second() - theirs.as_second()).abs();
