@@ -49,12 +49,15 @@ where
         };
         stream::iter(chunk.map(Ok).into_iter().chain(error.map(Err)))
     });
-    SseByteStream::new(bounded).map_err(|error| match error {
-        sse_stream::Error::Body(error) => *error
-            .downcast()
-            .expect("the only errors of the body are those made above"),
+    SseByteStream::new(bounded).map_err(restore_error)
+}
+
+/// The library boxes the errors of its input, which are of this type alone.
+fn restore_error<E: Error + Send + Sync + 'static>(error: sse_stream::Error) -> EventError<E> {
+    match error {
+        sse_stream::Error::Body(error) => *error.downcast().expect("no other error is put in"),
         _ => EventError::NotText,
-    })
+    }
 }
 
 /// Counts the bytes since the last empty line, without line ends.

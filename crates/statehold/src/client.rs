@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::exit::{Exit, Failure};
 
-pub(crate) use address::Address;
+pub(crate) use address::ServerAddress;
 pub(crate) use events::EventStream;
 pub(crate) use feed::{Feed, FeedStep};
 
@@ -34,14 +34,14 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// A server, and the key to call it with.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
-    address: Address,
+    address: ServerAddress,
     http: reqwest::Client,
     timeout: Duration,
 }
 
 /// A successful answer. The body is null if it is empty.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ApiAnswer {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Value,
 }
@@ -53,7 +53,7 @@ impl Client {
     ///
     /// If the token cannot be sent in a header, or TLS cannot be set up.
     pub(crate) fn new(
-        address: Address,
+        address: ServerAddress,
         token: Option<&str>,
         timeout: Duration,
     ) -> Result<Self, Failure> {
@@ -92,7 +92,7 @@ impl Client {
         })
     }
 
-    pub(crate) fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &ServerAddress {
         &self.address
     }
 
@@ -104,14 +104,14 @@ impl Client {
         }
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Result<Answer, Failure> {
+    pub(crate) async fn get(&self, path: &str) -> Result<ApiAnswer, Failure> {
         self.call(Method::GET, path, None).await
     }
 
     /// Checks that a server answers. An answer that is not JSON counts, with a body of null.
-    pub(crate) async fn probe(&self, path: &str) -> Result<Answer, Failure> {
+    pub(crate) async fn probe(&self, path: &str) -> Result<ApiAnswer, Failure> {
         let (head, bytes) = self.exchange(Method::GET, path, None, None).await?;
-        Ok(Answer {
+        Ok(ApiAnswer {
             headers: head.headers().clone(),
             body: serde_json::from_slice(&bytes).unwrap_or_default(),
         })
@@ -127,7 +127,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ApiAnswer, Failure> {
         self.answer(method, path, body, None).await
     }
 
@@ -141,7 +141,7 @@ impl Client {
         path: &str,
         body: &Value,
         key: &str,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ApiAnswer, Failure> {
         self.answer(Method::POST, path, Some(body), Some(key)).await
     }
 
@@ -151,9 +151,9 @@ impl Client {
         path: &str,
         body: Option<&Value>,
         key: Option<&str>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ApiAnswer, Failure> {
         let (head, bytes) = self.exchange(method, path, body, key).await?;
-        Ok(Answer {
+        Ok(ApiAnswer {
             body: self.parse(head.status(), &bytes)?,
             headers: head.headers().clone(),
         })
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_token_with_a_line_break_is_refused() {
-        let address: Address = "http://127.0.0.1:1".parse().expect("an address");
+        let address: ServerAddress = "http://127.0.0.1:1".parse().expect("an address");
         let client = Client::new(address, Some("a\r\nb: c"), CONNECT_MAX);
         assert_eq!(client.expect_err("not a token").exit, Exit::Usage);
     }

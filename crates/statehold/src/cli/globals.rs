@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::output::CliOutput;
 use super::times::{TimeFormat, TimeStyle};
-use crate::client::{Address, Client};
+use crate::client::{Client, ServerAddress};
 use crate::config::secret;
 use crate::exit::Failure;
 
@@ -124,7 +124,7 @@ impl GlobalArgs {
 
     /// A client of this server, with the same key and timeout.
     pub(super) fn client_of(&self, url: &str, output: &CliOutput) -> anyhow::Result<Client> {
-        let address: Address = url.parse()?;
+        let address: ServerAddress = url.parse()?;
         let token = self.token(output)?;
         let timeout = self.timeout.unwrap_or(DEFAULT_TIMEOUT);
         Ok(Client::new(address, token.as_deref(), timeout)?)

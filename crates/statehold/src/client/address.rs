@@ -10,9 +10,9 @@ use crate::exit::Failure;
 ///
 /// Invariant: `http` or `https`, with a host, without credentials, query and fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address(Url);
+pub(crate) struct ServerAddress(Url);
 
-impl std::str::FromStr for Address {
+impl std::str::FromStr for ServerAddress {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
@@ -38,7 +38,7 @@ impl std::str::FromStr for Address {
     }
 }
 
-impl Address {
+impl ServerAddress {
     /// The address of a resource. Its path must be encoded.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Address {
     }
 }
 
-impl std::fmt::Display for Address {
+impl std::fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.0.as_str().trim_end_matches('/'))
     }
@@ -76,7 +76,7 @@ impl std::fmt::Display for Address {
 mod tests {
     use super::*;
 
-    fn address(text: &str) -> Address {
+    fn address(text: &str) -> ServerAddress {
         text.parse().expect("an address")
     }
 
@@ -95,7 +95,7 @@ mod tests {
 
     #[track_caller]
     fn refused(text: &str, says: &str) {
-        let failure = text.parse::<Address>().expect_err("not an address");
+        let failure = text.parse::<ServerAddress>().expect_err("not an address");
         let said = format!("{failure} {}", failure.hint.as_deref().unwrap_or_default());
         assert!(said.contains(says), "{said}");
     }

@@ -17,7 +17,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// One event of a feed.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct FeedMessage {
     /// `message` unless the server named another.
     pub(crate) kind: String,
     pub(crate) data: String,
@@ -26,7 +26,7 @@ pub(crate) struct Event {
 /// A step of following a feed.
 #[derive(Debug)]
 pub(crate) enum FeedStep {
-    Event(Event),
+    Event(FeedMessage),
     /// The connection was lost; the next step tries to reconnect.
     Lost {
         why: String,
@@ -83,7 +83,7 @@ impl Feed {
     ///
     /// # Errors
     ///
-    /// If the server refuses to go on, for example because the session was deleted.
+    /// If the server refuses the feed for good, for example because the session was deleted.
     pub(crate) async fn next(&mut self) -> Result<FeedStep, Failure> {
         loop {
             let Some(events) = &mut self.events else {
@@ -113,7 +113,7 @@ impl Feed {
                 self.tries = 0;
                 let kind = event.event.filter(|kind| !kind.is_empty());
                 let kind = kind.unwrap_or_else(|| "message".to_owned());
-                return Ok(FeedStep::Event(Event { kind, data }));
+                return Ok(FeedStep::Event(FeedMessage { kind, data }));
             }
         }
     }

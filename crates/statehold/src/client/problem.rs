@@ -3,11 +3,11 @@
 use http::StatusCode;
 use serde_json::{Map, Value};
 
-use super::Address;
+use super::ServerAddress;
 use crate::exit::{Exit, Failure};
 
 /// The failure for an answer that is not a success.
-pub(super) fn failure(address: &Address, status: StatusCode, body: &[u8]) -> Failure {
+pub(super) fn failure(address: &ServerAddress, status: StatusCode, body: &[u8]) -> Failure {
     let mut problem: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
     // The chat surface has the error object of OpenAI's clients.
     if let Some(Value::Object(error)) = problem.remove("error") {

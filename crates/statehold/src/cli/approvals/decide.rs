@@ -18,7 +18,7 @@ use crate::cli::ask;
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, excerpt};
-use crate::client::{Answer, Client};
+use crate::client::{ApiAnswer, Client};
 use crate::exit::{Exit, Failure};
 
 /// How often a decision is sent if its response is lost; the pauses add up to about 13 seconds.
@@ -322,7 +322,7 @@ async fn post_with_retries(
     body: &Value,
     key: &str,
     output: &CliOutput,
-) -> Result<Answer, Failure> {
+) -> Result<ApiAnswer, Failure> {
     let path = format!("/v1/holds/{}/decision", hold.id);
     let mut pause = RETRY_MIN;
     let mut tries = 1;

@@ -10,7 +10,7 @@ use jiff::fmt::rfc2822;
 use super::DoctorFinding;
 use crate::cli::globals::GlobalArgs;
 use crate::cli::output::CliOutput;
-use crate::client::{Answer, Client};
+use crate::client::{ApiAnswer, Client};
 use crate::config::Config;
 use crate::exit::Exit;
 
@@ -70,7 +70,7 @@ fn local_url(listen: SocketAddr) -> String {
     format!("http://{}", SocketAddr::new(ip, listen.port()))
 }
 
-fn judge_server(client: &Client, answer: &Answer) -> Vec<DoctorFinding> {
+fn judge_server(client: &Client, answer: &ApiAnswer) -> Vec<DoctorFinding> {
     let ours = env!("CARGO_PKG_VERSION");
     let at = client.address();
     let mut findings = vec![match answer.body["version"].as_str() {
@@ -95,7 +95,7 @@ fn judge_server(client: &Client, answer: &Answer) -> Vec<DoctorFinding> {
 }
 
 /// Compares the local clock with the clock of the server.
-fn judge_clock(answer: &Answer) -> Option<DoctorFinding> {
+fn judge_clock(answer: &ApiAnswer) -> Option<DoctorFinding> {
     let date = answer.headers.get(http::header::DATE)?.to_str().ok()?;
     let theirs = rfc2822::parse(date).ok()?.timestamp();
     let apart = (Timestamp::now().as_second() - theirs.as_second()).abs();
