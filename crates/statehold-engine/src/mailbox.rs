@@ -25,6 +25,7 @@ use crate::credentials::{Credential, Pending as PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
+use crate::merge::{self, MergeResults};
 use crate::payloads::Payloads;
 use crate::rights;
 
@@ -202,6 +203,8 @@ pub(crate) struct Submission<'a> {
     pub(crate) command: &'a Command,
     pub(crate) payloads: &'a Payloads,
     pub(crate) reply: &'a Reply,
+    /// The results of its merges, if it has any.
+    pub(crate) merged: Option<&'a MergeResults>,
     /// What comes with it for the worker, and is kept nowhere but in memory.
     pub(crate) credential: Option<&'a Credential>,
     /// Whether the server itself sends it, beyond all rights.
@@ -299,7 +302,8 @@ impl Engine {
         }
     }
 
-    /// Sends a command to a session, and waits until what it did is durable.
+    /// Sends a command to a session, and waits until what it did is durable. State with a merge policy is
+    /// merged with the values that are there, also if other writers change them meanwhile.
     ///
     /// # Errors
     ///
@@ -317,6 +321,7 @@ impl Engine {
             command,
             payloads,
             reply,
+            merged: None,
             credential: None,
             is_system: false,
         };
@@ -343,6 +348,7 @@ impl Engine {
             command,
             payloads,
             reply,
+            merged: None,
             credential,
             is_system: false,
         };
@@ -363,6 +369,7 @@ impl Engine {
             command,
             payloads,
             reply: &reply,
+            merged: None,
             credential: None,
             is_system: true,
         };
@@ -378,7 +385,7 @@ impl Engine {
             rights::require_role(&submission.call.caller, submission.command)?;
         }
         let Some(key) = submission.call.key else {
-            return Ok(self.submit_in_line(session, submission, None).await?.0);
+            return self.submit_once(session, submission).await;
         };
         let _turn = self.inner().in_flight.enter(key.key).await;
         if let Some(answer) = self.kept_answer(key).await? {
@@ -390,9 +397,22 @@ impl Engine {
                 "too many idempotency keys were used in a day; try again later, or without one",
             ));
         }
-        let (done, _) = self.submit_in_line(session, submission, None).await?;
+        let done = self.submit_once(session, submission).await?;
         kept.fetch_add(1, Ordering::Relaxed);
         Ok(done)
+    }
+
+    /// Submits a command that was not done before, merged with the values that are there if it asks for
+    /// that.
+    async fn submit_once(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Result<Done, EngineError> {
+        if merge::merges(submission.command) {
+            return Box::pin(self.submit_merged(session, submission)).await;
+        }
+        Ok(self.submit_in_line(session, submission, None).await?.0)
     }
 
     /// The answer kept for a key, if the same call was made under it before.
@@ -420,7 +440,7 @@ impl Engine {
 
     /// Decides a command, as often as what it was decided on is lost, and waits until it is durable. What
     /// goes behind it is in line by then, if it came to a commit.
-    async fn submit_in_line(
+    pub(crate) async fn submit_in_line(
         &self,
         session: SessionId,
         submission: &Submission<'_>,
@@ -485,6 +505,15 @@ impl Engine {
                 return Err(error);
             }
         };
+        let merged = submission.merged.filter(|_| late.is_none());
+        if let Some(conflict) = merged.and_then(|merged| merged.conflict_in(&head.state)) {
+            drop(slot);
+            // The next merge reads the store, which has to know the newer value by then.
+            if !settled(&mut durable, decided_on, failures).await {
+                return Ok(Attempt::Again);
+            }
+            return Err(conflict);
+        }
         let ready = self.prepare(&head.state, submission, record, late.is_none())?;
         let taking = match behind {
             None if late.is_none() => self.taking(submission.command, &ready.commit),
@@ -553,6 +582,9 @@ impl Engine {
         let bodies = submission.payloads.of(&record);
         let mut commit = Commit::new(before, record, bodies)
             .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        if let Some(merged) = submission.merged {
+            commit.set_merged(merged.shared.iter().cloned());
+        }
         let credential = submission.credential.map(|credential| {
             let credentials = &self.inner().credentials;
             credentials.keep(credential, submission.command, &commit)

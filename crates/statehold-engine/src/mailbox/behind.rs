@@ -47,6 +47,7 @@ impl Engine {
             command: first.0,
             payloads: first.1,
             reply: &no_reply,
+            merged: None,
             credential: None,
             is_system: false,
         };
@@ -89,6 +90,7 @@ impl Engine {
                     command: &taking.command,
                     payloads: &self.no_payloads(),
                     reply: &no_reply,
+                    merged: None,
                     credential: None,
                     is_system: false,
                 };

@@ -7,6 +7,7 @@ mod credentials;
 mod feed;
 mod gated;
 mod inbox;
+mod merge;
 mod order;
 mod rig;
 mod timers;

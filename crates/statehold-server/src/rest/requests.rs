@@ -13,7 +13,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem};
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
-use statehold_engine::{Claim, Committed, EngineError, Payloads, Reply, RequestDetail};
+use statehold_engine::{Claim, Committed, Payloads, Reply, RequestDetail};
 use utoipa::IntoParams;
 
 use super::{About, agent_name, done, ids_of, revision, shown};
@@ -27,7 +27,7 @@ use crate::wire::request::{
     ReleaseIn, RequestIn, RequestOut,
 };
 use crate::wire::schema::UntilWord;
-use crate::wire::state::{Patch, PatchIn};
+use crate::wire::state::PatchIn;
 use crate::wire::{time, to_body};
 
 /// How long a call may wait for something.
@@ -85,7 +85,7 @@ pub(crate) async fn start(
     let places = require_known(call_places(&wire.items))?;
     let mut items = new_items(wire.items, &places, &mut payloads)?;
     app.engine.hide_gated(&agent, &mut items, &mut payloads);
-    let state = state_patch(&app, session, wire.state, &mut payloads).await?;
+    let state = state_patch(wire.state, &mut payloads)?;
     let command = Command::StartRequest(StartRequest {
         agent,
         task: wire.task_id,
@@ -212,13 +212,8 @@ async fn hide_gated(
     Ok(())
 }
 
-/// The state that goes with a request, merged with what is there where that is asked for.
-async fn state_patch(
-    app: &App,
-    session: SessionId,
-    wire: Option<PatchIn>,
-    payloads: &mut Payloads,
-) -> Result<StatePatch, Problem> {
+/// The state that goes with a request. The engine merges it where that is asked for.
+fn state_patch(wire: Option<PatchIn>, payloads: &mut Payloads) -> Result<StatePatch, Problem> {
     let Some(wire) = wire else {
         return Ok(StatePatch::default());
     };
@@ -229,46 +224,7 @@ async fn state_patch(
             "`temp:` keys are written with PATCH …/state, with `request_id` and `fence`",
         ));
     }
-    let patch = merged(app, session, patch).await?;
     Ok(patch.into_core(payloads))
-}
-
-/// Merges session keys with their values here; the version they had is what the commit then expects.
-pub(crate) async fn merged(
-    app: &App,
-    session: SessionId,
-    mut patch: Patch,
-) -> Result<Patch, Problem> {
-    use statehold_core::scope::{MergePolicy, merge};
-    let needs = |write: &crate::wire::state::Write| {
-        write.key.scope() == Scope::Session && write.merge != MergePolicy::Replace
-    };
-    if !patch.set.iter().any(needs) {
-        return Ok(patch);
-    }
-    let there = app.engine.session_values(session).await?;
-    for write in patch.set.iter_mut().filter(|write| needs(write)) {
-        let old = there.get(&write.key);
-        let parse = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes);
-        let (Ok(new), Ok(value)) = (
-            parse(&write.value),
-            old.map(|old| parse(&old.value)).transpose(),
-        ) else {
-            return Err(Problem::new(Code::MergeRefused, "a value is not JSON"));
-        };
-        let merged = merge(write.merge, value.as_ref(), &new).map_err(|source| {
-            let key = write.key.clone();
-            EngineError::Merge { key, source }
-        })?;
-        write.value = to_body(&merged);
-        write.merge = MergePolicy::Replace;
-        let version = old.map_or(0, |old| old.version);
-        patch
-            .if_versions
-            .entry(write.key.clone())
-            .or_insert(version);
-    }
-    Ok(patch)
 }
 
 /// How long to wait, and for what.
@@ -458,7 +414,7 @@ pub(crate) async fn append(
     let places = find_calls(&app, session, request, &wire.items).await?;
     let mut items = new_items(wire.items, &places, &mut payloads)?;
     hide_gated(&app, session, request, &mut items, &mut payloads).await?;
-    let state = state_patch(&app, session, wire.state, &mut payloads).await?;
+    let state = state_patch(wire.state, &mut payloads)?;
     let task_state = wire
         .task_state
         .map(|state| payloads.put(state.get().as_bytes().to_vec()));
@@ -544,7 +500,7 @@ pub(crate) async fn complete(
     let places = find_calls(&app, session, request, &wire.items).await?;
     let mut items = new_items(wire.items, &places, &mut payloads)?;
     hide_gated(&app, session, request, &mut items, &mut payloads).await?;
-    let state = state_patch(&app, session, wire.state, &mut payloads).await?;
+    let state = state_patch(wire.state, &mut payloads)?;
     let task_state = wire
         .task_state
         .map(|state| payloads.put(state.get().as_bytes().to_vec()));

@@ -14,16 +14,12 @@ use statehold_core::scope::Scope;
 use statehold_engine::{Committed, EngineError, Reply};
 use utoipa::IntoParams;
 
-use super::requests::merged;
 use super::{About, answer, done, name, shown};
 use crate::app::{App, Asked, Params, PathIds, Payload};
 use crate::problem::Problem;
 use crate::wire::schema::RequestIdText;
 use crate::wire::state::{PatchIn, SessionPatchIn, StateOut, StateWritten};
 use crate::wire::{raw_bytes, to_body};
-
-/// How often a merge is tried again because others write the same keys.
-const RETRIES_MAX: usize = 64;
 
 /// Around which request.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -136,34 +132,17 @@ pub(crate) async fn patch(
     if !has_rest {
         return Err(Rejection::EmptyPatch.into());
     }
-    let reply = written();
-    let _turn = if parsed.merges() {
-        Some(app.engine.turn(session).await)
-    } else {
-        None
+    let owner = app.engine.owner(session).await?;
+    let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
+    let command = Command::PutState {
+        patch: parsed.into_core(&mut payloads),
+        by,
     };
-    for _ in 0..RETRIES_MAX {
-        let owner = app.engine.owner(session).await?;
-        let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
-        let given = parsed.if_versions.clone();
-        let patch = merged(&app, session, parsed.clone()).await?;
-        let is_merged = patch.if_versions.len() > given.len();
-        let command = Command::PutState {
-            patch: patch.into_core(&mut payloads),
-            by,
-        };
-        match app
-            .engine
-            .submit(session, &call, &command, &payloads, &reply)
-            .await
-        {
-            // Another writer was faster; the caller asked to merge, so merge with that.
-            Err(EngineError::Rejected(Rejection::VersionConflict { key, .. }))
-                if is_merged && !given.contains_key(&key) => {}
-            other => return Ok(done(StatusCode::OK, other?, about(session, 0))),
-        }
-    }
-    Err(EngineError::TooMany("the key changes too fast; try again").into())
+    let made = app
+        .engine
+        .submit(session, &call, &command, &payloads, &written())
+        .await?;
+    Ok(done(StatusCode::OK, made, about(session, 0)))
 }
 
 fn written() -> Reply {

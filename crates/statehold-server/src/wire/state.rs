@@ -183,13 +183,6 @@ impl Patch {
         keys.any(|key| key.scope() == scope)
     }
 
-    /// Whether some session key is merged with what is there.
-    pub(crate) fn merges(&self) -> bool {
-        let mut writes = self.set.iter();
-        writes
-            .any(|write| write.key.scope() == Scope::Session && write.merge != MergePolicy::Replace)
-    }
-
     /// Takes out what lives in memory.
     pub(crate) fn take_temp(&mut self) -> (Vec<(StateKey, Vec<u8>)>, Vec<StateKey>) {
         let is_temp = |key: &StateKey| key.scope() == Scope::Temp;
