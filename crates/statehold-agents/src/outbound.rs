@@ -61,7 +61,7 @@ pub async fn read_body(
 
 /// Whether a connection failed in TLS: an untrusted certificate, or a host that speaks no TLS.
 pub fn is_tls_failure(error: &reqwest::Error) -> bool {
-    causes(error).any(<(dyn Error + 'static)>::is::<rustls::Error>)
+    causes(error).any(<dyn Error + 'static>::is::<rustls::Error>)
 }
 
 /// The innermost cause of an error, without the address that was called.

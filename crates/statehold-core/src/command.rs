@@ -221,7 +221,8 @@ pub struct StateSet {
     pub key: StateKey,
     /// The value.
     pub value: BodyRef,
-    /// How it meets a value that is there; for `app:` and `user:` keys only.
+    /// How it meets a value that is there. The engine merges session keys before they are decided, and then
+    /// this is `Replace`.
     pub merge: MergePolicy,
 }
 
@@ -532,7 +533,7 @@ pub enum Rejection {
         /// The key.
         key: StateKey,
     },
-    /// Session keys have no merge policies: their writer knows the value it replaces.
+    /// The core takes no merge policies for session keys: the engine merges them before it decides.
     #[error("`{key}` is a session key; merge policies are for `app:` and `user:` keys")]
     MergeOfSessionKey {
         /// The key.

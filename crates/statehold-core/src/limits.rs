@@ -29,6 +29,11 @@ pub const ITEM_ATTACHMENTS_MAX: usize = 64;
 pub const COMMAND_KEYS_MAX: usize = 1_024;
 /// Longest payload of one item, value or hold, in bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 64 * 1024 * 1024;
+/// Elements of a list, or members of an object with those of the objects in it, that a merge may leave.
+pub const MERGED_ELEMENTS_MAX: usize = 100_000;
+/// Longest value that a merge may leave, as compact JSON, in bytes. A merge costs the whole value, however
+/// little is added, so this is lower than the limit of a plain write.
+pub const MERGED_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Approvals that one hold may need.
 pub const QUORUM_MAX: u16 = 32;
 /// Longest time a hold may wait: ten years.

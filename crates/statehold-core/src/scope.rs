@@ -1,4 +1,4 @@
-//! State keys, their scopes, and how concurrent writes of shared values merge.
+//! State keys, their scopes and the names of merge policies.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -6,9 +6,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
 
-use crate::limits::{EXACT_INTEGER_MAX, STATE_KEY_BYTES_MAX};
+use crate::limits::STATE_KEY_BYTES_MAX;
 
 /// How far a value reaches and how long it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -136,7 +135,7 @@ impl<'de> Deserialize<'de> for StateKey {
     }
 }
 
-/// How a write of a shared value meets the value that is there.
+/// How a write meets the value that is there. [`crate::merge`] computes the result.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -152,105 +151,14 @@ pub enum MergePolicy {
     Add,
     /// Lists are joined, new at the end.
     Append,
-    /// Lists are joined, each value once.
+    /// Lists are joined; a value that is there is not added again.
     Union,
     /// Objects are merged field by field, as in RFC 7396: null removes.
     Patch,
 }
 
-/// Why two values do not merge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MergeError {
-    /// The policy wants another type on one side.
-    #[error("`{policy:?}` cannot merge values of these types")]
-    Types {
-        /// The policy.
-        policy: MergePolicy,
-    },
-    /// The sum is too large to stay exact.
-    #[error("the sum cannot be kept exactly")]
-    Overflow,
-}
-
-/// What `old` becomes when `new` is written under `policy`.
-///
-/// # Errors
-///
-/// Refuses values whose types the policy cannot merge, and sums that would lose precision.
-pub fn merge(policy: MergePolicy, old: Option<&Value>, new: &Value) -> Result<Value, MergeError> {
-    let types = MergeError::Types { policy };
-    let Some(old) = old else {
-        let fits = match policy {
-            MergePolicy::Replace | MergePolicy::KeepFirst => true,
-            MergePolicy::Add => new.is_number(),
-            MergePolicy::Append | MergePolicy::Union => new.is_array(),
-            MergePolicy::Patch => new.is_object(),
-        };
-        return match policy {
-            _ if !fits => Err(types),
-            MergePolicy::Union => merge(policy, Some(&Value::Array(Vec::new())), new),
-            MergePolicy::Patch => Ok(patch(&Value::Null, new)),
-            _ => Ok(new.clone()),
-        };
-    };
-    match policy {
-        MergePolicy::Replace => Ok(new.clone()),
-        MergePolicy::KeepFirst => Ok(old.clone()),
-        MergePolicy::Add => add(old, new, types),
-        MergePolicy::Append | MergePolicy::Union => {
-            let (Value::Array(old), Value::Array(new)) = (old, new) else {
-                return Err(types);
-            };
-            let mut joined = old.clone();
-            for value in new {
-                if policy == MergePolicy::Append || !joined.contains(value) {
-                    joined.push(value.clone());
-                }
-            }
-            Ok(Value::Array(joined))
-        }
-        MergePolicy::Patch if new.is_object() => Ok(patch(old, new)),
-        MergePolicy::Patch => Err(types),
-    }
-}
-
-fn add(old: &Value, new: &Value, types: MergeError) -> Result<Value, MergeError> {
-    if let (Some(a), Some(b)) = (old.as_i64(), new.as_i64()) {
-        let sum = a.checked_add(b).ok_or(MergeError::Overflow)?;
-        return if sum.unsigned_abs() <= EXACT_INTEGER_MAX {
-            Ok(sum.into())
-        } else {
-            Err(MergeError::Overflow)
-        };
-    }
-    let (Some(a), Some(b)) = (old.as_f64(), new.as_f64()) else {
-        return Err(types);
-    };
-    serde_json::Number::from_f64(a + b)
-        .map(Value::Number)
-        .ok_or(MergeError::Overflow)
-}
-
-fn patch(old: &Value, new: &Value) -> Value {
-    let Value::Object(new) = new else {
-        return new.clone();
-    };
-    let mut merged = old.as_object().cloned().unwrap_or_default();
-    for (key, value) in new {
-        if value.is_null() {
-            merged.shift_remove(key);
-        } else {
-            let below = merged.get(key).unwrap_or(&Value::Null);
-            merged.insert(key.clone(), patch(below, value));
-        }
-    }
-    Value::Object(merged)
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -287,40 +195,5 @@ mod tests {
             StateKey::lenient("tmp:x").map(|key| key.scope()),
             Ok(Scope::Session)
         );
-    }
-
-    #[track_caller]
-    #[expect(clippy::needless_pass_by_value, reason = "reads better in the cases")]
-    fn check(policy: MergePolicy, old: Option<Value>, new: Value, expected: Option<Value>) {
-        assert_eq!(merge(policy, old.as_ref(), &new).ok(), expected);
-    }
-
-    #[test]
-    fn policies_merge_what_they_say() {
-        use MergePolicy::{Add, Append, KeepFirst, Patch, Replace, Union};
-        check(Replace, Some(json!(1)), json!(2), Some(json!(2)));
-        check(KeepFirst, Some(json!(1)), json!(2), Some(json!(1)));
-        check(KeepFirst, None, json!(2), Some(json!(2)));
-        check(Add, None, json!(2), Some(json!(2)));
-        check(Add, Some(json!(1)), json!(2), Some(json!(3)));
-        check(Add, Some(json!(1.5)), json!(2), Some(json!(3.5)));
-        check(Add, Some(json!("1")), json!(2), None);
-        check(Add, Some(json!(9_007_199_254_740_991_i64)), json!(1), None);
-        check(Append, Some(json!([1])), json!([1]), Some(json!([1, 1])));
-        check(Append, None, json!({}), None);
-        check(
-            Union,
-            Some(json!([1])),
-            json!([1, 2, 2]),
-            Some(json!([1, 2])),
-        );
-        check(Union, None, json!([2, 2]), Some(json!([2])));
-        check(
-            Patch,
-            Some(json!({"a": 1, "b": 2})),
-            json!({"b": null, "c": {"d": null}}),
-            Some(json!({"a": 1, "c": {}})),
-        );
-        check(Patch, Some(json!({})), json!(1), None);
     }
 }

@@ -84,7 +84,7 @@ impl Engine {
         Ok(mailbox.owner.get_or_init(|| owner).clone())
     }
 
-    /// The values of a session's own keys, for whoever merges them.
+    /// The values of a session's own keys.
     ///
     /// # Errors
     ///

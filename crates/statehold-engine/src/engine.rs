@@ -25,6 +25,7 @@ use crate::drafts::Drafts;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
 use crate::mailbox::Mailbox;
+use crate::merge::Merges;
 use crate::payloads::Payloads;
 use crate::policy::Policies;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
@@ -108,6 +109,7 @@ pub(crate) struct Inner {
     pub(crate) items_read: AtomicU64,
     heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
     pub(crate) in_flight: InFlight,
+    pub(crate) merges: Merges,
     /// How many answers are kept, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
@@ -172,6 +174,7 @@ impl Engine {
             items_read: AtomicU64::new(0),
             heartbeats: Mutex::default(),
             in_flight: InFlight::default(),
+            merges: Merges::default(),
             answers_kept,
             temps: Temps::default(),
             drafts: Arc::default(),

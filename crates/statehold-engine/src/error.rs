@@ -2,7 +2,8 @@
 
 use statehold_core::command::Rejection;
 use statehold_core::ids::SessionId;
-use statehold_core::scope::{MergeError, StateKey};
+use statehold_core::merge::MergeError;
+use statehold_core::scope::StateKey;
 use statehold_store::StoreError;
 
 use crate::api::hold::{DecisionView, HoldRef};
@@ -204,7 +205,6 @@ impl From<StoreError> for EngineError {
                 expected,
                 found,
             },
-            StoreError::Merge { key, source } => Self::Merge { key, source },
             StoreError::NameTaken { session } => Self::NameTaken { session },
             StoreError::Full => Self::Full,
             StoreError::Stopped => Self::Stopping,

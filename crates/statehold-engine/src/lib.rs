@@ -25,6 +25,7 @@ mod idempotency;
 pub mod kept;
 mod keys;
 mod mailbox;
+mod merge;
 mod own_work;
 mod payloads;
 pub mod policy;

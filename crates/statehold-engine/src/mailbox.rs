@@ -28,6 +28,7 @@ use crate::credentials::{Credential, Pending as PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
+use crate::merge::{self, MergeResults};
 use crate::payloads::Payloads;
 use crate::rights::{self, Act};
 
@@ -104,6 +105,19 @@ pub struct Receipt<V> {
     pub revision: u64,
     /// Whether an earlier call with the same key did it.
     pub replayed: bool,
+}
+
+impl<V: Serialize> Receipt<V> {
+    /// The receipt of a call that changed values in memory only.
+    pub(crate) fn uncommitted(session: SessionId, revision: u64, view: V) -> Self {
+        Self {
+            body: to_body(&view),
+            view,
+            session,
+            revision,
+            replayed: false,
+        }
+    }
 }
 
 impl<V: DeserializeOwned> Receipt<V> {
@@ -238,6 +252,8 @@ pub(crate) struct Submission<'a> {
     pub(crate) command: &'a Command,
     pub(crate) payloads: &'a Payloads,
     pub(crate) reply: &'a (dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync),
+    /// The results of its merges, if it has any.
+    pub(crate) merged: Option<&'a MergeResults>,
     /// What comes with it for the worker, and is kept nowhere but in memory.
     pub(crate) credential: Option<&'a Credential>,
     /// Whether the server itself sends it, beyond all rights.
@@ -349,7 +365,8 @@ impl Engine {
         }
     }
 
-    /// Commits a command and answers with a view of what it did. The view is serialised inside the
+    /// Commits a command and answers with a view of what it did. State with a merge policy is merged with
+    /// the values that are there, again if other writers change them meanwhile. The view is serialised inside the
     /// commit, so that it is kept in its transaction under the idempotency key of the call, and a repeat
     /// gets the same bytes.
     ///
@@ -379,6 +396,7 @@ impl Engine {
             command,
             payloads,
             reply: &reply,
+            merged: None,
             credential,
             is_system: false,
         };
@@ -403,6 +421,7 @@ impl Engine {
             command,
             payloads,
             reply: &|_| Vec::new(),
+            merged: None,
             credential: None,
             is_system: false,
         };
@@ -434,6 +453,7 @@ impl Engine {
             command,
             payloads,
             reply: &**reply,
+            merged: None,
             credential: None,
             is_system: false,
         };
@@ -460,6 +480,7 @@ impl Engine {
             command,
             payloads,
             reply: &**reply,
+            merged: None,
             credential,
             is_system: false,
         };
@@ -479,6 +500,7 @@ impl Engine {
             command,
             payloads,
             reply: &|_| Vec::new(),
+            merged: None,
             credential: None,
             is_system: true,
         };
@@ -494,7 +516,7 @@ impl Engine {
             rights::require_command_role(&submission.call.caller, submission.command)?;
         }
         let Some(key) = submission.call.key else {
-            return Ok(self.submit_in_line(session, submission, None).await?.0);
+            return self.submit_once(session, submission).await;
         };
         let _turn = self.inner().in_flight.enter(key.key).await;
         if let Some(answer) = self.kept_answer(key).await? {
@@ -506,11 +528,24 @@ impl Engine {
                 "too many idempotency keys were used in a day; try again later, or without one",
             ));
         }
-        let (done, _) = self.submit_in_line(session, submission, None).await?;
+        let done = self.submit_once(session, submission).await?;
         if !done.replayed {
             kept.fetch_add(1, Ordering::Relaxed);
         }
         Ok(done)
+    }
+
+    /// Submits a command that was not done before, merged with the values that are there if it asks for
+    /// that.
+    async fn submit_once(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Result<Done, EngineError> {
+        if merge::merges(submission.command) {
+            return Box::pin(self.submit_merged(session, submission)).await;
+        }
+        Ok(self.submit_in_line(session, submission, None).await?.0)
     }
 
     /// The answer kept for a key, if the same call was made under it before.
@@ -538,7 +573,7 @@ impl Engine {
 
     /// Decides a command, as often as what it was decided on is lost, and waits until it is durable. What
     /// goes behind it is in line by then, if it came to a commit.
-    async fn submit_in_line(
+    pub(crate) async fn submit_in_line(
         &self,
         session: SessionId,
         submission: &Submission<'_>,
@@ -603,6 +638,15 @@ impl Engine {
                 return Err(error);
             }
         };
+        let merged = submission.merged.filter(|_| late.is_none());
+        if let Some(conflict) = merged.and_then(|merged| merged.conflict_in(&head.state)) {
+            drop(slot);
+            // The next merge reads the store, which has to know the newer value by then.
+            if !settled(&mut durable, decided_on, failures).await {
+                return Ok(Attempt::Again);
+            }
+            return Err(conflict);
+        }
         let ready = self.prepare(&head.state, submission, record, late.is_none())?;
         let taking = match behind {
             None if late.is_none() => self.taking(submission.command, &ready.commit),
@@ -671,6 +715,9 @@ impl Engine {
         let bodies = submission.payloads.of(&record);
         let mut commit = Commit::new(before, record, bodies)
             .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        if let Some(merged) = submission.merged {
+            commit.set_merged(merged.shared.iter().cloned());
+        }
         let credential = submission.credential.map(|credential| {
             let credentials = &self.inner().credentials;
             credentials.keep(credential, submission.command, &commit)

@@ -19,8 +19,7 @@ use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::idempotency::digest;
-use crate::mailbox::{Call, Done, Reply};
-use crate::payloads::Payloads;
+use crate::mailbox::Call;
 
 /// The values of one scope.
 #[derive(Debug, Clone)]
@@ -67,21 +66,18 @@ impl Engine {
         })
     }
 
-    /// Writes values of an app, or of a user in an app.
+    /// The session that carries direct writes of an app, or of a user in an app, for a caller who may
+    /// write there.
     ///
     /// # Errors
     ///
-    /// If the caller may not, or a version or a merge does not fit.
-    pub async fn patch_shared(
+    /// If the caller may not.
+    pub(crate) async fn writable_keeper(
         &self,
-        call: &Call,
+        caller: &Caller,
         app: &Name,
         user: Option<UserId>,
-        patch: StatePatch,
-        payloads: &Payloads,
-        reply: &Reply,
-    ) -> Result<Done, EngineError> {
-        let caller = &call.caller;
+    ) -> Result<SessionId, EngineError> {
         let (needs, may) = match user {
             None => (Role::Admin, caller.has(Role::Admin)),
             Some(_) => (
@@ -98,9 +94,7 @@ impl Engine {
         {
             return Err(EngineError::NotFound);
         }
-        let keeper = self.ensure_keeper(caller, app, user).await?;
-        let command = Command::PutState { patch, by: None };
-        self.submit(keeper, call, &command, payloads, reply).await
+        self.ensure_keeper(caller, app, user).await
     }
 
     /// The session that carries direct writes, made if need be.

@@ -22,7 +22,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::limits::EXACT_INTEGER_MAX;
 use statehold_core::name::Name;
 use statehold_engine::api::request::RequestView;
-use statehold_engine::{Caller, Done, Receipt};
+use statehold_engine::{Caller, Receipt};
 
 use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
@@ -107,20 +107,6 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Respon
 /// The answer to a read.
 pub(crate) fn shown<T: Serialize>(value: &T, about: &About) -> Response {
     answer(StatusCode::OK, to_body(value), about)
-}
-
-/// The answer to a command: the bytes that were kept, word for word.
-pub(crate) fn done(status: StatusCode, done: Done, mut about: About) -> Response {
-    about.revision = Some(done.revision);
-    about.replayed = done.replayed;
-    if status == StatusCode::NO_CONTENT {
-        return answer(status, Vec::new(), &about);
-    }
-    if done.body.is_empty() {
-        // What was answered went with the session it was about.
-        return Problem::not_found().into_response();
-    }
-    answer(status, done.body, &about)
 }
 
 /// A name from a body.

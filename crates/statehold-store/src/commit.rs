@@ -4,6 +4,7 @@ use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
 use statehold_core::item::CallMark;
+use statehold_core::merge::{MergeError, merge_json};
 use statehold_core::name::Name;
 use statehold_core::projection::{Changes, changes};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
@@ -12,7 +13,7 @@ use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
 use crate::codec;
-use crate::port::{CallResult, HoldChange, HoldChangeKind};
+use crate::port::{CallResult, HoldChange, HoldChangeKind, SharedOwner, Store, StoreError};
 
 /// Everything one decision wants written. Made by [`Commit::new`], away from the writer, so that
 /// encoding and compression do not hold up other commits.
@@ -28,6 +29,7 @@ pub struct Commit {
     pub answer: Option<Answer>,
     pub(crate) packed_record: Vec<u8>,
     pub(crate) packed_bodies: Vec<u8>,
+    /// Long payloads, each packed.
     pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
     pub(crate) writes: Writes,
 }
@@ -52,6 +54,7 @@ pub(crate) struct Writes {
 /// A change of one session key.
 #[derive(Debug, Clone)]
 pub(crate) enum StateWrite {
+    /// The new value, packed.
     Put(StateKey, Vec<u8>),
     Delete(StateKey),
     Restore(StateKey, u64),
@@ -61,10 +64,53 @@ pub(crate) enum StateWrite {
 #[derive(Debug, Clone)]
 pub(crate) struct SharedWrite {
     pub(crate) key: StateKey,
-    pub(crate) merge: MergePolicy,
-    pub(crate) operand: Option<Vec<u8>>,
+    pub(crate) change: SharedChange,
     pub(crate) expected: Option<u64>,
     pub(crate) request: Option<RequestId>,
+}
+
+/// The value that a shared key gets.
+#[derive(Debug, Clone)]
+pub(crate) enum SharedChange {
+    /// None: the key is removed.
+    Remove,
+    /// This value, packed. If it was merged, the key must still have the version it was merged with.
+    Put {
+        packed: Vec<u8>,
+        merged_with: Option<u64>,
+    },
+    /// None yet: the operand has to be merged with the value that is there.
+    Unmerged {
+        policy: MergePolicy,
+        operand: Vec<u8>,
+    },
+}
+
+/// A shared value that was merged before its commit: a store compares versions and writes bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergedValue {
+    /// The key.
+    pub key: StateKey,
+    /// The version of the value that the operand was merged with; 0 for none.
+    pub merged_with: u64,
+    /// The result.
+    pub value: Vec<u8>,
+}
+
+/// Why the shared values of a commit could not be merged.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeRefusal {
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operand of a key does not merge with the value that is there.
+    #[error("`{key}`: {source}")]
+    Merge {
+        /// The key.
+        key: StateKey,
+        /// Why not.
+        source: MergeError,
+    },
 }
 
 /// The answer to a call, kept for its idempotency key.
@@ -116,7 +162,7 @@ impl Commit {
         let blobs = pairs
             .iter()
             .filter(is_blob)
-            .map(|(name, body)| (name.digest, (*body).clone()));
+            .map(|(name, body)| (name.digest, codec::pack(body)));
         Ok(Self {
             packed_record: codec::pack(record.as_bytes()),
             packed_bodies: codec::pack_bodies(&bodies),
@@ -127,6 +173,54 @@ impl Commit {
             changes,
             answer: None,
         })
+    }
+
+    /// Gives shared keys with a merge policy their values. A store refuses a commit that lacks one. Keys
+    /// that the record does not merge are left out.
+    pub fn set_merged(&mut self, merged: impl IntoIterator<Item = MergedValue>) {
+        for merged in merged {
+            let mut writes = self.writes.shared.iter_mut();
+            let Some(write) = writes.find(|write| write.key == merged.key) else {
+                continue;
+            };
+            if let SharedChange::Unmerged { .. } = write.change {
+                write.change = SharedChange::Put {
+                    packed: codec::pack(&merged.value),
+                    merged_with: Some(merged.merged_with),
+                };
+            }
+        }
+    }
+
+    /// Merges the shared values of a commit with those of a store, for callers that have no engine. If
+    /// another commit is faster, the store refuses this one with [`StoreError::SharedConflict`].
+    ///
+    /// # Errors
+    ///
+    /// If a value does not merge, or the store does not answer.
+    pub async fn merge_with(&mut self, store: &dyn Store) -> Result<(), MergeRefusal> {
+        let mut merged = Vec::new();
+        for write in &self.writes.shared {
+            let (SharedChange::Unmerged { policy, operand }, Some(owner)) =
+                (&write.change, &self.after.owner)
+            else {
+                continue;
+            };
+            let owner = SharedOwner::of(owner, write.key.scope());
+            let there = store.shared_value(owner, write.key.clone()).await?;
+            let old = there.as_ref().map(|there| there.value.as_slice());
+            let value = merge_json(*policy, old, operand).map_err(|source| {
+                let key = write.key.clone();
+                MergeRefusal::Merge { key, source }
+            })?;
+            merged.push(MergedValue {
+                key: write.key.clone(),
+                merged_with: there.map_or(0, |there| there.version),
+                value,
+            });
+        }
+        self.set_merged(merged);
+        Ok(())
     }
 
     /// The session it belongs to.
@@ -163,6 +257,45 @@ fn require_fitting(named: &[BodyRef], bodies: &[Vec<u8>]) -> Result<(), BodyMism
     }
 }
 
+impl SharedChange {
+    fn of(policy: MergePolicy, operand: Option<Vec<u8>>) -> Self {
+        match (policy, operand) {
+            (_, None) => Self::Remove,
+            (MergePolicy::Replace, Some(value)) => Self::Put {
+                packed: codec::pack(&value),
+                merged_with: None,
+            },
+            (policy, Some(operand)) => Self::Unmerged { policy, operand },
+        }
+    }
+}
+
+impl SharedWrite {
+    /// The new value, packed; None removes the key. `found` is the version that is there, 0 for none.
+    pub(crate) fn packed_at(&self, found: u64) -> Result<Option<&[u8]>, StoreError> {
+        let (packed, merged_with) = match &self.change {
+            SharedChange::Remove => (None, None),
+            SharedChange::Put {
+                packed,
+                merged_with,
+            } => (Some(packed.as_slice()), *merged_with),
+            SharedChange::Unmerged { .. } => {
+                let detail = format!("`{}` must be merged before its commit", self.key);
+                return Err(StoreError::Unusable(detail));
+            }
+        };
+        let mut wanted = [self.expected, merged_with].into_iter().flatten();
+        match wanted.find(|expected| *expected != found) {
+            Some(expected) => Err(StoreError::SharedConflict {
+                key: self.key.clone(),
+                expected,
+                found,
+            }),
+            None => Ok(packed),
+        }
+    }
+}
+
 impl Writes {
     fn of(record: &Record, bodies: Vec<Vec<u8>>) -> Self {
         let mut bodies = bodies.into_iter();
@@ -196,9 +329,8 @@ impl Writes {
                 Event::SessionForked { origin, at, .. } => writes.fork = Some((*origin, *at)),
                 Event::ItemsAppended { task, .. } => writes.grown_tasks.push(*task),
                 Event::StatePut { key, .. } => {
-                    writes
-                        .state
-                        .push(StateWrite::Put(key.clone(), own.swap_remove(0)));
+                    let packed = codec::pack(&own.swap_remove(0));
+                    writes.state.push(StateWrite::Put(key.clone(), packed));
                 }
                 Event::StateDeleted { key, .. } => {
                     writes.state.push(StateWrite::Delete(key.clone()));
@@ -215,8 +347,7 @@ impl Writes {
                 } => {
                     writes.shared.push(SharedWrite {
                         key: key.clone(),
-                        merge: *merge,
-                        operand: own.pop(),
+                        change: SharedChange::of(*merge, own.pop()),
                         expected: *expected,
                         request: *request,
                     });

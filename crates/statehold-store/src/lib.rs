@@ -17,7 +17,7 @@ pub mod sqlite;
 pub mod suite;
 
 pub use check::{CheckReport, Problem, ProblemKind};
-pub use commit::{Answer, BodyMismatch, Commit};
+pub use commit::{Answer, BodyMismatch, Commit, MergeRefusal, MergedValue};
 pub use port::{
     AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueKind, HoldChange,
     HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork,

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
-use serde_json::Value;
 use statehold_core::apply::apply;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId, UserId};
@@ -23,7 +22,7 @@ use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
 use statehold_core::root::SignedHead;
-use statehold_core::scope::{MergeError, MergePolicy, StateKey, merge};
+use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
@@ -34,9 +33,10 @@ use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, Commit, SharedWrite, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, CallResult, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary,
+    ItemQuery, LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
+    TenantCommit,
 };
 
 /// A store in memory.
@@ -121,7 +121,7 @@ impl Tables {
         let (mut log, mut state) = self.require_head(&commit)?;
         self.require_free_key(&commit)?;
         let name = self.require_free_name(&commit)?;
-        let shared = self.merge_shared(&commit)?;
+        let shared = self.shared_after(&commit)?;
 
         apply(&mut state, &entry.record);
         let (session, at, revision) = (commit.session(), entry.record.content.at, state.revision);
@@ -230,25 +230,25 @@ impl Tables {
     }
 
     /// The shared keys as they are after the commit.
-    fn merge_shared(
+    fn shared_after(
         &self,
         commit: &Commit,
     ) -> Result<Vec<(SharedOwner, StateKey, Shared)>, StoreError> {
         let Some(owner) = &commit.after.owner else {
             return Ok(Vec::new());
         };
-        let mut merged = Vec::new();
+        let mut changed = Vec::new();
         for write in &commit.writes.shared {
             let owner = SharedOwner::of(owner, write.key.scope());
             let there = self
                 .shared
                 .get(&owner)
                 .and_then(|keys| keys.get(&write.key));
-            if let Some(shared) = merge_one(there, write, commit)? {
-                merged.push((owner, write.key.clone(), shared));
+            if let Some(shared) = shared_after(there, write, commit)? {
+                changed.push((owner, write.key.clone(), shared));
             }
         }
-        Ok(merged)
+        Ok(changed)
     }
 
     /// Enters everything that is found by its own id.
@@ -302,35 +302,21 @@ impl Tables {
     }
 }
 
-/// What a shared key becomes when `write` meets what is `there`. None leaves it as it is.
-fn merge_one(
+/// A shared key after `write`, which finds `there`. None leaves it as it is.
+fn shared_after(
     there: Option<&Shared>,
     write: &SharedWrite,
     commit: &Commit,
 ) -> Result<Option<Shared>, StoreError> {
     let old = there.and_then(|shared| shared.value.as_ref());
-    let found = old.map_or(0, |value| value.version);
-    if let Some(expected) = write.expected
-        && expected != found
-    {
-        return Err(StoreError::SharedConflict {
-            key: write.key.clone(),
-            expected,
-            found,
-        });
-    }
+    let packed = write.packed_at(old.map_or(0, |value| value.version))?;
     let version = there.map_or(0, |shared| shared.version) + 1;
     let content = &commit.record.content;
-    let value = match &write.operand {
+    let value = match packed {
         None if old.is_none() => return Ok(None),
         None => None,
-        Some(operand) => Some(SharedValue {
-            value: merge_bytes(write.merge, old.map(|old| &old.value[..]), operand).map_err(
-                |source| StoreError::Merge {
-                    key: write.key.clone(),
-                    source,
-                },
-            )?,
+        Some(packed) => Some(SharedValue {
+            value: codec::unpack(packed).map_err(|error| commit_damaged(commit, error))?,
             version,
             session: content.session,
             revision: content.seq,
@@ -342,30 +328,17 @@ fn merge_one(
     Ok(Some(Shared { version, value }))
 }
 
-fn merge_bytes(
-    policy: MergePolicy,
-    old: Option<&[u8]>,
-    operand: &[u8],
-) -> Result<Vec<u8>, MergeError> {
-    if policy == MergePolicy::Replace {
-        return Ok(operand.to_vec());
+fn commit_damaged(commit: &Commit, source: impl Into<BoxError>) -> StoreError {
+    StoreError::Corrupt {
+        place: format!("the commit of session {}", commit.session()),
+        source: source.into(),
     }
-    // Bytes that are not JSON have no type that a policy could merge.
-    let parse = |bytes: &[u8]| -> Result<Value, MergeError> {
-        serde_json::from_slice(bytes).map_err(|_| MergeError::Types { policy })
-    };
-    let old = old.map(parse).transpose()?;
-    let merged = merge(policy, old.as_ref(), &parse(operand)?)?;
-    Ok(merged.to_string().into_bytes())
 }
 
 impl Entry {
     /// The record and its payloads, read back from the bytes that a store is given.
     fn of(commit: &Commit) -> Result<Self, StoreError> {
-        let damaged = |source| StoreError::Corrupt {
-            place: format!("the commit of session {}", commit.session()),
-            source,
-        };
+        let damaged = |source: BoxError| commit_damaged(commit, source);
         let bytes = codec::unpack(&commit.packed_record).map_err(|error| damaged(error.into()))?;
         let record = Record::from_bytes(&bytes).map_err(|error| damaged(error.into()))?;
         let named = record.bodies();
@@ -378,7 +351,9 @@ impl Entry {
             .map(|(body, named)| match body {
                 StoredBody::Inline(bytes) => Ok(Some(bytes)),
                 StoredBody::Blob => match blob(named.digest) {
-                    Some((_, bytes)) => Ok(Some(bytes.clone())),
+                    Some((_, packed)) => codec::unpack(packed)
+                        .map(Some)
+                        .map_err(|error| damaged(error.into())),
                     None => Err(damaged("a blob is missing".into())),
                 },
                 StoredBody::Erased => Err(damaged("a new payload is erased".into())),
@@ -618,6 +593,22 @@ impl Store for MemoryStore {
         Ok(kept.map_or_else(BTreeMap::new, |kept| history::values(&kept.log)))
     }
 
+    async fn state_value(
+        &self,
+        session: SessionId,
+        key: StateKey,
+    ) -> Result<Option<StateValue>, StoreError> {
+        let tables = self.lock()?;
+        let Some(kept) = tables.sessions.get(&session) else {
+            return Ok(None);
+        };
+        let version = kept.state.keys.get(&key).copied();
+        let value = history::newest_value(&kept.log, &key);
+        Ok(value
+            .zip(version)
+            .map(|(value, version)| StateValue { value, version }))
+    }
+
     async fn state_at(
         &self,
         session: SessionId,
@@ -645,6 +636,16 @@ impl Store for MemoryStore {
         let keys = tables.shared.get(&owner).into_iter().flatten();
         let values = keys.filter_map(|(key, shared)| Some((key.clone(), shared.value.clone()?)));
         Ok(values.collect())
+    }
+
+    async fn shared_value(
+        &self,
+        owner: SharedOwner,
+        key: StateKey,
+    ) -> Result<Option<SharedValue>, StoreError> {
+        let tables = self.lock()?;
+        let shared = tables.shared.get(&owner).and_then(|keys| keys.get(&key));
+        Ok(shared.and_then(|shared| shared.value.clone()))
     }
 
     async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {

@@ -17,7 +17,7 @@ use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
 use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
-use statehold_core::scope::{MergeError, Scope, StateKey};
+use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
@@ -56,15 +56,6 @@ pub enum StoreError {
         expected: u64,
         /// The version that is there.
         found: u64,
-    },
-    /// A shared value does not merge with the one that is there.
-    #[error("`{key}` cannot be merged")]
-    Merge {
-        /// The key.
-        key: StateKey,
-        /// Why not.
-        #[source]
-        source: MergeError,
     },
     /// A session of this user and app has this name.
     #[error("the name is taken by session {session}")]
@@ -118,8 +109,7 @@ impl StoreError {
             | Self::TenantConflict { .. }
             | Self::Full
             | Self::Unavailable(_) => true,
-            Self::Merge { .. }
-            | Self::NameTaken { .. }
+            Self::NameTaken { .. }
             | Self::KeyTaken { .. }
             | Self::Stopped
             | Self::Corrupt { .. }
@@ -147,7 +137,14 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// [`StoreError::Conflict`] if the session is at another revision or has another head, the other
     /// conflicts if shared state, a name or an idempotency key has been taken in between. If several
-    /// apply: revision, key, name, shared state.
+    /// apply: revision, key, name, shared state. [`StoreError::Unusable`] if a shared key has a merge
+    /// policy and no merged value.
+    ///
+    /// # Shared state
+    ///
+    /// A store merges nothing: a commit brings the merged value, and the version it was merged with. If
+    /// the key has another version by then, that is a [`StoreError::SharedConflict`], as it is for a
+    /// version that the record expects.
     ///
     /// # Forks
     ///
@@ -209,6 +206,13 @@ pub trait Store: Send + Sync + 'static {
     async fn state(&self, session: SessionId)
     -> Result<BTreeMap<StateKey, StateValue>, StoreError>;
 
+    /// One session key with its value.
+    async fn state_value(
+        &self,
+        session: SessionId,
+        key: StateKey,
+    ) -> Result<Option<StateValue>, StoreError>;
+
     /// The value that a session key had at an earlier revision.
     async fn state_at(
         &self,
@@ -225,6 +229,13 @@ pub trait Store: Send + Sync + 'static {
         &self,
         owner: SharedOwner,
     ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError>;
+
+    /// One shared key of an app or a user.
+    async fn shared_value(
+        &self,
+        owner: SharedOwner,
+        key: StateKey,
+    ) -> Result<Option<SharedValue>, StoreError>;
 
     /// A request that has ended.
     async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError>;

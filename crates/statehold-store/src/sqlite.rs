@@ -485,6 +485,16 @@ impl Store for SqliteStore {
             .await
     }
 
+    async fn state_value(
+        &self,
+        session: SessionId,
+        key: StateKey,
+    ) -> Result<Option<StateValue>, StoreError> {
+        self.readers
+            .read(move |conn| read::state_value(conn, session, &key))
+            .await
+    }
+
     async fn state_at(
         &self,
         session: SessionId,
@@ -508,6 +518,16 @@ impl Store for SqliteStore {
     ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
         self.readers
             .read(move |conn| read::shared(conn, &owner))
+            .await
+    }
+
+    async fn shared_value(
+        &self,
+        owner: SharedOwner,
+        key: StateKey,
+    ) -> Result<Option<SharedValue>, StoreError> {
+        self.readers
+            .read(move |conn| read::shared_value(conn, &owner, &key))
             .await
     }
 

@@ -140,8 +140,11 @@ promises! {
     shared {
         versions_of_a_shared_key_count_from_one,
         another_version_than_expected_refuses_the_whole_commit,
-        policies_merge_in_the_store,
-        a_merge_that_fails_refuses_the_whole_commit,
+        merged_values_are_stored,
+        a_shared_value_has_the_bytes_that_a_write_or_a_merge_left,
+        a_value_merged_with_an_older_version_refuses_the_whole_commit,
+        a_merge_without_its_value_refuses_the_whole_commit,
+        one_key_is_read_as_it_is_among_all,
         a_shared_value_says_who_wrote_it,
         user_values_reach_the_sessions_of_that_user_only,
         app_values_reach_the_users_of_that_app_only,

@@ -11,12 +11,13 @@ use statehold_core::hold::{CallTarget, DecisionKind, HoldKind, NewDecision, NewH
 use statehold_core::ids::{HoldId, SessionId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::principal::Actor;
+use statehold_core::record::Record;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::{Owner, SessionState};
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
 use statehold_model::fixtures;
-use statehold_store::{Commit, Store, StoreError};
+use statehold_store::{Commit, MergeRefusal, Store, StoreError};
 use uuid::Uuid;
 
 /// A small, fast and repeatable source of numbers (splitmix64).
@@ -102,6 +103,9 @@ pub enum ClientError {
     /// The store did not commit.
     #[error("the store did not commit")]
     Store(#[from] StoreError),
+    /// A shared value was not merged, which the workload never provokes.
+    #[error("the shared values were not merged")]
+    Merge(#[from] MergeRefusal),
 }
 
 impl Client {
@@ -148,6 +152,16 @@ impl Client {
     ///
     /// If the core refuses.
     pub fn prepare(&mut self, command: &Command, actor: Actor) -> Result<Commit, ClientError> {
+        let (record, bodies) = self.decide(command, actor)?;
+        Ok(Commit::new(&self.state, record, bodies).expect("the payloads are its own"))
+    }
+
+    /// The record that a command comes to, with its payloads.
+    fn decide(
+        &mut self,
+        command: &Command,
+        actor: Actor,
+    ) -> Result<(Record, Vec<Vec<u8>>), ClientError> {
         self.now = self.now.plus_ms(1);
         let ctx = Context {
             now: self.now,
@@ -166,9 +180,8 @@ impl Client {
             .iter()
             .map(|body| payloads[&body.digest].clone())
             .collect();
-        let commit = Commit::new(&self.state, record, bodies).expect("the payloads are its own");
         self.payloads.clear();
-        Ok(commit)
+        Ok((record, bodies))
     }
 
     /// Sends a command and waits until it is durable. Returns revision and hash.
@@ -182,11 +195,22 @@ impl Client {
         command: &Command,
         actor: Actor,
     ) -> Result<(u64, Digest), ClientError> {
-        let commit = self.prepare(command, actor)?;
-        let (after, hash) = (commit.after.clone(), commit.record.hash);
-        let revision = store.commit(commit).await?;
-        self.state = after;
-        Ok((revision, hash))
+        let (record, bodies) = self.decide(command, actor)?;
+        loop {
+            let commit = Commit::new(&self.state, record.clone(), bodies.clone());
+            let mut commit = commit.expect("the payloads are its own");
+            commit.merge_with(store).await?;
+            let (after, hash) = (commit.after.clone(), commit.record.hash);
+            match store.commit(commit).await {
+                // Another session wrote the counter meanwhile: merge with that.
+                Err(StoreError::SharedConflict { .. }) => {}
+                revision => {
+                    let revision = revision?;
+                    self.state = after;
+                    return Ok((revision, hash));
+                }
+            }
+        }
     }
 
     /// The command that begins the session.

@@ -60,7 +60,7 @@ pub async fn start(
     let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
     let agent = named.unwrap_or(owner.agent);
     let agent_view = act != Act::Start;
-    let command = start_command(engine, session, agent, input, credential, &mut payloads).await?;
+    let command = start_command(engine, agent, input, credential, &mut payloads)?;
     let view = |made: &Committed<'_>| {
         let mut events = made.record.content.events.iter();
         let started = events.find_map(|event| match event {
@@ -75,9 +75,8 @@ pub async fn start(
         .await
 }
 
-async fn start_command(
+fn start_command(
     engine: &Engine,
-    session: SessionId,
     agent: Name,
     input: StartInput,
     credential: Option<&Credential>,
@@ -98,7 +97,7 @@ async fn start_command(
     }
     let mut items = Engine::first_items(input.items, payloads)?;
     engine.hide_gated(&agent, &mut items, payloads);
-    let state = state_patch(engine, session, input.state, payloads).await?;
+    let state = state_patch(input.state, payloads)?;
     Ok(Command::StartRequest(StartRequest {
         agent,
         task: input.task_id,
@@ -144,10 +143,8 @@ pub(crate) fn require_worker_note(note: Option<&str>) -> Result<(), EngineError>
     }
 }
 
-/// The state that goes with a request.
-async fn state_patch(
-    engine: &Engine,
-    session: SessionId,
+/// The state that goes with a request. Values are merged when the command is committed.
+fn state_patch(
     input: Option<StatePatchInput>,
     payloads: &mut Payloads,
 ) -> Result<StatePatch, EngineError> {
@@ -160,7 +157,6 @@ async fn state_patch(
             "`temp:` keys are written with PATCH …/state, with `request_id` and `fence`",
         ));
     }
-    let writes = engine.merge_session_keys(session, writes).await?;
     Ok(writes.into_core(payloads))
 }
 
@@ -232,7 +228,7 @@ pub async fn append(
     let items = target.items(engine, input.items).await?;
     let session = target.session;
     let payloads = &mut target.payloads;
-    let state = state_patch(engine, session, input.state, payloads).await?;
+    let state = state_patch(input.state, payloads)?;
     let task_state = input.task_state.map(|state| payloads.put_json(&state));
     if items.is_empty() && state.is_empty() && task_state.is_none() {
         return Err(EngineError::NothingToAppend);
@@ -283,8 +279,8 @@ pub async fn complete(
     let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
     let output = message(&input.output, "output", &mut target.payloads)?;
     let items = target.items(engine, input.items).await?;
-    let (session, payloads) = (target.session, &mut target.payloads);
-    let state = state_patch(engine, session, input.state, payloads).await?;
+    let payloads = &mut target.payloads;
+    let state = state_patch(input.state, payloads)?;
     let command = Command::CompleteRequest {
         by: target.by,
         output,

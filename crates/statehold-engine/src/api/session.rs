@@ -133,7 +133,7 @@ fn create_command(
     })
 }
 
-fn app_name(text: &str) -> Result<Name, EngineError> {
+pub(crate) fn app_name(text: &str) -> Result<Name, EngineError> {
     text.parse()
         .map_err(|error| EngineError::invalid("app", format!("`app`: {error}")))
 }

@@ -1,57 +1,233 @@
-//! State: how callers write it and see it.
+//! State: of a session, of an app, of a user.
 
 mod input;
 mod view;
 
-use statehold_core::ids::SessionId;
-use statehold_core::scope::{MergePolicy, Scope, merge};
+use std::collections::BTreeMap;
 
-use super::json::to_body;
+use statehold_core::command::{Command, Fenced, Rejection};
+use statehold_core::ids::{RequestId, SessionId, UserId};
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::scope::{Scope, StateKey};
+
+use super::json::raw_bytes;
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::mailbox::{Call, Committed, Receipt};
+use crate::rights::{self, Act};
 
-pub use input::{SessionStateInput, StatePatchInput, StateWrite, StateWrites, key};
+pub use input::{SessionStateInput, StatePatchInput, StateWrite, StateWrites};
 pub use view::{StateView, StateWritten};
 
-impl Engine {
-    /// Merges session keys with their values; the commit then expects the versions that were read.
-    ///
-    /// # Errors
-    ///
-    /// If a value does not merge.
-    pub async fn merge_session_keys(
-        &self,
-        session: SessionId,
-        mut writes: StateWrites,
-    ) -> Result<StateWrites, EngineError> {
-        let needs = |write: &StateWrite| {
-            write.key.scope() == Scope::Session && write.merge != MergePolicy::Replace
-        };
-        if !writes.set.iter().any(needs) {
-            return Ok(writes);
+/// The values that a session sees, with the `temp:` values around a request if one is named.
+///
+/// # Errors
+///
+/// If the caller may not read the session, or does not work on the request.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    request: Option<RequestId>,
+) -> Result<StateView, EngineError> {
+    let (values, revision) = engine.state(caller, session).await?;
+    let values = values.into_iter();
+    let mut view = StateView::of(values.map(|(key, value)| (key, value.value, value.version)));
+    view.revision = revision;
+    if let Some(request) = request {
+        for (key, value) in engine.temp(caller, session, request).await? {
+            view.state.insert(key.to_string(), raw_bytes(&value));
         }
-        let there = self.session_values(session).await?;
-        for write in writes.set.iter_mut().filter(|write| needs(write)) {
-            let old = there.get(&write.key);
-            let parse = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes);
-            let (Ok(new), Ok(value)) = (
-                parse(&write.value),
-                old.map(|old| parse(&old.value)).transpose(),
-            ) else {
-                return Err(EngineError::NotJson);
-            };
-            let merged = merge(write.merge, value.as_ref(), &new).map_err(|source| {
-                let key = write.key.clone();
-                EngineError::Merge { key, source }
-            })?;
-            write.value = to_body(&merged);
-            write.merge = MergePolicy::Replace;
-            let version = old.map_or(0, |old| old.version);
-            writes
-                .if_versions
-                .entry(write.key.clone())
-                .or_insert(version);
-        }
-        Ok(writes)
     }
+    Ok(view)
+}
+
+/// Writes values of a session, its user or (as an admin) its app; or `temp:` values around a request.
+///
+/// # Errors
+///
+/// If the caller may not, a key or a version does not fit, or a value does not merge.
+pub async fn patch(
+    engine: &Engine,
+    call: &Call,
+    session: SessionId,
+    input: SessionStateInput,
+) -> Result<Receipt<StateWritten>, EngineError> {
+    let (input, request, fence) = input.split();
+    let mut writes = input.parse(None)?;
+    let by = match (request, fence) {
+        (Some(request), Some(fence)) => Some(Fenced { request, fence }),
+        (None, None) => None,
+        _ => {
+            let detail = "`request_id` and `fence` go together";
+            return Err(EngineError::invalid("fence", detail));
+        }
+    };
+    let act = by.map_or(Act::ManageSession, |by| Act::WorkOn(by.request));
+    engine.authorise(&call.caller, session, &act).await?;
+    let temp = writes.take_temp();
+    let has_rest = !writes.set.is_empty() || !writes.delete.is_empty();
+    if !temp.0.is_empty() || !temp.1.is_empty() {
+        return patch_temp(engine, &call.caller, session, by, temp, has_rest).await;
+    }
+    if !has_rest {
+        return Err(Rejection::EmptyPatch.into());
+    }
+    let owner = engine.owner(session).await?;
+    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let patch = writes.into_core(&mut payloads);
+    let command = Command::PutState { patch, by };
+    let command = (&command, &payloads);
+    engine
+        .commit(session, call, command, None, state_written)
+        .await
+}
+
+/// Writes `temp:` values, which live in memory and are part of no commit.
+async fn patch_temp(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    by: Option<Fenced>,
+    (set, delete): (Vec<(StateKey, Vec<u8>)>, Vec<StateKey>),
+    has_rest: bool,
+) -> Result<Receipt<StateWritten>, EngineError> {
+    let Some(by) = by else {
+        let detail = "`temp:` keys live with a request: name it with `request_id` and `fence`";
+        return Err(EngineError::Temp(detail));
+    };
+    if has_rest {
+        let detail = "write `temp:` keys in a call of their own: they are not part of a commit";
+        return Err(EngineError::Temp(detail));
+    }
+    engine.put_temp(caller, session, by, set, &delete).await?;
+    let revision = engine.session(caller, session).await?.revision;
+    let written = StateWritten {
+        revision,
+        versions: BTreeMap::new(),
+    };
+    Ok(Receipt::uncommitted(session, revision, written))
+}
+
+fn state_written(made: &Committed<'_>) -> Option<StateWritten> {
+    let content = &made.record.content;
+    let versions = content.events.iter().filter_map(|event| match event {
+        Event::StatePut { key, .. } => Some((key.to_string(), content.seq)),
+        _ => None,
+    });
+    Some(StateWritten {
+        revision: content.seq,
+        versions: versions.collect(),
+    })
+}
+
+/// The values of an app.
+///
+/// # Errors
+///
+/// If the caller may not read them.
+pub async fn read_app(
+    engine: &Engine,
+    caller: &Caller,
+    app: &str,
+) -> Result<StateView, EngineError> {
+    read_shared(engine, caller, app, None).await
+}
+
+/// The values of a user in an app.
+///
+/// # Errors
+///
+/// If the caller may not read them.
+pub async fn read_user(
+    engine: &Engine,
+    caller: &Caller,
+    app: &str,
+    user: &str,
+) -> Result<StateView, EngineError> {
+    let user = engine.known_user(&caller.tenant, user).await?;
+    let user = user.ok_or(EngineError::NotFound)?;
+    read_shared(engine, caller, app, Some(user)).await
+}
+
+async fn read_shared(
+    engine: &Engine,
+    caller: &Caller,
+    app: &str,
+    user: Option<UserId>,
+) -> Result<StateView, EngineError> {
+    let app: Name = app.parse().map_err(|_| EngineError::NotFound)?;
+    let shared = engine.shared(caller, &app, user).await?;
+    let values = shared.values.into_iter();
+    let view = StateView::of(values.map(|(key, value)| (key, value.value, value.version)));
+    Ok(StateView {
+        revision: shared.revision,
+        ..view
+    })
+}
+
+/// Writes values of an app.
+///
+/// # Errors
+///
+/// If the caller may not, a key or a version does not fit, or a value does not merge.
+pub async fn patch_app(
+    engine: &Engine,
+    call: &Call,
+    app: &str,
+    input: StatePatchInput,
+) -> Result<Receipt<StateWritten>, EngineError> {
+    patch_shared(engine, call, app, None, input).await
+}
+
+/// Writes values of a user in an app.
+///
+/// # Errors
+///
+/// If the caller may not, a key or a version does not fit, or a value does not merge.
+pub async fn patch_user(
+    engine: &Engine,
+    call: &Call,
+    (app, user): (&str, &str),
+    input: StatePatchInput,
+) -> Result<Receipt<StateWritten>, EngineError> {
+    let caller = &call.caller;
+    rights::require_role(caller, &Act::ManageSession)?;
+    // A key that may not write for other users must not create users either.
+    let user = match caller.user {
+        Some(_) => engine.known_user(&caller.tenant, user).await?,
+        None => Some(engine.user_id(&caller.tenant, user).await?),
+    };
+    let user = user.ok_or(EngineError::NotFound)?;
+    patch_shared(engine, call, app, Some(user), input).await
+}
+
+async fn patch_shared(
+    engine: &Engine,
+    call: &Call,
+    app: &str,
+    user: Option<UserId>,
+    input: StatePatchInput,
+) -> Result<Receipt<StateWritten>, EngineError> {
+    let scope = if user.is_some() {
+        Scope::User
+    } else {
+        Scope::App
+    };
+    let writes = input.parse(Some(scope))?;
+    if writes.set.is_empty() && writes.delete.is_empty() {
+        return Err(Rejection::EmptyPatch.into());
+    }
+    let app = super::session::app_name(app)?;
+    let owner = user.unwrap_or(UserId::from_uuid(uuid::Uuid::nil()));
+    let mut payloads = engine.payloads_for(&call.caller.tenant, owner).await?;
+    let patch = writes.into_core(&mut payloads);
+    let keeper = engine.writable_keeper(&call.caller, &app, user).await?;
+    let command = Command::PutState { patch, by: None };
+    let command = (&command, &payloads);
+    engine
+        .commit(keeper, call, command, None, state_written)
+        .await
 }

@@ -46,6 +46,7 @@ impl Engine {
             command: first.0,
             payloads: first.1,
             reply: &|_| Vec::new(),
+            merged: None,
             credential: None,
             is_system: false,
         };
@@ -87,6 +88,7 @@ impl Engine {
                     command: &taking.command,
                     payloads: &self.no_payloads(),
                     reply: &|_| Vec::new(),
+                    merged: None,
                     credential: None,
                     is_system: false,
                 };

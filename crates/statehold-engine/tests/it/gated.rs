@@ -38,6 +38,12 @@ pub(crate) struct GatedStore {
     fails_at: Arc<AtomicUsize>,
     begun: AtomicUsize,
     questions: AtomicUsize,
+    /// Whether shared values may be read.
+    reads: watch::Sender<bool>,
+    /// How many readers of one shared value there were.
+    readers: AtomicUsize,
+    /// How many of the next reads of one value tell a version that is not there.
+    stale_reads: AtomicUsize,
 }
 
 /// A bug in how a store keeps answers, so that a test can show that it would notice.
@@ -54,6 +60,8 @@ pub(crate) enum StoreBug {
     /// Answers are kept for ever.
     KeepsAnswersForEver,
 }
+/// Far from every version that a test comes to.
+const STALE: u64 = 1_000_000;
 
 impl GatedStore {
     pub(crate) fn new() -> Self {
@@ -72,12 +80,39 @@ impl GatedStore {
             fails_at: Arc::default(),
             begun: AtomicUsize::new(0),
             questions: AtomicUsize::new(0),
+            reads: watch::Sender::new(true),
+            readers: AtomicUsize::new(0),
+            stale_reads: AtomicUsize::new(0),
         }
     }
 
     /// Lets commits through, or holds them back.
     pub(crate) fn set_open(&self, open: bool) {
         self.gate.send_replace(open);
+    }
+
+    /// Lets readers of one shared value through, or holds them back.
+    pub(crate) fn set_reads_open(&self, open: bool) {
+        self.reads.send_replace(open);
+    }
+
+    /// How many readers of one shared value there were since the last time.
+    pub(crate) fn take_readers(&self) -> usize {
+        self.readers.swap(0, Ordering::SeqCst)
+    }
+
+    /// Makes the next reads of one value tell a version that is not there, as if another writer were
+    /// faster each time.
+    pub(crate) fn set_stale_reads(&self, count: usize) {
+        self.stale_reads.store(count, Ordering::SeqCst);
+    }
+
+    fn is_next_read_stale(&self) -> bool {
+        let order = Ordering::SeqCst;
+        let taken = self
+            .stale_reads
+            .fetch_update(order, order, |left| left.checked_sub(1));
+        taken.is_ok()
     }
 
     /// How often the store was asked for anything since the last time.
@@ -229,6 +264,36 @@ impl Store for GatedStore {
         limit: usize,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         self.asked().transcript(session, before, limit).await
+    }
+
+    async fn state_value(
+        &self,
+        session: SessionId,
+        key: StateKey,
+    ) -> Result<Option<StateValue>, StoreError> {
+        let mut found = self.asked().state_value(session, key).await?;
+        if self.is_next_read_stale()
+            && let Some(there) = &mut found
+        {
+            there.version += STALE;
+        }
+        Ok(found)
+    }
+
+    async fn shared_value(
+        &self,
+        owner: SharedOwner,
+        key: StateKey,
+    ) -> Result<Option<SharedValue>, StoreError> {
+        self.readers.fetch_add(1, Ordering::SeqCst);
+        drop(self.reads.subscribe().wait_for(|open| *open).await);
+        let mut found = self.asked().shared_value(owner, key).await?;
+        if self.is_next_read_stale()
+            && let Some(there) = &mut found
+        {
+            there.version += STALE;
+        }
+        Ok(found)
     }
 
     async fn state(

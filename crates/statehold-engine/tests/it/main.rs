@@ -8,6 +8,7 @@ mod feed;
 mod gated;
 mod idempotency;
 mod inbox;
+mod merge;
 mod order;
 mod rig;
 mod timers;

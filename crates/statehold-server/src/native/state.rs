@@ -1,36 +1,33 @@
 //! State: of a session, of an app, of a user.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
-use statehold_core::ids::{RequestId, SessionId, UserId};
-use statehold_core::record::Event;
-use statehold_core::scope::Scope;
-use statehold_engine::{Committed, EngineError, Reply};
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_engine::api;
+use statehold_engine::api::state::{SessionStateInput, StatePatchInput, StateView, StateWritten};
 use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use super::{About, answer, done, name, shown};
+use super::{About, committed, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::Problem;
 
-use statehold_engine::api::json::{raw_bytes, to_body};
-use statehold_engine::api::state::{SessionStateInput, StatePatchInput, StateView, StateWritten};
-
-/// How often a merge is tried again because others write the same keys.
-const RETRIES_MAX: usize = 64;
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(read, patch))
+        .routes(routes!(read_app, patch_app))
+        .routes(routes!(read_user, patch_user))
+}
 
 /// Around which request.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct StateParams {
+struct StateParams {
     /// Show the `temp:` values around this request too.
-    #[param(value_type = Option<RequestId>)]
     request_id: Option<RequestId>,
 }
 
@@ -40,38 +37,21 @@ pub(crate) struct StateParams {
     params(("session_id" = String, Path), StateParams),
     responses((status = 200, body = StateView))
 )]
-pub(crate) async fn read(
+async fn read(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
     Params(params): Params<StateParams>,
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
-    let (values, revision) = app.engine.state(&asked.caller, session).await?;
-    let (mut state, mut versions) = (BTreeMap::new(), BTreeMap::new());
-    for (key, value) in values {
-        state.insert(key.to_string(), raw_bytes(&value.value));
-        versions.insert(key.to_string(), value.version);
-    }
-    if let Some(request) = params.request_id {
-        for (key, value) in app.engine.temp(&asked.caller, session, request).await? {
-            state.insert(key.to_string(), raw_bytes(&value));
-        }
-    }
-    let out = StateView {
-        state,
-        versions,
-        revision,
-    };
-    Ok(shown(&out, &about(session, revision)))
-}
-
-fn about(session: SessionId, revision: u64) -> About {
-    About {
-        revision: Some(revision),
+    let request = params.request_id;
+    let state = api::state::read(&app.engine, &context.caller, session, request).await?;
+    let about = About {
+        revision: Some(state.revision),
         session: Some(session.to_string()),
         ..About::default()
-    }
+    };
+    Ok(shown(&state, &about))
 }
 
 /// Write values of a session, its user or (as an admin) its app.
@@ -80,106 +60,20 @@ fn about(session: SessionId, revision: u64) -> About {
     params(("session_id" = String, Path)), request_body = SessionStateInput,
     responses((status = 200, body = StateWritten))
 )]
-pub(crate) async fn patch(
+async fn patch(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
     body: Payload<SessionStateInput>,
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
-    let call = asked.call(&body.bytes);
-    let (wire, request, fence) = body.value.split();
-    let mut parsed = wire.parse(None)?;
-    let by = match (request, fence) {
-        (Some(request), Some(fence)) => Some(Fenced { request, fence }),
-        (None, None) => None,
-        _ => {
-            let detail = "`request_id` and `fence` go together";
-            return Err(Problem::invalid(detail).with("path", "fence"));
-        }
+    let call = context.call(&body.bytes);
+    let written = api::state::patch(&app.engine, &call, session, body.value).await?;
+    let about = About {
+        session: Some(session.to_string()),
+        ..About::default()
     };
-    // Whatever else is wrong with the call is told only to those who may make it.
-    let write = Command::PutState {
-        patch: StatePatch::default(),
-        by,
-    };
-    let reach = app.engine.require_reach(&asked.caller, session, &write);
-    reach.await?;
-    let (temp, temp_deleted) = parsed.take_temp();
-    let has_temp = !temp.is_empty() || !temp_deleted.is_empty();
-    let has_rest = !parsed.set.is_empty() || !parsed.delete.is_empty();
-    if has_temp {
-        let Some(by) = by else {
-            let detail = "`temp:` keys live with a request: name it with `request_id` and `fence`";
-            return Err(EngineError::Temp(detail).into());
-        };
-        if has_rest {
-            let detail = "write `temp:` keys in a call of their own: they are not part of a commit";
-            return Err(EngineError::Temp(detail).into());
-        }
-        let caller = &asked.caller;
-        app.engine
-            .put_temp(caller, session, by, temp, &temp_deleted)
-            .await?;
-        let summary = app.engine.session(caller, session).await?;
-        let out = StateWritten {
-            revision: summary.revision,
-            versions: BTreeMap::new(),
-        };
-        return Ok(answer(
-            StatusCode::OK,
-            to_body(&out),
-            &about(session, summary.revision),
-        ));
-    }
-    if !has_rest {
-        return Err(Rejection::EmptyPatch.into());
-    }
-    let reply = written();
-    let _turn = if parsed.merges() {
-        Some(app.engine.turn(session).await)
-    } else {
-        None
-    };
-    for _ in 0..RETRIES_MAX {
-        let owner = app.engine.owner(session).await?;
-        let mut payloads = app.engine.payloads_for(&owner.tenant, owner.user).await?;
-        let given = parsed.if_versions.clone();
-        let patch = app
-            .engine
-            .merge_session_keys(session, parsed.clone())
-            .await?;
-        let is_merged = patch.if_versions.len() > given.len();
-        let command = Command::PutState {
-            patch: patch.into_core(&mut payloads),
-            by,
-        };
-        match app
-            .engine
-            .submit(session, &call, &command, &payloads, &reply)
-            .await
-        {
-            // Another writer was faster; the caller asked to merge, so merge with that.
-            Err(EngineError::Rejected(Rejection::VersionConflict { key, .. }))
-                if is_merged && !given.contains_key(&key) => {}
-            other => return Ok(done(StatusCode::OK, other?, about(session, 0))),
-        }
-    }
-    Err(EngineError::TooMany("the key changes too fast; try again").into())
-}
-
-fn written() -> Reply {
-    Arc::new(|made: &Committed<'_>| {
-        let content = &made.record.content;
-        let versions = content.events.iter().filter_map(|event| match event {
-            Event::StatePut { key, .. } => Some((key.to_string(), content.seq)),
-            _ => None,
-        });
-        to_body(&StateWritten {
-            revision: content.seq,
-            versions: versions.collect(),
-        })
-    })
+    Ok(committed(StatusCode::OK, written, about))
 }
 
 /// The values of an app.
@@ -187,12 +81,13 @@ fn written() -> Reply {
     get, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     responses((status = 200, body = StateView))
 )]
-pub(crate) async fn read_app(
+async fn read_app(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
 ) -> Result<Response, Problem> {
-    read_shared(&app, &asked, ids.text("app"), None).await
+    let state = api::state::read_app(&app.engine, &context.caller, ids.text("app")).await?;
+    Ok(shown_shared(&state))
 }
 
 /// Write values of an app.
@@ -200,13 +95,15 @@ pub(crate) async fn read_app(
     patch, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
-pub(crate) async fn patch_app(
+async fn patch_app(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
     body: Payload<StatePatchInput>,
 ) -> Result<Response, Problem> {
-    patch_shared(&app, &asked, ids.text("app"), None, body).await
+    let call = context.call(&body.bytes);
+    let written = api::state::patch_app(&app.engine, &call, ids.text("app"), body.value).await?;
+    Ok(committed(StatusCode::OK, written, About::default()))
 }
 
 /// The values of a user in an app.
@@ -215,17 +112,14 @@ pub(crate) async fn patch_app(
     params(("app" = String, Path), ("user" = String, Path)),
     responses((status = 200, body = StateView))
 )]
-pub(crate) async fn read_user(
+async fn read_user(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
 ) -> Result<Response, Problem> {
-    let user = app
-        .engine
-        .known_user(&asked.caller.tenant, ids.text("user"))
-        .await?;
-    let user = user.ok_or_else(Problem::not_found)?;
-    read_shared(&app, &asked, ids.text("app"), Some(user)).await
+    let (of_app, user) = (ids.text("app"), ids.text("user"));
+    let state = api::state::read_user(&app.engine, &context.caller, of_app, user).await?;
+    Ok(shown_shared(&state))
 }
 
 /// Write values of a user in an app.
@@ -234,77 +128,22 @@ pub(crate) async fn read_user(
     params(("app" = String, Path), ("user" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
-pub(crate) async fn patch_user(
+async fn patch_user(
     State(app): State<App>,
-    asked: CallContext,
+    context: CallContext,
     ids: PathIds,
     body: Payload<StatePatchInput>,
 ) -> Result<Response, Problem> {
-    let write = Command::PutState {
-        patch: StatePatch::default(),
-        by: None,
-    };
-    app.engine.require_role(&asked.caller, &write)?;
-    let tenant = &asked.caller.tenant;
-    // A key that may not write for others must not make users either.
-    let user = match asked.caller.user {
-        Some(_) => app.engine.known_user(tenant, ids.text("user")).await?,
-        None => Some(app.engine.user_id(tenant, ids.text("user")).await?),
-    };
-    let user = user.ok_or_else(Problem::not_found)?;
-    patch_shared(&app, &asked, ids.text("app"), Some(user), body).await
+    let call = context.call(&body.bytes);
+    let owner = (ids.text("app"), ids.text("user"));
+    let written = api::state::patch_user(&app.engine, &call, owner, body.value).await?;
+    Ok(committed(StatusCode::OK, written, About::default()))
 }
 
-async fn read_shared(
-    app: &App,
-    asked: &CallContext,
-    of_app: &str,
-    user: Option<UserId>,
-) -> Result<Response, Problem> {
-    let of_app = of_app.parse().map_err(|_| Problem::not_found())?;
-    let view = app.engine.shared(&asked.caller, &of_app, user).await?;
-    let (mut state, mut versions) = (BTreeMap::new(), BTreeMap::new());
-    for (key, value) in view.values {
-        state.insert(key.to_string(), raw_bytes(&value.value));
-        versions.insert(key.to_string(), value.version);
-    }
+fn shown_shared(state: &StateView) -> Response {
     let about = About {
-        revision: Some(view.revision),
+        revision: Some(state.revision),
         ..About::default()
     };
-    let out = StateView {
-        state,
-        versions,
-        revision: view.revision,
-    };
-    Ok(shown(&out, &about))
-}
-
-async fn patch_shared(
-    app: &App,
-    asked: &CallContext,
-    of_app: &str,
-    user: Option<UserId>,
-    body: Payload<StatePatchInput>,
-) -> Result<Response, Problem> {
-    let call = asked.call(&body.bytes);
-    let scope = if user.is_some() {
-        Scope::User
-    } else {
-        Scope::App
-    };
-    let patch = body.value.parse(Some(scope))?;
-    if patch.set.is_empty() && patch.delete.is_empty() {
-        return Err(Rejection::EmptyPatch.into());
-    }
-    let of_app = name(of_app, "app")?;
-    let tenant = &asked.caller.tenant;
-    let owner = user.unwrap_or(UserId::from_uuid(uuid::Uuid::nil()));
-    let mut payloads = app.engine.payloads_for(tenant, owner).await?;
-    let patch = patch.into_core(&mut payloads);
-    let made = app
-        .engine
-        .patch_shared(&call, &of_app, user, patch, &payloads, &written())
-        .await?;
-    Ok(done(StatusCode::OK, made, About::default()))
+    shown(state, &about)
 }

@@ -58,11 +58,10 @@ impl Work {
             "kind": "approval", "title": "Pay?",
             "action": {"tool": "pay", "args": {"amount": 4}},
         });
-        let merge = statehold_core::scope::merge;
-        hold = merge(
+        hold = statehold_core::merge::merge(
             statehold_core::scope::MergePolicy::Patch,
-            Some(&hold),
-            &changes,
+            Some(hold),
+            changes,
         )
         .expect("objects merge");
         self.hold(hold).await

@@ -134,6 +134,53 @@ async fn sums_are_exact_however_many_add() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sums_inside_turns_are_exact_and_never_a_conflict() {
+    const EACH: usize = 48;
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+        let session = new_session(&ann).await;
+        let requests = format!("/v1/sessions/{session}/requests");
+        let state = json!({"set": {"n": 1, "user:n": 1}, "merge": {"n": "add", "user:n": "add"}});
+        let lease = json!({"ttl_seconds": 60});
+        let begin = json!({"agent": "helper", "input": "x", "lease": lease});
+        let shared = helper.post(&requests, &begin).await.ok(201);
+        storm(4 * EACH, |index| {
+            let (ann, helper) = (ann.clone(), helper.clone());
+            let (requests, shared) = (requests.clone(), shared.clone());
+            let (state, mut begin) = (state.clone(), begin.clone());
+            let session = session.clone();
+            async move {
+                match index % 4 {
+                    0 => {
+                        let path = format!("/v1/sessions/{session}/state");
+                        ann.patch(&path, &state).await.ok(200);
+                    }
+                    1 => {
+                        (begin["state"], begin["output"]) = (state, json!("done"));
+                        helper.post(&requests, &begin).await.ok(201);
+                    }
+                    2 => {
+                        let items = act(&helper, &shared, "items", json!({"state": state}));
+                        items.await.ok(200);
+                    }
+                    _ => {
+                        let own = helper.post(&requests, &begin).await.ok(201);
+                        let body = json!({"output": "done", "state": state});
+                        act(&helper, &own, "complete", body).await.ok(200);
+                    }
+                }
+            }
+        })
+        .await;
+        let path = format!("/v1/sessions/{session}/state");
+        let found = ann.get(&path).await.ok(200);
+        for key in ["n", "user:n"] {
+            assert_eq!(found["state"][key], 4 * EACH, "{key}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_user_scope_takes_writes_of_many_sessions_and_routes() {
     let rig = Rig::on_disk().await;
     let ann = rig.client("ann").await;

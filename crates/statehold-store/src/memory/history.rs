@@ -159,6 +159,28 @@ pub(super) fn value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
     values(log).remove(key).map(|found| found.value)
 }
 
+/// The newest value of one key, found from the end of a log.
+pub(super) fn newest_value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
+    for (index, entry) in log.iter().enumerate().rev() {
+        let changes =
+            events(std::slice::from_ref(entry)).filter_map(|(_, event, bodies)| match event {
+                Event::StatePut { key: at, .. } if at == key => {
+                    Some(bodies.first().cloned().flatten())
+                }
+                Event::StateRestored { key: at, from } if at == key => {
+                    let end = usize::try_from(*from).unwrap_or(usize::MAX).min(index);
+                    Some(newest_value(&log[..end], key))
+                }
+                Event::StateDeleted { key: at, .. } if at == key => Some(None),
+                _ => None,
+            });
+        if let Some(value) = changes.last() {
+            return value;
+        }
+    }
+    None
+}
+
 /// Every event with its record and its own payloads.
 fn events(log: &[Arc<Entry>]) -> impl Iterator<Item = (&Entry, &Event, &[Option<Vec<u8>>])> {
     log.iter().flat_map(|entry| {

@@ -209,6 +209,28 @@ pub(super) fn state(
     Ok(values)
 }
 
+/// One session key with its value.
+pub(super) fn state_value(
+    conn: &Connection,
+    session: SessionId,
+    key: &StateKey,
+) -> Result<Option<StateValue>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(None);
+    };
+    let sql = "SELECT version, value FROM state WHERE session = ?1 AND key = ?2";
+    let found = first(conn, sql, (row.pk, key.as_str()), |row| {
+        Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?))
+    })?;
+    let value = found.map(|(version, packed)| {
+        let value = codec::unpack(&packed)
+            .map_err(|error| damaged(format!("`{key}` of session {session}"), error))?;
+        let version = from_sql(version);
+        Ok(StateValue { value, version })
+    });
+    value.transpose()
+}
+
 /// The value that a session key had at a revision, from the log.
 pub(super) fn state_at(
     conn: &Connection,
@@ -298,46 +320,76 @@ pub(super) fn shared(
     conn: &Connection,
     owner: &SharedOwner,
 ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
-    let user = owner
-        .user
-        .map(|user| user.as_uuid().as_bytes().to_vec())
-        .unwrap_or_default();
     let sql = "SELECT key, version, value, session, revision, principal, at, request FROM shared
                WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL";
-    let found = all(
-        conn,
-        sql,
-        (owner.tenant.as_str(), owner.app.as_str(), user),
-        |row| {
-            Ok((
-                row.get::<_, String>(0)?,
-                row.get::<_, i64>(1)?,
-                row.get::<_, Vec<u8>>(2)?,
-                row.get::<_, Uuid16>(3)?.0,
-                row.get::<_, i64>(4)?,
-                row.get::<_, String>(5)?,
-                row.get::<_, i64>(6)?,
-                row.get::<_, Option<Uuid16>>(7)?,
-            ))
-        },
-    )?;
-    let mut values = BTreeMap::new();
-    for (key, version, packed, session, revision, by, at, request) in found {
-        let place = format!("shared key `{key}`");
+    let params = (owner.tenant.as_str(), owner.app.as_str(), user_of(owner));
+    let found = all(conn, sql, params, shared_row)?;
+    found.into_iter().map(SharedRow::open).collect()
+}
+
+/// One shared key of an app or a user.
+pub(super) fn shared_value(
+    conn: &Connection,
+    owner: &SharedOwner,
+    key: &StateKey,
+) -> Result<Option<SharedValue>, StoreError> {
+    let sql = "SELECT key, version, value, session, revision, principal, at, request FROM shared
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4 AND value IS NOT NULL";
+    let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
+    let params = (tenant, app, user_of(owner), key.as_str());
+    let found = first(conn, sql, params, shared_row)?;
+    Ok(found
+        .map(SharedRow::open)
+        .transpose()?
+        .map(|(_, value)| value))
+}
+
+/// The user as the table names it: nothing for the values of the app.
+fn user_of(owner: &SharedOwner) -> Vec<u8> {
+    let user = owner.user.map(|user| user.as_uuid().as_bytes().to_vec());
+    user.unwrap_or_default()
+}
+
+/// A row of the table `shared`, as it is stored.
+struct SharedRow {
+    key: String,
+    version: i64,
+    packed: Vec<u8>,
+    session: uuid::Uuid,
+    revision: i64,
+    by: String,
+    at: i64,
+    request: Option<Uuid16>,
+}
+
+fn shared_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<SharedRow> {
+    Ok(SharedRow {
+        key: row.get(0)?,
+        version: row.get(1)?,
+        packed: row.get(2)?,
+        session: row.get::<_, Uuid16>(3)?.0,
+        revision: row.get(4)?,
+        by: row.get(5)?,
+        at: row.get(6)?,
+        request: row.get(7)?,
+    })
+}
+
+impl SharedRow {
+    fn open(self) -> Result<(StateKey, SharedValue), StoreError> {
+        let place = format!("shared key `{}`", self.key);
+        let by = self.by.parse();
         let value = SharedValue {
-            value: codec::unpack(&packed).map_err(|error| damaged(&place, error))?,
-            version: from_sql(version),
-            session: SessionId::from_uuid(session),
-            revision: from_sql(revision),
-            by: by
-                .parse()
-                .map_err(|error: statehold_core::ids::IdError| damaged(&place, error))?,
-            at: Timestamp::from_micros(at),
-            request: request.map(|id| RequestId::from_uuid(id.0)),
+            value: codec::unpack(&self.packed).map_err(|error| damaged(&place, error))?,
+            version: from_sql(self.version),
+            session: SessionId::from_uuid(self.session),
+            revision: from_sql(self.revision),
+            by: by.map_err(|error: statehold_core::ids::IdError| damaged(&place, error))?,
+            at: Timestamp::from_micros(self.at),
+            request: self.request.map(|id| RequestId::from_uuid(id.0)),
         };
-        values.insert(state_key(&key)?, value);
+        Ok((state_key(&self.key)?, value))
     }
-    Ok(values)
 }
 
 /// The answer kept for an idempotency key.

@@ -6,7 +6,7 @@ use statehold_core::ids::TaskId;
 use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::LiveStatus;
-use statehold_core::scope::{Scope, StateKey, merge};
+use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
@@ -74,9 +74,9 @@ fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     for write in &commit.writes.shared {
         write_shared(conn, content, owner, write)?;
     }
-    for (digest, payload) in &commit.blobs {
+    for (digest, packed) in &commit.blobs {
         let user = id_bytes(owner.user.as_uuid());
-        let row = params![user, digest.as_bytes().as_slice(), codec::pack(payload)];
+        let row = params![user, digest.as_bytes().as_slice(), packed];
         run(
             conn,
             "INSERT INTO blob VALUES(?1, ?2, 1, ?3)
@@ -586,7 +586,7 @@ fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreE
     let seq = commit.record.content.seq;
     for write in &commit.writes.state {
         match write {
-            StateWrite::Put(key, value) => put_state(conn, pk, key, seq, value)?,
+            StateWrite::Put(key, packed) => put_state(conn, pk, key, seq, packed)?,
             StateWrite::Delete(key) => {
                 let sql = "DELETE FROM state WHERE session = ?1 AND key = ?2";
                 run(conn, sql, (pk, key.as_str()))?;
@@ -594,7 +594,7 @@ fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreE
             StateWrite::Restore(key, from) => {
                 let value = read::state_at(conn, commit.session(), key, *from)?
                     .ok_or_else(|| damaged(format!("`{key}` at revision {from}"), "no value"))?;
-                put_state(conn, pk, key, seq, &value)?;
+                put_state(conn, pk, key, seq, &codec::pack(&value))?;
             }
         }
     }
@@ -611,7 +611,7 @@ fn copy_state(
     for (key, version) in commit.after.keys.iter() {
         let value = read::state_at(conn, origin, key, at)?
             .ok_or_else(|| damaged(format!("`{key}` at revision {at}"), "no value"))?;
-        put_state(conn, pk, key, *version, &value)?;
+        put_state(conn, pk, key, *version, &codec::pack(&value))?;
     }
     Ok(())
 }
@@ -621,25 +621,24 @@ fn put_state(
     pk: i64,
     key: &StateKey,
     version: u64,
-    value: &[u8],
+    packed: &[u8],
 ) -> Result<(), StoreError> {
     run(
         conn,
         "INSERT INTO state VALUES(?1, ?2, ?3, ?4)
          ON CONFLICT(session, key) DO UPDATE SET version = excluded.version, value = excluded.value",
-        (pk, key.as_str(), to_sql(version), codec::pack(value)),
+        (pk, key.as_str(), to_sql(version), packed),
     )
     .map(drop)
 }
 
-/// Merges a shared value with the one that is there, at the version the commit expects.
+/// Writes a shared value at the version that the commit expects.
 fn write_shared(
     conn: &Connection,
     content: &RecordContent,
     owner: &Owner,
     write: &SharedWrite,
 ) -> Result<(), StoreError> {
-    let place = format!("shared key `{}`", write.key);
     let shared = SharedOwner::of(owner, write.key.scope());
     debug_assert!(matches!(write.key.scope(), Scope::App | Scope::User));
     let user = shared
@@ -652,9 +651,9 @@ fn write_shared(
         user.as_slice(),
         write.key.as_str(),
     );
-    let sql = "SELECT version, value FROM shared
+    let sql = "SELECT version, value IS NOT NULL FROM shared
                WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4";
-    let found: Option<(i64, Option<Vec<u8>>)> = conn
+    let found: Option<(i64, bool)> = conn
         .prepare_cached(sql)
         .and_then(|mut statement| {
             statement
@@ -662,23 +661,9 @@ fn write_shared(
                 .optional()
         })
         .map_err(corrupt_or_unavailable("the table `shared`"))?;
-    let (last, packed) = found.map_or((0, None), |(last, value)| (from_sql(last), value));
-    let version = if packed.is_some() { last } else { 0 };
-    if let Some(expected) = write.expected.filter(|expected| *expected != version) {
-        return Err(StoreError::SharedConflict {
-            key: write.key.clone(),
-            expected,
-            found: version,
-        });
-    }
-    let old = packed.map(|packed| codec::unpack(&packed)).transpose();
-    let old = old.map_err(|error| damaged(&place, error))?;
-    let value = write
-        .operand
-        .as_ref()
-        .map(|new| merged(write, old.as_deref(), new))
-        .transpose()?;
-    if value.is_none() && old.is_none() {
+    let (last, is_there) = found.map_or((0, false), |(last, is_there)| (from_sql(last), is_there));
+    let packed = write.packed_at(if is_there { last } else { 0 })?;
+    if packed.is_none() && !is_there {
         return Ok(());
     }
     let request = write
@@ -690,7 +675,7 @@ fn write_shared(
         key.2,
         key.3,
         to_sql(last + 1),
-        value.map(|value| codec::pack(&value)),
+        packed,
         id_bytes(content.session.as_uuid()),
         to_sql(content.seq),
         content.principal.to_string(),
@@ -702,26 +687,6 @@ fn write_shared(
     ];
     let sql = "INSERT OR REPLACE INTO shared VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
     run(conn, sql, row).map(drop)
-}
-
-/// What a shared value becomes.
-pub(super) fn merged(
-    write: &SharedWrite,
-    old: Option<&[u8]>,
-    new: &[u8],
-) -> Result<Vec<u8>, StoreError> {
-    let place = format!("shared key `{}`", write.key);
-    let parse = |bytes: &[u8]| serde_json::from_slice(bytes);
-    let new = parse(new).map_err(|error| StoreError::Unusable(format!("{place}: {error}")))?;
-    let old = old
-        .map(parse)
-        .transpose()
-        .map_err(|error| damaged(&place, error))?;
-    let value = merge(write.merge, old.as_ref(), &new).map_err(|source| StoreError::Merge {
-        key: write.key.clone(),
-        source,
-    })?;
-    Ok(value.to_string().into_bytes())
 }
 
 /// The stored form of a projection row.

@@ -13,13 +13,15 @@ use statehold_core::command::{Cold, Command, Context, Fenced, Named, Outcome, Pa
 use statehold_core::decide::decide;
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::merge::MergeError;
 use statehold_core::principal::Actor;
 use statehold_core::record::{Event, Record};
+use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, SessionState};
 use statehold_core::time::Timestamp;
 
 use super::fixture;
-use crate::{Commit, Store, StoreError, StoredRecord};
+use crate::{Commit, MergeRefusal, Store, StoreError, StoredRecord};
 
 /// Runs a future on this thread, which sleeps in between.
 pub fn block_on<F: Future>(future: F) -> F::Output {
@@ -47,6 +49,18 @@ pub enum Refusal {
     Rejected(Rejection),
     /// The store refused its commit.
     Store(StoreError),
+    /// A shared value does not merge with the one that is there.
+    Merge(StateKey, MergeError),
+}
+
+/// Whether the record itself names this version of a shared key.
+fn expects(record: &Record, key: &StateKey, version: u64) -> bool {
+    record.content.events.iter().any(|event| match event {
+        Event::SharedStatePut {
+            key: at, expected, ..
+        } => at == key && *expected == Some(version),
+        _ => false,
+    })
 }
 
 /// One session and whoever drives it.
@@ -238,14 +252,31 @@ impl Driver {
             return Ok(revision);
         }
         let record = outcome.record().expect("it was not done before");
-        let commit = self.commit_of(record);
-        let revision = self.store.commit(commit).await.map_err(Refusal::Store)?;
+        let revision = self.commit_merged(record).await?;
         assert_eq!(
             revision, record.content.seq,
             "the answer to a commit is its revision"
         );
         self.absorb(record);
         Ok(revision)
+    }
+
+    /// Commits a record, merged with the shared values that are there. Merges again as long as other
+    /// writers are faster, as the engine does.
+    async fn commit_merged(&self, record: &Record) -> Result<u64, Refusal> {
+        loop {
+            let mut commit = self.commit_of(record);
+            let merged = commit.merge_with(&*self.store).await;
+            merged.map_err(|refusal| match refusal {
+                MergeRefusal::Store(error) => Refusal::Store(error),
+                MergeRefusal::Merge { key, source } => Refusal::Merge(key, source),
+            })?;
+            match self.store.commit(commit).await {
+                Err(StoreError::SharedConflict { key, expected, .. })
+                    if !expects(record, &key, expected) => {}
+                other => return other.map_err(Refusal::Store),
+            }
+        }
     }
 
     /// Sends a command that is known to be taken.

@@ -1,4 +1,4 @@
-//! `app:` and `user:` values: written by many sessions, counted and merged by the store.
+//! `app:` and `user:` values: written by many sessions, merged before their commit, counted by the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub(super) async fn another_version_than_expected_refuses_the_whole_commit(store
         .await;
 }
 
-pub(super) async fn policies_merge_in_the_store(store: Arc<dyn Store>) {
+pub(super) async fn merged_values_are_stored(store: Arc<dyn Store>) {
     use MergePolicy::{Add, Append, KeepFirst, Patch, Replace, Union};
     let mut driver = Driver::begin(&store, 1).await;
     let rounds: [(MergePolicy, [&str; 2], Value); 6] = [
@@ -124,23 +124,129 @@ pub(super) async fn policies_merge_in_the_store(store: Arc<dyn Store>) {
     }
 }
 
-pub(super) async fn a_merge_that_fails_refuses_the_whole_commit(store: Arc<dyn Store>) {
+pub(super) async fn a_shared_value_has_the_bytes_that_a_write_or_a_merge_left(
+    store: Arc<dyn Store>,
+) {
+    use MergePolicy::{Append, KeepFirst, Patch, Replace, Union};
+    let mut driver = Driver::begin(&store, 1).await;
+    // Two keys in turns, so that a check cannot go by the key that was merged last.
+    for (policy, operand, left) in [
+        (Replace, "[ 1 ]", "[ 1 ]"),
+        (KeepFirst, "2", "[ 1 ]"),
+        (Append, "[ 2, 1 ]", "[1,2,1]"),
+        (Union, "[3, 2, 3]", "[1,2,1,3]"),
+        (KeepFirst, "2", "[1,2,1,3]"),
+        (Append, "[4]", "[1,2,1,3,4]"),
+        (Replace, r#"{ "b": 1.50 }"#, r#"{ "b": 1.50 }"#),
+        (Patch, r#"{ "a": {"c": null} }"#, r#"{"b":1.5,"a":{}}"#),
+    ] {
+        for name in ["app:x", "user:x"] {
+            let patch = driver.merge(policy, &[(name, operand)]);
+            driver.patch(patch).await;
+            let found = all(&store, &owner(), key(name).scope()).await;
+            let text = String::from_utf8_lossy(&found[&key(name)].value);
+            assert_eq!(text, left, "{policy:?} of {operand}");
+        }
+    }
+    for round in 1..=2 {
+        driver.delete(&["app:x", "user:x"]).await;
+        let patch = driver.merge(KeepFirst, &[("app:x", "[ 5 ]")]);
+        driver.patch(patch).await;
+        for name in ["[6]", "[7]"] {
+            let patch = driver.merge(Append, &[("app:x", name), ("user:x", name)]);
+            driver.patch(patch).await;
+        }
+        for (name, left) in [("app:x", json!([5, 6, 7])), ("user:x", json!([6, 7]))] {
+            let found = value(&store, &owner(), name).await.map(|(value, _)| value);
+            assert_eq!(found, Some(left), "{name}, round {round}");
+        }
+    }
+}
+
+/// A command that merges into two keys and sets one of the session.
+fn merging(driver: &mut Driver, names: [&str; 2]) -> Command {
+    let values = names.map(|name| (name, "1"));
+    let mut patch = driver.merge(MergePolicy::Add, &values);
+    patch.set.extend(driver.set(&[("topic", "1")]).set);
+    Command::PutState { patch, by: None }
+}
+
+pub(super) async fn a_value_merged_with_an_older_version_refuses_the_whole_commit(
+    store: Arc<dyn Store>,
+) {
+    for (n, name) in (1..).zip(["app:n", "user:n"]) {
+        let mut driver = Driver::begin(&store, 2 * n).await;
+        let mut other = Driver::begin(&store, 2 * n + 1).await;
+        // Before the first value, after a write, after a removal, after the next value.
+        for (round, found) in [0, 1, 0, 3].into_iter().enumerate() {
+            let put = merging(&mut driver, ["app:sum", name]);
+            let record = driver.record(&driver.client(), put).await;
+            let mut commit = driver.commit_of(&record);
+            commit.merge_with(&*store).await.expect("numbers add up");
+            let there = value(&store, &owner(), name).await;
+            assert_eq!(there.map_or(0, |(_, version)| version), found, "{name}");
+            match round {
+                1 => other.delete(&[name]).await,
+                _ => other.put(&[(name, "10")]).await,
+            };
+            let before = Picture::of(&*store, &[&driver, &other]).await;
+            let refused = store.commit(commit).await.expect_err("the value moved on");
+            match refused {
+                StoreError::SharedConflict {
+                    key: at,
+                    expected,
+                    found: moved,
+                } => {
+                    assert_eq!((at, expected), (key(name), found));
+                    assert_ne!(moved, found);
+                }
+                other => panic!("{name}, round {round}: {other:?}"),
+            }
+            let after = Picture::of(&*store, &[&driver, &other]).await;
+            after.require(&before, "nothing of a refused commit is there");
+        }
+        // Merged with what is there now, the same command is taken.
+        let put = merging(&mut driver, ["app:sum", name]);
+        driver.ok(&driver.client(), put).await;
+        let found = value(&store, &owner(), name).await;
+        assert_eq!(found, Some((json!(11), 5)), "{name}");
+    }
+}
+
+pub(super) async fn a_merge_without_its_value_refuses_the_whole_commit(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    driver.put(&[("app:n", "1")]).await;
+    let put = merging(&mut driver, ["app:n", "user:n"]);
+    let record = driver.record(&driver.client(), put).await;
+    let before = Picture::of(&*store, &[&driver]).await;
+    let commit = driver.commit_of(&record);
+    let refused = store.commit(commit).await;
+    assert!(
+        matches!(refused, Err(StoreError::Unusable(_))),
+        "{refused:?}"
+    );
+    let after = Picture::of(&*store, &[&driver]).await;
+    after.require(&before, "nothing of a refused commit is there");
+}
+
+pub(super) async fn one_key_is_read_as_it_is_among_all(store: Arc<dyn Store>) {
     let mut driver = Driver::begin(&store, 1).await;
     driver
-        .put(&[("app:list", "[1]"), ("app:text", r#""a""#)])
+        .put(&[("app:a", "1"), ("user:a", "[2]"), ("topic", "3")])
         .await;
-    let before = Picture::of(&*store, &[&driver]).await;
-    for name in ["app:list", "app:text"] {
-        let mut patch = driver.merge(MergePolicy::Add, &[("app:sum", "1"), (name, "1")]);
-        patch.set.extend(driver.set(&[("topic", "1")]).set);
-        let put = Command::PutState { patch, by: None };
-        let refused = driver.refused(&driver.client(), put).await;
-        assert!(
-            matches!(&refused, StoreError::Merge { key: at, .. } if *at == key(name)),
-            "{refused:?}"
-        );
-        let after = Picture::of(&*store, &[&driver]).await;
-        after.require(&before, "nothing of a refused commit is there");
+    driver.put(&[("topic", "4"), ("other", "5")]).await;
+    driver.delete(&["other"]).await;
+    let session = driver.session();
+    let of_session = store.state(session).await.expect(HEALTHY);
+    for name in ["topic", "other", "never"] {
+        let found = store.state_value(session, key(name)).await.expect(HEALTHY);
+        assert_eq!(found.as_ref(), of_session.get(&key(name)), "{name}");
+    }
+    for name in ["app:a", "user:a", "app:never", "user:never"] {
+        let shared = SharedOwner::of(&owner(), key(name).scope());
+        let found = store.shared_value(shared, key(name)).await.expect(HEALTHY);
+        let among = all(&store, &owner(), key(name).scope()).await;
+        assert_eq!(found.as_ref(), among.get(&key(name)), "{name}");
     }
 }
 

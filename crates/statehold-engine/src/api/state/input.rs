@@ -95,7 +95,7 @@ pub struct StateWrites {
 }
 
 /// Reads a key. In the routes of one scope its prefix may be left out.
-pub fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
+fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
     let bad = |detail: String| EngineError::BadStateKey {
         key: Some(clip(text)),
         detail,
@@ -161,13 +161,6 @@ impl StateWrites {
     pub fn touches(&self, scope: Scope) -> bool {
         let mut keys = self.set.iter().map(|write| &write.key).chain(&self.delete);
         keys.any(|key| key.scope() == scope)
-    }
-
-    /// Whether some session key is merged with what is there.
-    pub fn merges(&self) -> bool {
-        let mut writes = self.set.iter();
-        writes
-            .any(|write| write.key.scope() == Scope::Session && write.merge != MergePolicy::Replace)
     }
 
     /// Takes out what lives in memory.

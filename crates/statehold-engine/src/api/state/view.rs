@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::scope::StateKey;
 use utoipa::ToSchema;
 
-use crate::api::json::Raw;
+use crate::api::json::{Raw, raw_bytes};
 
 /// State with the version of each value.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -19,6 +19,21 @@ pub struct StateView {
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     pub versions: BTreeMap<String, u64>,
     pub revision: u64,
+}
+
+impl StateView {
+    pub(crate) fn of(values: impl Iterator<Item = (StateKey, Vec<u8>, u64)>) -> Self {
+        let (mut state, mut versions) = (BTreeMap::new(), BTreeMap::new());
+        for (key, value, version) in values {
+            state.insert(key.to_string(), raw_bytes(&value));
+            versions.insert(key.to_string(), version);
+        }
+        Self {
+            state,
+            versions,
+            revision: 0,
+        }
+    }
 }
 
 /// What a write of state came to.

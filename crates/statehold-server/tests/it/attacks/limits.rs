@@ -175,3 +175,65 @@ async fn attack_36_nothing_is_below_itself() {
     let answer = worker.post(&path, &never).await;
     assert_eq!(answer.status, 404, "{}", answer.text());
 }
+
+#[tokio::test]
+async fn a_union_of_250_000_elements_is_refused_while_other_sessions_commit() {
+    let rig = Rig::on_disk().await;
+    let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
+    let path = |session: &str| format!("/v1/sessions/{session}/state");
+    let (long, other) = (new_session(&ann).await, new_session(&bob).await);
+    let list: Vec<usize> = (0..250_000).collect();
+    for key in ["list", "user:list"] {
+        let union = json!({"set": {key: list}, "merge": {key: "union"}});
+        let refused = tokio::spawn({
+            let (ann, path) = (ann.clone(), path(&long));
+            async move { ann.patch(&path, &union).await }
+        });
+        for round in 0..20 {
+            let body = json!({"set": {"n": round, "user:n": round}});
+            bob.patch(&path(&other), &body).await.ok(200);
+        }
+        let problem = refused.await.expect("no panic");
+        let problem = problem.refused(422, "merge_refused");
+        assert_eq!(problem["key"], key);
+        let detail = text(&problem, "detail");
+        assert!(detail.contains("100000 elements"), "{detail}");
+    }
+    let state = ann.get(&path(&long)).await.ok(200);
+    assert_eq!(state["state"], json!({}));
+}
+
+#[tokio::test]
+async fn appends_stop_at_8_mib_and_the_value_stays_usable() {
+    let rig = Rig::on_disk().await;
+    let (ann, operator) = (rig.client("ann").await, rig.key(&["operator"]).await);
+    let path = format!("/v1/sessions/{}/state", new_session(&ann).await);
+    let text_of = |mib: usize| "x".repeat(mib << 20);
+    for key in ["list", "user:list"] {
+        let append = |mib: usize| json!({"set": {key: [text_of(mib)]}, "merge": {key: "append"}});
+        ann.patch(&path, &append(5)).await.ok(200);
+        ann.patch(&path, &append(2)).await.ok(200);
+        for mib in [2, 5] {
+            let refused = ann.patch(&path, &append(mib)).await;
+            let problem = refused.refused(422, "merge_refused");
+            assert_eq!(problem["key"], key);
+            let detail = text(&problem, "detail");
+            assert!(detail.contains("8388608 bytes"), "{detail}");
+        }
+        let state = ann.get(&path).await.ok(200);
+        assert_eq!(state["state"][key].as_array().map(Vec::len), Some(2));
+        // A plain write has its own, higher limit, and nothing is merged into what it leaves.
+        let replace = json!({"set": {key: [text_of(7)]}});
+        ann.patch(&path, &replace).await.ok(200);
+        ann.patch(&path, &append(2))
+            .await
+            .refused(422, "merge_refused");
+        let found = operator.post("/v1/audit/verify", &json!({})).await.ok(200);
+        assert_eq!(found["ok"], true, "{found}");
+        ann.patch(&path, &json!({"delete": [key]})).await.ok(200);
+        ann.patch(&path, &append(1)).await.ok(200);
+        ann.patch(&path, &json!({"delete": [key]})).await.ok(200);
+    }
+    let found = operator.post("/v1/audit/verify", &json!({})).await.ok(200);
+    assert_eq!(found["ok"], true, "{found}");
+}

@@ -4,24 +4,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
-use statehold_core::ids::TaskId;
+use serde_json::Value;
+use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::merge::merge;
 use statehold_core::record::{Change, ErasedPayloads, Event, Record, RecordContent};
-use statehold_core::scope::StateKey;
+use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::Owner;
 
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
+use super::super::read;
 use super::super::sql::{corrupt_or_unavailable, from_sql, id_bytes, to_sql};
-use super::super::{read, write};
 use crate::check::{CheckReport, Problem};
 use crate::codec;
-use crate::commit::SharedWrite;
 use crate::port::{SharedOwner, StoreError};
 
 /// Whose shared key it is, as the table names it.
 type SharedKey = (String, String, Vec<u8>, String);
 
 /// What the table must say about a shared key.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Shared {
     version: u64,
     /// The value, or nothing if the key was removed.
@@ -31,6 +32,14 @@ struct Shared {
 
 /// Session, revision, principal, time and request of the last write.
 type WrittenBy = (Vec<u8>, i64, String, i64, Option<Vec<u8>>);
+
+/// What a record does to a shared key.
+enum Operand {
+    Remove,
+    Write(MergePolicy, Vec<u8>),
+    /// The payload is gone, on purpose.
+    Erased,
+}
 
 /// What one pass over the log has learned.
 #[derive(Default)]
@@ -43,6 +52,9 @@ struct Pass {
     rewinds: BTreeSet<(i64, i64, i64, i64)>,
     names: BTreeMap<i64, (Option<String>, Option<String>)>,
     shared: BTreeMap<SharedKey, Shared>,
+    /// The newest value of the key that was merged last; `shared` has none of it until another key is
+    /// merged. Many small writes to one long value then cost no more than they bring.
+    merging: Option<(SharedKey, Value)>,
     /// Shared keys that a payload was erased of, so that nobody can say what they must be.
     unknown: BTreeSet<SharedKey>,
     /// The log row that last wrote the private state of a task, and the task's session.
@@ -276,18 +288,18 @@ impl Pass {
                     key,
                     merge,
                     operand,
-                    expected,
                     request,
+                    ..
                 } => {
-                    let write = SharedWrite {
-                        key: key.clone(),
-                        merge: *merge,
-                        operand: own.first().cloned().flatten(),
-                        expected: *expected,
-                        request: *request,
+                    let operand = match operand {
+                        None => Operand::Remove,
+                        Some(_) => match own.first().cloned().flatten() {
+                            Some(value) => Operand::Write(*merge, value),
+                            None => Operand::Erased,
+                        },
                     };
-                    let is_erased = operand.is_some() && write.operand.is_none();
-                    self.learn_shared(conn, pk, &write, is_erased, &record.content)?;
+                    let by = written_by(&record.content, *request);
+                    self.learn_shared(conn, pk, key, operand, by)?;
                 }
                 _ => {}
             }
@@ -299,41 +311,66 @@ impl Pass {
         &mut self,
         conn: &Connection,
         pk: i64,
-        write: &SharedWrite,
-        is_erased: bool,
-        content: &RecordContent,
+        key: &StateKey,
+        operand: Operand,
+        by: WrittenBy,
     ) -> Result<(), StoreError> {
         let Some(owner) = owner_of(conn, &self.sessions[&pk])? else {
             return Ok(());
         };
-        let key = shared_key(&owner, &write.key);
-        if is_erased {
-            self.unknown.insert(key);
-            return Ok(());
-        }
+        let key = shared_key(&owner, key);
         let old = self.shared.get(&key);
-        let (version, value) = old.map_or((0, None), |old| (old.version, old.value.as_deref()));
-        let merged = write
-            .operand
-            .as_ref()
-            .map(|new| write::merged(write, value, new));
-        match merged.transpose() {
-            Ok(None) if value.is_none() => {}
-            Ok(value) => {
-                self.shared.insert(
-                    key,
-                    Shared {
-                        version: version + 1,
-                        value,
-                        by: written_by(content, write),
-                    },
-                );
+        let has_value = old.is_some_and(|old| old.value.is_some());
+        match operand {
+            Operand::Remove if !has_value => return Ok(()),
+            Operand::Remove => self.set_shared(&key, None),
+            Operand::Write(MergePolicy::KeepFirst, _) if has_value => {}
+            Operand::Write(MergePolicy::Replace | MergePolicy::KeepFirst, value) => {
+                self.set_shared(&key, Some(value));
             }
-            Err(_) => {
+            Operand::Write(policy, operand) if self.merge_shared(&key, policy, &operand) => {}
+            Operand::Write(..) | Operand::Erased => {
                 self.unknown.insert(key);
+                return Ok(());
             }
         }
+        let shared = self.shared.entry(key).or_default();
+        (shared.version, shared.by) = (shared.version + 1, by);
         Ok(())
+    }
+
+    fn set_shared(&mut self, key: &SharedKey, value: Option<Vec<u8>>) {
+        self.merging.take_if(|(merging, _)| merging == key);
+        self.shared.entry(key.clone()).or_default().value = value;
+    }
+
+    /// Merges again what was merged when it was written. False if that cannot be done.
+    fn merge_shared(&mut self, key: &SharedKey, policy: MergePolicy, operand: &[u8]) -> bool {
+        let Ok(operand) = serde_json::from_slice(operand) else {
+            return false;
+        };
+        let old = if let Some((_, value)) = self.merging.take_if(|(merging, _)| merging == key) {
+            Some(value)
+        } else {
+            self.finish_merging();
+            let old = self.shared.get(key).and_then(|old| old.value.as_deref());
+            match old.map(serde_json::from_slice).transpose() {
+                Ok(old) => old,
+                Err(_) => return false,
+            }
+        };
+        let Ok(merged) = merge(policy, old, operand) else {
+            return false;
+        };
+        self.set_shared(key, Some(Vec::new()));
+        self.merging = Some((key.clone(), merged));
+        true
+    }
+
+    fn finish_merging(&mut self) {
+        if let Some((key, merged)) = self.merging.take() {
+            self.set_shared(&key, Some(merged.to_string().into_bytes()));
+        }
     }
 
     fn compare_sets(&mut self, conn: &Connection) -> Result<(), StoreError> {
@@ -384,6 +421,7 @@ impl Pass {
     }
 
     fn compare_shared(&mut self, conn: &Connection) -> Result<(), StoreError> {
+        self.finish_merging();
         let place = corrupt_or_unavailable("the table `shared`");
         let mut statement = conn
             .prepare(
@@ -506,13 +544,13 @@ fn last_item(record: &Record) -> Option<u64> {
         })
 }
 
-fn written_by(content: &RecordContent, write: &SharedWrite) -> WrittenBy {
+fn written_by(content: &RecordContent, request: Option<RequestId>) -> WrittenBy {
     (
         content.session.as_uuid().as_bytes().to_vec(),
         to_sql(content.seq),
         content.principal.to_string(),
         content.at.as_micros(),
-        write.request.map(|id| id.as_uuid().as_bytes().to_vec()),
+        request.map(|id| id.as_uuid().as_bytes().to_vec()),
     )
 }
 

@@ -1,0 +1,382 @@
+//! Writes under a merge policy.
+//!
+//! The result of a merge is computed before the command is decided: away from the mailbox of the session,
+//! and away from the writer of the store, because its cost depends on what callers have written. The
+//! command then brings the result together with the version that it was merged with. If the value has
+//! another version by the time of the commit, the engine merges and tries again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use statehold_core::command::{Command, StatePatch, StateSet};
+use statehold_core::digest::Digest;
+use statehold_core::ids::SessionId;
+use statehold_core::merge::merge_json;
+use statehold_core::scope::{MergePolicy, Scope, StateKey};
+use statehold_core::session::{Owner, SessionState};
+use statehold_store::{MergedValue, SharedOwner};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::idempotency::digest;
+use crate::mailbox::{Done, Submission};
+use crate::payloads::Payloads;
+use crate::rights::{self, Act};
+
+/// How often a value is merged because other writers were faster.
+const TRIES_MAX: usize = 64;
+/// Up to this size a merge takes less time than handing it to another thread.
+const INLINE_BYTES_MAX: usize = 64 * 1024;
+/// How many long merges run at once: they need memory and a core each.
+const LONG_MERGES_MAX: usize = 4;
+/// How many keys of one command are locked. Versions protect all of them; locks save useless tries.
+const LOCKED_KEYS_MAX: usize = 16;
+
+/// The part of the engine that merges.
+#[derive(Debug)]
+pub(crate) struct Merges {
+    locks: KeyLocks,
+    long: Arc<Semaphore>,
+}
+
+impl Default for Merges {
+    fn default() -> Self {
+        Self {
+            locks: KeyLocks::default(),
+            long: Arc::new(Semaphore::new(LONG_MERGES_MAX)),
+        }
+    }
+}
+
+/// The results that a command brings.
+#[derive(Debug, Default)]
+pub(crate) struct MergeResults {
+    /// The session keys, each with the version it was merged with; their values are in the command.
+    session: Vec<(StateKey, u64)>,
+    pub(crate) shared: Vec<MergedValue>,
+}
+
+impl MergeResults {
+    /// The first session key that does not have the version it was merged with.
+    pub(crate) fn conflict_in(&self, state: &SessionState) -> Option<EngineError> {
+        self.session.iter().find_map(|(key, version)| {
+            let (expected, found) = (*version, state.keys.get(key).copied().unwrap_or(0));
+            (expected != found).then(|| EngineError::VersionConflict {
+                key: key.clone(),
+                expected,
+                found,
+            })
+        })
+    }
+
+    fn has(&self, key: &StateKey, version: u64) -> bool {
+        let mut session = self.session.iter();
+        let mut shared = self.shared.iter();
+        session.any(|(merged, with)| merged == key && *with == version)
+            || shared.any(|merged| merged.key == *key && merged.merged_with == version)
+    }
+}
+
+/// A command whose session keys are merged, with all results.
+struct MergedCommand {
+    command: Command,
+    payloads: Payloads,
+    results: MergeResults,
+}
+
+/// One value to merge.
+struct MergeInput {
+    /// The place of the write in the patch.
+    index: usize,
+    key: StateKey,
+    policy: MergePolicy,
+    old: Option<Vec<u8>>,
+    /// The version of the old value; 0 for none.
+    version: u64,
+    operand: Vec<u8>,
+}
+
+/// Whether a command has to be merged with values that are there.
+pub(crate) fn merges(command: &Command) -> bool {
+    state_of(command).is_some_and(|patch| patch.set.iter().any(is_merge))
+}
+
+fn is_merge(set: &StateSet) -> bool {
+    // The core refuses `temp:` keys.
+    set.merge != MergePolicy::Replace && set.key.scope() != Scope::Temp
+}
+
+/// The state that a command writes.
+fn state_of(command: &Command) -> Option<&StatePatch> {
+    match command {
+        Command::CreateSession { state, .. }
+        | Command::AppendItems { state, .. }
+        | Command::CompleteRequest { state, .. } => Some(state),
+        Command::StartRequest(start) => Some(&start.state),
+        Command::PutState { patch, .. } => Some(patch),
+        _ => None,
+    }
+}
+
+fn state_of_mut(command: &mut Command) -> Option<&mut StatePatch> {
+    match command {
+        Command::CreateSession { state, .. }
+        | Command::AppendItems { state, .. }
+        | Command::CompleteRequest { state, .. } => Some(state),
+        Command::StartRequest(start) => Some(&mut start.state),
+        Command::PutState { patch, .. } => Some(patch),
+        _ => None,
+    }
+}
+
+impl Engine {
+    /// Submits a command with merges; merges again as long as other writers are faster. A version that
+    /// the caller names stays a precondition: if it does not hold, that is the answer.
+    pub(crate) async fn submit_merged(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Result<Done, EngineError> {
+        let owner = self.owner_to_merge_for(session, submission).await?;
+        let Some(patch) = state_of(submission.command) else {
+            return Err(EngineError::Invalid("the command writes no state".into()));
+        };
+        let merges = &self.inner().merges;
+        let _locks = merges.locks.lock(lock_names(session, &owner, patch)).await;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let merged = self.merge_command(session, &owner, submission).await?;
+            let attempt = Submission {
+                command: &merged.command,
+                payloads: &merged.payloads,
+                merged: Some(&merged.results),
+                ..*submission
+            };
+            match self.submit_in_line(session, &attempt, None).await {
+                Err(EngineError::VersionConflict { key, expected, .. })
+                    if tries < TRIES_MAX
+                        && merged.results.has(&key, expected)
+                        && patch.if_versions.get(&key) != Some(&expected) => {}
+                done => return Ok(done?.0),
+            }
+        }
+    }
+
+    /// Checks the rights of the caller first, because a refused merge reveals the type of the old value.
+    async fn owner_to_merge_for(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Result<Owner, EngineError> {
+        let (caller, command) = (&submission.call.caller, submission.command);
+        if let Command::CreateSession { owner, .. } = command {
+            if !submission.is_system {
+                rights::require(caller, &SessionState::new(session), &Act::of(command))?;
+            }
+            return Ok(owner.clone());
+        }
+        if !submission.is_system {
+            rights::require_command_role(caller, command)?;
+            self.authorise(caller, session, &Act::of(command)).await?;
+        }
+        self.owner(session).await
+    }
+
+    /// Merges a command with the durable values.
+    async fn merge_command(
+        &self,
+        session: SessionId,
+        owner: &Owner,
+        submission: &Submission<'_>,
+    ) -> Result<MergedCommand, EngineError> {
+        let store = &self.inner().store;
+        let mut inputs = Vec::new();
+        let sets = state_of(submission.command).map_or(&[][..], |patch| &patch.set);
+        for (index, set) in sets.iter().enumerate().filter(|(_, set)| is_merge(set)) {
+            let key = set.key.clone();
+            let there = match key.scope() {
+                Scope::Session | Scope::Temp => {
+                    let there = store.state_value(session, key.clone()).await?;
+                    there.map(|there| (there.value, there.version))
+                }
+                scope @ (Scope::App | Scope::User) => {
+                    let owner = SharedOwner::of(owner, scope);
+                    let there = store.shared_value(owner, key.clone()).await?;
+                    there.map(|there| (there.value, there.version))
+                }
+            };
+            let Some(operand) = submission.payloads.get(&set.value) else {
+                let detail = format!("`{key}` names a value that did not come with the command");
+                return Err(EngineError::Invalid(detail));
+            };
+            let (old, version) = there.map_or((None, 0), |(old, version)| (Some(old), version));
+            inputs.push(MergeInput {
+                index,
+                key,
+                policy: set.merge,
+                old,
+                version,
+                operand: operand.to_vec(),
+            });
+        }
+        let (command, payloads) = (submission.command.clone(), submission.payloads.clone());
+        let size =
+            |input: &MergeInput| input.operand.len() + input.old.as_ref().map_or(0, Vec::len);
+        if inputs.iter().map(size).sum::<usize>() <= INLINE_BYTES_MAX {
+            return merge_all(command, payloads, inputs);
+        }
+        let permit = Arc::clone(&self.inner().merges.long).acquire_owned().await;
+        let permit = permit.map_err(|_| EngineError::Stopping)?;
+        let merged = tokio::task::spawn_blocking(move || {
+            // Released by this thread: a caller that goes away does not stop the work.
+            let _permit = permit;
+            merge_all(command, payloads, inputs)
+        });
+        merged.await.map_err(|_| EngineError::Stopping)?
+    }
+}
+
+/// Merges all values. A session key is then an ordinary write of the result; the record of a shared key
+/// keeps policy and operand, so its result goes beside it.
+fn merge_all(
+    mut command: Command,
+    mut payloads: Payloads,
+    inputs: Vec<MergeInput>,
+) -> Result<MergedCommand, EngineError> {
+    let mut results = MergeResults::default();
+    let patch = state_of_mut(&mut command);
+    let sets = patch.map_or(&mut [][..], |patch| &mut patch.set);
+    for input in inputs {
+        let (key, version) = (input.key, input.version);
+        let value = merge_json(input.policy, input.old.as_deref(), &input.operand);
+        let value = value.map_err(|source| EngineError::Merge {
+            key: key.clone(),
+            source,
+        })?;
+        if matches!(key.scope(), Scope::App | Scope::User) {
+            results.shared.push(MergedValue {
+                key,
+                merged_with: version,
+                value,
+            });
+        } else {
+            let set = &mut sets[input.index];
+            (set.value, set.merge) = (payloads.put(value), MergePolicy::Replace);
+            results.session.push((key, version));
+        }
+    }
+    Ok(MergedCommand {
+        command,
+        payloads,
+        results,
+    })
+}
+
+/// The names of the locks of a patch, in an order that all commands share, so that they cannot deadlock.
+fn lock_names(session: SessionId, owner: &Owner, patch: &StatePatch) -> Vec<Digest> {
+    let merged = patch.set.iter().filter(|set| is_merge(set));
+    let names = merged.map(|set| {
+        let key = set.key.as_str().as_bytes();
+        let of_owner = |user: &str| {
+            let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
+            digest(&[tenant.as_bytes(), app.as_bytes(), user.as_bytes(), key])
+        };
+        match set.key.scope() {
+            Scope::App => of_owner(""),
+            Scope::User => of_owner(&owner.user.to_string()),
+            Scope::Session | Scope::Temp => digest(&[session.to_string().as_bytes(), key]),
+        }
+    });
+    let mut names: Vec<Digest> = names.collect();
+    names.sort_unstable();
+    names.dedup();
+    names.truncate(LOCKED_KEYS_MAX);
+    names
+}
+
+type LockMap = HashMap<Digest, Arc<tokio::sync::Mutex<()>>>;
+
+/// Locks by name. A lock exists as long as it has a holder or a waiter.
+#[derive(Debug, Default)]
+struct KeyLocks {
+    /// A plain mutex: never held over an await.
+    locks: Arc<Mutex<LockMap>>,
+}
+
+impl KeyLocks {
+    /// Takes locks in the order of their names.
+    async fn lock(&self, names: Vec<Digest>) -> Vec<KeyLock> {
+        let mut held = Vec::with_capacity(names.len());
+        for name in names {
+            let lock = Arc::clone(entries(&self.locks).entry(name).or_default());
+            // Made before the wait: a caller that stops waiting leaves no entry behind.
+            let mut waiting = KeyLock {
+                locks: Arc::clone(&self.locks),
+                name,
+                guard: None,
+            };
+            waiting.guard = Some(lock.lock_owned().await);
+            held.push(waiting);
+        }
+        held
+    }
+}
+
+fn entries(locks: &Mutex<LockMap>) -> MutexGuard<'_, LockMap> {
+    locks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lock that is held, or waited for while it has no guard.
+#[derive(Debug)]
+struct KeyLock {
+    locks: Arc<Mutex<LockMap>>,
+    name: Digest,
+    guard: Option<OwnedMutexGuard<()>>,
+}
+
+impl Drop for KeyLock {
+    fn drop(&mut self) {
+        drop(self.guard.take());
+        let mut locks = entries(&self.locks);
+        let is_unused = |lock: &Arc<_>| Arc::strong_count(lock) == 1;
+        if locks.get(&self.name).is_some_and(is_unused) {
+            locks.remove(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Digest {
+        Digest::sha256(text.as_bytes())
+    }
+
+    #[tokio::test]
+    async fn a_lock_is_forgotten_with_its_last_holder_or_waiter() {
+        let locks = KeyLocks::default();
+        let both = locks.lock(vec![name("a"), name("b")]).await;
+        let mut waiting = Box::pin(locks.lock(vec![name("b")]));
+        let waited = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
+        });
+        assert!(waited.await, "one holder at a time");
+        drop(both);
+        assert_eq!(entries(&locks.locks).len(), 1, "one is waited for");
+        drop(waiting.await);
+        assert!(entries(&locks.locks).is_empty());
+        // A caller that stops waiting leaves nothing behind.
+        let held = locks.lock(vec![name("a")]).await;
+        let mut waiting = Box::pin(locks.lock(vec![name("a")]));
+        let waited = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
+        });
+        assert!(waited.await);
+        drop(held);
+        drop(waiting);
+        assert!(entries(&locks.locks).is_empty());
+    }
+}
