@@ -77,7 +77,7 @@ async fn made(router: axum::Router, call: Prepared, key: String) -> Answer {
     let body = body
         .collect()
         .await
-        .map_or_else(|_| Bytes::new(), |all| all.to_bytes());
+        .map_or_else(|_| Bytes::new(), http_body_util::Collected::to_bytes);
     Answer {
         status: parts.status.as_u16(),
         headers: parts.headers,
@@ -186,8 +186,8 @@ async fn outcome(scene: &Scene, call: &Prepared, answer: &Answer, tag: &str) -> 
 async fn settle(scene: &Scene) {
     for _ in 0..2 {
         let path = format!("/v1/sessions/{}/state", scene.bystander);
-        let patch = json!({"set": {"n": 1}});
-        scene.ann.patch(&path, &patch).await.ok(200);
+        let written = json!({"set": {"n": 1}});
+        scene.ann.patch(&path, &written).await.ok(200);
     }
 }
 
@@ -237,7 +237,12 @@ async fn cut_once(
     }
     // A client that comes back at once meets its own call; one that comes later finds what it left.
     let mut is_done = None;
-    if moment == Moment::Woken && call.promise == Promise::Kept {
+    let comes_later = match call.promise {
+        Promise::Kept => moment == Moment::Woken,
+        Promise::Settled => true,
+        Promise::Turn | Promise::Again | Promise::Twice => false,
+    };
+    if comes_later {
         settle(scene).await;
         let found = there(scene, &call, &tag).await;
         assert!(
@@ -258,7 +263,7 @@ async fn cut_once(
     }
     let outcome = outcome(scene, &call, &answer, &tag).await;
     match call.promise {
-        Promise::Kept | Promise::Turn => assert_eq!(outcome, *owed, "{place}"),
+        Promise::Kept | Promise::Settled | Promise::Turn => assert_eq!(outcome, *owed, "{place}"),
         // Made again it has the same end, if not the same answer.
         Promise::Again => {
             assert_eq!(outcome.status, owed.status, "{place}: {}", answer.text());

@@ -20,7 +20,10 @@ use crate::rig::{Rig, Setup, Who, text};
 pub(super) enum Promise {
     /// The same call under the same key gets the same answer, and has happened once.
     Kept,
-    /// The same, for a chat: its turn goes on by itself, so what is there changes meanwhile.
+    /// The same once the first call has come to its end. One that is made again before is refused: what the
+    /// first changes is looked at before its key.
+    Settled,
+    /// The same, for calls of several commits, and for a chat: its turn goes on by itself, so what is there changes meanwhile.
     Turn,
     /// No answer is kept; the call may be made again, and has happened once.
     Again,
@@ -249,6 +252,7 @@ pub(super) fn sessions() -> Vec<Case> {
             scene.held(&session).await;
             let mut call = scene.about(&session, "DELETE", "", Value::Null);
             call.watch.truncate(1);
+            call.promise = Promise::Settled;
             call
         }),
         case!("close task", |scene, tag| {
@@ -296,7 +300,9 @@ pub(super) fn requests() -> Vec<Case> {
                 "state": {"set": {"n": 1, "user:n": 1}, "merge": {"n": "add", "user:n": "add"}},
             });
             let path = format!("/v1/sessions/{session}/requests");
-            Prepared::new(&scene.helper, "POST", path, body).watching(&session)
+            let mut call = Prepared::new(&scene.helper, "POST", path, body).watching(&session);
+            call.promise = Promise::Settled;
+            call
         }),
         case!("start child request", |scene, tag| {
             let session = scene.session(&tag).await;
@@ -314,13 +320,18 @@ pub(super) fn requests() -> Vec<Case> {
                 {"kind": "tool_call", "name": "pay", "call_id": "a", "gated": true,
                  "arguments": {"pin": "1234", "to": "ACME"}}]);
             let state = json!({"set": {"n": 1}, "merge": {"n": "add"}});
-            scene.by_helper(&request, "items", json!({"items": items, "state": state}))
+            let body = json!({"items": items, "state": state});
+            let mut call = scene.by_helper(&request, "items", body);
+            call.promise = Promise::Settled;
+            call
         }),
         case!("complete request", |scene, tag| {
             let session = scene.session(&tag).await;
             let request = scene.running(&session).await;
             let body = json!({"output": "y", "close_task": true, "state": {"set": {"user:n": 1}, "merge": {"user:n": "add"}}});
-            scene.by_helper(&request, "complete", body)
+            let mut call = scene.by_helper(&request, "complete", body);
+            call.promise = Promise::Settled;
+            call
         }),
         case!("fail request", |scene, tag| {
             let session = scene.session(&tag).await;
@@ -450,8 +461,8 @@ pub(super) fn state() -> Vec<Case> {
         case!("patch temporary state", |scene, tag| {
             let session = scene.session(&tag).await;
             let request = scene.running(&session).await;
-            let patch = json!({"set": {"temp:n": 1}, "request_id": request["id"], "fence": request["fence"]});
-            let mut call = scene.about(&session, "PATCH", "/state", patch);
+            let body = json!({"set": {"temp:n": 1}, "request_id": request["id"], "fence": request["fence"]});
+            let mut call = scene.about(&session, "PATCH", "/state", body);
             call.who = scene.helper.clone();
             call.promise = Promise::Again;
             let path = format!(
@@ -464,12 +475,16 @@ pub(super) fn state() -> Vec<Case> {
         case!("patch state of a user", |scene, tag| {
             let path = format!("/v1/state/user/{tag}/ann");
             let mut call = Prepared::new(&scene.ann, "PATCH", path.clone(), adding("n"));
+            // The first write makes the place and then writes.
+            call.promise = Promise::Turn;
             call.watch = vec![path];
             call
         }),
         case!("patch state of an app", |scene, tag| {
             let path = format!("/v1/state/app/{tag}");
             let mut call = Prepared::new(&scene.auditor, "PATCH", path.clone(), adding("n"));
+            // The first write makes the place and then writes.
+            call.promise = Promise::Turn;
             call.watch = vec![path];
             call
         }),
