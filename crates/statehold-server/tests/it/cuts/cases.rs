@@ -20,9 +20,6 @@ use crate::rig::{Rig, Setup, Who, text};
 pub(super) enum Promise {
     /// The same call under the same key gets the same answer, and has happened once.
     Kept,
-    /// The same once the first call has come to its end. One that is made again before is refused: what the
-    /// first changes is looked at before its key.
-    Settled,
     /// The same, for calls of several commits, and for a chat: its turn goes on by itself, so what is there changes meanwhile.
     Turn,
     /// No answer is kept; the call may be made again, and has happened once.
@@ -252,7 +249,6 @@ pub(super) fn sessions() -> Vec<Case> {
             scene.held(&session).await;
             let mut call = scene.about(&session, "DELETE", "", Value::Null);
             call.watch.truncate(1);
-            call.promise = Promise::Settled;
             call
         }),
         case!("close task", |scene, tag| {
@@ -300,9 +296,7 @@ pub(super) fn requests() -> Vec<Case> {
                 "state": {"set": {"n": 1, "user:n": 1}, "merge": {"n": "add", "user:n": "add"}},
             });
             let path = format!("/v1/sessions/{session}/requests");
-            let mut call = Prepared::new(&scene.helper, "POST", path, body).watching(&session);
-            call.promise = Promise::Settled;
-            call
+            Prepared::new(&scene.helper, "POST", path, body).watching(&session)
         }),
         case!("start child request", |scene, tag| {
             let session = scene.session(&tag).await;
@@ -321,17 +315,13 @@ pub(super) fn requests() -> Vec<Case> {
                  "arguments": {"pin": "1234", "to": "ACME"}}]);
             let state = json!({"set": {"n": 1}, "merge": {"n": "add"}});
             let body = json!({"items": items, "state": state});
-            let mut call = scene.by_helper(&request, "items", body);
-            call.promise = Promise::Settled;
-            call
+            scene.by_helper(&request, "items", body)
         }),
         case!("complete request", |scene, tag| {
             let session = scene.session(&tag).await;
             let request = scene.running(&session).await;
             let body = json!({"output": "y", "close_task": true, "state": {"set": {"user:n": 1}, "merge": {"user:n": "add"}}});
-            let mut call = scene.by_helper(&request, "complete", body);
-            call.promise = Promise::Settled;
-            call
+            scene.by_helper(&request, "complete", body)
         }),
         case!("fail request", |scene, tag| {
             let session = scene.session(&tag).await;
