@@ -51,6 +51,7 @@ class World:
         self.sessions, self.requests, self.holds, self.tasks, self.made_keys = {}, {}, {}, {}, []
         self.items = defaultdict(list)
         self.cursors, self.kept, self.number = deque(maxlen=30), deque(maxlen=KEPT_MAX), 0
+        self.is_guest = False
         self.chat_sessions, self.said = [], deque(maxlen=20)
         self.makers = [(op, weight, maker) for op, weight, maker in MAKERS]
         missing = set(self.operations) - {op for op, _, _ in MAKERS}
@@ -99,9 +100,8 @@ class World:
 
     def role(self, *right):
         """Mostly one that may, else any."""
-        if self.chance(0.8):
-            return self.pick(right)
-        return self.pick([*self.keys, *STRANGERS])
+        self.is_guest = not self.chance(0.8)
+        return self.pick([*self.keys, *STRANGERS] if self.is_guest else right)
 
     # How a call comes about.
 
@@ -124,7 +124,8 @@ class World:
         if body is not None:
             made["Content-Type"] = "application/json"
             text = json.dumps(body, ensure_ascii=False)
-            if self.chance(0.14):
+            # Both wrongs at once show which of them is looked at first.
+            if self.chance(0.45 if self.is_guest else 0.14):
                 text = self.spoilt(body)
                 if self.chance(0.04):
                     made["Content-Type"] = "text/plain"
@@ -175,9 +176,9 @@ class World:
         value = inside[name]
         if roll < 0.45:
             del inside[name]
-        elif roll < 0.55 and isinstance(value, str):
-            inside[name] = self.pick(["", "x" * 300, "x" * 20_000, " edge ", "a\u0000b", "\u200bhidden", "a:b"])
-        elif roll < 0.65 and isinstance(value, dict):
+        elif roll < 0.7 and isinstance(value, str):
+            inside[name] = self.pick(["", "x" * 300, "x" * 20_000, " edge ", "a\u0000b", "\u200bhidden", "a:b", "b a d"])
+        elif roll < 0.7 and isinstance(value, dict):
             value[self.pick(["surplus", "", "x" * 600, "temp:x", "odd:x"])] = 1
         else:
             inside[name] = self.pick([None, True, -1, "word", 1.5, [], {}, [1], {"a": 1}, 9007199254740993, "\u00e9"])
@@ -915,7 +916,7 @@ MAKERS = [
     ("holds_open", 14, open_hold), ("holds_decide", 14, decide), ("holds_resume", 6, resume), ("holds_list", 7, list_holds),
     ("holds_read", 4, read_hold), ("holds_counts", 2, simple("holds_counts")), ("state_read", 5, read_state),
     ("state_patch", 12, patch_state), ("state_patch_app", 4, patch_app), ("state_patch_user", 5, patch_user),
-    ("state_read_app", 2, read_app), ("state_read_user", 2, read_user), ("keys_create", 2, create_key),
+    ("state_read_app", 2, read_app), ("state_read_user", 2, read_user), ("keys_create", 4, create_key),
     ("keys_list", 1.5, simple("keys_list")), ("keys_revoke", 1.5, revoke_key), ("audit_records", 2, audit),
     ("audit_verify", 1, verify), ("agents_reload", 1, reload), ("agents_set", 3, set_address),
     ("agents_read", 2, lambda world: address(world, "agents_read")),

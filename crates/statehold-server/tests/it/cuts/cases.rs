@@ -20,7 +20,7 @@ use crate::rig::{Rig, Setup, Who, text};
 pub(super) enum Promise {
     /// The same call under the same key gets the same answer, and has happened once.
     Kept,
-    /// The same, for a chat: its turn goes on by itself, so what is there changes meanwhile.
+    /// The same, for calls of several commits, and for a chat: its turn goes on by itself, so what is there changes meanwhile.
     Turn,
     /// No answer is kept; the call may be made again, and has happened once.
     Again,
@@ -314,7 +314,8 @@ pub(super) fn requests() -> Vec<Case> {
                 {"kind": "tool_call", "name": "pay", "call_id": "a", "gated": true,
                  "arguments": {"pin": "1234", "to": "ACME"}}]);
             let state = json!({"set": {"n": 1}, "merge": {"n": "add"}});
-            scene.by_helper(&request, "items", json!({"items": items, "state": state}))
+            let body = json!({"items": items, "state": state});
+            scene.by_helper(&request, "items", body)
         }),
         case!("complete request", |scene, tag| {
             let session = scene.session(&tag).await;
@@ -450,8 +451,8 @@ pub(super) fn state() -> Vec<Case> {
         case!("patch temporary state", |scene, tag| {
             let session = scene.session(&tag).await;
             let request = scene.running(&session).await;
-            let patch = json!({"set": {"temp:n": 1}, "request_id": request["id"], "fence": request["fence"]});
-            let mut call = scene.about(&session, "PATCH", "/state", patch);
+            let body = json!({"set": {"temp:n": 1}, "request_id": request["id"], "fence": request["fence"]});
+            let mut call = scene.about(&session, "PATCH", "/state", body);
             call.who = scene.helper.clone();
             call.promise = Promise::Again;
             let path = format!(
@@ -464,12 +465,16 @@ pub(super) fn state() -> Vec<Case> {
         case!("patch state of a user", |scene, tag| {
             let path = format!("/v1/state/user/{tag}/ann");
             let mut call = Prepared::new(&scene.ann, "PATCH", path.clone(), adding("n"));
+            // The first write makes the place and then writes.
+            call.promise = Promise::Turn;
             call.watch = vec![path];
             call
         }),
         case!("patch state of an app", |scene, tag| {
             let path = format!("/v1/state/app/{tag}");
             let mut call = Prepared::new(&scene.auditor, "PATCH", path.clone(), adding("n"));
+            // The first write makes the place and then writes.
+            call.promise = Promise::Turn;
             call.watch = vec![path];
             call
         }),
