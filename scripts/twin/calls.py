@@ -726,7 +726,8 @@ def decision_of(world, known):
         body["digest"] = world.pick(["", "sha256:"]) * known["digest"].startswith("sha256") + known["digest"].replace(
             "sha256:", "") if world.chance(0.9) else "0" * 64
     if word == "edit":
-        args = dict(known.get("args") or {}) | {"amount": world.pick([7, 5000]), "card": world.pick(["[redacted]", "5500"])}
+        shown = known.get("args")
+            args = (shown if isinstance(shown, dict) else {}) | {"amount": world.pick([7, 5000]), "card": world.pick(["[redacted]", "5500"])}
         if world.chance(0.6):
             args |= {"password": "[redacted]", "to": [{"pin": "[redacted]", "name": "b"}]}
         body["args"] = args

@@ -20,7 +20,7 @@ use super::item::write::new_items;
 use super::json::to_body;
 use super::request::FencedRequest;
 use crate::answer::NewAnswer;
-use crate::ask::{NewAction, NewAsk, raw};
+use crate::ask::{NewAction, NewAsk};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -151,9 +151,9 @@ fn gated_call(items: &[ItemInput], call_id: Option<&str>) -> Option<usize> {
 fn with_whole_args(mut opened: Receipt<HoldView>, args: &Raw) -> Receipt<HoldView> {
     let action = opened.view.action.as_mut();
     if let Some(action) = action.filter(|action| !action.redactions.is_empty()) {
-        let value: serde_json::Value = serde_json::from_str(args.get()).unwrap_or_default();
-        action.args = raw(&value);
-        opened.body = to_body(&opened.view);
+        action.args = args.clone();
+        let whole = serde_json::to_value(&opened.view);
+        opened.body = whole.map_or(opened.body, |whole| to_body(&whole));
     }
     opened
 }
