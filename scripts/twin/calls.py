@@ -727,7 +727,7 @@ def decision_of(world, known):
             "sha256:", "") if world.chance(0.9) else "0" * 64
     if word == "edit":
         shown = known.get("args")
-            args = (shown if isinstance(shown, dict) else {}) | {"amount": world.pick([7, 5000]), "card": world.pick(["[redacted]", "5500"])}
+        args = (shown if isinstance(shown, dict) else {}) | {"amount": world.pick([7, 5000]), "card": world.pick(["[redacted]", "5500"])}
         if world.chance(0.6):
             args |= {"password": "[redacted]", "to": [{"pin": "[redacted]", "name": "b"}]}
         body["args"] = args
