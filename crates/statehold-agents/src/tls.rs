@@ -1,11 +1,12 @@
-//! How other hosts are known: rustls with ring, and the roots of the operating system.
+//! TLS configuration of all clients: rustls with ring, and the root certificates of the operating
+//! system.
 
 use std::sync::Arc;
 
 use rustls::{ClientConfig, RootCertStore};
 
-/// What every client of this crate connects with. The provider is named here, so that no client
-/// depends on what some other part of the process has installed.
+/// Builds the TLS configuration. It names the crypto provider, so that no client depends on the
+/// process-wide default.
 pub(crate) fn config() -> Result<ClientConfig, rustls::Error> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();

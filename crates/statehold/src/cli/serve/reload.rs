@@ -6,8 +6,8 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use statehold_agents::runner::{OnStep, Runner, RunnerError};
-use statehold_agents::scratch::{MakeEngine, Scratch};
+use statehold_agents::runner::{Runner, RunnerError, StepHook};
+use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
@@ -53,7 +53,7 @@ impl Standing {
     }
 
     /// Makes engines for calls that leave nothing, in which the same counts.
-    fn make_scratch(&self, clock: &Arc<dyn Clock>) -> MakeEngine {
+    fn make_scratch(&self, clock: &Arc<dyn Clock>) -> EngineFactory {
         let (policies, credentials) = (self.policies.clone(), self.credentials.clone());
         wire::make_in_memory(Arc::clone(clock), policies, credentials)
     }
@@ -82,7 +82,7 @@ impl Start {
     pub(super) async fn begin(
         self,
         standing: Standing,
-        on_step: OnStep,
+        on_step: StepHook,
     ) -> Result<Reloader, RunnerError> {
         let (book, tenant) = (Arc::clone(&standing.book), self.tenant.clone());
         let make = standing.make_scratch(&self.clock);
