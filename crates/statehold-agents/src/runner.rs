@@ -62,7 +62,7 @@ pub enum RunnerError {
     Engine(#[from] EngineError),
     /// The HTTP client cannot be built.
     #[error("agents cannot be called: {0}")]
-    AgentClients(String),
+    Clients(String),
     /// A declaration refers to something that is not declared.
     #[error("agent {agent} cannot work: {what}")]
     Declaration {
@@ -167,7 +167,7 @@ impl Runner {
         book: Arc<AgentBook>,
         options: RunnerOptions,
     ) -> Result<Self, RunnerError> {
-        let http = HttpPool::new().map_err(|error| RunnerError::AgentClients(error.to_string()))?;
+        let http = HttpPool::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
         let shared = RunnerShared::new(engine, tenant, http, options);
         let runner = Self {
             shared: Arc::new(shared),

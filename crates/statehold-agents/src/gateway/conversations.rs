@@ -136,7 +136,7 @@ impl Agent for ConversationsAgent {
         if known.was_unseen {
             let note = raw(&BTreeMap::from([(
                 "reason",
-                "one may have been begun before, and the service's list could not be looked through",
+                "an earlier attempt may have created one, and the service's list could not be searched",
             )]));
             notes.push(("conversation_unseen", note));
         }
