@@ -225,9 +225,9 @@ mod tests {
 
     #[test]
     fn wide_letters_take_two_columns_and_marks_none() {
-        let mut table = Table::new(&[]);
+        let mut table = TextTable::new(&[]);
         for text in ["日本", "abcd", "e\u{301}"] {
-            table.row(vec![Cell::new(text), Cell::new("|")]);
+            table.row(vec![TableCell::new(text), TableCell::new("|")]);
         }
         assert_eq!(
             table.render(true, false),
