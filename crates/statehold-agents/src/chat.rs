@@ -1,7 +1,6 @@
-//! Chat completions, as a caller: the usual form with what DIAL adds to it.
+//! Client for chat completions, with the extensions of DIAL.
 //!
-//! Messages go out and state comes back as raw text: neither is parsed into a tree here, so that what
-//! an agent gave us comes back to it byte for byte.
+//! Messages and agent state stay raw JSON text, so that an agent gets its state back byte for byte.
 
 mod envelope;
 mod read;
@@ -16,28 +15,28 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use statehold_engine::Credential;
 
-use crate::http::{Attempts, CallError, Deadline, HttpClient, Request};
+use crate::http::{CallDeadline, EndpointError, HttpPool, RetryBudget, ServiceRequest};
 
 pub(crate) use read::read_answer;
-pub(crate) use reply::{ToolCallWish, Usage, is_usable_id, opaque_id};
+pub(crate) use reply::{RawToolCall, TokenUsage, is_usable_id, opaque_id};
 
-/// Where chat completions are, and how they are called.
+/// Address and call settings of a chat completions endpoint.
 #[derive(Clone)]
 pub(crate) struct ChatEndpoint {
-    /// Up to and without `/chat/completions`. A query in it is kept.
+    /// Without the trailing `/chat/completions`. A query string is kept.
     pub(crate) base_url: String,
-    /// What is asked for there.
+    /// Model name sent to the endpoint.
     pub(crate) model: String,
-    /// What it is called with, unless the call brings a header of its own.
+    /// Bearer credential, unless the call sets its own header.
     pub(crate) credential: Option<Credential>,
-    /// How long all of a call may take, with the times it is made again.
+    /// Timeout of a call, all retries included.
     pub(crate) timeout: Duration,
-    /// How often a call that failed before its first word is made again.
+    /// Number of retries before the first text of an answer.
     pub(crate) retries: u32,
 }
 
 impl fmt::Debug for ChatEndpoint {
-    /// Without the address: somebody may have put a secret into it.
+    /// Omits the address, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChatEndpoint")
             .field("model", &self.model)
@@ -48,100 +47,102 @@ impl fmt::Debug for ChatEndpoint {
     }
 }
 
-/// What is asked.
+/// A chat completions request.
 #[derive(Debug)]
-pub(crate) struct ChatCall {
-    /// The messages, sent as they are.
+pub(crate) struct CompletionRequest {
+    /// The messages, sent unchanged.
     pub(crate) messages: Vec<Box<RawValue>>,
     /// Other members of the body: `tools`, `response_format`, `max_tokens`, `stream_options` and so on.
     pub(crate) extra: Map<String, Value>,
-    /// For this call only. They replace what the endpoint gives; secrets should be marked sensitive.
+    /// Headers of this call. They override those of the endpoint; secrets should be marked sensitive.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whether the answer is wanted as it is written. Either form is read.
+    /// Whether to ask for a stream. Both response forms are accepted.
     pub(crate) stream: bool,
 }
 
-/// What was answered.
+/// A chat completions reply.
 #[derive(Debug)]
 pub(crate) struct ChatReply {
-    /// The text. Empty if there is none.
+    /// The text, or an empty string.
     pub(crate) content: String,
-    /// The tools that the model wants called, in order.
-    pub(crate) tool_calls: Vec<ToolCallWish>,
-    /// Why it ended, in the words of the service.
+    /// Requested tool calls, in order.
+    pub(crate) tool_calls: Vec<RawToolCall>,
+    /// Finish reason given by the service.
     pub(crate) finish_reason: Option<String>,
-    /// `custom_content.state`, byte for byte. The last one that is not null.
+    /// `custom_content.state`, byte for byte. The last value that is not null.
     pub(crate) state: Option<Box<RawValue>>,
-    /// `custom_content.shared_context`. The last one that is not null.
+    /// `custom_content.shared_context`. The last value that is not null.
     pub(crate) shared_context: Option<Box<RawValue>>,
-    /// `custom_content.attachments`, in order, as they came.
+    /// `custom_content.attachments`, in order and unchanged.
     pub(crate) attachments: Vec<Box<RawValue>>,
-    /// What it took, if the service says so.
-    pub(crate) usage: Option<Usage>,
-    /// The member `statehold` of the answer or its message: how another Statehold says that it waits.
-    pub(crate) paused: Option<Box<RawValue>>,
-    /// The headers of the answer.
+    /// Token usage, if reported.
+    pub(crate) usage: Option<TokenUsage>,
+    /// The member `statehold` of the response or its message. Another Statehold reports its holds
+    /// there.
+    pub(crate) statehold: Option<Box<RawValue>>,
+    /// Response headers.
     pub(crate) headers: HeaderMap,
-    /// What the model refused with.
+    /// The model's refusal text.
     pub(crate) refusal: Option<String>,
 }
 
-/// Calls chat completions.
 #[derive(Debug, Clone)]
 pub(crate) struct ChatClient {
-    http: HttpClient,
+    http: HttpPool,
 }
 
 impl ChatClient {
-    /// A client with a pool of its own.
+    /// A client with its own connection pool.
     #[cfg(test)]
-    pub(crate) fn new() -> Result<Self, crate::http::ClientError> {
-        HttpClient::new().map(Self::sharing)
+    pub(crate) fn new() -> Result<Self, crate::http::HttpClientError> {
+        HttpPool::new().map(Self::sharing)
     }
 
-    /// A client that shares its connections with others.
-    pub(crate) fn sharing(http: HttpClient) -> Self {
+    /// A client that shares a connection pool.
+    pub(crate) fn sharing(http: HttpPool) -> Self {
         Self { http }
     }
 
-    /// Asks, and gives each piece of the answer's text to `on_text` when it comes. All pieces together
-    /// are the content.
+    /// Sends a request and passes each chunk of text to `on_text`. The chunks concatenated are the
+    /// content.
     pub(crate) async fn chat(
         &self,
         endpoint: &ChatEndpoint,
-        call: &ChatCall,
+        call: &CompletionRequest,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ChatReply, CallError> {
-        let body = Body {
+    ) -> Result<ChatReply, EndpointError> {
+        let body = ChatBody {
             model: &endpoint.model,
             call,
         };
         let body = serde_json::to_vec(&body).expect("text and values of JSON can be written");
         let path = ["chat", "completions"];
-        let request = Request::new(&endpoint.base_url, &path, endpoint.credential.as_ref())?
+        let request = ServiceRequest::new(&endpoint.base_url, &path, endpoint.credential.as_ref())?
             .with_headers(&call.headers)
             .accepting_stream(call.stream)
             .with_json(body);
-        let mut attempts = Attempts::new(endpoint.timeout, endpoint.retries);
-        let mut was_heard = false;
+        let mut attempts = RetryBudget::new(endpoint.timeout, endpoint.retries);
+        let mut was_streamed = false;
         loop {
-            let mut hear = |text: &str| {
-                was_heard = true;
+            let mut on_chunk = |text: &str| {
+                was_streamed = true;
                 on_text(text);
             };
-            let outcome = self.ask(&request, attempts.deadline(), &mut hear).await;
-            if let Some(outcome) = attempts.settle(outcome, was_heard).await {
+            let outcome = self
+                .send_once(&request, attempts.deadline(), &mut on_chunk)
+                .await;
+            if let Some(outcome) = attempts.retry_or_return(outcome, was_streamed).await {
                 return outcome;
             }
         }
     }
 
-    async fn ask(
+    async fn send_once(
         &self,
-        request: &Request,
-        deadline: Deadline,
+        request: &ServiceRequest,
+        deadline: CallDeadline,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ChatReply, CallError> {
+    ) -> Result<ChatReply, EndpointError> {
         let mut answer = self.http.send(request, deadline).await?;
         let reply = read_answer(&mut answer, on_text).await?;
         Ok(ChatReply {
@@ -152,28 +153,28 @@ impl ChatClient {
             shared_context: reply.shared_context,
             attachments: reply.attachments,
             usage: reply.usage,
-            paused: reply.statehold,
+            statehold: reply.statehold,
             headers: answer.headers().clone(),
             refusal: reply.refusal,
         })
     }
 }
 
-/// The body of a call. It is written by hand because a flattened member would lose raw text.
-struct Body<'a> {
+/// Body of a request. Serialized by hand, because serde's `flatten` would parse the raw text.
+struct ChatBody<'a> {
     model: &'a str,
-    call: &'a ChatCall,
+    call: &'a CompletionRequest,
 }
 
-impl Serialize for Body<'_> {
+impl Serialize for ChatBody<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        const OURS: [&str; 3] = ["model", "messages", "stream"];
+        const RESERVED: [&str; 3] = ["model", "messages", "stream"];
         let mut body = serializer.serialize_map(None)?;
         body.serialize_entry("model", self.model)?;
         body.serialize_entry("messages", &self.call.messages)?;
         body.serialize_entry("stream", &self.call.stream)?;
         for (name, value) in &self.call.extra {
-            if !OURS.contains(&name.as_str()) {
+            if !RESERVED.contains(&name.as_str()) {
                 body.serialize_entry(name, value)?;
             }
         }

@@ -1,4 +1,5 @@
-//! Services that keep conversations themselves: one is begun, and then only new messages are sent.
+//! Client for services that store conversations themselves: it creates one, then sends only new
+//! messages.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,28 +11,27 @@ use serde_json::value::RawValue;
 use statehold_engine::Credential;
 
 use crate::chat::{is_usable_id, opaque_id, read_answer};
-use crate::http::{Attempts, CallError, Deadline, HttpClient, Request};
+use crate::http::{CallDeadline, EndpointError, HttpPool, RetryBudget, ServiceRequest};
 
-/// A header of one call.
-pub(crate) type Header = (HeaderName, HeaderValue);
+pub(crate) type HeaderPair = (HeaderName, HeaderValue);
 
-/// Where conversations are kept, and how that is called.
+/// Address and call settings of a conversation service.
 #[derive(Clone)]
 pub(crate) struct ConversationsEndpoint {
-    /// Up to and without `/conversations`. A query in it is kept.
+    /// Without the trailing `/conversations`. A query string is kept.
     pub(crate) base_url: String,
-    /// What it is called with, unless `headers` have something of their own.
+    /// Bearer credential, unless `headers` set their own.
     pub(crate) credential: Option<Credential>,
-    /// For every call. They replace what the endpoint gives; secrets should be marked sensitive.
+    /// Headers of every call. They override the credential; secrets should be marked sensitive.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// How long all of a call may take, with the times it is made again.
+    /// Timeout of a call, all retries included.
     pub(crate) timeout: Duration,
-    /// How often a call that failed before its first word is made again.
+    /// Number of retries.
     pub(crate) retries: u32,
 }
 
 impl fmt::Debug for ConversationsEndpoint {
-    /// Without the address: somebody may have put a secret into it.
+    /// Omits the address, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConversationsEndpoint")
             .field("credential", &self.credential)
@@ -42,63 +42,68 @@ impl fmt::Debug for ConversationsEndpoint {
     }
 }
 
-/// What was answered.
+/// Reply of a conversation service.
 #[derive(Debug)]
 pub(crate) struct ConversationReply {
     pub(crate) content: String,
-    /// The conversation that goes on: the one that was asked, unless the service named another.
+    /// Id of the conversation to continue: the one that was used, unless the service named another.
     pub(crate) conversation_id: String,
-    /// `shared_context` of the answer, as it was written.
+    /// `shared_context` of the answer, as raw text.
     pub(crate) shared_context: Option<Box<RawValue>>,
-    /// The headers of the answer.
+    /// Response headers.
     pub(crate) headers: HeaderMap,
 }
 
-/// What a service's list says about a conversation.
+/// Result of searching a service's list for a conversation.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// It is there.
-    There(String),
-    /// It is not.
-    NotThere,
-    /// It is not at the beginning, and the list is longer than anything that is read.
-    Unseen,
+pub(crate) enum ConversationSearch {
+    /// The conversation with this id has the title.
+    Found(String),
+    /// No conversation has the title.
+    Missing,
+    /// The list exceeds the size limit, and the part that was read has no such title.
+    ListTruncated,
 }
 
-/// Calls one service that keeps conversations. Cheap to make: connections are the pool's.
+/// Client of one conversation service. Cheap to build: the pool owns the connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ConversationsClient {
-    http: HttpClient,
+    http: HttpPool,
     endpoint: ConversationsEndpoint,
 }
 
 impl ConversationsClient {
-    pub(crate) fn new(http: HttpClient, endpoint: ConversationsEndpoint) -> Self {
+    pub(crate) fn new(http: HttpPool, endpoint: ConversationsEndpoint) -> Self {
         Self { http, endpoint }
     }
 
-    /// Begins a conversation, and gives its id.
-    pub(crate) async fn create(&self, title: &str, key: &Header) -> Result<String, CallError> {
+    /// Creates a conversation and returns its id.
+    pub(crate) async fn create(
+        &self,
+        title: &str,
+        key: &HeaderPair,
+    ) -> Result<String, EndpointError> {
         let request = self
             .request(&["conversations"])?
             .with_headers(std::slice::from_ref(key))
-            .with_json(json(&Begin { title }));
-        let body = self.whole(&request).await?;
-        let created: Conversation = serde_json::from_slice(&body)
-            .map_err(|_| CallError::Malformed("it is not a conversation"))?;
+            .with_json(json(&NewConversationBody { title }));
+        let body = self.read_whole(&request).await?;
+        let created: ListedConversation = serde_json::from_slice(&body)
+            .map_err(|_| EndpointError::Malformed("it is not a conversation"))?;
         created.id()
     }
 
-    /// Looks for the newest conversation with this title. Of a list that is too long, the beginning is read.
-    pub(crate) async fn find(&self, title: &str) -> Result<Found, CallError> {
+    /// Finds the newest conversation with this title. If the list exceeds the size limit, searches only
+    /// its beginning.
+    pub(crate) async fn find(&self, title: &str) -> Result<ConversationSearch, EndpointError> {
         let request = self.request(&["conversations"])?;
-        let (body, is_whole) = self.beginning(&request).await?;
-        let all: Vec<Conversation> = if is_whole {
-            serde_json::from_slice(&body).map_err(|_| NO_LIST)?
+        let (body, is_whole) = self.read_beginning(&request).await?;
+        let all: Vec<ListedConversation> = if is_whole {
+            serde_json::from_slice(&body).map_err(|_| NOT_A_LIST)?
         } else {
-            beginning_of(&body)?
+            parse_truncated_list(&body)?
         };
-        // They are listed with the newest first, as far as they do not say otherwise themselves.
+        // Services list the newest first, unless the time stamps say otherwise.
         let named = all.iter().filter(|one| one.title.as_deref() == Some(title));
         let newest = named.reduce(|newest, one| {
             if one.time() > newest.time() {
@@ -108,28 +113,28 @@ impl ConversationsClient {
             }
         });
         match newest {
-            Some(found) => found.id().map(Found::There),
-            None if is_whole => Ok(Found::NotThere),
-            None => Ok(Found::Unseen),
+            Some(found) => found.id().map(ConversationSearch::Found),
+            None if is_whole => Ok(ConversationSearch::Missing),
+            None => Ok(ConversationSearch::ListTruncated),
         }
     }
 
-    /// Says something in a conversation. The pieces of the answer's text go to `on_text` as they come.
+    /// Sends a message to a conversation and passes each chunk of the answer to `on_text`.
     ///
-    /// What was said stays said, whatever became of the answer, so it is said again only if it surely
-    /// never left: if no connection came about.
+    /// A message that may have arrived stays in the conversation, so the call is retried only if no
+    /// connection was made.
     pub(crate) async fn chat(
         &self,
         id: &str,
         text: &str,
-        (stream, key): (bool, &Header),
+        (stream, key): (bool, &HeaderPair),
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ConversationReply, CallError> {
+    ) -> Result<ConversationReply, EndpointError> {
         if !is_usable_id(id) {
-            // No service has ever named such a one.
-            return Err(CallError::NotFound);
+            // No service has assigned such an id.
+            return Err(EndpointError::NotFound);
         }
-        let message = Message {
+        let message = ConversationMessage {
             role: "user",
             content: text,
         };
@@ -137,30 +142,32 @@ impl ConversationsClient {
             .request(&["conversations", id, "chat"])?
             .with_headers(std::slice::from_ref(key))
             .accepting_stream(stream)
-            .with_json(json(&Say { message, stream }));
-        let mut attempts = self.attempts();
+            .with_json(json(&ConversationChatBody { message, stream }));
+        let mut retry_budget = self.retry_budget();
         loop {
-            let outcome = self.say(&request, id, attempts.deadline(), on_text).await;
-            let was_sent = !matches!(outcome, Err(CallError::Unreachable(_)));
-            if let Some(outcome) = attempts.settle(outcome, was_sent).await {
+            let outcome = self
+                .send_once(&request, id, retry_budget.deadline(), on_text)
+                .await;
+            let was_sent = !matches!(outcome, Err(EndpointError::Unreachable(_)));
+            if let Some(outcome) = retry_budget.retry_or_return(outcome, was_sent).await {
                 return outcome;
             }
         }
     }
 
-    async fn say(
+    async fn send_once(
         &self,
-        request: &Request,
+        request: &ServiceRequest,
         id: &str,
-        deadline: Deadline,
+        deadline: CallDeadline,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ConversationReply, CallError> {
+    ) -> Result<ConversationReply, EndpointError> {
         let answer = self.http.send(request, deadline).await;
         let mut answer = answer.map_err(|error| match error {
-            CallError::Status {
+            EndpointError::Status {
                 status: StatusCode::NOT_FOUND | StatusCode::GONE,
                 ..
-            } => CallError::NotFound,
+            } => EndpointError::NotFound,
             error => error,
         })?;
         let reply = read_answer(&mut answer, on_text).await?;
@@ -172,66 +179,69 @@ impl ConversationsClient {
         })
     }
 
-    /// The whole body of an answer.
-    async fn whole(&self, request: &Request) -> Result<Vec<u8>, CallError> {
-        let mut attempts = self.attempts();
+    /// Reads the whole body of a response.
+    async fn read_whole(&self, request: &ServiceRequest) -> Result<Vec<u8>, EndpointError> {
+        let mut retry_budget = self.retry_budget();
         loop {
-            let outcome = match self.http.send(request, attempts.deadline()).await {
+            let outcome = match self.http.send(request, retry_budget.deadline()).await {
                 Ok(mut answer) => answer.rest(Vec::new()).await,
                 Err(error) => Err(error),
             };
-            if let Some(outcome) = attempts.settle(outcome, false).await {
+            if let Some(outcome) = retry_budget.retry_or_return(outcome, false).await {
                 return outcome;
             }
         }
     }
 
-    /// As much of the body of an answer as is read, and whether that is all of it.
-    async fn beginning(&self, request: &Request) -> Result<(Vec<u8>, bool), CallError> {
-        let mut attempts = self.attempts();
+    /// Reads a body up to the size limit. Returns whether it was complete.
+    async fn read_beginning(
+        &self,
+        request: &ServiceRequest,
+    ) -> Result<(Vec<u8>, bool), EndpointError> {
+        let mut retry_budget = self.retry_budget();
         loop {
-            let outcome = match self.http.send(request, attempts.deadline()).await {
+            let outcome = match self.http.send(request, retry_budget.deadline()).await {
                 Ok(mut answer) => {
                     let mut read = Vec::new();
                     loop {
-                        match answer.piece().await {
-                            Ok(Some(piece)) => read.extend_from_slice(&piece),
+                        match answer.next_chunk().await {
+                            Ok(Some(chunk)) => read.extend_from_slice(&chunk),
                             Ok(None) => break Ok((read, true)),
-                            Err(CallError::TooLarge(_)) => break Ok((read, false)),
+                            Err(EndpointError::TooLarge(_)) => break Ok((read, false)),
                             Err(error) => break Err(error),
                         }
                     }
                 }
                 Err(error) => Err(error),
             };
-            if let Some(outcome) = attempts.settle(outcome, false).await {
+            if let Some(outcome) = retry_budget.retry_or_return(outcome, false).await {
                 return outcome;
             }
         }
     }
 
-    fn request(&self, path: &[&str]) -> Result<Request, CallError> {
+    fn request(&self, path: &[&str]) -> Result<ServiceRequest, EndpointError> {
         let ConversationsEndpoint {
             base_url,
             credential,
             headers,
             ..
         } = &self.endpoint;
-        let request = Request::new(base_url, path, credential.as_ref())?;
+        let request = ServiceRequest::new(base_url, path, credential.as_ref())?;
         Ok(request.with_headers(headers).accepting_stream(false))
     }
 
-    fn attempts(&self) -> Attempts {
-        Attempts::new(self.endpoint.timeout, self.endpoint.retries)
+    fn retry_budget(&self) -> RetryBudget {
+        RetryBudget::new(self.endpoint.timeout, self.endpoint.retries)
     }
 }
 
-const NO_LIST: CallError = CallError::Malformed("it is not a list of conversations");
+const NOT_A_LIST: EndpointError = EndpointError::Malformed("it is not a list of conversations");
 
-/// The conversations at the beginning of a list, up to where it is cut.
-fn beginning_of(list: &[u8]) -> Result<Vec<Conversation<'_>>, CallError> {
+/// Parses the complete conversations at the beginning of a truncated list.
+fn parse_truncated_list(list: &[u8]) -> Result<Vec<ListedConversation<'_>>, EndpointError> {
     let list = list.trim_ascii_start().strip_prefix(b"[");
-    let mut rest = list.ok_or(NO_LIST)?;
+    let mut rest = list.ok_or(NOT_A_LIST)?;
     let mut all = Vec::new();
     loop {
         let mut next = serde_json::Deserializer::from_slice(rest).into_iter();
@@ -252,25 +262,25 @@ fn json(body: &impl Serialize) -> Vec<u8> {
 }
 
 #[derive(Serialize)]
-struct Begin<'a> {
+struct NewConversationBody<'a> {
     title: &'a str,
 }
 
 #[derive(Serialize)]
-struct Say<'a> {
-    message: Message<'a>,
+struct ConversationChatBody<'a> {
+    message: ConversationMessage<'a>,
     stream: bool,
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct ConversationMessage<'a> {
     role: &'static str,
     content: &'a str,
 }
 
-/// A conversation, as far as we look.
+/// The members of a conversation that are read.
 #[derive(Deserialize)]
-struct Conversation<'a> {
+struct ListedConversation<'a> {
     #[serde(borrow)]
     id: Option<&'a RawValue>,
     title: Option<String>,
@@ -280,14 +290,14 @@ struct Conversation<'a> {
     updated_at: Option<&'a RawValue>,
 }
 
-impl Conversation<'_> {
-    fn id(&self) -> Result<String, CallError> {
+impl ListedConversation<'_> {
+    fn id(&self) -> Result<String, EndpointError> {
         let id = self.id;
-        opaque_id(id.ok_or(CallError::Malformed("a conversation in it has no id"))?)
+        opaque_id(id.ok_or(EndpointError::Malformed("a conversation in it has no id"))?)
     }
 
-    /// When it was last used. Services write all their times in one form, which sorts as text; of a
-    /// time that is no text, the order of the list tells more.
+    /// Time of last use, as text: services write their times in one sortable form. None for a time that
+    /// is not a string; then the order of the list decides.
     fn time(&self) -> Option<String> {
         let time = self.updated_at.or(self.created_at)?;
         serde_json::from_str(time.get()).ok()

@@ -1,5 +1,4 @@
-//! A server for tests that does everything an agent may do to us: it plays what it was given, and
-//! remembers what it was asked.
+//! Test server with scripted faults. It plays the given responses and records the requests.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,29 +17,29 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What is played for one call.
+/// Scripted response to one request.
 #[derive(Debug, Clone)]
-pub(crate) struct Play {
-    /// None: not even headers come.
+pub(crate) struct ScriptedResponse {
+    /// None: the server sends no headers.
     head: Option<(u16, Vec<(&'static str, String)>)>,
-    body: Vec<Step>,
+    body: Vec<BodyStep>,
 }
 
-/// One step of a body.
+/// One step of a response body.
 #[derive(Debug, Clone)]
-pub(crate) enum Step {
+pub(crate) enum BodyStep {
     Text(Bytes),
-    /// The same piece this often.
+    /// Sends the same bytes this many times.
     Repeat(Bytes, usize),
-    /// Nothing comes for this long.
+    /// Sends nothing for this long.
     Wait(Duration),
-    /// Nothing more comes, and nobody hangs up.
+    /// Sends nothing more, and keeps the connection open.
     Hang,
-    /// The connection ends here, in the middle of the body.
+    /// Closes the connection in the middle of the body.
     Cut,
 }
 
-impl Play {
+impl ScriptedResponse {
     pub(crate) fn silence() -> Self {
         Self {
             head: None,
@@ -48,7 +47,7 @@ impl Play {
         }
     }
 
-    pub(crate) fn new(status: u16, content_type: &str, body: Vec<Step>) -> Self {
+    pub(crate) fn new(status: u16, content_type: &str, body: Vec<BodyStep>) -> Self {
         let content_type = ("content-type", content_type.to_owned());
         Self {
             head: Some((status, vec![content_type])),
@@ -64,7 +63,7 @@ impl Play {
         Self::text(200, "application/json", body)
     }
 
-    pub(crate) fn events(body: Vec<Step>) -> Self {
+    pub(crate) fn events(body: Vec<BodyStep>) -> Self {
         Self::new(200, "text/event-stream; charset=utf-8", body)
     }
 
@@ -75,13 +74,13 @@ impl Play {
     }
 }
 
-pub(crate) fn text(text: &str) -> Step {
-    Step::Text(Bytes::copy_from_slice(text.as_bytes()))
+pub(crate) fn text(text: &str) -> BodyStep {
+    BodyStep::Text(Bytes::copy_from_slice(text.as_bytes()))
 }
 
-/// What was asked.
+/// A received request.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct SeenRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
@@ -90,24 +89,24 @@ pub(crate) struct Seen {
 
 pub(crate) struct FaultServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<FaultServerState>,
     accepting: JoinHandle<()>,
 }
 
-struct Shared {
-    plays: Vec<Play>,
-    seen: Mutex<Vec<Seen>>,
+struct FaultServerState {
+    plays: Vec<ScriptedResponse>,
+    seen: Mutex<Vec<SeenRequest>>,
     written: Arc<AtomicUsize>,
     connections: AtomicUsize,
 }
 
 impl FaultServer {
-    /// Plays one after the other; the last one is played again and again.
-    pub(crate) async fn start(plays: Vec<Play>) -> Self {
+    /// Plays the responses in order, and repeats the last one.
+    pub(crate) async fn start(plays: Vec<ScriptedResponse>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await;
         let listener = listener.expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FaultServerState {
             plays,
             seen: Mutex::default(),
             written: Arc::default(),
@@ -129,17 +128,17 @@ impl FaultServer {
         format!("http://{}{path}", self.address)
     }
 
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<SeenRequest> {
         let seen = self.shared.seen.lock();
         seen.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many bytes of bodies were taken from this server. Some of them may be on their way.
+    /// Bytes of bodies taken from this server. Some may still be in flight.
     pub(crate) fn written(&self) -> usize {
         self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// How often somebody connected.
+    /// Number of accepted connections.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
@@ -151,32 +150,32 @@ impl Drop for FaultServer {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<FaultServerState>) {
     while let Ok((stream, _)) = listener.accept().await {
         shared.connections.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             let service = service_fn(move |request| answer(Arc::clone(&shared), request));
             let io = TokioIo::new(stream);
-            // Plays that cut the connection end with an error here.
+            // A scripted cut ends with an error here.
             drop(http1::Builder::new().serve_connection(io, service).await);
         });
     }
 }
 
-type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, Broken>;
+type FaultBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BrokenBody>;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the play says so")]
-struct Broken;
+struct BrokenBody;
 
 async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<FaultServerState>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
+) -> Result<Response<FaultBody>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.expect("our client sends whole bodies");
-    let seen = Seen {
+    let seen = SeenRequest {
         method: head.method,
         path: head.uri.to_string(),
         headers: head.headers,
@@ -201,27 +200,27 @@ async fn answer(
     Ok(response.body(body).expect("headers are fine"))
 }
 
-fn body_of(mut steps: Vec<Step>, written: Arc<AtomicUsize>) -> Body {
+fn body_of(mut steps: Vec<BodyStep>, written: Arc<AtomicUsize>) -> FaultBody {
     steps.reverse();
     let frames = stream::unfold(steps, move |mut steps| {
         let written = Arc::clone(&written);
         async move {
             let bytes = match steps.pop()? {
-                Step::Text(bytes) => bytes,
-                Step::Repeat(_, 0) => Bytes::new(),
-                Step::Repeat(bytes, times) => {
-                    steps.push(Step::Repeat(bytes.clone(), times - 1));
+                BodyStep::Text(bytes) => bytes,
+                BodyStep::Repeat(_, 0) => Bytes::new(),
+                BodyStep::Repeat(bytes, times) => {
+                    steps.push(BodyStep::Repeat(bytes.clone(), times - 1));
                     bytes
                 }
-                Step::Wait(time) => {
+                BodyStep::Wait(time) => {
                     tokio::time::sleep(time).await;
                     Bytes::new()
                 }
-                Step::Hang => std::future::pending().await,
-                Step::Cut => {
-                    // What was said before is sent before the connection ends.
+                BodyStep::Hang => std::future::pending().await,
+                BodyStep::Cut => {
+                    // Let the earlier bytes be sent before the connection closes.
                     tokio::task::yield_now().await;
-                    return Some((Err(Broken), steps));
+                    return Some((Err(BrokenBody), steps));
                 }
             };
             written.fetch_add(bytes.len(), Ordering::Relaxed);

@@ -1,47 +1,47 @@
-//! Agents in other processes, each called in the way it remembers: those that remember nothing get their
-//! own exchanges back, those that keep a conversation get only what is new.
+//! Gateways to agents in other processes. An agent without memory gets its own exchanges back with each
+//! call; an agent that stores a conversation gets only the new message.
 //!
-//! What an agent says about itself is kept under its task and never read by the names in it.
+//! Agent state is stored with the agent's task and is not interpreted.
 
+mod agent_reply;
+mod call_headers;
+mod conversation_record;
 mod conversations;
 mod exchange;
 mod openai;
 mod pause;
 mod raw_object;
-mod remembered;
-mod said;
 mod shared;
 mod state;
-mod trail;
 
-pub(crate) use conversations::Conversations;
-pub(crate) use openai::Openai;
-pub(crate) use remembered::Locks;
-pub(crate) use trail::traceparent;
+pub(crate) use call_headers::traceparent;
+pub(crate) use conversation_record::ConversationLocks;
+pub(crate) use conversations::ConversationsAgent;
+pub(crate) use openai::OpenaiAgent;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::scope::StateKey;
 use statehold_engine::kept::Raw;
 
-use crate::http::CallError;
+use crate::http::EndpointError;
 use crate::turn::TurnError;
 
-/// The marked block with session values that stands before a message, for an agent that is no gateway.
+/// Block of session values before a message, for an agent that is not behind a gateway.
 pub(crate) fn shared_block(values: &[(StateKey, Raw)], text: &str) -> Option<String> {
-    shared::block(shared::Told::of(values).as_ref(), text)
+    shared::block(shared::SharedContext::of(values).as_ref(), text)
 }
 
-/// Something to note in the trace.
-type Note = (&'static str, Raw);
+/// A named note for the trace.
+type TraceNote = (&'static str, Raw);
 
-/// A note that was recorded with a step.
+/// A trace note as recorded with a step.
 #[derive(Debug, Serialize, Deserialize)]
 struct RecordedNote {
     name: String,
     data: Raw,
 }
 
-/// The notes that gateways write beside those with the state.
+/// Names of the notes that gateways record with their steps.
 const NOTES: [&str; 5] = [
     "conversation_recreated",
     crate::history::LEFT_OUT,
@@ -50,7 +50,7 @@ const NOTES: [&str; 5] = [
     "state_set_aside",
 ];
 
-fn recorded(notes: Vec<Note>) -> Vec<RecordedNote> {
+fn to_recorded(notes: Vec<TraceNote>) -> Vec<RecordedNote> {
     let notes = notes.into_iter().map(|(name, data)| RecordedNote {
         name: name.to_owned(),
         data,
@@ -58,7 +58,7 @@ fn recorded(notes: Vec<Note>) -> Vec<RecordedNote> {
     notes.collect()
 }
 
-fn of_record(notes: Vec<RecordedNote>) -> Vec<Note> {
+fn from_recorded(notes: Vec<RecordedNote>) -> Vec<TraceNote> {
     let notes = notes.into_iter().filter_map(|note| {
         let name = NOTES.into_iter().find(|known| *known == note.name)?;
         Some((name, note.data))
@@ -66,18 +66,18 @@ fn of_record(notes: Vec<RecordedNote>) -> Vec<Note> {
     notes.collect()
 }
 
-/// A call that brought no answer ends the turn, and only the turn.
-fn failed(error: &CallError) -> TurnError {
+/// Fails the turn with the error of a call.
+fn turn_failure(error: &EndpointError) -> TurnError {
     TurnError::failed(error.code(), error.to_string())
 }
 
-/// Whether a turn failed because the service does not know the conversation any more.
-fn is_lost(error: &TurnError) -> bool {
-    let lost = CallError::NotFound.code();
+/// Whether the turn failed because the service lost the conversation.
+fn is_conversation_lost(error: &TurnError) -> bool {
+    let lost = EndpointError::NotFound.code();
     matches!(error, TurnError::Failed(failure) if failure.code == lost)
 }
 
-/// A step that is recorded is never prepared, and one that is not always is.
-fn unprepared() -> TurnError {
+/// Internal error: a step that is not recorded must have a prepared call.
+fn not_prepared() -> TurnError {
     TurnError::failed("internal", "a call was not prepared; ask again")
 }

@@ -1,24 +1,27 @@
-//! How much of the past is read, and how much of it goes with a call.
+//! Reads the history of a task, and limits how much of it a call sends.
 
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_engine::kept::Raw;
 use statehold_engine::{Engine, EngineError, StoredItem};
 
-use crate::words::raw;
+use crate::message::raw;
 
-/// The most that one call brings of earlier exchanges, in bytes.
+/// Most bytes of earlier exchanges that one call sends.
 pub(crate) const HISTORY_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The most that is read of a past. More than is sent: of what is kept, some is never sent.
+/// Most bytes read from a history. More than is sent, because some items are never sent.
 const READ_BYTES_MAX: usize = 4 * HISTORY_BYTES_MAX;
-/// How many items are read at a time: a few, until it is known how large they are.
+/// First page size, small until the item sizes are known, and the largest page size.
 const FIRST_PAGE: usize = 8;
 const PAGE_MAX: usize = 500;
-/// The note in the trace about what was left out.
+/// Name of the trace note about omitted exchanges.
 pub(crate) const LEFT_OUT: &str = "history_left_out";
 
-/// The newest exchanges that fit together, oldest first, and how many were left out. They are whole or
-/// not there.
-pub(crate) fn newest<T>(mut exchanges: Vec<T>, bytes: impl Fn(&T) -> usize) -> (Vec<T>, usize) {
+/// Returns the newest exchanges that fit, oldest first, and the number of omitted ones. An exchange is
+/// kept whole or omitted.
+pub(crate) fn newest_fitting<T>(
+    mut exchanges: Vec<T>,
+    bytes: impl Fn(&T) -> usize,
+) -> (Vec<T>, usize) {
     let mut room = HISTORY_BYTES_MAX;
     let fitting = exchanges.iter().rev().take_while(|one| {
         let left = room.checked_sub(bytes(one));
@@ -29,15 +32,15 @@ pub(crate) fn newest<T>(mut exchanges: Vec<T>, bytes: impl Fn(&T) -> usize) -> (
     (exchanges.split_off(left_out), left_out)
 }
 
-/// What came before a request in its task, oldest first: whole requests, as the agent sees them.
+/// Items of a task before one request, oldest first: complete requests, in the agent view.
 #[derive(Debug, Default)]
-pub(crate) struct Past {
+pub(crate) struct TaskHistory {
     pub(crate) items: Vec<StoredItem>,
-    /// Whether there is more than is read.
+    /// Whether older items were not read.
     pub(crate) is_cut: bool,
 }
 
-impl Past {
+impl TaskHistory {
     pub(crate) async fn read(
         engine: &Engine,
         session: SessionId,
@@ -60,14 +63,14 @@ impl Past {
                     past.is_cut = true;
                     break;
                 }
-                bytes += bytes_of(&item);
+                bytes += item_bytes(&item);
                 past.items.push(item);
             }
             cursor = page.next;
             if cursor.is_none() || past.is_cut {
                 break;
             }
-            // As many more as there is room for, if they are as large as those so far.
+            // Estimate the next page size from the average item size.
             let room = READ_BYTES_MAX.saturating_sub(bytes);
             let average = bytes / past.items.len().max(1);
             page_size = (room / average.max(1)).clamp(FIRST_PAGE, PAGE_MAX);
@@ -77,14 +80,14 @@ impl Past {
     }
 }
 
-fn bytes_of(item: &StoredItem) -> usize {
+fn item_bytes(item: &StoredItem) -> usize {
     let body = item.body.as_ref().map_or(0, Vec::len);
     let files = item.attachments.iter().flatten().map(Vec::len);
     body + files.sum::<usize>()
 }
 
-/// What the trace says about exchanges that were left out, and about those that were not even read. None
-/// if nothing was left out.
+/// Trace note about omitted exchanges, and about older ones that were not read. None if everything was
+/// sent.
 pub(crate) fn left_out_note(exchanges: usize, is_cut: bool) -> Option<(&'static str, Raw)> {
     let mut note = serde_json::json!({ "exchanges": exchanges });
     if is_cut {

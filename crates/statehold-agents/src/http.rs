@@ -1,8 +1,8 @@
-//! How agents and models are called: one pool of connections for all of them, and limits on
-//! everything. No redirects, no proxies, no cookies.
+//! HTTP calls to agents and models: one connection pool for all, with limits on size and time. No
+//! redirects, no proxies, no cookies.
 //!
-//! Addresses come from the configuration and from nowhere else, so private ones are fine. What the
-//! other side sends is not trusted: it is bounded in bytes and in time.
+//! Addresses come only from the configuration, so private ones are allowed. Responses are not trusted:
+//! their size and duration are bounded.
 
 mod error;
 
@@ -18,39 +18,39 @@ use serde_json::value::RawValue;
 use statehold_engine::Credential;
 use tokio::time::Instant;
 
-pub(crate) use error::{CallError, Obstacle, clip};
+pub(crate) use error::{ConnectObstacle, EndpointError, redact_and_clip};
 
-/// How long finding and reaching the other side may take.
+/// Timeout for DNS lookup and connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// How long a connection is kept that nobody uses.
+/// How long an idle connection stays in the pool.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// The most that is read of an answer, and of one that only says what is wrong.
+/// Largest response body, and largest error body.
 const ANSWER_BYTES_MAX: usize = 8 * 1024 * 1024;
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
-/// How long we listen to somebody who only says what is wrong.
+/// Time limit for reading an error body.
 const REFUSAL_MAX: Duration = Duration::from_secs(5);
-/// How long we wait before a call is made again, at first. It doubles.
-const PAUSE_FIRST: Duration = Duration::from_millis(200);
-/// In place of a time that no clock can tell.
+/// Delay before the first retry. Doubles with each retry.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// Deadline used if the configured timeout overflows the clock.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 
-/// Why there is no client.
+/// Why the HTTP client cannot be built.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientError {
-    #[error("the settings of TLS do not fit together")]
+pub(crate) enum HttpClientError {
+    #[error("the TLS settings are inconsistent")]
     Tls(#[from] rustls::Error),
-    #[error("the HTTP client cannot be made")]
+    #[error("the HTTP client cannot be built")]
     Http(#[from] reqwest::Error),
 }
 
-/// A pool of connections. Clones share it.
+/// A connection pool. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct HttpClient {
+pub(crate) struct HttpPool {
     inner: reqwest::Client,
 }
 
-impl HttpClient {
-    pub(crate) fn new() -> Result<Self, ClientError> {
+impl HttpPool {
+    pub(crate) fn new() -> Result<Self, HttpClientError> {
         let inner = crate::outbound::client_builder()?
             .connect_timeout(CONNECT_MAX)
             .pool_idle_timeout(IDLE_MAX)
@@ -58,12 +58,12 @@ impl HttpClient {
         Ok(Self { inner })
     }
 
-    /// Makes one call. Only an answer of 2xx is an answer.
+    /// Sends one request. Any status other than 2xx is an error.
     pub(crate) async fn send<'a>(
         &self,
-        request: &'a Request,
-        deadline: Deadline,
-    ) -> Result<Answer<'a>, CallError> {
+        request: &'a ServiceRequest,
+        deadline: CallDeadline,
+    ) -> Result<ServiceResponse<'a>, EndpointError> {
         let mut call = self
             .inner
             .request(request.method.clone(), request.url.clone())
@@ -72,9 +72,9 @@ impl HttpClient {
             call = call.body(body.clone());
         }
         let response = deadline.bound(call.send()).await?;
-        let response = response.map_err(|error| CallError::of(&error))?;
+        let response = response.map_err(|error| EndpointError::of(&error))?;
         let status = response.status();
-        let answer = Answer {
+        let answer = ServiceResponse {
             response,
             request,
             deadline,
@@ -88,23 +88,22 @@ impl HttpClient {
     }
 }
 
-/// A call that can be made several times.
-pub(crate) struct Request {
+/// A request that can be sent several times.
+pub(crate) struct ServiceRequest {
     method: Method,
     url: Url,
     headers: HeaderMap,
     body: Option<Bytes>,
 }
 
-impl Request {
-    /// A call to the address that a configuration names, followed by `path`, each part of which is
-    /// taken as it is.
+impl ServiceRequest {
+    /// A request to a configured address. Appends each segment of `path`, percent-encoded.
     pub(crate) fn new(
         base_url: &str,
         path: &[&str],
         credential: Option<&Credential>,
-    ) -> Result<Self, CallError> {
-        let no_address = || CallError::Unreachable(Obstacle::Address);
+    ) -> Result<Self, EndpointError> {
+        let no_address = || EndpointError::Unreachable(ConnectObstacle::Address);
         let mut url = Url::parse(base_url).map_err(|_| no_address())?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(no_address());
@@ -117,7 +116,8 @@ impl Request {
         let mut headers = HeaderMap::new();
         if let Some(credential) = credential {
             let value = HeaderValue::from_str(&format!("Bearer {}", credential.expose()));
-            let mut value = value.map_err(|_| CallError::Unreachable(Obstacle::Credential))?;
+            let mut value =
+                value.map_err(|_| EndpointError::Unreachable(ConnectObstacle::Credential))?;
             value.set_sensitive(true);
             headers.insert(header::AUTHORIZATION, value);
         }
@@ -129,7 +129,7 @@ impl Request {
         })
     }
 
-    /// Adds headers. They replace what is there: whoever makes a call knows better than a configuration.
+    /// Sets headers, replacing earlier values: the headers of a call override the configured ones.
     pub(crate) fn with_headers(mut self, headers: &[(HeaderName, HeaderValue)]) -> Self {
         for (name, _) in headers {
             self.headers.remove(name);
@@ -144,7 +144,7 @@ impl Request {
         self
     }
 
-    /// Makes it a call that brings JSON.
+    /// Makes it a POST with a JSON body.
     pub(crate) fn with_json(mut self, body: Vec<u8>) -> Self {
         let json = HeaderValue::from_static("application/json");
         self.method = Method::POST;
@@ -153,7 +153,7 @@ impl Request {
         self
     }
 
-    /// Says that a stream of events is wanted, or that it is not.
+    /// Sets `Accept`, with or without an event stream.
     pub(crate) fn accepting_stream(mut self, stream: bool) -> Self {
         let accepted = if stream {
             "text/event-stream, application/json"
@@ -165,82 +165,82 @@ impl Request {
         self
     }
 
-    /// The error that a service reports inside an answer, as the JSON of its member `error`.
-    pub(crate) fn error_in(&self, error: &str) -> CallError {
-        let refusal: Refusal = serde_json::from_str(error).unwrap_or_default();
+    /// Builds the error from the `error` member of a response.
+    pub(crate) fn embedded_error(&self, error: &str) -> EndpointError {
+        let refusal: ServiceErrorBody = serde_json::from_str(error).unwrap_or_default();
         let mut codes = [refusal.status, refusal.code].into_iter().flatten();
-        let status = codes.find_map(status_in);
-        let said = refusal.message.and_then(text_in);
+        let status = codes.find_map(parse_status);
+        let said = refusal.message.and_then(parse_text);
         let said = said.unwrap_or_else(|| error.to_owned());
         self.refusal(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &said)
     }
 
-    fn refusal(&self, status: StatusCode, said: &str) -> CallError {
-        let message = clip(said, self.secrets());
+    fn refusal(&self, status: StatusCode, said: &str) -> EndpointError {
+        let message = redact_and_clip(said, self.secrets());
         let message = if message.is_empty() {
             status
                 .canonical_reason()
-                .unwrap_or("it did not say why")
+                .unwrap_or("it gave no reason")
                 .to_owned()
         } else {
             message
         };
-        CallError::Status { status, message }
+        EndpointError::Status { status, message }
     }
 
-    /// Credentials that the service may repeat in its errors; they are redacted there.
+    /// Values to redact if the service repeats them in an error.
     fn secrets(&self) -> impl Iterator<Item = &str> {
         let values = self.headers.values().filter(|value| value.is_sensitive());
         values.filter_map(|value| {
             let text = value.to_str().ok()?;
-            // Not the name of the scheme, which is in many messages.
+            // Skip the scheme name (`Bearer`), which appears in many messages.
             let secret = text.split_once(' ').map_or(text, |(_, rest)| rest.trim());
             (!secret.is_empty()).then_some(secret)
         })
     }
 }
 
-/// When a call must have ended.
+/// Deadline of a call, and the timeout it was made from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline {
+pub(crate) struct CallDeadline {
     at: Instant,
     limit: Duration,
 }
 
-impl Deadline {
+impl CallDeadline {
     fn after(limit: Duration) -> Self {
         let now = Instant::now();
         let at = now.checked_add(limit).unwrap_or_else(|| now + TIMEOUT_MAX);
         Self { at, limit }
     }
 
-    /// This one, or an earlier one if it has not that much time.
+    /// The earlier of this deadline and one `limit` from now.
     pub(crate) fn at_most(self, limit: Duration) -> Self {
         let other = Self::after(limit);
         if other.at < self.at { other } else { self }
     }
 
-    pub(crate) async fn bound<F: Future>(self, work: F) -> Result<F::Output, CallError> {
+    pub(crate) async fn bound<F: Future>(self, work: F) -> Result<F::Output, EndpointError> {
         let Self { at, limit } = self;
         let done = tokio::time::timeout_at(at, work).await;
-        done.map_err(|_| CallError::Timeout { limit })
+        done.map_err(|_| EndpointError::Timeout { limit })
     }
 }
 
-/// An answer that has begun.
-pub(crate) struct Answer<'a> {
+/// A response whose body is still being read.
+pub(crate) struct ServiceResponse<'a> {
     response: reqwest::Response,
-    request: &'a Request,
-    deadline: Deadline,
+    request: &'a ServiceRequest,
+    deadline: CallDeadline,
     bytes_left: usize,
 }
 
-impl<'a> Answer<'a> {
-    pub(crate) fn request(&self) -> &'a Request {
+impl<'a> ServiceResponse<'a> {
+    pub(crate) fn request(&self) -> &'a ServiceRequest {
         self.request
     }
 
-    pub(crate) fn deadline(&self) -> Deadline {
+    pub(crate) fn deadline(&self) -> CallDeadline {
         self.deadline
     }
 
@@ -248,7 +248,7 @@ impl<'a> Answer<'a> {
         self.response.headers()
     }
 
-    /// Whether it calls itself a stream of events.
+    /// Whether the content type is an event stream.
     pub(crate) fn is_stream(&self) -> bool {
         let kind = self.headers().get(header::CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -256,55 +256,54 @@ impl<'a> Answer<'a> {
         kind.eq_ignore_ascii_case("text/event-stream")
     }
 
-    /// Lets the rest of the answer take no longer than this.
-    pub(crate) fn hurry(&mut self, limit: Duration) {
+    /// Shortens the deadline for the rest of the body.
+    pub(crate) fn shorten_deadline(&mut self, limit: Duration) {
         self.deadline = self.deadline.at_most(limit);
     }
 
-    /// The next piece of the body, as it comes.
-    pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, CallError> {
-        let piece = self.deadline.bound(self.response.chunk()).await?;
-        let piece = piece.map_err(|error| CallError::of(&error))?;
-        let length = piece.as_ref().map_or(0, Bytes::len);
+    /// Reads the next chunk of the body.
+    pub(crate) async fn next_chunk(&mut self) -> Result<Option<Bytes>, EndpointError> {
+        let chunk = self.deadline.bound(self.response.chunk()).await?;
+        let chunk = chunk.map_err(|error| EndpointError::of(&error))?;
+        let length = chunk.as_ref().map_or(0, Bytes::len);
         match self.bytes_left.checked_sub(length) {
             Some(left) => self.bytes_left = left,
-            None => return Err(CallError::TooLarge("at most 8 MiB")),
+            None => return Err(EndpointError::TooLarge("at most 8 MiB")),
         }
-        Ok(piece)
+        Ok(chunk)
     }
 
-    /// The body from here on, after what was read of it already.
-    pub(crate) async fn rest(&mut self, mut read: Vec<u8>) -> Result<Vec<u8>, CallError> {
-        while let Some(piece) = self.piece().await? {
-            read.extend_from_slice(&piece);
+    /// Reads the rest of the body and appends it to `read`.
+    pub(crate) async fn rest(&mut self, mut read: Vec<u8>) -> Result<Vec<u8>, EndpointError> {
+        while let Some(chunk) = self.next_chunk().await? {
+            read.extend_from_slice(&chunk);
         }
         Ok(read)
     }
 
-    /// What an answer that is none says.
-    async fn into_refusal(mut self, status: StatusCode) -> CallError {
+    /// Builds the error from a response that is not 2xx.
+    async fn into_refusal(mut self, status: StatusCode) -> EndpointError {
         if status.is_redirection() {
             return self.request.refusal(
                 status,
-                "it leads elsewhere, which is not followed; set `base_url` to where it leads",
+                "redirects are not followed; set `base_url` to the final address",
             );
         }
         self.bytes_left = REFUSAL_BYTES_MAX;
-        self.hurry(REFUSAL_MAX);
+        self.shorten_deadline(REFUSAL_MAX);
         let mut body = Vec::new();
-        // What there is of it will do: that it failed is known.
-        while let Ok(Some(piece)) = self.piece().await {
-            body.extend_from_slice(&piece);
+        // Use the body as far as it arrives; the status is known already.
+        while let Ok(Some(chunk)) = self.next_chunk().await {
+            body.extend_from_slice(&chunk);
         }
         let body = String::from_utf8_lossy(&body);
-        self.request.refusal(status, &said_in(&body))
+        self.request.refusal(status, &error_text(&body))
     }
 }
 
-/// What services say when something is wrong. The forms are those of chat completions, of the usual
-/// Python frameworks, and of problem details.
+/// Error bodies of chat completions, of common Python frameworks, and of problem details (RFC 9457).
 #[derive(Default, Deserialize)]
-struct Refusal<'a> {
+struct ServiceErrorBody<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -319,78 +318,74 @@ struct Refusal<'a> {
     status: Option<&'a RawValue>,
 }
 
-fn said_in(body: &str) -> String {
-    let refusal: Refusal = serde_json::from_str(body).unwrap_or_default();
+fn error_text(body: &str) -> String {
+    let refusal: ServiceErrorBody = serde_json::from_str(body).unwrap_or_default();
     let inner = refusal.error.map(|error| {
-        let inner: Refusal = serde_json::from_str(error.get()).unwrap_or_default();
-        let said = inner.message.and_then(text_in);
-        said.or_else(|| text_in(error))
+        let inner: ServiceErrorBody = serde_json::from_str(error.get()).unwrap_or_default();
+        let said = inner.message.and_then(parse_text);
+        said.or_else(|| parse_text(error))
             .unwrap_or_else(|| error.get().to_owned())
     });
     let outer = [refusal.detail, refusal.message, refusal.title];
-    // What is no text is shown as it is: a list of what is wrong with which field is one.
+    // Show a value that is not a string as JSON: validation errors are often lists.
     let outer = outer.into_iter().flatten().next();
-    let outer = outer.map(|said| text_in(said).unwrap_or_else(|| said.get().to_owned()));
+    let outer = outer.map(|said| parse_text(said).unwrap_or_else(|| said.get().to_owned()));
     inner.or(outer).unwrap_or_else(|| body.to_owned())
 }
 
-fn text_in(value: &RawValue) -> Option<String> {
+fn parse_text(value: &RawValue) -> Option<String> {
     serde_json::from_str(value.get()).ok()
 }
 
-/// A status in an error is a number or digits.
-fn status_in(value: &RawValue) -> Option<StatusCode> {
+/// The status may be a number or a string of digits.
+fn parse_status(value: &RawValue) -> Option<StatusCode> {
     let number: u16 = value.get().trim_matches('"').parse().ok()?;
     (400..600)
         .contains(&number)
         .then(|| StatusCode::from_u16(number).ok())?
 }
 
-/// The one rule for calls that are made again: only before anybody heard a word of the answer, only
-/// for what may pass, and all of it within the time of one call.
-pub(crate) struct Attempts {
-    deadline: Deadline,
+/// Retry policy of all calls: retry only transient errors, only before any text has been passed on, and
+/// only within the timeout of one call.
+pub(crate) struct RetryBudget {
+    deadline: CallDeadline,
     left: u32,
-    pause: Duration,
+    delay: Duration,
 }
 
-impl Attempts {
+impl RetryBudget {
     pub(crate) fn new(timeout: Duration, retries: u32) -> Self {
         Self {
-            deadline: Deadline::after(timeout),
+            deadline: CallDeadline::after(timeout),
             left: retries,
-            pause: PAUSE_FIRST,
+            delay: FIRST_RETRY_DELAY,
         }
     }
 
-    pub(crate) fn deadline(&self) -> Deadline {
+    pub(crate) fn deadline(&self) -> CallDeadline {
         self.deadline
     }
 
-    /// What came of a call. None if it is to be made again, after a pause.
-    pub(crate) async fn settle<T>(
+    /// Returns the outcome, or None after the back-off if the call is to be retried.
+    pub(crate) async fn retry_or_return<T>(
         &mut self,
-        outcome: Result<T, CallError>,
-        was_heard: bool,
-    ) -> Option<Result<T, CallError>> {
+        outcome: Result<T, EndpointError>,
+        was_streamed: bool,
+    ) -> Option<Result<T, EndpointError>> {
         let error = match outcome {
-            Err(error) if error.is_transient() && !was_heard => error,
+            Err(error) if error.is_transient() && !was_streamed => error,
             outcome => return Some(outcome),
         };
-        // The reason of the failure says more than that there was no time to try again.
-        let begins_at = Instant::now().checked_add(self.pause);
+        // If there is no time for a retry, return the error itself: it says more than a timeout.
+        let begins_at = Instant::now().checked_add(self.delay);
         let has_time = begins_at.is_some_and(|at| at < self.deadline.at);
         if self.left == 0 || !has_time {
             return Some(Err(error));
         }
-        tracing::debug!(
-            code = error.code(),
-            left = self.left,
-            "a call is made again"
-        );
-        tokio::time::sleep(self.pause).await;
+        tracing::debug!(code = error.code(), left = self.left, "retrying a call");
+        tokio::time::sleep(self.delay).await;
         self.left -= 1;
-        self.pause = self.pause.saturating_mul(2);
+        self.delay = self.delay.saturating_mul(2);
         None
     }
 }

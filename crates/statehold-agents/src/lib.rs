@@ -1,8 +1,9 @@
-//! Who is called: the agents that Statehold works for itself, and whatever it sends to agents in other
-//! processes. It keeps HTTP clients out of the engine.
+//! Agents: executes the turns of hosted agents, and calls agents, models and tools in other processes.
+//! Keeps HTTP clients out of the engine.
 
 mod chat;
 mod conversations;
+mod draft_writer;
 #[cfg(test)]
 mod fault_server;
 mod gateway;
@@ -10,6 +11,7 @@ mod history;
 mod http;
 mod llm;
 mod mcp;
+mod message;
 mod model;
 pub mod outbound;
 pub mod push;
@@ -22,5 +24,3 @@ pub mod sse;
 mod tls;
 mod tool_policy;
 mod turn;
-mod voice;
-mod words;

@@ -1,11 +1,11 @@
-//! The agent that is a model with tools: it is asked, the tools it wants are called, and it is asked
-//! again with what came of them, until it answers.
+//! The LLM agent: calls a model, executes the tools it requests, and calls it again with the results
+//! until it answers.
 //!
-//! The prompt is the first message of every call and stands nowhere else: it is in no step, no item and
-//! no answer, only its digest is in the trace.
+//! The system prompt is the first message of every model call and is stored nowhere: no step, item or
+//! answer contains it, and the trace has only its digest.
 
-mod judge;
-pub(crate) mod talk;
+mod call_check;
+pub(crate) mod model_messages;
 
 use std::sync::Arc;
 
@@ -16,35 +16,35 @@ use statehold_core::item::CallOutcome;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
+use crate::draft_writer::{DraftWriter, MESSAGE_SEPARATOR};
 use crate::gateway::shared_block;
 use crate::history::left_out_note;
-use crate::mcp::{Tool, ToolError, ToolServers};
-use crate::model::{Model, Question, Said, Wish};
-use crate::runner::{Beside, Run, StepDone, StepKind, Told, Toolbox};
+use crate::mcp::{McpTool, ToolError, ToolServers};
+use crate::message::{AgentMessage, raw};
+use crate::model::{ModelClient, ModelReply, ModelRequest, RequestedCall};
+use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, StepOutput, Toolbox};
 use crate::spec::LlmSpec;
-use crate::turn::{Agent, Answer, TurnError};
-use crate::voice::{BREAK, Voice};
-use crate::words::{Words, raw};
-use judge::{Judge, Refused};
-use talk::{Talk, with_files};
+use crate::turn::{Agent, TurnAnswer, TurnError};
+use call_check::{CallChecker, RefusedCalls};
+use model_messages::{ModelMessages, with_files};
 
 /// A model with tools.
-pub(crate) struct Llm {
+pub(crate) struct LlmAgent {
     spec: Arc<LlmSpec>,
-    model: Model,
+    model: ModelClient,
     tools: Arc<ToolServers>,
-    /// The first message of every call.
+    /// The system message, first in every call.
     prompt: Raw,
 }
 
-/// What a model said, and the whole arguments of the calls it wants, if it said so just now.
-struct Heard {
-    said: Said,
-    whole: Option<Vec<Raw>>,
+/// A model reply, and the complete arguments of its tool calls if the model replied in this run.
+struct ModelStep {
+    model_reply: ModelReply,
+    complete_arguments: Option<Vec<Raw>>,
 }
 
-impl Llm {
-    pub(crate) fn new(spec: Arc<LlmSpec>, model: Model, tools: Arc<ToolServers>) -> Self {
+impl LlmAgent {
+    pub(crate) fn new(spec: Arc<LlmSpec>, model: ModelClient, tools: Arc<ToolServers>) -> Self {
         let prompt = raw(&json!({"role": "system", "content": spec.prompt}));
         Self {
             spec,
@@ -54,76 +54,81 @@ impl Llm {
         }
     }
 
-    /// One model call, or what is recorded of it.
-    async fn ask(
+    /// Calls the model, or replays the recorded reply.
+    async fn call_model(
         &self,
-        run: &mut Run,
-        talk: &Talk,
+        run: &mut AgentRun,
+        conversation: &ModelMessages,
         toolbox: &mut Toolbox,
-        refused: &Refused,
-        voice: &mut Voice,
-    ) -> Result<Heard, TurnError> {
+        refused: &RefusedCalls,
+        draft: &mut DraftWriter,
+    ) -> Result<ModelStep, TurnError> {
         let (engine, agent) = (run.engine.clone(), run.spec.name.clone());
-        let mut whole = None;
-        voice.begin();
+        let mut complete_arguments = None;
+        draft.begin_message();
         let work = async {
-            let tools = toolbox.tools_now().await;
-            let tools = tools.map_err(|error| no_tools(&error))?;
-            let mut messages = Vec::with_capacity(talk.messages().len() + 1);
+            let tools = toolbox.refresh_tools().await;
+            let tools = tools.map_err(|error| tools_unavailable(&error))?;
+            let mut messages = Vec::with_capacity(conversation.messages().len() + 1);
             messages.push(self.prompt.clone());
-            messages.extend_from_slice(talk.messages());
-            let question = Question {
+            messages.extend_from_slice(conversation.messages());
+            let request = ModelRequest {
                 messages,
-                extra: offered(&tools),
+                extra: offered_tools(&tools),
                 stream: true,
             };
-            let (reply, took) = self
+            let (reply, usage) = self
                 .model
-                .ask(question, &mut |piece| voice.say(piece))
+                .send(request, &mut |piece| draft.write(piece))
                 .await?;
             let mut text = reply.content;
             if let Some(refusal) = reply.refusal.filter(|_| text.is_empty()) {
-                voice.say(&refusal);
+                draft.write(&refusal);
                 text = refusal;
             }
-            let judge = Judge {
+            let checker = CallChecker {
                 engine: &engine,
                 agent: &agent,
                 tools: &tools,
                 refused,
             };
-            let judged = judge.all(reply.tool_calls);
-            let (wishes, arguments): (Vec<Wish>, Vec<Option<Raw>>) = judged
+            let checked = checker.check_all(reply.tool_calls);
+            let (requested_calls, arguments): (Vec<RequestedCall>, Vec<Option<Raw>>) = checked
                 .into_iter()
-                .map(|judged| (judged.wish, judged.arguments))
+                .map(|checked| (checked.requested, checked.arguments))
                 .unzip();
-            whole = Some(arguments.into_iter().flatten().collect());
-            let said = Said {
+            complete_arguments = Some(arguments.into_iter().flatten().collect());
+            let model_reply = ModelReply {
                 text,
-                tool_calls: wishes,
+                tool_calls: requested_calls,
                 finish_reason: reply.finish_reason,
-                tokens: took.tokens,
+                tokens: usage.tokens,
             };
-            let beside = Beside {
-                waits: said.tool_calls.is_empty(),
-                ..Beside::default()
+            let extras = StepExtras {
+                is_deferred: model_reply.tool_calls.is_empty(),
+                ..StepExtras::default()
             };
-            let done = StepDone {
-                result: raw(&said),
-                usage: took.recorded(),
+            let done = StepOutput {
+                result: raw(&model_reply),
+                usage: usage.to_json(),
             };
-            Ok((done, beside))
+            Ok((done, extras))
         };
-        let said = run.step_beside(StepKind::Model, talk.bytes(), work).await?;
-        let said: Said = serde_json::from_str(said.get())
-            .map_err(|error| TurnError::step_malformed("what the model said", &error))?;
-        if whole.is_none() {
-            voice.say(&said.text);
+        let model_reply = run
+            .step_with(StepKind::Model, conversation.bytes(), work)
+            .await?;
+        let model_reply: ModelReply = serde_json::from_str(model_reply.get())
+            .map_err(|error| TurnError::step_malformed("the reply of the model", &error))?;
+        if complete_arguments.is_none() {
+            draft.write(&model_reply.text);
         }
-        Ok(Heard { said, whole })
+        Ok(ModelStep {
+            model_reply,
+            complete_arguments,
+        })
     }
 
-    /// Before a model call: whether there is anything left to spend.
+    /// Checks the budgets of the turn before a model call.
     fn require_budget(&self, agent: &Name, calls: u32, tokens: u64) -> Result<(), TurnError> {
         if calls >= self.spec.steps_max {
             let message = format!(
@@ -146,40 +151,43 @@ impl Llm {
 }
 
 #[async_trait]
-impl Agent for Llm {
-    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        let mut talk = Talk::default();
-        let past = run.past().await?;
-        let is_cut = past.is_cut;
-        let left_out = if past.items.is_empty() {
-            // Who has a history here cannot bring another along.
-            talk.push_brought(run.input.data.as_ref())
+impl Agent for LlmAgent {
+    async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+        let mut conversation = ModelMessages::default();
+        let history = run.history().await?;
+        let is_cut = history.is_cut;
+        let left_out = if history.items.is_empty() {
+            // A caller's history counts only if the task has no history of its own.
+            conversation.push_caller_history(run.input.data.as_ref())
         } else {
-            talk.push_history(&past.items)
+            conversation.push_history(&history.items)
         };
-        drop(past);
-        let shared = run.shared(&run.spec.import).await?;
+        drop(history);
+        let shared = run.session_values(&run.spec.import).await?;
         let before = shared_block(&shared, &with_files(&run.input));
-        talk.push_input(&run.input, before.as_deref());
+        conversation.push_input(&run.input, before.as_deref());
         let agent = run.spec.name.clone();
         let mut toolbox = Toolbox::new(Arc::clone(&self.tools), self.spec.tool_servers.clone());
-        let mut voice = Voice::of(run);
-        let mut refused = Refused::new();
+        let mut draft = DraftWriter::of(run);
+        let mut refused = RefusedCalls::new();
         let (mut calls, mut tokens) = (0, 0_u64);
         let mut texts: Vec<String> = Vec::new();
         loop {
             self.require_budget(&agent, calls, tokens)?;
-            let heard = self
-                .ask(run, &talk, &mut toolbox, &refused, &mut voice)
+            let model_step = self
+                .call_model(run, &conversation, &mut toolbox, &refused, &mut draft)
                 .await?;
-            let Heard { said, whole } = heard;
+            let ModelStep {
+                model_reply,
+                complete_arguments,
+            } = model_step;
             calls += 1;
-            tokens = tokens.saturating_add(said.tokens);
-            if !said.text.is_empty() {
-                texts.push(said.text.clone());
+            tokens = tokens.saturating_add(model_reply.tokens);
+            if !model_reply.text.is_empty() {
+                texts.push(model_reply.text.clone());
             }
-            if said.tool_calls.is_empty() {
-                let mut answer = Answer::plain(answer_of(&texts, &said)?);
+            if model_reply.tool_calls.is_empty() {
+                let mut answer = TurnAnswer::plain(join_texts(&texts, &model_reply)?);
                 let digest = Digest::sha256(self.spec.prompt.as_bytes());
                 answer
                     .notes
@@ -187,48 +195,57 @@ impl Agent for Llm {
                 answer.notes.extend(left_out_note(left_out, is_cut));
                 return Ok(answer);
             }
-            let tried = || said.tool_calls.iter().filter(|wish| wish.error.is_none());
-            let wishes: Vec<&Wish> = tried().collect();
-            let came = if wishes.is_empty() {
+            let accepted = || {
+                model_reply
+                    .tool_calls
+                    .iter()
+                    .filter(|requested| requested.error.is_none())
+            };
+            let requested_calls: Vec<&RequestedCall> = accepted().collect();
+            let reports = if requested_calls.is_empty() {
                 Vec::new()
             } else {
-                run.call_tools(&wishes, whole, &mut toolbox).await?
+                run.call_tools(&requested_calls, complete_arguments, &mut toolbox)
+                    .await?
             };
-            for (wish, told) in wishes.iter().zip(&came) {
-                if told.outcome == Some(CallOutcome::Refused) && !wish.hidden {
-                    let (server, tool) = (wish.server.clone(), wish.original.clone());
-                    refused.insert((server, tool, wish.arguments.clone()));
+            for (requested, report) in requested_calls.iter().zip(&reports) {
+                if report.outcome == Some(CallOutcome::Refused) && !requested.hidden {
+                    let (server, tool) = (requested.server.clone(), requested.original.clone());
+                    refused.insert((server, tool, requested.arguments.clone()));
                 }
             }
-            talk.push_said(&said, &in_place(&said, &came));
+            conversation.push_reply(&model_reply, &result_texts(&model_reply, &reports));
         }
     }
 }
 
-/// What came of the calls that were tried, each in the place of its call.
-fn in_place<'a>(said: &Said, came: &'a [Told]) -> Vec<Option<&'a str>> {
-    let mut came = came.iter();
-    let placed = said.tool_calls.iter().map(|wish| match &wish.error {
-        Some(_) => None,
-        None => came.next().map(|told| told.text.as_str()),
-    });
+/// Result texts in the order of the tool calls. None for a call that was rejected.
+fn result_texts<'a>(model_reply: &ModelReply, reports: &'a [CallReport]) -> Vec<Option<&'a str>> {
+    let mut reports = reports.iter();
+    let placed = model_reply
+        .tool_calls
+        .iter()
+        .map(|requested| match &requested.error {
+            Some(_) => None,
+            None => reports.next().map(|report| report.text.as_str()),
+        });
     placed.collect()
 }
 
-/// The answer: everything that was said.
-fn answer_of(texts: &[String], last: &Said) -> Result<Words, TurnError> {
+/// Joins all texts of the turn into the answer.
+fn join_texts(texts: &[String], last: &ModelReply) -> Result<AgentMessage, TurnError> {
     if texts.is_empty() {
         let why = last.finish_reason.as_deref().unwrap_or("no reason");
         let message = format!(
-            "the model ended without a word (it gives `{why}`); ask again, or in other words"
+            "the model ended without any text (finish reason `{why}`); ask again, or in other words"
         );
         return Err(TurnError::failed("agent_malformed", message));
     }
-    Ok(Words::plain(&texts.join(BREAK)))
+    Ok(AgentMessage::plain(&texts.join(MESSAGE_SEPARATOR)))
 }
 
-/// The tools as a model is offered them.
-fn offered(tools: &[Tool]) -> Map<String, Value> {
+/// The `tools` member of a model request.
+fn offered_tools(tools: &[McpTool]) -> Map<String, Value> {
     let mut extra = Map::new();
     if tools.is_empty() {
         return extra;
@@ -246,7 +263,7 @@ fn offered(tools: &[Tool]) -> Map<String, Value> {
     extra
 }
 
-fn no_tools(error: &ToolError) -> TurnError {
+fn tools_unavailable(error: &ToolError) -> TurnError {
     let message = format!("{error}; the agent cannot work without its tools, so try again later");
     TurnError::failed(error.code(), message)
 }

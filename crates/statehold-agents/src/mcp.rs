@@ -1,9 +1,9 @@
-//! Tools on servers that speak MCP. Nothing outside of this module knows the library for it.
+//! Tools on MCP servers. Only this module uses the MCP library.
 //!
-//! A server is connected to on its first use. The connection is shared by everybody who uses it, and
-//! is made anew once it is broken. What a server says about its tools, and what its tools answer, is
-//! text from elsewhere: it is measured and cut here, and believed by nobody. That a tool may be called
-//! again is believed only of servers that the configuration trusts; that it destroys something, of all.
+//! A server is connected on first use. All turns share the connection, and a broken one is replaced.
+//! Tool lists and tool results are untrusted text: their size is limited here. The hint that a tool is
+//! idempotent counts only for servers that the configuration trusts; the hint that it is destructive
+//! counts for all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -26,40 +26,40 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use connection::{Connection, Failure};
+use connection::{McpConnection, McpFailure};
 pub(crate) use error::{NoAnswer, ToolError};
-use http::HttpClient;
-pub(crate) use listing::sayable;
+use http::McpHttpClient;
+pub(crate) use listing::model_safe_name;
 pub(crate) use reply::ToolReply;
 
-/// How long the servers are waited for when all of them are left.
+/// How long closing waits for the servers.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// How long a program that did not start is not started again, at first. It doubles, up to the most.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// First and longest delay before a program that failed to start is started again. The delay doubles.
+const FIRST_START_DELAY: Duration = Duration::from_millis(100);
+const START_DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// One tool, as a model is shown it.
+/// A tool as offered to a model.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Tool {
-    /// Where it is.
+pub(crate) struct McpTool {
+    /// Name of its server.
     pub(crate) server: Name,
-    /// What models call it: 1 to 64 of `A-Z a-z 0-9 _ -`, and nothing else of this listing has it.
+    /// Name for models: 1 to 64 of `A-Z a-z 0-9 _ -`, unique in the listing.
     pub(crate) name: String,
-    /// What its server calls it.
+    /// Name on its server.
     pub(crate) original: String,
-    /// What its server says about it.
+    /// Description given by its server.
     pub(crate) description: Option<String>,
-    /// What its arguments look like.
+    /// Schema of its arguments.
     pub(crate) input_schema: Arc<Value>,
-    /// Whether its server says that a second call does no more than the first, and is believed.
+    /// Whether a trusted server says that a second call has no further effect.
     pub(crate) idempotent: bool,
-    /// Whether its server says that it only looks, and is believed.
+    /// Whether a trusted server says that it only reads.
     pub(crate) only_reads: bool,
-    /// Whether its server says that it destroys something, if it says anything.
+    /// The server's hint whether it is destructive.
     pub(crate) destructive: Option<bool>,
 }
 
-/// What a tool is told about the call, beside its arguments.
+/// Metadata that a tool gets with a call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CallMeta {
     pub(crate) session: String,
@@ -85,44 +85,44 @@ impl CallMeta {
     }
 }
 
-/// The tool servers that are declared, and the connections to those that were used. Without it, the
-/// programs that it started end.
+/// The declared tool servers, with the connections in use. Dropping it ends the programs that it
+/// started.
 pub(crate) struct ToolServers {
-    servers: BTreeMap<Name, Server>,
-    http: OnceLock<Option<HttpClient>>,
+    servers: BTreeMap<Name, DeclaredServer>,
+    http: OnceLock<Option<McpHttpClient>>,
 }
 
-struct Server {
+struct DeclaredServer {
     spec: Arc<ToolServerSpec>,
-    /// Locked while a connection is made, so that nobody makes a second one.
-    current: tokio::sync::Mutex<Current>,
+    /// Locked while connecting, so that only one connection is made.
+    slot: tokio::sync::Mutex<ConnectionSlot>,
 }
 
 #[derive(Default)]
-struct Current {
-    connection: Option<Arc<Connection>>,
-    /// Why there is none, if making it came to nothing just now.
-    failed: Option<Failed>,
+struct ConnectionSlot {
+    connection: Option<Arc<McpConnection>>,
+    /// Error of the last attempt to connect, if it failed recently.
+    failed: Option<ConnectFailure>,
 }
 
-struct Failed {
+struct ConnectFailure {
     error: ToolError,
-    pause: Duration,
+    delay: Duration,
     until: Instant,
 }
 
-/// A connection for one call, and whether this call has made it.
-struct Reached {
-    connection: Arc<Connection>,
+/// A connection for one call, and whether this call made it.
+struct ReachedConnection {
+    connection: Arc<McpConnection>,
     is_new: bool,
 }
 
 impl ToolServers {
     pub(crate) fn new(book: &AgentBook) -> Self {
         let servers = book.tool_servers.iter().map(|(name, spec)| {
-            let server = Server {
+            let server = DeclaredServer {
                 spec: spec.clone(),
-                current: tokio::sync::Mutex::default(),
+                slot: tokio::sync::Mutex::default(),
             };
             (name.clone(), server)
         });
@@ -132,18 +132,19 @@ impl ToolServers {
         }
     }
 
-    /// The tools of some servers, as they are now. Names that two of them use are made different.
-    pub(crate) async fn tools(&self, servers: &[Name]) -> Result<Vec<Tool>, ToolError> {
-        // All of them to the end: a program that takes its time is not ended because another server is away.
-        let listings = join_all(servers.iter().map(|name| self.listed(name))).await;
+    /// Lists the tools of some servers. Makes duplicate names unique.
+    pub(crate) async fn tools(&self, servers: &[Name]) -> Result<Vec<McpTool>, ToolError> {
+        // Wait for all servers, even if one fails: a program that starts slowly must not be killed
+        // because another server is down.
+        let listings = join_all(servers.iter().map(|name| self.list_server(name))).await;
         let listings: Result<Vec<_>, _> = listings.into_iter().collect();
-        Ok(listing::shown(&listings?, self.servers.keys()))
+        Ok(listing::offered_tools(&listings?, self.servers.keys()))
     }
 
-    /// Calls a tool. What the tool says is a reply, also if it says that something is wrong.
+    /// Calls a tool. An error reported by the tool itself is a reply, not an error.
     pub(crate) async fn call(
         &self,
-        tool: &Tool,
+        tool: &McpTool,
         arguments: &Map<String, Value>,
         execution_key: &str,
         meta: &CallMeta,
@@ -152,22 +153,22 @@ impl ToolServers {
         let deadline = Instant::now() + server.spec.timeout;
         let mut may_reconnect = true;
         loop {
-            let reached = server.reach(&self.http, deadline).await?;
+            let reached = server.connect(&self.http, deadline).await?;
             let meta = meta.of_call(execution_key);
             let answer = reached
                 .connection
                 .call(&tool.original, arguments, meta, deadline)
                 .await;
             match answer {
-                Ok(result) => return Ok(ToolReply::of(result, &server.spec.secrets_of_replies())),
-                // It was broken already: nothing has left yet, and the next one may be whole.
-                Err(Failure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
-                    server.forget(&reached.connection);
+                Ok(result) => return Ok(ToolReply::of(result, &server.spec.reply_redactor())),
+                // The connection was broken before the call was sent, so retry once on a new one.
+                Err(McpFailure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
+                    server.retire_connection(&reached.connection);
                     may_reconnect = false;
                 }
                 Err(failure) => {
-                    if let Failure::Gone { .. } = failure {
-                        server.forget(&reached.connection);
+                    if let McpFailure::Gone { .. } = failure {
+                        server.retire_connection(&reached.connection);
                     }
                     if is_about_the_tool(&failure)
                         && !reached.connection.still_has(&tool.original, deadline).await
@@ -183,18 +184,18 @@ impl ToolServers {
         }
     }
 
-    /// Leaves all servers, and waits until the programs among them have ended.
+    /// Closes all connections, and waits until the programs have ended.
     pub(crate) async fn close(self) {
         let connections = self
             .servers
             .into_values()
-            .filter_map(|server| server.current.into_inner().connection)
+            .filter_map(|server| server.slot.into_inner().connection)
             .filter_map(Arc::into_inner)
             .map(|connection| connection.close(CLOSE_MAX));
         join_all(connections).await;
     }
 
-    fn server(&self, name: &Name) -> Result<&Server, ToolError> {
+    fn server(&self, name: &Name) -> Result<&DeclaredServer, ToolError> {
         self.servers.get(name).ok_or_else(|| ToolError::Refused {
             server: name.clone(),
             message: "no tool server of this name is declared".to_owned(),
@@ -202,19 +203,19 @@ impl ToolServers {
         })
     }
 
-    async fn listed(&self, name: &Name) -> Result<Arc<Vec<Tool>>, ToolError> {
+    async fn list_server(&self, name: &Name) -> Result<Arc<Vec<McpTool>>, ToolError> {
         let server = self.server(name)?;
         let deadline = Instant::now() + server.spec.timeout;
         let mut may_reconnect = true;
         loop {
-            let reached = server.reach(&self.http, deadline).await?;
+            let reached = server.connect(&self.http, deadline).await?;
             let failure = match reached.connection.tools(deadline).await {
                 Ok(tools) => return Ok(tools),
                 Err(failure) => failure,
             };
-            // One that does not even say what it can do is not worth keeping.
-            server.forget(&reached.connection);
-            let is_gone = matches!(failure, Failure::Gone { .. });
+            // A server that cannot list its tools gets a new connection.
+            server.retire_connection(&reached.connection);
+            let is_gone = matches!(failure, McpFailure::Gone { .. });
             if !is_gone || !may_reconnect || reached.is_new {
                 return Err(ToolError::of(&server.spec, failure));
             }
@@ -223,9 +224,9 @@ impl ToolServers {
     }
 }
 
-/// Whether a tool that is gone would be answered like this.
-fn is_about_the_tool(failure: &Failure) -> bool {
-    let Failure::Said(error) = failure else {
+/// Whether a server may have answered like this because the tool no longer exists.
+fn is_about_the_tool(failure: &McpFailure) -> bool {
+    let McpFailure::ErrorReply(error) = failure else {
         return false;
     };
     matches!(
@@ -234,68 +235,69 @@ fn is_about_the_tool(failure: &Failure) -> bool {
     )
 }
 
-impl Server {
-    /// The connection, made now if there is none that works.
-    async fn reach(
+impl DeclaredServer {
+    /// Returns a working connection, connecting if necessary.
+    async fn connect(
         &self,
-        http: &OnceLock<Option<HttpClient>>,
+        http: &OnceLock<Option<McpHttpClient>>,
         deadline: Instant,
-    ) -> Result<Reached, ToolError> {
-        let reach = async {
-            let mut current = self.current.lock().await;
-            let connection = current.connection.take();
+    ) -> Result<ReachedConnection, ToolError> {
+        let connect = async {
+            let mut slot = self.slot.lock().await;
+            let connection = slot.connection.take();
             let connection = connection.filter(|found| !found.is_broken());
             if let Some(connection) = connection {
-                current.connection = Some(connection.clone());
-                return Ok(Reached {
+                slot.connection = Some(connection.clone());
+                return Ok(ReachedConnection {
                     connection,
                     is_new: false,
                 });
             }
-            if let Some(failed) = &current.failed
+            if let Some(failed) = &slot.failed
                 && Instant::now() < failed.until
             {
                 return Err(failed.error.clone());
             }
-            let made = Connection::make(&self.spec, http).await;
-            let made = made.map_err(|failure| self.not_made(&mut current, failure))?;
+            let made = McpConnection::connect(&self.spec, http).await;
+            let made = made.map_err(|failure| self.record_failure(&mut slot, failure))?;
             let connection = Arc::new(made);
-            *current = Current {
+            *slot = ConnectionSlot {
                 connection: Some(connection.clone()),
                 failed: None,
             };
-            Ok(Reached {
+            Ok(ReachedConnection {
                 connection,
                 is_new: true,
             })
         };
-        let reached = tokio::time::timeout_at(deadline, reach).await;
-        let slow = || Err(ToolError::of(&self.spec, Failure::Slow { sent: false }));
+        let reached = tokio::time::timeout_at(deadline, connect).await;
+        let slow = || Err(ToolError::of(&self.spec, McpFailure::Slow { sent: false }));
         reached.unwrap_or_else(|_| slow())
     }
 
-    /// Remembers why there is no connection, if it takes a program to try again.
-    fn not_made(&self, current: &mut Current, failure: Failure) -> ToolError {
+    /// Stores the error as a back-off if the next attempt would start a program.
+    fn record_failure(&self, slot: &mut ConnectionSlot, failure: McpFailure) -> ToolError {
         let error = ToolError::of(&self.spec, failure).before_the_call();
         if let ToolTransport::Command { .. } = self.spec.transport {
-            let last = current.failed.as_ref();
-            let pause = last.map_or(PAUSE_FIRST, |last| PAUSE_MAX.min(last.pause * 2));
-            current.failed = Some(Failed {
+            let last = slot.failed.as_ref();
+            let delay = last.map_or(FIRST_START_DELAY, |last| {
+                START_DELAY_MAX.min(last.delay * 2)
+            });
+            slot.failed = Some(ConnectFailure {
                 error: error.clone(),
-                pause,
-                until: Instant::now() + pause,
+                delay,
+                until: Instant::now() + delay,
             });
         }
         error
     }
 
-    /// Takes a connection out of use, without waiting for anybody. Calls that are under way on it may end.
-    fn forget(&self, connection: &Arc<Connection>) {
-        connection.give_up();
-        // Whoever has it locked finds that out.
-        if let Ok(mut current) = self.current.try_lock() {
-            current
-                .connection
+    /// Takes a connection out of use, without waiting. Its running calls finish.
+    fn retire_connection(&self, connection: &Arc<McpConnection>) {
+        connection.retire();
+        // If the slot is locked, the task that holds it will see that the connection is broken.
+        if let Ok(mut slot) = self.slot.try_lock() {
+            slot.connection
                 .take_if(|found| Arc::ptr_eq(found, connection));
         }
     }

@@ -1,4 +1,4 @@
-//! A model behind a chat endpoint, as agents use it, and what is kept of what it said.
+//! Client of a language model behind a chat endpoint, and the recorded form of its replies.
 
 use std::sync::Arc;
 
@@ -7,91 +7,90 @@ use serde_json::{Map, Value};
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
-use crate::chat::{ChatCall, ChatClient, ChatEndpoint, ChatReply, Usage};
-use crate::http::CallError;
+use crate::chat::{ChatClient, ChatEndpoint, ChatReply, CompletionRequest, TokenUsage};
+use crate::http::EndpointError;
+use crate::message::raw;
 use crate::spec::ModelSpec;
 use crate::turn::TurnError;
-use crate::words::raw;
 
-/// Where nothing is said about tokens, so many bytes count as one.
+/// Bytes per token, for estimating usage that a service does not report.
 const BYTES_PER_TOKEN: usize = 4;
-/// An error that has a piece of this length of what was sent repeats it.
+/// An error that contains this many consecutive characters of the request repeats it.
 const REPEATED_CHARS_MIN: usize = 24;
-/// What is shown in its place.
-const NOT_SHOWN: &str = "what it said is not shown because it repeats what it was told";
+/// Replacement for such an error text.
+const NOT_SHOWN: &str = "its message is not shown because it repeats the request";
 
-/// A model, and the way to it.
+/// A configured model and its endpoint.
 #[derive(Clone)]
-pub(crate) struct Model {
+pub(crate) struct ModelClient {
     name: Name,
     chat: ChatClient,
     endpoint: Arc<ChatEndpoint>,
 }
 
-/// What a model said, as its step keeps it.
+/// A model reply as recorded in its step.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Said {
-    /// Its words.
+pub(crate) struct ModelReply {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) text: String,
-    /// The tools it wants called.
+    /// Requested tool calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) tool_calls: Vec<Wish>,
-    /// Why it ended.
+    pub(crate) tool_calls: Vec<RequestedCall>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) finish_reason: Option<String>,
-    /// What counts against the budget.
+    /// Tokens that count against the budget.
     #[serde(default)]
     pub(crate) tokens: u64,
 }
 
-/// A tool call that a model wants, as its step keeps it: whatever is judged about it is judged once.
+/// A requested tool call as recorded in its step, with the results of its check, so that a resumed turn
+/// does not check it again.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts that are independent of each other, as they are recorded"
 )]
-pub(crate) struct Wish {
-    /// What the model calls this call.
+pub(crate) struct RequestedCall {
+    /// The call id that the model chose.
     pub(crate) id: String,
-    /// The tool, as the model knows it.
+    /// Tool name as the model knows it.
     pub(crate) name: String,
-    /// What the model wrote, or the preview where the policy hides something of it.
+    /// Arguments as the model wrote them, or a redacted preview.
     pub(crate) arguments: String,
-    /// The server of the tool.
+    /// Name of the tool server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) server: String,
-    /// What its server calls the tool.
+    /// Tool name on its server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) original: String,
-    /// The name under which the call is recorded, and whose policy holds.
+    /// Tool name in records, which selects the policy.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) tool: String,
-    /// Whether a person must approve it.
+    /// Whether it needs an approval.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) gated: bool,
-    /// Whether calling it again under the same key is harmless.
+    /// Whether it may be retried with the same execution key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) idempotent: bool,
-    /// Whether it only looks, as a server says that is believed.
+    /// Whether a trusted server says that the tool only reads.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) only_reads: bool,
-    /// Whether the arguments here are only a preview.
+    /// Whether the arguments here are only a redacted preview.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) hidden: bool,
-    /// Why it is not even tried. The model is told.
+    /// Why the call was rejected. The text goes to the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
 
-/// What a model is asked.
-pub(crate) struct Question {
+/// Request to a model.
+pub(crate) struct ModelRequest {
     pub(crate) messages: Vec<Raw>,
     pub(crate) extra: Map<String, Value>,
     pub(crate) stream: bool,
 }
 
-impl Model {
+impl ModelClient {
     pub(crate) fn new(chat: ChatClient, spec: &ModelSpec) -> Self {
         let endpoint = ChatEndpoint {
             base_url: spec.base_url.clone(),
@@ -107,40 +106,40 @@ impl Model {
         }
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn send(
         &self,
-        question: Question,
+        request: ModelRequest,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(ChatReply, Took), TurnError> {
-        let mut extra = question.extra;
-        if question.stream {
+    ) -> Result<(ChatReply, ModelUsage), TurnError> {
+        let mut extra = request.extra;
+        if request.stream {
             extra.insert(
                 "stream_options".to_owned(),
                 serde_json::json!({"include_usage": true}),
             );
         }
-        let call = ChatCall {
-            messages: question.messages,
+        let call = CompletionRequest {
+            messages: request.messages,
             extra,
             headers: Vec::new(),
-            stream: question.stream,
+            stream: request.stream,
         };
         let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
         let reply = match self.chat.chat(&self.endpoint, &call, on_text).await {
             Ok(reply) => reply,
             Err(error) => {
                 let code = error.code();
-                // All that was sent is looked through, which may be long.
+                // Searching the whole request may be slow, so do it off the async threads.
                 let shown = tokio::task::spawn_blocking(move || {
-                    without_what_was_sent(error, &call.messages).to_string()
+                    remove_repeated_text(error, &call.messages).to_string()
                 });
                 let shown = shown.await.unwrap_or_else(|_| NOT_SHOWN.to_owned());
                 let message = format!("the model `{}`: {shown}", self.name);
                 return Err(TurnError::failed(code, message));
             }
         };
-        let took = Took::of(&reply, asked);
-        Ok((reply, took))
+        let usage = ModelUsage::of(&reply, asked);
+        Ok((reply, usage))
     }
 
     pub(crate) fn name(&self) -> &Name {
@@ -148,23 +147,23 @@ impl Model {
     }
 }
 
-/// An error that does not repeat the prompt or anything else that the model was told: errors are kept and
+/// Removes error texts that repeat the prompt or other parts of the request: errors are stored and
 /// shown to people who may not see those.
-fn without_what_was_sent(error: CallError, sent: &[Raw]) -> CallError {
-    let CallError::Status { status, message } = error else {
+fn remove_repeated_text(error: EndpointError, sent: &[Raw]) -> EndpointError {
+    let EndpointError::Status { status, message } = error else {
         return error;
     };
-    let message = if repeats(&message, sent) {
+    let message = if repeats_request(&message, sent) {
         NOT_SHOWN.to_owned()
     } else {
         message
     };
-    CallError::Status { status, message }
+    EndpointError::Status { status, message }
 }
 
-/// Whether an error has a piece of what was sent. All pieces are looked for at once: what was sent is read
-/// through once, however long it is.
-fn repeats(said: &str, sent: &[Raw]) -> bool {
+/// Whether an error contains a piece of the request. Searches for all pieces in one pass over the
+/// request.
+fn repeats_request(said: &str, sent: &[Raw]) -> bool {
     let said: Vec<char> = one_line(said).chars().collect();
     let pieces = said.windows(REPEATED_CHARS_MIN);
     let pieces = pieces.map(|piece| regex::escape(&piece.iter().collect::<String>()));
@@ -173,15 +172,15 @@ fn repeats(said: &str, sent: &[Raw]) -> bool {
         return false;
     }
     let Ok(any_piece) = regex::Regex::new(&pieces.join("|")) else {
-        // What cannot be looked for is not shown.
+        // The search failed, so do not show the error.
         return true;
     };
-    let mut sent = sent.iter().flat_map(texts);
+    let mut sent = sent.iter().flat_map(texts_of);
     sent.any(|text| any_piece.is_match(&text))
 }
 
-/// A message as it was sent, and the texts in it.
-fn texts(message: &Raw) -> Vec<String> {
+/// A message as sent, and the texts in it.
+fn texts_of(message: &Raw) -> Vec<String> {
     fn collect(value: &Value, texts: &mut Vec<String>) {
         match value {
             Value::String(text) => texts.push(one_line(text)),
@@ -197,23 +196,23 @@ fn texts(message: &Raw) -> Vec<String> {
     texts
 }
 
-/// As errors are clipped: without line breaks, and with single spaces.
+/// Collapses whitespace, as in clipped errors.
 fn one_line(text: &str) -> String {
     let words = text.split(|c: char| c.is_control() || c.is_whitespace());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
     words.join(" ")
 }
 
-/// What an answer took.
+/// Token usage of a reply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Took {
-    /// As the service says.
-    reported: Option<Usage>,
-    /// Every token, guessed if the service does not say: what nobody counts would be free.
+pub(crate) struct ModelUsage {
+    /// Usage reported by the service.
+    reported: Option<TokenUsage>,
+    /// All tokens. Estimated if the service reports none, because they must count against the budget.
     pub(crate) tokens: u64,
 }
 
-impl Took {
+impl ModelUsage {
     fn of(reply: &ChatReply, asked_bytes: usize) -> Self {
         let answered: usize = reply
             .tool_calls
@@ -232,9 +231,9 @@ impl Took {
         }
     }
 
-    /// Both together.
+    /// Sum of both.
     pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = |a: Usage, b: Usage| Usage {
+        let sum = |a: TokenUsage, b: TokenUsage| TokenUsage {
             prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
             completion_tokens: a.completion_tokens.saturating_add(b.completion_tokens),
             total_tokens: a.total_tokens.saturating_add(b.total_tokens),
@@ -249,8 +248,8 @@ impl Took {
         }
     }
 
-    /// What the service said it took, in the words of chat completions.
-    pub(crate) fn recorded(&self) -> Option<Raw> {
+    /// The reported usage, in chat completions form.
+    pub(crate) fn to_json(&self) -> Option<Raw> {
         self.reported.map(|usage| {
             raw(&serde_json::json!({
                 "prompt_tokens": usage.prompt_tokens,
@@ -272,11 +271,11 @@ mod tests {
             &serde_json::json!({"role": "system", "content": prompt}),
         )];
         let shown = |message: &str| {
-            let error = CallError::Status {
+            let error = EndpointError::Status {
                 status: http::StatusCode::BAD_REQUEST,
                 message: message.to_owned(),
             };
-            without_what_was_sent(error, &sent).to_string()
+            remove_repeated_text(error, &sent).to_string()
         };
         for repeated in [
             "cannot read: You are the assistant. The word of the day is",
@@ -287,12 +286,18 @@ mod tests {
             assert!(!shown.contains("word of the"), "{shown}");
             assert!(shown.contains("400"), "{shown}");
         }
-        // Wherever in it, and whatever stands around it.
+        // At any position, with any surrounding text.
         let noise: String = ('!'..='~').cycle().take(2_000_000).collect();
         let far = [raw(&format!("{noise} {prompt} {noise}"))];
-        assert!(repeats(r#"(a|b)* word of the day is "xyzzy?"#, &far));
-        assert!(!repeats(r#"(a|b)* word of the day was "xyzzy?"#, &far));
-        assert!(!repeats("short", &far) && !repeats("", &far));
+        assert!(repeats_request(
+            r#"(a|b)* word of the day is "xyzzy?"#,
+            &far
+        ));
+        assert!(!repeats_request(
+            r#"(a|b)* word of the day was "xyzzy?"#,
+            &far
+        ));
+        assert!(!repeats_request("short", &far) && !repeats_request("", &far));
         let told = shown("model gpt-9 does not exist, ask the assistant.");
         assert!(told.contains("model gpt-9 does not exist"), "{told}");
     }

@@ -9,7 +9,7 @@ use rustls::RootCertStore;
 /// A client for `http://` and `https://` addresses that trusts the roots of the operating system.
 ///
 /// It follows no redirect, which could carry a credential to another host, and uses no proxy of the
-/// environment, which could read one. It repeats no call: callers decide which calls are safe to repeat.
+/// environment, which could read one. It never retries: callers decide which calls are safe to retry.
 ///
 /// # Errors
 ///

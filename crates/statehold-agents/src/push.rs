@@ -1,9 +1,9 @@
-//! Pushing decisions: whoever registered an address hears of requests that can go on.
+//! Pushes decisions to registered addresses: a worker hears of requests that can resume.
 //!
-//! There is no table of deliveries. Each agent with an address has a task that asks the engine which of
-//! its requests a worker should hear of, and calls until it gets a 2xx or the request is gone from that
-//! list: claimed, ended, or waiting again. After a restart the list is the same, so a message may come
-//! twice, under the same id. What is in a message is written by whoever speaks the wire.
+//! There is no table of deliveries. Each agent with an address has a task that asks the engine which
+//! requests a worker should hear of, and calls the address until it gets a 2xx or the request leaves
+//! that list: claimed, ended, or waiting again. After a restart the list is the same, so a message may
+//! arrive twice, under the same id. The caller of `run` writes the message bodies.
 
 mod call;
 mod guard;
@@ -24,37 +24,37 @@ use tokio_util::sync::CancellationToken;
 
 pub use guard::{AddressError, Guard};
 
-use call::{CallError, Client, Message};
+use call::{PushCallError, PushClient, PushMessage};
 
-/// Writes the body of a message: what a worker would get by claim.
-pub type WriteBody = Arc<dyn Fn(&ClaimedRequest) -> Vec<u8> + Send + Sync>;
+/// Writes the body of a message, with the same content as a claim.
+pub type BodyWriter = Arc<dyn Fn(&ClaimedRequest) -> Vec<u8> + Send + Sync>;
 
-/// The first pause after a call that failed; it doubles.
+/// First delay after a failed call. Doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
-/// The longest pause.
+/// Longest delay.
 const BACKOFF_MAX: Duration = Duration::from_mins(5);
-/// How many calls are under way at once, for one agent and in all.
+/// Most calls in flight, per agent and in total.
 const AGENT_CALLS_MAX: usize = 4;
 const CALLS_MAX: usize = 32;
-/// How many requests of one agent are kept in mind. The oldest come first; the rest has its turn later.
+/// Most requests tracked per agent, oldest first. The others follow later.
 const REQUESTS_MAX: usize = 1_000;
-/// How long looking for work rests, at least and at most.
+/// Shortest and longest delay between two queries for work.
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(30);
 
-/// Pushes until the engine stops.
+/// Runs until `stop` is cancelled.
 ///
 /// # Errors
 ///
-/// If the roots of trust of this machine cannot be used.
+/// If the root certificates of this machine cannot be used.
 pub async fn run(
     engine: Engine,
     guard: Guard,
-    write_body: WriteBody,
+    write_body: BodyWriter,
     stop: CancellationToken,
 ) -> Result<(), rustls::Error> {
     let pusher = Arc::new(Pusher {
-        client: Client::new(guard)?,
+        client: PushClient::new(guard)?,
         engine,
         write_body,
         calls: Semaphore::new(CALLS_MAX),
@@ -89,30 +89,30 @@ pub async fn run(
 
 struct Pusher {
     engine: Engine,
-    client: Client,
-    write_body: WriteBody,
+    client: PushClient,
+    write_body: BodyWriter,
     calls: Semaphore,
 }
 
-/// How far the delivery of one message is.
-enum Progress {
-    /// To be tried at this time, after so many failures.
+/// Delivery state of one message.
+enum DeliveryProgress {
+    /// To be sent at this time, after so many failures.
     Due(Instant, u32),
-    /// Under way, after so many failures.
+    /// In flight, after so many failures.
     Calling(u32),
-    /// The receiver has it.
+    /// Acknowledged with a 2xx.
     Delivered,
 }
 
-/// One message: the same request may have several in its life.
-type Key = (
+/// Identity of a message. A request may have several in its life.
+type MessageKey = (
     statehold_core::ids::RequestId,
     u64,
     statehold_core::request::LiveStatus,
     u32,
 );
 
-fn key_of(resumable: &Resumable) -> Key {
+fn key_of(resumable: &Resumable) -> MessageKey {
     (
         resumable.request,
         resumable.fence,
@@ -122,34 +122,34 @@ fn key_of(resumable: &Resumable) -> Key {
 }
 
 impl Pusher {
-    /// Delivers to one address, until the task is ended.
+    /// Delivers to one address, until the task is aborted.
     async fn push_to(self: Arc<Self>, address: ResumeAddress) {
-        let mut known: HashMap<Key, (Resumable, Progress)> = HashMap::new();
-        let mut calls: JoinSet<(Key, bool)> = JoinSet::new();
+        let mut tracked: HashMap<MessageKey, (Resumable, DeliveryProgress)> = HashMap::new();
+        let mut calls: JoinSet<(MessageKey, bool)> = JoinSet::new();
         let queue = self.engine.work_news(&address.tenant, &address.agent);
         loop {
             let begun = Instant::now();
-            // Listening begins before looking, so that nothing is missed in between.
+            // Subscribe before the query, so that no notification is missed.
             let mut news = std::pin::pin!(queue.notified());
             news.as_mut().enable();
-            if let Err(error) = self.look(&address, &mut known).await {
-                tracing::warn!(%error, "cannot see what is to be pushed; looking again");
+            if let Err(error) = self.sync_tracked(&address, &mut tracked).await {
+                tracing::warn!(%error, "cannot list requests to push; retrying");
             }
-            // Looking costs what there is to see: it never takes more than a part of the time.
+            // Rest ten times as long as the query took, to bound its load.
             let rest = (begun.elapsed() * 10).clamp(REST_MIN, REST_MAX);
-            let mut look_at = begun + REST_MAX;
+            let mut query_at = begun + REST_MAX;
             let mut has_news = false;
             loop {
-                self.begin_calls(&address, &mut known, &mut calls);
-                let due = next_due(&known, calls.len()).map_or(look_at, |due| due.min(look_at));
+                self.start_calls(&address, &mut tracked, &mut calls);
+                let due = next_due(&tracked, calls.len()).map_or(query_at, |due| due.min(query_at));
                 tokio::select! {
-                    Some(done) = calls.join_next() => note(&mut known, done.ok()),
+                    Some(done) = calls.join_next() => record_result(&mut tracked, done.ok()),
                     () = &mut news, if !has_news => {
                         has_news = true;
-                        look_at = begun + rest;
+                        query_at = begun + rest;
                     }
                     () = tokio::time::sleep_until(due) => {
-                        if due == look_at {
+                        if due == query_at {
                             break;
                         }
                     }
@@ -158,56 +158,57 @@ impl Pusher {
         }
     }
 
-    /// Brings what is known in line with what there is.
-    async fn look(
+    /// Synchronizes the tracked messages with the engine's list.
+    async fn sync_tracked(
         &self,
         address: &ResumeAddress,
-        known: &mut HashMap<Key, (Resumable, Progress)>,
+        tracked: &mut HashMap<MessageKey, (Resumable, DeliveryProgress)>,
     ) -> Result<(), EngineError> {
         let (tenant, agent) = (&address.tenant, &address.agent);
-        // What was delivered and is not claimed yet takes nobody's place.
-        let delivered = known.values();
-        let delivered = delivered.filter(|(_, progress)| matches!(progress, Progress::Delivered));
+        // Delivered messages that are not claimed yet do not count against the limit.
+        let delivered = tracked.values();
+        let delivered =
+            delivered.filter(|(_, progress)| matches!(progress, DeliveryProgress::Delivered));
         let limit = REQUESTS_MAX + delivered.count();
         let found = self.engine.resumable(tenant, agent, limit).await?;
         let mut next = HashMap::with_capacity(found.len());
         for resumable in found {
             let key = key_of(&resumable);
-            let progress = match known.remove(&key) {
+            let progress = match tracked.remove(&key) {
                 Some((_, progress)) => progress,
-                None => Progress::Due(Instant::now(), 0),
+                None => DeliveryProgress::Due(Instant::now(), 0),
             };
             next.insert(key, (resumable, progress));
         }
-        *known = next;
+        *tracked = next;
         Ok(())
     }
 
-    fn begin_calls(
+    fn start_calls(
         self: &Arc<Self>,
         address: &ResumeAddress,
-        known: &mut HashMap<Key, (Resumable, Progress)>,
-        calls: &mut JoinSet<(Key, bool)>,
+        tracked: &mut HashMap<MessageKey, (Resumable, DeliveryProgress)>,
+        calls: &mut JoinSet<(MessageKey, bool)>,
     ) {
         let now = Instant::now();
-        for (key, (resumable, progress)) in known.iter_mut() {
+        for (key, (resumable, progress)) in tracked.iter_mut() {
             if calls.len() >= AGENT_CALLS_MAX {
                 return;
             }
-            let Progress::Due(at, failures) = progress else {
+            let DeliveryProgress::Due(at, failures) = progress else {
                 continue;
             };
             if *at > now {
                 continue;
             }
-            *progress = Progress::Calling(*failures);
+            *progress = DeliveryProgress::Calling(*failures);
             let (pusher, key) = (Arc::clone(self), *key);
             let (address, resumable) = (address.clone(), resumable.clone());
             calls.spawn(async move { (key, pusher.deliver(&address, &resumable).await) });
         }
     }
 
-    /// One call. True if nothing more is to be said about the request as it was.
+    /// Sends one message. True if it was acknowledged or is obsolete.
     async fn deliver(&self, address: &ResumeAddress, resumable: &Resumable) -> bool {
         let Ok(_turn) = self.calls.acquire().await else {
             return false;
@@ -215,9 +216,9 @@ impl Pusher {
         match self.try_deliver(address, resumable).await {
             Ok(()) => true,
             Err(error) => {
-                // The address may carry a secret of its own, so it is not in the log.
+                // The address may contain a secret, so do not log it.
                 let request = resumable.request;
-                tracing::info!(agent = %address.agent, %request, %error, "a push failed; trying again");
+                tracing::info!(agent = %address.agent, %request, %error, "a push failed; retrying");
                 false
             }
         }
@@ -236,7 +237,7 @@ impl Pusher {
         let secret = self.engine.signing_secret(address)?;
         let seconds = self.engine.now().as_micros() / 1_000_000;
         let id = message_id(resumable);
-        let message = Message {
+        let message = PushMessage {
             signature: secret.sign(&id, seconds, &body),
             timestamp: seconds.to_string(),
             id,
@@ -251,10 +252,10 @@ enum PushError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] PushCallError),
 }
 
-/// The same for every attempt at the same message, also after a restart.
+/// Message id: the same for every attempt, also after a restart.
 fn message_id(resumable: &Resumable) -> String {
     let mut text = String::new();
     let (request, fence, status, decisions) = key_of(resumable);
@@ -263,19 +264,22 @@ fn message_id(resumable: &Resumable) -> String {
     format!("msg_{}", BASE32_NOPAD.encode(&digest[..20]).to_lowercase())
 }
 
-fn note(known: &mut HashMap<Key, (Resumable, Progress)>, done: Option<(Key, bool)>) {
+fn record_result(
+    tracked: &mut HashMap<MessageKey, (Resumable, DeliveryProgress)>,
+    done: Option<(MessageKey, bool)>,
+) {
     let Some((key, is_delivered)) = done else {
         return;
     };
-    if let Some((_, progress)) = known.get_mut(&key) {
+    if let Some((_, progress)) = tracked.get_mut(&key) {
         let failures = match progress {
-            Progress::Calling(failures) => *failures,
-            Progress::Due(..) | Progress::Delivered => 0,
+            DeliveryProgress::Calling(failures) => *failures,
+            DeliveryProgress::Due(..) | DeliveryProgress::Delivered => 0,
         };
         *progress = if is_delivered {
-            Progress::Delivered
+            DeliveryProgress::Delivered
         } else {
-            Progress::Due(Instant::now() + backoff(failures), failures + 1)
+            DeliveryProgress::Due(Instant::now() + backoff(failures), failures + 1)
         };
     }
 }
@@ -284,14 +288,17 @@ fn backoff(failures: u32) -> Duration {
     BACKOFF_MAX.min(BACKOFF_MIN * 2_u32.saturating_pow(failures.min(16)))
 }
 
-/// When the next call is to be made, if there is room for one.
-fn next_due(known: &HashMap<Key, (Resumable, Progress)>, calls: usize) -> Option<Instant> {
+/// Time of the next call. None if the limit of calls in flight is reached.
+fn next_due(
+    tracked: &HashMap<MessageKey, (Resumable, DeliveryProgress)>,
+    calls: usize,
+) -> Option<Instant> {
     if calls >= AGENT_CALLS_MAX {
         return None;
     }
-    let due = known.values().filter_map(|(_, progress)| match progress {
-        Progress::Due(at, _) => Some(*at),
-        Progress::Calling(_) | Progress::Delivered => None,
+    let due = tracked.values().filter_map(|(_, progress)| match progress {
+        DeliveryProgress::Due(at, _) => Some(*at),
+        DeliveryProgress::Calling(_) | DeliveryProgress::Delivered => None,
     });
     due.min()
 }

@@ -1,4 +1,5 @@
-//! The coordinator that chooses one agent per turn: a decision, the agent's answer, and the last words.
+//! The router agent: a coordinator that chooses one agent per turn, forwards the message to it, and
+//! returns its answer or a model's summary of it.
 
 mod model;
 
@@ -10,36 +11,36 @@ use serde_json::Value;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
-use crate::model::Model;
-use crate::runner::{Beside, ChildAnswer, Run, StepDone, StepKind};
-use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, Rule};
-use crate::turn::{Agent, Answer, TurnError};
-use crate::words::{Words, raw};
-use model::{Chooser, Finisher};
+use crate::message::{AgentMessage, raw};
+use crate::model::ModelClient;
+use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind, StepOutput};
+use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, RoutingRule};
+use crate::turn::{Agent, TurnAnswer, TurnError};
+use model::{AnswerWriter, RouteChooser};
 
 /// Chooses one agent per turn.
-pub(crate) struct Router {
+pub(crate) struct RouterAgent {
     spec: Arc<RouterSpec>,
-    /// Who chooses, if rules do not.
-    chooser: Option<Chooser>,
-    /// Who writes the last words, if the agent's are not the last.
-    finisher: Option<Finisher>,
+    /// Model that chooses, if the router has no rules.
+    chooser: Option<RouteChooser>,
+    /// Model that writes the final answer, if the agent's answer is not passed through.
+    answer_writer: Option<AnswerWriter>,
 }
 
-/// Who gets a turn, and what they are told in addition.
+/// The chosen agent, and additional instructions for it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Route {
+struct RouteDecision {
     agent_name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     additional_instructions: Option<String>,
 }
 
-impl Router {
-    /// A router, with `model` for the models that its declaration names.
+impl RouterAgent {
+    /// Builds a router. `model` resolves the models that its declaration names.
     pub(crate) fn new<E>(
         spec: Arc<RouterSpec>,
         book: &AgentBook,
-        model: impl Fn(&Name) -> Result<Model, E>,
+        model: impl Fn(&Name) -> Result<ModelClient, E>,
     ) -> Result<Self, E> {
         let chooser = match &spec.routing {
             Routing::Rules { .. } => None,
@@ -48,51 +49,58 @@ impl Router {
                 prompt,
             } => {
                 let agents = spec.agents.as_slice();
-                Some(Chooser::new(model(name)?, prompt.as_deref(), agents, book))
+                Some(RouteChooser::new(
+                    model(name)?,
+                    prompt.as_deref(),
+                    agents,
+                    book,
+                ))
             }
         };
-        let finisher = match &spec.answer {
+        let answer_writer = match &spec.answer {
             FinalAnswer::Pass => None,
             FinalAnswer::Model {
                 model: name,
                 prompt,
-            } => Some(Finisher::new(model(name)?, prompt.as_deref())),
+            } => Some(AnswerWriter::new(model(name)?, prompt.as_deref())),
         };
         Ok(Self {
             spec,
             chooser,
-            finisher,
+            answer_writer,
         })
     }
 
-    async fn route(&self, run: &mut Run) -> Result<Route, TurnError> {
+    async fn route(&self, run: &mut AgentRun) -> Result<RouteDecision, TurnError> {
         if let Some(chooser) = &self.chooser {
             return chooser.choose(run).await;
         }
         let text = run.input.text();
         let work = async {
             let route = match &self.spec.routing {
-                Routing::Rules { rules, otherwise } => by_rules(rules, otherwise.as_ref(), &text)?,
-                // There is a chooser then.
-                Routing::Model { .. } => by_rules(&[], None, &text)?,
+                Routing::Rules { rules, otherwise } => {
+                    route_by_rules(rules, otherwise.as_ref(), &text)?
+                }
+                // Unreachable: model routing has a chooser.
+                Routing::Model { .. } => route_by_rules(&[], None, &text)?,
             };
-            let done = StepDone {
+            let done = StepOutput {
                 result: raw(&route),
                 usage: None,
             };
-            // Nobody was asked: if it is lost with the request that follows from it, nothing is.
-            let beside = Beside {
-                waits: true,
-                ..Beside::default()
+            // Defer the commit: no model was called, so losing the step loses nothing.
+            let extras = StepExtras {
+                is_deferred: true,
+                ..StepExtras::default()
             };
-            Ok((done, beside))
+            Ok((done, extras))
         };
         let text = text.as_bytes();
-        let route = run.step_beside(StepKind::Route, text, work).await?;
-        read_route(&route)
+        let route = run.step_with(StepKind::Route, text, work).await?;
+        parse_route(&route)
     }
 
-    /// The agent of that name, if it is one that this router may choose.
+    /// Finds the chosen agent in the router's declaration.
     fn agent(&self, name: &str) -> Result<&Name, TurnError> {
         let found = self.spec.agents.iter().find(|known| known.as_str() == name);
         found.ok_or_else(|| {
@@ -109,33 +117,39 @@ impl Router {
 }
 
 #[async_trait]
-impl Agent for Router {
-    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
+impl Agent for RouterAgent {
+    async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
         let route = self.route(run).await?;
         let agent = self.agent(&route.agent_name)?;
         let asked = with_instructions(&run.input, route.additional_instructions.as_deref());
-        let passes = self.finisher.is_none();
+        let passes = self.answer_writer.is_none();
         let said = match run.ask_agent(agent, &asked, passes).await? {
-            ChildAnswer::Said(words) => words,
+            ChildAnswer::Completed(message) => message,
             ChildAnswer::Failed(failure) => {
                 let message = format!("{agent}: {}", failure.message);
                 return Err(TurnError::failed(&failure.code, message));
             }
         };
-        match &self.finisher {
-            None => Ok(Answer::plain(said)),
-            Some(finisher) => Ok(Answer::plain(finisher.finish(run, agent, said).await?)),
+        match &self.answer_writer {
+            None => Ok(TurnAnswer::plain(said)),
+            Some(answer_writer) => Ok(TurnAnswer::plain(
+                answer_writer.write_answer(run, agent, said).await?,
+            )),
         }
     }
 }
 
-fn read_route(route: &Raw) -> Result<Route, TurnError> {
+fn parse_route(route: &Raw) -> Result<RouteDecision, TurnError> {
     serde_json::from_str(route.get())
-        .map_err(|error| TurnError::step_malformed("where this turn was routed", &error))
+        .map_err(|error| TurnError::step_malformed("the route of this turn", &error))
 }
 
-/// The first rule that fits, or the agent for everything else.
-fn by_rules(rules: &[Rule], otherwise: Option<&Name>, text: &str) -> Result<Route, TurnError> {
+/// Applies the first matching rule, or else the default agent.
+fn route_by_rules(
+    rules: &[RoutingRule],
+    otherwise: Option<&Name>,
+    text: &str,
+) -> Result<RouteDecision, TurnError> {
     let fitting = rules.iter().find(|rule| rule.pattern.is_match(text));
     let (agent, instructions) = match (fitting, otherwise) {
         (Some(rule), _) => (&rule.agent, rule.instructions.clone()),
@@ -146,14 +160,14 @@ fn by_rules(rules: &[Rule], otherwise: Option<&Name>, text: &str) -> Result<Rout
             return Err(TurnError::failed("no_route", message));
         }
     };
-    Ok(Route {
+    Ok(RouteDecision {
         agent_name: agent.to_string(),
         additional_instructions: instructions,
     })
 }
 
-/// What the agent is asked: the message, and below it what it is told in addition.
-fn with_instructions(input: &Words, instructions: Option<&str>) -> Words {
+/// The message for the agent, with the instructions below it.
+fn with_instructions(input: &AgentMessage, instructions: Option<&str>) -> AgentMessage {
     let mut asked = input.clone();
     asked.annotations = None;
     let Some(instructions) = instructions.filter(|text| !text.trim().is_empty()) else {
@@ -177,8 +191,8 @@ mod tests {
         text.parse().expect("a name")
     }
 
-    fn rule(pattern: &str, agent: &str) -> Rule {
-        Rule {
+    fn rule(pattern: &str, agent: &str) -> RoutingRule {
+        RoutingRule {
             pattern: regex::Regex::new(pattern).expect("a pattern"),
             agent: name(agent),
             instructions: None,
@@ -189,7 +203,7 @@ mod tests {
     fn the_first_rule_that_fits_decides_and_otherwise_the_rest() {
         let rules = [rule("(?i)weather", "weather"), rule("(?i)user", "ums")];
         let agent = |text: &str, otherwise: Option<&Name>| {
-            by_rules(&rules, otherwise, text).map(|route| route.agent_name)
+            route_by_rules(&rules, otherwise, text).map(|route| route.agent_name)
         };
         assert_eq!(
             agent("Weather for users", None).expect("a route"),
@@ -204,9 +218,9 @@ mod tests {
 
     #[test]
     fn instructions_stand_below_the_message() {
-        let told = with_instructions(&Words::plain("Hello"), Some("Be short."));
+        let told = with_instructions(&AgentMessage::plain("Hello"), Some("Be short."));
         assert_eq!(told.text(), "Hello\n\nBe short.");
-        let told = with_instructions(&Words::plain("Hello"), Some(" "));
+        let told = with_instructions(&AgentMessage::plain("Hello"), Some(" "));
         assert_eq!(told.text(), "Hello");
     }
 }

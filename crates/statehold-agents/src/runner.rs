@@ -1,9 +1,9 @@
-//! Works for the agents that this server has itself: claims their requests, takes each turn in durable
-//! steps, and ends it with an answer or a reason.
+//! Runs the agents that this server hosts: claims their requests, executes each turn in durable steps,
+//! and ends it with an answer or an error.
 //!
-//! A turn keeps its lease while it runs and while it waits for other agents; where it waits for a person
-//! it gives the lease back and is forgotten. Whoever claims it later, in this process or the next, goes on
-//! from what is recorded.
+//! A turn keeps its lease while it runs and while it waits for other agents. When it waits for a person
+//! it releases the lease and is dropped from memory. The next worker that claims the request, in this
+//! process or a later one, resumes from the recorded steps.
 
 mod child;
 mod clients;
@@ -26,61 +26,62 @@ use statehold_core::record::Event;
 use statehold_engine::{Call, ClaimedRequest, Engine, EngineError, Reply, StoredRecord};
 use tokio::time::Instant;
 
-use crate::gateway::{Conversations, Openai};
-use crate::http::HttpClient;
-use crate::llm::Llm;
-use crate::model::Model;
-use crate::router::Router;
+use crate::gateway::{ConversationsAgent, OpenaiAgent};
+use crate::http::HttpPool;
+use crate::llm::LlmAgent;
+use crate::message::raw;
+use crate::model::ModelClient;
+use crate::router::RouterAgent;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
 use crate::turn::{Agent, TurnError, TurnFailure};
-use crate::words::raw;
 
-use generation::{Generation, Lasting, Ours, Seat, Works};
+use generation::{AgentResources, Generation, LocalAgent, RunnerShared, TurnPermit};
 
 pub(crate) use child::ChildAnswer;
-pub(crate) use clients::Clients;
-pub(crate) use hold::Decided;
+pub(crate) use clients::AgentClients;
+pub(crate) use hold::HoldDecision;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
-pub(crate) use run::{Beside, Place, Run, StepDone};
-pub use run::{Lost, Moment, OnStep};
-pub(crate) use tools::{NotMade, Told, Toolbox, told_of};
+pub(crate) use run::{AgentRun, RequestRef, StepExtras, StepOutput};
+pub use run::{CommitPhase, SimulatedCrash, StepHook};
+pub(crate) use tools::{CallReport, SkippedCall, Toolbox, render_for_model};
 
-/// How long a turn is ours without a sign of life, and how often we give one.
+/// Lease duration, and the interval between heartbeats.
 const LEASE: Duration = Duration::from_secs(30);
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How many turns of one agent are under way at once, as a rule. The others wait in line.
+/// Default limit of concurrent turns per agent. Further requests stay in the queue.
 const TURNS_MAX: usize = 1_024;
-/// The longest name of an error that is passed on, in bytes.
+/// Longest error code that is copied from another agent's failure, in bytes.
 const CODE_BYTES_MAX: usize = 64;
 
-/// Why no work can be done.
+/// Why a runner cannot start or cannot load a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
     /// The store fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Nobody can be called.
+    /// The HTTP client cannot be built.
     #[error("agents cannot be called: {0}")]
     Clients(String),
-    /// A declaration names something that is not declared.
+    /// A declaration refers to something that is not declared.
     #[error("agent {agent} cannot work: {what}")]
     Declaration {
         /// The agent.
         agent: Name,
-        /// What is wrong.
+        /// The reason.
         what: String,
     },
 }
 
-/// How a runner works.
+/// Settings of a runner.
 pub struct RunnerOptions {
-    /// Told of every step.
-    pub on_step: OnStep,
-    /// How many turns of one agent are under way at once. Those that only wait until another turn of their
-    /// session ends do not count.
+    /// Called before and after each step is committed.
+    pub on_step: StepHook,
+    /// Maximum number of concurrent turns per agent. A turn that waits for another turn of the same
+    /// session does not count.
     pub turns_max: usize,
-    /// Whether people can be asked something. Where nothing is kept, nobody could answer.
+    /// Whether agents may open holds. Off for engines in memory, because they are dropped before a
+    /// person could decide.
     pub asks_people: bool,
 }
 
@@ -103,9 +104,9 @@ impl std::fmt::Debug for RunnerOptions {
     }
 }
 
-/// Works until it is stopped.
+/// Claims and executes requests of the hosted agents until it is stopped.
 pub struct Runner {
-    works: Arc<Works>,
+    shared: Arc<RunnerShared>,
 }
 
 impl std::fmt::Debug for Runner {
@@ -114,21 +115,21 @@ impl std::fmt::Debug for Runner {
     }
 }
 
-/// Declarations that can be worked by, and by which nobody works yet.
-pub struct Prepared(Arc<Generation>);
+/// Validated declarations that no turn uses yet.
+pub struct PreparedAgents(Arc<Generation>);
 
-impl std::fmt::Debug for Prepared {
+impl std::fmt::Debug for PreparedAgents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prepared").finish_non_exhaustive()
+        f.debug_struct("PreparedAgents").finish_non_exhaustive()
     }
 }
 
 impl Runner {
-    /// Begins to work for every agent in the book that is ours.
+    /// Starts to execute requests for every hosted agent in the book.
     ///
     /// # Errors
     ///
-    /// If the store fails, or a declaration makes no sense.
+    /// If the store fails, or a declaration is invalid.
     pub async fn start(
         engine: Engine,
         tenant: Name,
@@ -137,7 +138,7 @@ impl Runner {
         Self::start_with(engine, tenant, book, RunnerOptions::default()).await
     }
 
-    /// The same, telling somebody of every step.
+    /// Like [`Runner::start`], and calls `on_step` at each step.
     ///
     /// # Errors
     ///
@@ -146,7 +147,7 @@ impl Runner {
         engine: Engine,
         tenant: Name,
         book: Arc<AgentBook>,
-        on_step: OnStep,
+        on_step: StepHook,
     ) -> Result<Self, RunnerError> {
         let options = RunnerOptions {
             on_step,
@@ -155,7 +156,7 @@ impl Runner {
         Self::start_with(engine, tenant, book, options).await
     }
 
-    /// The same, working as is said.
+    /// Like [`Runner::start`], with the given options.
     ///
     /// # Errors
     ///
@@ -166,85 +167,86 @@ impl Runner {
         book: Arc<AgentBook>,
         options: RunnerOptions,
     ) -> Result<Self, RunnerError> {
-        let http = HttpClient::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
-        let works = Works::new(engine, tenant, http, options);
+        let http = HttpPool::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
+        let shared = RunnerShared::new(engine, tenant, http, options);
         let runner = Self {
-            works: Arc::new(works),
+            shared: Arc::new(shared),
         };
         let first = runner.prepare(book).await?;
         runner.switch(first).await;
         Ok(runner)
     }
 
-    /// Gets ready to work by other declarations. Nobody works by them yet, and whoever works goes on.
+    /// Validates new declarations and builds their agents. Running turns are not affected.
     ///
     /// # Errors
     ///
-    /// If the store fails, or a declaration makes no sense. Then nothing has changed.
-    pub async fn prepare(&self, book: Arc<AgentBook>) -> Result<Prepared, RunnerError> {
-        let works = &self.works;
-        let clients = Clients::new(&works.http, &book);
-        let (mut ours, mut new) = (BTreeMap::new(), BTreeMap::new());
+    /// If the store fails, or a declaration is invalid. The current declarations stay active.
+    pub async fn prepare(&self, book: Arc<AgentBook>) -> Result<PreparedAgents, RunnerError> {
+        let shared = &self.shared;
+        let clients = AgentClients::new(&shared.http, &book);
+        let (mut local_agents, mut new) = (BTreeMap::new(), BTreeMap::new());
         for (name, spec) in &book.agents {
-            let known = works.lasting(name);
-            let lasting = known.clone().unwrap_or_else(|| works.new_lasting());
-            if let Some(agent) = agent_of(spec, &book, &clients, &lasting)? {
-                let (spec, turns) = (Arc::clone(spec), Arc::clone(&lasting.turns));
-                ours.insert(name.clone(), Ours { spec, agent, turns });
+            let known = shared.resources(name);
+            let resources = known.clone().unwrap_or_else(|| shared.new_resources());
+            if let Some(agent) = build_agent(spec, &book, &clients, &resources)? {
+                let (spec, turns) = (Arc::clone(spec), Arc::clone(&resources.turns));
+                local_agents.insert(name.clone(), LocalAgent { spec, agent, turns });
                 if known.is_none() {
-                    new.insert(name.clone(), lasting);
+                    new.insert(name.clone(), resources);
                 }
             }
         }
-        // All of them, before anything is claimed: a request of one may wait for that of another. What is
-        // claimed for an agent that was ours before is in our own hands, also if it is not ours just now.
+        // Release the leases of an earlier process for all new agents before claiming anything: a
+        // request of one may wait for a request of another. Leases of an agent that this process ran
+        // before are its own, so they are not released.
         for name in new.keys() {
-            let lost = works.engine.give_back_lost_work(&works.tenant, name);
+            let lost = shared.engine.give_back_lost_work(&shared.tenant, name);
             let given_back = lost.await?;
             if given_back > 0 {
-                tracing::info!(agent = %name, given_back, "going on with what an earlier process began");
+                tracing::info!(agent = %name, given_back, "resuming requests of an earlier process");
             }
         }
-        works.keep(new);
-        let next = Generation::new(&self.works, book, ours, clients.tools);
-        Ok(Prepared(Arc::new(next)))
+        shared.remember_agents(new);
+        let next = Generation::new(&self.shared, book, local_agents, clients.tools);
+        Ok(PreparedAgents(Arc::new(next)))
     }
 
-    /// Works by other declarations from now on. Turns that are under way end by those that they began with,
-    /// and what was started until now is taken once, by the one or the other. Done when whatever is started
-    /// afterwards is taken by the new ones.
-    pub async fn switch(&self, next: Prepared) {
-        let _one_at_a_time = self.works.switching.lock().await;
+    /// Activates new declarations. Running turns finish under the declarations they started with, and
+    /// each request that is already started is claimed exactly once, by the old or the new generation.
+    /// Returns when every request started afterwards goes to the new generation.
+    pub async fn switch(&self, next: PreparedAgents) {
+        let _one_at_a_time = self.shared.switching.lock().await;
         let next = next.0;
-        let old = self.works.replace(&next);
-        next.begin();
+        let old = self.shared.replace(&next);
+        next.start_claiming();
         if let Some(old) = old {
-            old.leave(&next, &self.works.leaving).await;
+            old.retire(&next, &self.shared.retiring).await;
         }
     }
 
-    /// Begins to stop, without waiting for it.
+    /// Signals the runner to stop, without waiting.
     pub fn begin_stop(&self) {
-        self.works.stop.cancel();
+        self.shared.stop.cancel();
     }
 
-    /// Stops. Turns that are under way go on from their last step when the server starts again.
+    /// Stops the runner. After a restart, interrupted turns resume from their last recorded step.
     pub async fn stop(&self) {
-        self.works.stop.cancel();
-        if let Some(last) = self.works.take() {
-            last.end().await;
+        self.shared.stop.cancel();
+        if let Some(last) = self.shared.take() {
+            last.drain().await;
         }
-        self.works.leaving.close();
-        self.works.leaving.wait().await;
+        self.shared.retiring.close();
+        self.shared.retiring.wait().await;
     }
 }
 
-/// What does the turns of an agent. None for those that work elsewhere.
-fn agent_of(
+/// Builds the agent that executes the turns. None for workers, which claim their own requests.
+fn build_agent(
     spec: &Arc<AgentSpec>,
     book: &AgentBook,
-    clients: &Clients,
-    lasting: &Lasting,
+    clients: &AgentClients,
+    resources: &AgentResources,
 ) -> Result<Option<Arc<dyn Agent>>, RunnerError> {
     let undeclared = |what: String| RunnerError::Declaration {
         agent: spec.name.clone(),
@@ -257,11 +259,11 @@ fn agent_of(
                 "the model `{name}` is not declared; add [models.{name}]"
             ))
         })?;
-        Ok::<_, RunnerError>(Model::new(clients.chat.clone(), found))
+        Ok::<_, RunnerError>(ModelClient::new(clients.chat.clone(), found))
     };
     match &spec.kind {
         AgentKind::Router(router) => {
-            let router = Router::new(Arc::clone(router), book, model)?;
+            let router = RouterAgent::new(Arc::clone(router), book, model)?;
             Ok(Some(Arc::new(router)))
         }
         AgentKind::Llm(llm) => {
@@ -273,17 +275,17 @@ fn agent_of(
                 return Err(undeclared(what));
             }
             let tools = Arc::clone(&clients.tools);
-            let llm = Llm::new(Arc::clone(llm), model(&llm.model)?, tools);
+            let llm = LlmAgent::new(Arc::clone(llm), model(&llm.model)?, tools);
             Ok(Some(Arc::new(llm)))
         }
         AgentKind::Openai(openai) => {
-            let locks = Arc::clone(&lasting.conversations);
-            let agent = Openai::new(Arc::clone(openai), clients.chat.clone(), locks);
+            let locks = Arc::clone(&resources.conversations);
+            let agent = OpenaiAgent::new(Arc::clone(openai), clients.chat.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Conversations(service) => {
-            let locks = Arc::clone(&lasting.conversations);
-            let agent = Conversations::new(Arc::clone(service), clients.http.clone(), locks);
+            let locks = Arc::clone(&resources.conversations);
+            let agent = ConversationsAgent::new(Arc::clone(service), clients.http.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Worker => Ok(None),
@@ -291,94 +293,99 @@ fn agent_of(
 }
 
 impl Generation {
-    /// Takes one turn, to its end or to where it waits.
-    async fn take_turn(
+    /// Executes one turn until it ends or waits.
+    async fn execute_turn(
         self: Arc<Self>,
         spec: Arc<AgentSpec>,
         agent: Arc<dyn Agent>,
         (claimed, claimed_at): (ClaimedRequest, Instant),
-        seat: Seat,
+        permit: TurnPermit,
     ) {
-        let Some(place) = Place::of(&claimed) else {
+        let Some(request_ref) = RequestRef::of(&claimed) else {
             return;
         };
         let ended = self
-            .try_turn(place, &spec, &*agent, (claimed, claimed_at), seat)
+            .try_turn(request_ref, &spec, &*agent, (claimed, claimed_at), permit)
             .await;
         let ended = match ended {
-            Err(TurnError::Failed(failure)) => self.fail(place, &failure).await,
+            Err(TurnError::Failed(failure)) => self.fail(request_ref, &failure).await,
             other => other,
         };
         match ended {
             Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
-            // The lease lapses, and the turn is claimed again.
+            // The lease expires, then the request is claimed again.
             Err(error) => {
-                tracing::warn!(agent = %spec.name, request = %place.request, %error, "a turn stopped; it goes on later");
+                tracing::warn!(agent = %spec.name, request = %request_ref.request, %error, "a turn stopped; it is retried later");
             }
         }
     }
 
     async fn try_turn(
         self: &Arc<Self>,
-        place: Place,
+        request_ref: RequestRef,
         spec: &Arc<AgentSpec>,
         agent: &dyn Agent,
         (claimed, claimed_at): (ClaimedRequest, Instant),
-        seat: Seat,
+        permit: TurnPermit,
     ) -> Result<(), TurnError> {
-        self.require_ours(place, claimed_at).await?;
-        // There as long as this turn is, however it ends.
-        let _draft = self.engine.open_draft(place.request);
-        let mut run = Run::open(Arc::clone(self), Arc::clone(spec), claimed, seat).await?;
+        self.require_lease(request_ref, claimed_at).await?;
+        // Keep the draft open until this turn ends, also if it panics.
+        let _draft = self.engine.open_draft(request_ref.request);
+        let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
         let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
         let outcome = tokio::select! {
             biased;
             outcome = turn => outcome,
-            () = self.stay_alive(place.session, place.request, place.fence) => Ok(Err(TurnError::Gone)),
+            () = self.keep_lease(request_ref.session, request_ref.request, request_ref.fence) => Ok(Err(TurnError::Gone)),
             () = self.stopped() => return Err(TurnError::Gone),
         };
         let outcome = outcome.unwrap_or_else(|panic| {
-            if panic.is::<Lost>() {
+            if panic.is::<SimulatedCrash>() {
                 return Err(TurnError::Gone);
             }
-            tracing::error!(agent = %spec.name, request = %place.request, "a turn panicked");
-            let message = "the server has a bug here; nothing that was not recorded has happened";
+            tracing::error!(agent = %spec.name, request = %request_ref.request, "a turn panicked");
+            let message = "the server has a bug here; only recorded steps have taken effect";
             Err(TurnError::failed("internal", message))
         });
         match outcome {
             Ok(answer) => run.complete(&answer).await,
             Err(error) => {
                 if let TurnError::Failed(_) = &error {
-                    run.record_waiting().await?;
+                    run.record_deferred().await?;
                 }
                 Err(error)
             }
         }
     }
 
-    /// What was claimed a while ago may be somebody else's by now: that is asked before anything is done.
-    async fn require_ours(&self, place: Place, claimed_at: Instant) -> Result<(), TurnError> {
+    /// Checks that this process still holds the lease. A request that waited in memory for a heartbeat
+    /// interval may have been claimed by another worker.
+    async fn require_lease(
+        &self,
+        request_ref: RequestRef,
+        claimed_at: Instant,
+    ) -> Result<(), TurnError> {
         if claimed_at.elapsed() < HEARTBEAT {
             return Ok(());
         }
-        let Place {
+        let RequestRef {
             session,
             request,
             fence,
             ..
-        } = place;
+        } = request_ref;
         let alive = self.engine.heartbeat(&self.caller, session, request, fence);
         alive.await.map(drop).map_err(TurnError::from)
     }
 
-    /// Ends a request with what went wrong.
-    async fn fail(&self, place: Place, failure: &TurnFailure) -> Result<(), TurnError> {
-        let owner = self.engine.owner(place.session).await?;
+    /// Fails a request with an error.
+    async fn fail(&self, request_ref: RequestRef, failure: &TurnFailure) -> Result<(), TurnError> {
+        let owner = self.engine.owner(request_ref.session).await?;
         let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
         let mut payloads = payloads?;
         let error = payloads.put(raw(failure).get().as_bytes().to_vec());
         let command = Command::FailRequest {
-            by: place.fenced(),
+            by: request_ref.fenced(),
             error,
             cancel_children: true,
         };
@@ -386,7 +393,7 @@ impl Generation {
         let reply: Reply = Arc::new(|_| Vec::new());
         let done = self
             .engine
-            .submit(place.session, &call, &command, &payloads, &reply)
+            .submit(request_ref.session, &call, &command, &payloads, &reply)
             .await;
         if !matches!(
             done,
@@ -394,18 +401,21 @@ impl Generation {
         ) {
             return done.map(drop).map_err(TurnError::from);
         }
-        // People are being asked, so it cannot end yet. Given back, it ends once they have decided; what
-        // they decide meanwhile must not look like something that a lost worker was about to do.
-        let command = Command::ReleaseLease { by: place.fenced() };
+        // Open holds prevent the request from failing now. Release the lease, so that a later claim
+        // fails it after the decisions. A decision made meanwhile must not look like work that a lost
+        // worker had started.
+        let command = Command::ReleaseLease {
+            by: request_ref.fenced(),
+        };
         let left = self
             .engine
-            .submit(place.session, &call, &command, &payloads, &reply)
+            .submit(request_ref.session, &call, &command, &payloads, &reply)
             .await;
         left.map(drop).map_err(TurnError::from)
     }
 
-    /// Keeps a lease alive. Ends when there is nothing to keep.
-    async fn stay_alive(
+    /// Sends heartbeats. Returns when the lease is lost.
+    async fn keep_lease(
         &self,
         session: statehold_core::ids::SessionId,
         request: RequestId,
@@ -433,8 +443,8 @@ fn lease_ms() -> u64 {
     u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What a record says went wrong with a request.
-fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
+/// Reads the error of a failed request from its record.
+fn read_error(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
     let named = stored.record.bodies();
     let events = &stored.record.content.events;
     let error = events.iter().find_map(|event| match event {
@@ -446,7 +456,7 @@ fn error_of(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
     let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let text = |name: &str| value.get(name).and_then(serde_json::Value::as_str);
     let message = value.as_str().or_else(|| text("message"));
-    // A worker may call it what it likes.
+    // Workers choose their own error codes, so bound the length.
     let code = text("code").filter(|code| code.len() <= CODE_BYTES_MAX);
     Some(TurnFailure {
         code: code.unwrap_or("agent_failed").to_owned(),

@@ -1,5 +1,5 @@
-//! Engines in memory for turns that leave nothing behind. Records are never removed from an engine, so
-//! one that was used for a while is left to those who are still in it, and goes with the last of them.
+//! In-memory engines for stateless turns. An engine never deletes records, so it is replaced after a
+//! number of turns; the old one is dropped with its last turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,37 +12,37 @@ use tokio::sync::Mutex;
 use crate::runner::{Runner, RunnerError, RunnerOptions};
 use crate::spec::AgentBook;
 
-/// How many turns one engine takes before it is replaced.
+/// Turns per engine before it is replaced.
 const TURNS_MAX: usize = 1_000;
 
-/// Makes an engine in memory.
-pub type MakeEngine =
+/// Builds an in-memory engine.
+pub type EngineFactory =
     Arc<dyn Fn() -> BoxFuture<'static, Result<Engine, EngineError>> + Send + Sync>;
 
-/// Engines in memory, one after the other.
+/// The current in-memory engine, and how to build the next.
 pub struct Scratch {
-    place: Mutex<Place>,
+    state: Mutex<ScratchState>,
 }
 
-struct Place {
-    source: Source,
-    room: Option<Arc<ScratchRoom>>,
+struct ScratchState {
+    source: EngineSource,
+    current: Option<Arc<ScratchEngine>>,
 }
 
-enum Source {
+enum EngineSource {
     Made {
-        make: MakeEngine,
+        make: EngineFactory,
         tenant: Name,
         book: Arc<AgentBook>,
     },
     Given(Engine),
 }
 
-/// One engine in memory, with somebody who works there. Stops when nobody is in it any more.
-pub struct ScratchRoom {
+/// One in-memory engine with its runner. Both stop when the last turn drops it.
+pub struct ScratchEngine {
     engine: Engine,
     book: Option<Arc<AgentBook>>,
-    /// None where somebody else does the work.
+    /// None if the caller of [`Scratch::given`] runs the agents.
     runner: Option<Runner>,
     turns: AtomicUsize,
 }
@@ -53,62 +53,64 @@ impl std::fmt::Debug for Scratch {
     }
 }
 
-impl std::fmt::Debug for ScratchRoom {
+impl std::fmt::Debug for ScratchEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ScratchRoom").finish_non_exhaustive()
+        f.debug_struct("ScratchEngine").finish_non_exhaustive()
     }
 }
 
 impl Scratch {
-    /// Engines that are made when they are needed, in which the agents of the book work.
-    pub fn new(make: MakeEngine, tenant: Name, book: Arc<AgentBook>) -> Self {
-        Self::of(Source::Made { make, tenant, book })
+    /// Engines that are built on demand and run the agents of the book.
+    pub fn new(make: EngineFactory, tenant: Name, book: Arc<AgentBook>) -> Self {
+        Self::of(EngineSource::Made { make, tenant, book })
     }
 
-    /// One engine for everything, in which somebody else works.
+    /// One given engine for all turns, whose agents the caller runs.
     pub fn given(engine: Engine) -> Self {
-        Self::of(Source::Given(engine))
+        Self::of(EngineSource::Given(engine))
     }
 
-    fn of(source: Source) -> Self {
-        let place = Place { source, room: None };
+    fn of(source: EngineSource) -> Self {
+        let state = ScratchState {
+            source,
+            current: None,
+        };
         Self {
-            place: Mutex::new(place),
+            state: Mutex::new(state),
         }
     }
 
-    /// Lets the agents of another book work from now on. Whoever is in goes on with those of the book
-    /// before. An engine that was given stays.
-    pub async fn declare(&self, make: MakeEngine, book: Arc<AgentBook>) {
-        let place = &mut *self.place.lock().await;
-        if let Source::Made {
+    /// Replaces the book. Running turns finish with the previous one. No effect on a given engine.
+    pub async fn declare(&self, make: EngineFactory, book: Arc<AgentBook>) {
+        let state = &mut *self.state.lock().await;
+        if let EngineSource::Made {
             make: old_make,
             book: old_book,
             ..
-        } = &mut place.source
+        } = &mut state.source
         {
             (*old_make, *old_book) = (make, book);
-            place.room = None;
+            state.current = None;
         }
     }
 
-    /// An engine for one turn.
+    /// Returns an engine for one turn.
     ///
     /// # Errors
     ///
-    /// If there can be none.
-    pub async fn enter(&self) -> Result<Arc<ScratchRoom>, RunnerError> {
-        let place = &mut *self.place.lock().await;
-        if let Some(room) = &place.room
-            && room.turns.fetch_add(1, Ordering::Relaxed) < TURNS_MAX
+    /// If no engine can be started.
+    pub async fn enter(&self) -> Result<Arc<ScratchEngine>, RunnerError> {
+        let state = &mut *self.state.lock().await;
+        if let Some(current) = &state.current
+            && current.turns.fetch_add(1, Ordering::Relaxed) < TURNS_MAX
         {
-            return Ok(Arc::clone(room));
+            return Ok(Arc::clone(current));
         }
-        let (engine, book, runner) = match &place.source {
-            Source::Made { make, tenant, book } => {
+        let (engine, book, runner) = match &state.source {
+            EngineSource::Made { make, tenant, book } => {
                 let engine = make().await?;
                 let (tenant, declared) = (tenant.clone(), Arc::clone(book));
-                // What is asked here goes with the engine before anybody can answer.
+                // Holds are useless here: the engine is dropped before a person could decide.
                 let options = RunnerOptions {
                     asks_people: false,
                     ..RunnerOptions::default()
@@ -116,37 +118,37 @@ impl Scratch {
                 let runner = Runner::start_with(engine.clone(), tenant, declared, options).await?;
                 (engine, Some(Arc::clone(book)), Some(runner))
             }
-            Source::Given(engine) => (engine.clone(), None, None),
+            EngineSource::Given(engine) => (engine.clone(), None, None),
         };
-        let room = Arc::new(ScratchRoom {
+        let current = Arc::new(ScratchEngine {
             engine,
             book,
             runner,
             turns: AtomicUsize::new(1),
         });
-        place.room = Some(Arc::clone(&room));
-        Ok(room)
+        state.current = Some(Arc::clone(&current));
+        Ok(current)
     }
 
-    /// Lets nobody in any more. Whoever is in goes on to the end.
+    /// Accepts no new turns; running turns finish.
     pub async fn close(&self) {
-        self.place.lock().await.room.take();
+        self.state.lock().await.current.take();
     }
 }
 
-impl ScratchRoom {
+impl ScratchEngine {
     /// The engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The agents that work there. None if somebody else has them work.
+    /// The agents that it runs. None for a given engine.
     pub fn book(&self) -> Option<&AgentBook> {
         self.book.as_deref()
     }
 }
 
-impl Drop for ScratchRoom {
+impl Drop for ScratchEngine {
     fn drop(&mut self) {
         if let Some(runner) = &self.runner {
             runner.begin_stop();
@@ -164,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    fn make() -> MakeEngine {
+    fn make() -> EngineFactory {
         Arc::new(|| {
             Box::pin(Engine::start(
                 Arc::new(MemoryStore::new()),
@@ -181,42 +183,42 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_engine_is_replaced_after_a_while_and_stops_with_the_last_who_is_in_it() {
+    async fn an_engine_is_replaced_after_its_turns_and_stops_with_the_last_one() {
         let scratch = scratch();
-        let first = scratch.enter().await.expect("a room");
+        let first = scratch.enter().await.expect("an engine");
         for _ in 1..TURNS_MAX {
-            let room = scratch.enter().await.expect("a room");
-            assert!(Arc::ptr_eq(&room, &first));
+            let current = scratch.enter().await.expect("an engine");
+            assert!(Arc::ptr_eq(&current, &first));
         }
-        let next = scratch.enter().await.expect("a room");
+        let next = scratch.enter().await.expect("an engine");
         assert!(!Arc::ptr_eq(&next, &first));
         let engine = first.engine().clone();
         let mut stopped = std::pin::pin!(engine.stopping());
         let is_open = tokio::time::timeout(Duration::ZERO, &mut stopped).await;
-        assert!(is_open.is_err(), "somebody is still in it");
+        assert!(is_open.is_err(), "a turn still uses it");
         drop(first);
         let over = tokio::time::timeout(Duration::from_secs(10), stopped).await;
-        over.expect("nobody is in it any more");
+        over.expect("no turn uses it");
     }
     #[tokio::test]
-    async fn whoever_comes_in_after_a_reload_finds_the_agents_of_the_new_book() {
+    async fn a_turn_after_a_reload_uses_the_new_book() {
         let scratch = scratch();
         let name: Name = "helper".parse().expect("a name");
-        let before = scratch.enter().await.expect("a room");
+        let before = scratch.enter().await.expect("an engine");
         let spec = Arc::new(crate::spec::AgentSpec::worker(name.clone()));
         let book = AgentBook {
             agents: [(name.clone(), spec)].into(),
             ..AgentBook::default()
         };
         scratch.declare(make(), Arc::new(book)).await;
-        let after = scratch.enter().await.expect("a room");
-        let has_it = |room: &ScratchRoom| {
-            let book = room.book().expect("a book");
+        let after = scratch.enter().await.expect("an engine");
+        let has_it = |current: &ScratchEngine| {
+            let book = current.book().expect("a book");
             book.agent(&name).is_some()
         };
         assert!(!has_it(&before) && has_it(&after));
         let mut stopped = std::pin::pin!(before.engine().stopping());
         let is_open = tokio::time::timeout(Duration::ZERO, &mut stopped).await;
-        assert!(is_open.is_err(), "somebody is still in the old one");
+        assert!(is_open.is_err(), "a turn still uses the old one");
     }
 }

@@ -1,24 +1,24 @@
-//! What must not be shown, should somebody repeat it: a mark stands in its place.
+//! Redacts secrets in texts from other services.
 
 use serde_json::Value;
 
 const MARK: &str = "…";
-/// A line of a longer secret is one itself from this length on, in bytes.
+/// Minimum length for redacting single lines of a longer secret, in bytes.
 const LINE_BYTES_MIN: usize = 8;
-/// What is anywhere in the name of a variable with a secret, and what is a whole word of it.
+/// Parts of a variable name that mark a secret, and whole words of it.
 const SECRET_PARTS: [&str; 6] = ["TOKEN", "SECRET", "KEY", "PASS", "CREDENTIAL", "COOKIE"];
 const SECRET_WORDS: [&str; 4] = ["AUTH", "DSN", "PAT", "PWD"];
 
-/// Whether a variable of this name holds a secret, as its name says.
+/// Whether the name of an environment variable marks a secret.
 pub(crate) fn is_named_secret(name: &str) -> bool {
     let upper = name.to_uppercase();
     let mut words = upper.split('_');
-    // The directory that a program is in has a name of its own.
+    // `PWD` is the working directory.
     let is_word = upper != "PWD" && words.any(|word| SECRET_WORDS.contains(&word));
     is_word || SECRET_PARTS.iter().any(|part| upper.contains(part))
 }
 
-/// Whether a value is an address with a password in it.
+/// Whether a value is a URL with a password.
 pub(crate) fn has_password(value: &str) -> bool {
     let Some((_, rest)) = value.split_once("://") else {
         return false;
@@ -28,19 +28,19 @@ pub(crate) fn has_password(value: &str) -> bool {
     person.is_some_and(|person| person.contains(':'))
 }
 
-/// Everything that is left out, the longest first: one may be the beginning of another.
+/// Texts to redact, longest first, because one may be a prefix of another.
 #[derive(Debug, Default)]
-pub(crate) struct Secrets(Vec<String>);
+pub(crate) struct SecretRedactor(Vec<String>);
 
-impl Secrets {
+impl SecretRedactor {
     pub(crate) fn new<'a>(values: impl Iterator<Item = &'a str>) -> Self {
-        let mut forms: Vec<String> = values.flat_map(forms_of).collect();
+        let mut forms: Vec<String> = values.flat_map(secret_forms).collect();
         forms.sort_unstable_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         forms.dedup();
         Self(forms)
     }
 
-    pub(crate) fn left_out(&self, text: String) -> String {
+    pub(crate) fn redact(&self, text: String) -> String {
         let mut text = text;
         for secret in &self.0 {
             if text.contains(secret) {
@@ -50,15 +50,15 @@ impl Secrets {
         text
     }
 
-    pub(crate) fn leave_out(&self, value: &mut Value) {
+    pub(crate) fn redact_value(&self, value: &mut Value) {
         match value {
-            Value::String(text) => *text = self.left_out(std::mem::take(text)),
-            Value::Array(values) => values.iter_mut().for_each(|value| self.leave_out(value)),
+            Value::String(text) => *text = self.redact(std::mem::take(text)),
+            Value::Array(values) => values.iter_mut().for_each(|value| self.redact_value(value)),
             Value::Object(members) if !self.0.is_empty() => {
                 let all = std::mem::take(members).into_iter();
                 let all = all.map(|(name, mut value)| {
-                    self.leave_out(&mut value);
-                    (self.left_out(name), value)
+                    self.redact_value(&mut value);
+                    (self.redact(name), value)
                 });
                 *members = all.collect();
             }
@@ -67,8 +67,8 @@ impl Secrets {
     }
 }
 
-/// The ways in which a value comes back: as it is, line by line, and inside of JSON.
-fn forms_of(value: &str) -> Vec<String> {
+/// The forms in which a secret may appear: verbatim, line by line, and JSON-escaped.
+fn secret_forms(value: &str) -> Vec<String> {
     let value = value.trim();
     if value.is_empty() {
         return Vec::new();
@@ -91,10 +91,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_left_out_in_every_form_in_which_it_comes_back() {
+    fn a_secret_is_redacted_in_every_form() {
         let pem = "-----BEGIN KEY-----\nAAAABBBBCCCC\nx\n-----END KEY-----\n";
         let secrets =
-            Secrets::new(["letmein", "letmein-too", pem, " \n", "a\"b\\c-d-e"].into_iter());
+            SecretRedactor::new(["letmein", "letmein-too", pem, " \n", "a\"b\\c-d-e"].into_iter());
         for (said, left) in [
             (
                 "Bearer letmein-too and letmein",
@@ -105,10 +105,10 @@ mod tests {
             (r#"{"p":"a\"b\\c-d-e"}"#, r#"{"p":"…"}"#.to_owned()),
             ("x and nothing else", "x and nothing else".to_owned()),
         ] {
-            assert_eq!(secrets.left_out(said.to_owned()), left);
+            assert_eq!(secrets.redact(said.to_owned()), left);
         }
         let as_json = json!({ "key": pem }).to_string();
-        let left = secrets.left_out(as_json);
+        let left = secrets.redact(as_json);
         assert!(
             !left.contains("AAAA") && left.starts_with(r#"{"key":"…"#),
             "{left}"
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_addresses_say_what_is_secret() {
+    fn names_and_urls_mark_secrets() {
         for secret in [
             "NOTES_TOKEN",
             "DB_PASS",
@@ -137,10 +137,10 @@ mod tests {
     }
 
     #[test]
-    fn values_are_looked_through() {
-        let secrets = Secrets::new(["letmein"].into_iter());
+    fn values_are_redacted_recursively() {
+        let secrets = SecretRedactor::new(["letmein"].into_iter());
         let mut value = json!({"a letmein": [1, "x letmein y", null]});
-        secrets.leave_out(&mut value);
+        secrets.redact_value(&mut value);
         assert_eq!(value, json!({"a …": [1, "x … y", null]}));
     }
 }

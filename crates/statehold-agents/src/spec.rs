@@ -1,5 +1,5 @@
-//! What is declared about agents: of what kind each is, where it is, what it is given and what it may
-//! give. Whoever reads a configuration makes these; everybody else only reads them.
+//! Declarations of agents, models and tool servers. The configuration loader builds them; all other
+//! code only reads them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,62 +12,62 @@ use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
 use statehold_engine::{Credential, Schema};
 
-use crate::secrets::{Secrets, has_password, is_named_secret};
+use crate::secrets::{SecretRedactor, has_password, is_named_secret};
 
-/// How long one call may take, unless something else is declared.
+/// Default timeout of one call.
 pub const TIMEOUT: Duration = Duration::from_mins(1);
-/// How often a call that failed before its first word is made again, unless something else is declared.
+/// Default number of retries before the first text of an answer.
 pub const RETRIES: u32 = 2;
-/// What is shorter is no secret, in bytes.
+/// Shorter values are not redacted, in bytes.
 const SECRET_BYTES_MIN: usize = 8;
 
-/// Everything that is declared: agents, the models they use, the tool servers they use.
+/// All declarations: agents, models and tool servers.
 #[derive(Debug, Default)]
 pub struct AgentBook {
-    /// The agents, by name.
+    /// Agents by name.
     pub agents: BTreeMap<Name, Arc<AgentSpec>>,
-    /// The models, by the name that agents use for them.
+    /// Models by the name that agents refer to.
     pub models: BTreeMap<Name, Arc<ModelSpec>>,
-    /// The tool servers, by name.
+    /// Tool servers by name.
     pub tool_servers: BTreeMap<Name, Arc<ToolServerSpec>>,
 }
 
 impl AgentBook {
-    /// One agent.
+    /// Looks up an agent by name.
     pub fn agent(&self, name: &Name) -> Option<&Arc<AgentSpec>> {
         self.agents.get(name)
     }
 }
 
-/// One agent.
+/// Declaration of one agent.
 #[derive(Debug)]
 pub struct AgentSpec {
-    /// Its name.
+    /// The agent name.
     pub name: Name,
-    /// What it can do, for people and for models that choose.
+    /// Abilities, for people and for models that choose an agent.
     pub description: Option<String>,
-    /// What it is.
+    /// Kind of agent, with its settings.
     pub kind: AgentKind,
-    /// Session keys whose values it is told.
+    /// Session keys whose values are sent to it.
     pub import: Vec<StateKey>,
-    /// Session keys that it may write by what it answers.
+    /// Session keys that it may write with its answer.
     pub export: Vec<StateKey>,
-    /// What its state must look like to be given back.
+    /// Schema that its state must fit to be sent back.
     pub state_schema: Option<Arc<Schema>>,
-    /// How many pairs of tool call and result are kept of recognised state. None keeps all.
+    /// How many pairs of tool call and result to keep in its state. None keeps all.
     pub keep_pairs: Option<usize>,
-    /// How long one call to it may take.
+    /// Timeout of one call to it.
     pub timeout: Duration,
-    /// How often a call that failed before its first word is made again.
+    /// Number of retries before the first text of an answer.
     pub retries: u32,
-    /// What a call without a session means on the chat surface.
+    /// Meaning of a chat call without a session.
     pub openai_default: ChatDefault,
-    /// Names this declaration in the trace.
+    /// Digest of this declaration, for the trace.
     pub digest: Digest,
 }
 
 impl AgentSpec {
-    /// A process that claims its work, about which nothing else is said.
+    /// Declaration of a worker with defaults.
     pub fn worker(name: Name) -> Self {
         let digest =
             Self::digest_of(&serde_json::json!({ "kind": AgentKind::Worker.word(), "name": name }));
@@ -86,20 +86,20 @@ impl AgentSpec {
         }
     }
 
-    /// What names a declaration: the digest of its canonical form, which has no secrets in it.
+    /// Digest of a declaration's canonical form, which contains no secrets.
     pub fn digest_of(declaration: &impl Serialize) -> Digest {
         Digest::sha256(&canonical_bytes(declaration))
     }
 }
 
-/// What an agent is.
+/// Kind of an agent.
 #[derive(Debug)]
 pub enum AgentKind {
-    /// A process that claims its work.
+    /// A process that claims its requests.
     Worker,
-    /// A service that speaks chat completions.
+    /// A service behind chat completions.
     Openai(Arc<OpenaiSpec>),
-    /// A service that keeps conversations.
+    /// A service that stores conversations.
     Conversations(Arc<ConversationsSpec>),
     /// A model with tools.
     Llm(Arc<LlmSpec>),
@@ -108,7 +108,7 @@ pub enum AgentKind {
 }
 
 impl AgentKind {
-    /// The word for it in configurations.
+    /// Name of the kind in configurations.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Worker => "worker",
@@ -119,121 +119,121 @@ impl AgentKind {
         }
     }
 
-    /// Whether this server does its work. All but workers.
-    pub fn is_ours(&self) -> bool {
+    /// Whether this server executes its turns: all kinds but workers.
+    pub fn is_hosted(&self) -> bool {
         !matches!(self, Self::Worker)
     }
 }
 
-/// What a chat call without a session means.
+/// Meaning of a chat call without a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChatDefault {
-    /// The caller sends the history, and nothing is kept.
+    /// The caller sends the history, and nothing is stored.
     #[default]
     Stateless,
-    /// A new session.
+    /// A new session is created.
     Stateful,
 }
 
-/// A service that speaks chat completions.
+/// A service behind chat completions.
 #[derive(Debug)]
 pub struct OpenaiSpec {
-    /// Where, up to and without `/chat/completions`.
+    /// Address, without the trailing `/chat/completions`.
     pub base_url: String,
-    /// What it is called there.
+    /// Model name sent to the service.
     pub model: String,
-    /// What it is called with, unless the caller brought something.
+    /// Credential, unless the caller sends one.
     pub credential: Option<Credential>,
-    /// Who remembers.
-    pub memory: Memory,
+    /// Which side stores the history.
+    pub memory: ChatMemory,
 }
 
-/// Who remembers the exchanges with a chat service.
+/// Which side stores the history of a chat service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Memory {
-    /// We do: all of its own exchanges are sent each time, its state as it was.
+pub enum ChatMemory {
+    /// Statehold does: each call sends the agent's own exchanges, with its state unchanged.
     #[default]
     Restore,
-    /// It does: the session that it named is told it, and the new message only. Another Statehold is
+    /// The service does: each call sends its session id and the new message only. Another Statehold is
     /// such a service.
     Track,
 }
 
-/// A service that keeps conversations: `POST /conversations`, `POST /conversations/{id}/chat`.
+/// A service that stores conversations: `POST /conversations`, `POST /conversations/{id}/chat`.
 #[derive(Debug)]
 pub struct ConversationsSpec {
-    /// Where, up to and without `/conversations`.
+    /// Address, without the trailing `/conversations`.
     pub base_url: String,
-    /// What it is called with, unless the caller brought something.
+    /// Credential, unless the caller sends one.
     pub credential: Option<Credential>,
 }
 
 /// A model with tools.
 #[derive(Debug)]
 pub struct LlmSpec {
-    /// The model, by its name in the book.
+    /// Name of the model in the book.
     pub model: Name,
-    /// What it is told first. Never stored, never shown.
+    /// System prompt. Never stored, never shown.
     pub prompt: String,
-    /// The servers its tools come from, by their names in the book.
+    /// Names of the tool servers in the book.
     pub tool_servers: Vec<Name>,
-    /// How many model calls one turn may take.
+    /// Most model calls per turn.
     pub steps_max: u32,
-    /// How many tokens one turn may take.
+    /// Most tokens per turn.
     pub tokens_max: Option<u64>,
 }
 
 /// A coordinator that chooses one agent per turn.
 #[derive(Debug)]
 pub struct RouterSpec {
-    /// Those it chooses from.
+    /// Agents to choose from.
     pub agents: Vec<Name>,
     /// How it chooses.
     pub routing: Routing,
-    /// Who writes the answer.
+    /// How the final answer is made.
     pub answer: FinalAnswer,
 }
 
 /// How a router chooses.
 #[derive(Debug)]
 pub enum Routing {
-    /// The first rule that matches the message.
+    /// By the first rule that matches the message.
     Rules {
-        /// In order.
-        rules: Vec<Rule>,
-        /// When none matches.
+        /// The rules, in order.
+        rules: Vec<RoutingRule>,
+        /// Agent for a message that no rule matches.
         otherwise: Option<Name>,
     },
-    /// A model does.
+    /// By asking a model.
     Model {
-        /// The model, by its name in the book.
+        /// Name of the model in the book.
         model: Name,
-        /// In place of the built-in words.
+        /// Replaces the built-in prompt.
         prompt: Option<String>,
     },
 }
 
 /// One rule of a router.
 #[derive(Debug)]
-pub struct Rule {
-    /// What the message must contain.
+pub struct RoutingRule {
+    /// Pattern that the message must match.
     pub pattern: Regex,
-    /// Who gets it then.
+    /// The agent to choose.
     pub agent: Name,
-    /// What the agent is told in addition.
+    /// Additional instructions for the agent.
     pub instructions: Option<String>,
 }
 
-/// Who writes the answer of a coordinator.
+/// How a router makes its final answer.
 #[derive(Debug)]
 pub enum FinalAnswer {
-    /// The agent: what it said is the answer.
+    /// Pass the agent's answer through.
     Pass,
-    /// A model, from what the agent said.
+    /// Let a model write it from the agent's answer.
     Model {
-        /// The model, by its name in the book.
+        /// Name of the model in the book.
         model: Name,
-        /// In place of the built-in words.
+        /// Replaces the built-in prompt.
         prompt: Option<String>,
     },
 }
@@ -241,49 +241,49 @@ pub enum FinalAnswer {
 /// A model behind a chat completions endpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ModelSpec {
-    /// The name that agents use for it.
+    /// The name that agents refer to.
     pub name: Name,
-    /// Where, up to and without `/chat/completions`.
+    /// Address, without the trailing `/chat/completions`.
     pub base_url: String,
-    /// What it is called there.
+    /// Model name sent to the endpoint.
     pub model: String,
-    /// What it is called with.
+    /// Bearer credential.
     pub credential: Option<Credential>,
-    /// How long one call may take.
+    /// Timeout of one call.
     pub timeout: Duration,
-    /// How often a call that failed before its first word is made again.
+    /// Number of retries before the first text of an answer.
     pub retries: u32,
 }
 
-/// A server of tools that speaks MCP.
+/// A tool server that speaks MCP.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ToolServerSpec {
-    /// Its name.
+    /// Name of the tool server.
     pub name: Name,
-    /// Whether it is believed when it says that a tool may be called again, or only looks.
+    /// Whether to trust the server's hints that a tool is idempotent or only reads.
     pub trust_hints: bool,
     /// How it is reached.
     pub transport: ToolTransport,
-    /// How long one call may take.
+    /// Timeout of one call.
     pub timeout: Duration,
 }
 
 impl ToolServerSpec {
-    /// What must not be shown, should the server repeat it.
+    /// Values to redact if the server repeats them in an error.
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
         let (credential, variables) = match &self.transport {
             ToolTransport::Http { credential, .. } => (credential.as_ref(), &[][..]),
             ToolTransport::Command { environment, .. } => (None, environment.as_slice()),
         };
         let values = variables.iter().map(|(_, value)| value.expose());
-        // Not every variable holds a secret, and what is short stands in many messages.
+        // Skip short values: not every variable is a secret, and short texts appear in many messages.
         let values = values.filter(|value| value.len() >= SECRET_BYTES_MIN);
         credential.map(Credential::expose).into_iter().chain(values)
     }
 
-    /// What must not be in the replies of its tools. Only what is a secret by its name, or has a password
-    /// in it: the others are paths and places that a model has to read as they are.
-    pub(crate) fn secrets_of_replies(&self) -> Secrets {
+    /// Values to redact in tool results: only variables whose name marks a secret or whose value has a
+    /// password. A model needs the others, such as paths, as they are.
+    pub(crate) fn reply_redactor(&self) -> SecretRedactor {
         let values: Vec<&str> = match &self.transport {
             ToolTransport::Http { credential, .. } => {
                 credential.iter().map(Credential::expose).collect()
@@ -298,27 +298,27 @@ impl ToolServerSpec {
             }
         };
         let values = values.into_iter();
-        Secrets::new(values.filter(|value| value.len() >= SECRET_BYTES_MIN))
+        SecretRedactor::new(values.filter(|value| value.len() >= SECRET_BYTES_MIN))
     }
 }
 
-/// How a tool server is reached.
+/// Transport of a tool server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ToolTransport {
     /// Over HTTP.
     Http {
-        /// The whole address.
+        /// The complete address.
         url: String,
-        /// What it is called with.
+        /// Bearer credential.
         credential: Option<Credential>,
     },
     /// As a program that this server starts.
     Command {
-        /// The program.
+        /// Path or name of the executable.
         program: String,
         /// Its arguments.
         arguments: Vec<String>,
-        /// Variables that it has beside those that programs need to run.
+        /// Environment variables in addition to the basic ones.
         environment: Vec<(String, Credential)>,
     },
 }

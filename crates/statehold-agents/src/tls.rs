@@ -1,10 +1,11 @@
-//! TLS of every client: rustls with ring, and the root certificates of the operating system.
+//! TLS configuration of all clients: rustls with ring, and the root certificates of the operating
+//! system.
 
 use std::sync::Arc;
 
 use rustls::{ClientConfig, RootCertStore};
 
-/// A configuration that trusts the roots of the operating system, or those in `SSL_CERT_FILE`.
+/// Trusts the root certificates of the operating system, or those in `SSL_CERT_FILE`.
 pub(crate) fn config() -> Result<ClientConfig, rustls::Error> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -15,7 +16,7 @@ pub(crate) fn config() -> Result<ClientConfig, rustls::Error> {
     config_trusting(roots)
 }
 
-/// The provider is named here, so that no client depends on a default of the whole process.
+/// Names the crypto provider, so that no client depends on the process-wide default.
 pub(crate) fn config_trusting(roots: RootCertStore) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)

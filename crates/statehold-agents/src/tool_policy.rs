@@ -1,24 +1,23 @@
-//! What is laid down about a tool on a server, whichever of its names the operator wrote down.
+//! Policy of a tool on a tool server, under any of its names.
 //!
-//! A policy may speak of a tool by the name that its server gives it, or with the server before that name.
-//! Both count, whatever name models see today: that depends on what other servers offer.
+//! A policy may name a tool by its name on the server, or with the server name before it. Both count,
+//! regardless of the name that models see, which depends on the other servers.
 
 use statehold_core::name::Name;
 use statehold_engine::policy::{Effective, Policies};
 
-use crate::mcp::sayable;
+use crate::mcp::model_safe_name;
 
-/// What is laid down about one tool.
+/// Policy of one tool.
 pub(crate) struct ToolRules {
-    /// The name to record its calls under. The engine judges calls by their names, and comes to the same
-    /// under this one.
+    /// Name for the call items. The engine looks policies up by this name and gets the same result.
     pub(crate) recorded: String,
     pub(crate) effective: Effective,
 }
 
 impl ToolRules {
     pub(crate) fn of(policies: &Policies, agent: &Name, server: &str, original: &str) -> Self {
-        let names = names(server, original);
+        let names = policy_names(server, original);
         let is_named = |name: &&String| policies.names(agent, name);
         let recorded = names.iter().find(is_named).cloned();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -29,12 +28,12 @@ impl ToolRules {
     }
 }
 
-/// The names of a tool, those that say most first.
-fn names(server: &str, original: &str) -> [String; 4] {
-    let plain = sayable(original);
+/// Names of a tool, most specific first.
+fn policy_names(server: &str, original: &str) -> [String; 4] {
+    let plain = model_safe_name(original);
     [
         format!("{server}__{original}"),
-        format!("{}__{plain}", sayable(server)),
+        format!("{}__{plain}", model_safe_name(server)),
         original.to_owned(),
         plain,
     ]
@@ -64,7 +63,7 @@ mod tests {
             agents: [(agent.clone(), policy)].into(),
             ..Policies::default()
         };
-        // The same if it is kept from before.
+        // A policy kept from an earlier configuration gives the same result.
         let later = Policies::default().in_place_of(&policies);
         for policies in [policies, later] {
             let rules = ToolRules::of(&policies, &agent, "files.x", "user.delete");

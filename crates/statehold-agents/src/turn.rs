@@ -1,4 +1,4 @@
-//! One turn of an agent that this server works for itself, and how it can end.
+//! One turn of a hosted agent, and how it can end.
 
 use async_trait::async_trait;
 use serde::{Serialize, Serializer};
@@ -6,40 +6,40 @@ use statehold_core::command::Rejection;
 use statehold_engine::EngineError;
 use statehold_engine::kept::Raw;
 
-use crate::runner::Run;
-use crate::words::Words;
+use crate::message::AgentMessage;
+use crate::runner::AgentRun;
 
-/// What is kept of what went wrong, in characters: what we say ourselves, and an end to what others said.
+/// Longest stored error message, in characters. It bounds text from other services.
 const MESSAGE_CHARS_MAX: usize = 2_000;
 
-/// An agent that this server works for itself. It keeps nothing between turns: what it must remember is
-/// in the history, the steps and the state of its task.
+/// An agent hosted by this server. It keeps nothing between turns: its memory is the history, the steps
+/// and the private state of its task.
 #[async_trait]
 pub(crate) trait Agent: Send + Sync {
-    /// Does one turn, from its beginning. What was done before a crash or a pause is not done again:
-    /// the run answers those steps from what is recorded, so a turn must take the same steps whenever it
-    /// is given the same answers.
-    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError>;
+    /// Executes one turn from its beginning. After a crash or a pause the turn runs again and the run
+    /// replays the recorded steps, so a turn must take the same steps whenever it gets the same
+    /// answers.
+    async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError>;
 }
 
-/// What a turn comes to.
+/// Result of a turn.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    /// What is said.
-    pub(crate) words: Words,
+pub(crate) struct TurnAnswer {
+    /// The message to the caller.
+    pub(crate) message: AgentMessage,
     /// Session keys to write, with their values.
     pub(crate) state: Vec<(statehold_core::scope::StateKey, Raw)>,
-    /// What the agent remembers in its task from now on. None leaves it as it is.
+    /// New private state of the task. None leaves it unchanged.
     pub(crate) private: Option<Raw>,
-    /// Things to note in the trace, by name.
+    /// Notes for the trace, by name.
     pub(crate) notes: Vec<(&'static str, Raw)>,
 }
 
-impl Answer {
-    /// An answer and nothing else.
-    pub(crate) fn plain(words: Words) -> Self {
+impl TurnAnswer {
+    /// An answer with nothing but a message.
+    pub(crate) fn plain(message: AgentMessage) -> Self {
         Self {
-            words,
+            message,
             state: Vec::new(),
             private: None,
             notes: Vec::new(),
@@ -50,31 +50,31 @@ impl Answer {
 /// Why a turn has no answer, or none yet.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TurnError {
-    /// It waits for a person. Whoever claims it next goes on.
+    /// It waits for a person. The next claim resumes it.
     #[error("the turn waits for a person")]
     Paused,
-    /// The request was cancelled, or somebody else has it.
-    #[error("the request is not this run's any more")]
+    /// The request was cancelled, or another worker holds its lease.
+    #[error("the request was cancelled, or another worker has it")]
     Gone,
-    /// It cannot be done.
+    /// The turn failed.
     #[error("{}", .0.message)]
     Failed(TurnFailure),
-    /// The engine or the store cannot go on.
+    /// The engine or the store is unavailable; the turn is retried.
     #[error(transparent)]
     Engine(EngineError),
 }
 
-/// What went wrong, as it is kept and told.
+/// Error of a turn as stored and shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct TurnFailure {
-    /// A stable word.
+    /// A stable code.
     pub(crate) code: String,
-    /// What happened, and what to do next.
+    /// Cause and remedy.
     #[serde(serialize_with = "clipped")]
     pub(crate) message: String,
 }
 
-/// Clips where it is written, so that nothing unbounded is kept whoever made it.
+/// Truncates at serialization, so that no error is stored unbounded.
 fn clipped<S: Serializer>(message: &str, to: S) -> Result<S::Ok, S::Error> {
     match message.char_indices().nth(MESSAGE_CHARS_MAX) {
         Some((end, _)) => to.collect_str(&format_args!("{}…", &message[..end])),
@@ -82,13 +82,13 @@ fn clipped<S: Serializer>(message: &str, to: S) -> Result<S::Ok, S::Error> {
     }
 }
 
-/// Why somebody else's JSON cannot be read: the place and the kind of the mistake. The error itself would
-/// repeat what stands there, of any length and whoever's it is.
-pub(crate) fn why_unreadable(error: &serde_json::Error) -> String {
+/// Describes a JSON error by position and kind. The serde error would repeat the input, which may be
+/// long or secret.
+pub(crate) fn describe_json_error(error: &serde_json::Error) -> String {
     use serde_json::error::Category;
     let what = match error.classify() {
         Category::Syntax => "this is not JSON",
-        Category::Data => "something has another form than it must have, or is missing",
+        Category::Data => "a value has another form than expected, or is missing",
         Category::Eof => "it ends too early",
         Category::Io => "it cannot be read",
     };
@@ -104,9 +104,9 @@ impl TurnError {
         })
     }
 
-    /// What was recorded of a turn cannot be read by the one that goes on.
+    /// A recorded step that the resumed turn cannot parse.
     pub(crate) fn step_malformed(what: &str, error: &serde_json::Error) -> Self {
-        let why = why_unreadable(error);
+        let why = describe_json_error(error);
         let message = format!(
             "{what} cannot be read again: {why}; its agent may have been declared anew in between, or the \
              server replaced. Nothing was done twice; ask again"
@@ -130,7 +130,7 @@ impl From<EngineError> for TurnError {
                 | Rejection::SessionClosed
                 | Rejection::SessionExpired,
             ) => Self::Gone,
-            // These pass. Whatever else is refused now is refused however often it is tried.
+            // Transient errors. All other refusals would repeat on each retry.
             EngineError::Store(_)
             | EngineError::Full
             | EngineError::Stopping
@@ -141,7 +141,7 @@ impl From<EngineError> for TurnError {
             }
             refused => {
                 let message = format!(
-                    "the server does not take what this turn came to: {refused}. Ask again, or look at how \
+                    "the server does not accept the result of this turn: {refused}. Ask again, or check how \
                      the agent is declared"
                 );
                 Self::failed("refused", message)
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_went_wrong_is_kept_with_an_end() {
+    fn a_stored_error_message_is_bounded() {
         let kept = |message: &str| {
             let failure = TurnFailure {
                 code: "agent_error".to_owned(),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_read_says_what_to_do() {
+    fn an_unreadable_record_says_what_to_do() {
         let error = serde_json::from_str::<u64>("x").expect_err("no number");
         let error = TurnError::step_malformed("what was said", &error).to_string();
         assert!(
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn why_json_cannot_be_read_repeats_nothing_of_it() {
+    fn a_json_error_repeats_nothing_of_the_input() {
         for (json, says) in [
             (r#""a secret""#, "another form"),
             (r#"{"a secret": 1, "a secret": 2}"#, "another form"),
@@ -188,14 +188,14 @@ mod tests {
             ("[\"a secret", "ends too early"),
         ] {
             let error = serde_json::from_str::<Vec<u64>>(json).expect_err(json);
-            let why = why_unreadable(&error);
+            let why = describe_json_error(&error);
             assert!(why.contains(says) && why.contains("line 1"), "{why}");
             assert!(!why.contains("secret"), "{why}");
         }
     }
 
     #[test]
-    fn what_is_refused_for_good_ends_the_turn_and_what_passes_is_tried_again() {
+    fn permanent_refusals_fail_the_turn_and_transient_errors_are_retried() {
         let code = |error: EngineError| match TurnError::from(error) {
             TurnError::Failed(failure) => failure.code,
             TurnError::Gone => "gone".to_owned(),

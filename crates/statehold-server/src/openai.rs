@@ -214,7 +214,7 @@ impl ChatCall {
         };
         let taken = message.take_up(self.chat.decisions()).await?;
         let now = app.options.agents.get();
-        let was_ours = spec.is_some_and(|spec| spec.kind.is_ours());
+        let was_ours = spec.is_some_and(|spec| spec.kind.is_hosted());
         if was_ours && now.agent(&agent).is_none() && taken.is_begun {
             // It was declared a moment ago, so perhaps nobody has heard of the turn.
             message.cancel(taken.place.request).await?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehold_agents::scratch::MakeEngine;
+use statehold_agents::scratch::EngineFactory;
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
@@ -84,7 +84,7 @@ pub(crate) fn make_in_memory(
     clock: Arc<dyn Clock>,
     policies: Policies,
     credentials: BTreeMap<Name, Credential>,
-) -> MakeEngine {
+) -> EngineFactory {
     let policies = Arc::new(policies);
     Arc::new(move || {
         let options = EngineOptions {

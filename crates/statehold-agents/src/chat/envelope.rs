@@ -1,15 +1,13 @@
-//! What an answer or a piece of one looks like on the wire. One type for all forms: whole completions,
-//! chunks, and the shorter form of services that keep conversations. Members that have no name here are
-//! ignored.
+//! Wire format of chat responses. One type covers whole completions, stream chunks, and the short form
+//! of conversation services. Unknown members are ignored.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// A completion, a chunk, or `{"content", "conversation_id"}`.
 #[derive(Deserialize)]
-pub(super) struct Envelope<'a> {
+pub(super) struct ReplyEnvelope<'a> {
     #[serde(borrow)]
-    pub(super) choices: Option<Vec<Choice<'a>>>,
+    pub(super) choices: Option<Vec<EnvelopeChoice<'a>>>,
     #[serde(borrow)]
     pub(super) usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -25,31 +23,31 @@ pub(super) struct Envelope<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Choice<'a> {
+pub(super) struct EnvelopeChoice<'a> {
     pub(super) index: Option<u64>,
     #[serde(borrow)]
-    pub(super) delta: Option<Message<'a>>,
+    pub(super) delta: Option<EnvelopeMessage<'a>>,
     #[serde(borrow)]
-    pub(super) message: Option<Message<'a>>,
+    pub(super) message: Option<EnvelopeMessage<'a>>,
     pub(super) finish_reason: Option<String>,
 }
 
-/// A message, or what is added to one.
+/// A message, or the delta of a streamed one.
 #[derive(Deserialize)]
-pub(super) struct Message<'a> {
+pub(super) struct EnvelopeMessage<'a> {
     #[serde(borrow)]
     pub(super) content: Option<&'a RawValue>,
     pub(super) refusal: Option<String>,
     #[serde(borrow)]
-    pub(super) tool_calls: Option<Vec<ToolCall<'a>>>,
+    pub(super) tool_calls: Option<Vec<EnvelopeToolCall<'a>>>,
     #[serde(borrow)]
-    pub(super) custom_content: Option<CustomContent<'a>>,
+    pub(super) custom_content: Option<EnvelopeCustomContent<'a>>,
     #[serde(borrow)]
     pub(super) statehold: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct CustomContent<'a> {
+pub(super) struct EnvelopeCustomContent<'a> {
     #[serde(borrow)]
     pub(super) state: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -59,22 +57,22 @@ pub(super) struct CustomContent<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct ToolCall<'a> {
+pub(super) struct EnvelopeToolCall<'a> {
     pub(super) index: Option<u64>,
     pub(super) id: Option<String>,
     #[serde(borrow)]
-    pub(super) function: Option<Function<'a>>,
+    pub(super) function: Option<EnvelopeFunction<'a>>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Function<'a> {
+pub(super) struct EnvelopeFunction<'a> {
     pub(super) name: Option<String>,
-    /// Text with JSON in it, or, from some services, the JSON itself.
+    /// A string with JSON in it; some services send the JSON value itself.
     #[serde(borrow)]
     pub(super) arguments: Option<&'a RawValue>,
 }
 
-/// One part of a content that is a list.
+/// One part of a content list.
 #[derive(Deserialize)]
 pub(super) struct ContentPart {
     pub(super) text: Option<String>,

@@ -1,4 +1,4 @@
-//! Answers that are not: what a caller is told, what is asked again, and how much is read.
+//! Faulty responses: the caller's error, the retries, and the number of bytes read.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use tokio::net::TcpListener;
 
 use super::tests::{call, endpoint};
 use super::*;
-use crate::fault_server::{FaultServer, Play, Step, text};
-use crate::http::Obstacle;
+use crate::fault_server::{BodyStep, FaultServer, ScriptedResponse, text};
+use crate::http::ConnectObstacle;
 
 const SHORT: Duration = Duration::from_secs(1);
 const GOOD: &str = r#"{"choices":[{"message":{"content":"good"},"finish_reason":"stop"}]}"#;
@@ -17,16 +17,16 @@ const HELLO: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hello\"}}]}\n
 const ROLE: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n";
 const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
 
-struct Outcome {
-    result: Result<ChatReply, CallError>,
-    heard: String,
+struct ChatOutcome {
+    result: Result<ChatReply, EndpointError>,
+    streamed: String,
     calls: usize,
     server: FaultServer,
 }
 
-impl Outcome {
+impl ChatOutcome {
     #[track_caller]
-    fn error(&self) -> &CallError {
+    fn error(&self) -> &EndpointError {
         self.result.as_ref().expect_err("no answer")
     }
 
@@ -36,7 +36,7 @@ impl Outcome {
     }
 }
 
-async fn ask_within(plays: Vec<Play>, retries: u32, timeout: Duration) -> Outcome {
+async fn ask_within(plays: Vec<ScriptedResponse>, retries: u32, timeout: Duration) -> ChatOutcome {
     let server = FaultServer::start(plays).await;
     let endpoint = ChatEndpoint {
         timeout,
@@ -44,36 +44,36 @@ async fn ask_within(plays: Vec<Play>, retries: u32, timeout: Duration) -> Outcom
         ..endpoint(server.url("/v1"))
     };
     let client = ChatClient::new().expect("a client");
-    let mut heard = String::new();
+    let mut streamed = String::new();
     let result = client
-        .chat(&endpoint, &call(true), &mut |text| heard.push_str(text))
+        .chat(&endpoint, &call(true), &mut |text| streamed.push_str(text))
         .await;
-    Outcome {
+    ChatOutcome {
         result,
-        heard,
+        streamed,
         calls: server.seen().len(),
         server,
     }
 }
 
-/// With so much time that only the service decides what happens.
-async fn ask(plays: Vec<Play>, retries: u32) -> Outcome {
+/// With a long timeout, so that only the service decides the outcome.
+async fn ask(plays: Vec<ScriptedResponse>, retries: u32) -> ChatOutcome {
     ask_within(plays, retries, Duration::from_mins(1)).await
 }
 
-fn good() -> Play {
-    Play::json(GOOD)
+fn good() -> ScriptedResponse {
+    ScriptedResponse::json(GOOD)
 }
 
-fn failing(status: u16) -> Play {
+fn failing(status: u16) -> ScriptedResponse {
     let body = r#"{"error":{"message":"out of order","type":"runtime_error","code":"x"}}"#;
-    Play::text(status, "application/json", body)
+    ScriptedResponse::text(status, "application/json", body)
 }
 
 #[tokio::test]
-async fn silence_is_a_timeout_and_is_not_asked_again() {
-    let outcome = ask_within(vec![Play::silence()], 3, SHORT).await;
-    assert_eq!(outcome.error(), &CallError::Timeout { limit: SHORT });
+async fn silence_is_a_timeout_and_is_not_retried() {
+    let outcome = ask_within(vec![ScriptedResponse::silence()], 3, SHORT).await;
+    assert_eq!(outcome.error(), &EndpointError::Timeout { limit: SHORT });
     assert_eq!(outcome.error().code(), "agent_timeout");
     assert_eq!(outcome.calls, 1);
 }
@@ -81,9 +81,13 @@ async fn silence_is_a_timeout_and_is_not_asked_again() {
 #[tokio::test]
 async fn silence_in_the_middle_is_a_timeout_too() {
     let plays = [
-        Play::events(vec![text(HELLO), Step::Hang]),
-        Play::events(vec![text(ROLE), Step::Hang]),
-        Play::new(200, "application/json", vec![text(&GOOD[..20]), Step::Hang]),
+        ScriptedResponse::events(vec![text(HELLO), BodyStep::Hang]),
+        ScriptedResponse::events(vec![text(ROLE), BodyStep::Hang]),
+        ScriptedResponse::new(
+            200,
+            "application/json",
+            vec![text(&GOOD[..20]), BodyStep::Hang],
+        ),
     ];
     for play in plays {
         let outcome = ask_within(vec![play, good()], 3, SHORT).await;
@@ -93,11 +97,11 @@ async fn silence_in_the_middle_is_a_timeout_too() {
 }
 
 #[tokio::test]
-async fn a_failure_that_passes_is_asked_again() {
+async fn a_transient_failure_is_retried() {
     for status in [500, 502, 503, 429] {
         let outcome = ask(vec![failing(status), good()], 1).await;
         assert_eq!(outcome.content(), "good", "{status}");
-        assert_eq!(outcome.heard, "good");
+        assert_eq!(outcome.streamed, "good");
         assert_eq!(outcome.calls, 2);
         let [first, second] = &outcome.server.seen()[..] else {
             panic!("two calls");
@@ -107,10 +111,10 @@ async fn a_failure_that_passes_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_failure_that_stays_is_asked_as_often_as_was_said() {
+async fn a_lasting_failure_uses_up_all_retries() {
     for status in [500, 429] {
         let outcome = ask(vec![failing(status)], 2).await;
-        let expected = CallError::Status {
+        let expected = EndpointError::Status {
             status: StatusCode::from_u16(status).expect("a status"),
             message: "out of order".to_owned(),
         };
@@ -121,15 +125,15 @@ async fn a_failure_that_stays_is_asked_as_often_as_was_said() {
 }
 
 #[tokio::test]
-async fn calls_are_not_made_again_after_their_time() {
+async fn calls_are_not_retried_after_their_timeout() {
     let outcome = ask_within(vec![failing(500)], u32::MAX, Duration::from_secs(3)).await;
-    // It says what went wrong, not only that time is up.
+    // The error is the failure itself, not the expired timeout.
     assert_eq!(outcome.error().code(), "agent_error");
     assert!((1..=6).contains(&outcome.calls), "{}", outcome.calls);
 }
 
 #[tokio::test]
-async fn a_refusal_is_not_asked_again_and_says_why() {
+async fn a_refusal_is_not_retried_and_gives_the_reason() {
     let cases = [
         (
             400,
@@ -149,11 +153,14 @@ async fn a_refusal_is_not_asked_again_and_says_why() {
     ];
     for (status, body, message) in cases {
         let outcome = ask(
-            vec![Play::text(status, "application/json", body), good()],
+            vec![
+                ScriptedResponse::text(status, "application/json", body),
+                good(),
+            ],
             3,
         )
         .await;
-        let expected = CallError::Status {
+        let expected = EndpointError::Status {
             status: StatusCode::from_u16(status).expect("a status"),
             message: message.to_owned(),
         };
@@ -164,26 +171,33 @@ async fn a_refusal_is_not_asked_again_and_says_why() {
 
 #[tokio::test]
 async fn a_refusal_that_never_ends_is_not_read_to_its_end() {
-    let body = Step::Repeat(Bytes::from_static(&[b'x'; 16 * 1024]), usize::MAX);
-    let outcome = ask(vec![Play::new(400, "text/plain", vec![body])], 0).await;
-    let CallError::Status { message, .. } = outcome.error() else {
+    let body = BodyStep::Repeat(Bytes::from_static(&[b'x'; 16 * 1024]), usize::MAX);
+    let outcome = ask(
+        vec![ScriptedResponse::new(400, "text/plain", vec![body])],
+        0,
+    )
+    .await;
+    let EndpointError::Status { message, .. } = outcome.error() else {
         panic!("{:?}", outcome.error());
     };
     assert_eq!(message.chars().count(), 301);
 }
 
 #[tokio::test]
-async fn nobody_there_is_unreachable() {
+async fn a_closed_port_is_unreachable() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let address = listener.local_addr().expect("it is bound");
     drop(listener);
     let client = ChatClient::new().expect("a client");
     let cases = [
-        (format!("http://{address}/v1"), Obstacle::Connection),
-        ("http://no-such-host.invalid/v1".to_owned(), Obstacle::Name),
-        ("ftp://127.0.0.1/v1".to_owned(), Obstacle::Address),
-        ("127.0.0.1:80".to_owned(), Obstacle::Address),
-        (String::new(), Obstacle::Address),
+        (format!("http://{address}/v1"), ConnectObstacle::Connection),
+        (
+            "http://no-such-host.invalid/v1".to_owned(),
+            ConnectObstacle::Name,
+        ),
+        ("ftp://127.0.0.1/v1".to_owned(), ConnectObstacle::Address),
+        ("127.0.0.1:80".to_owned(), ConnectObstacle::Address),
+        (String::new(), ConnectObstacle::Address),
     ];
     for (base_url, obstacle) in cases {
         let endpoint = ChatEndpoint {
@@ -192,16 +206,16 @@ async fn nobody_there_is_unreachable() {
         };
         let error = client.chat(&endpoint, &call(true), &mut |_| {}).await;
         let error = error.expect_err("nobody is there");
-        assert_eq!(error, CallError::Unreachable(obstacle));
+        assert_eq!(error, EndpointError::Unreachable(obstacle));
         assert_eq!(error.code(), "agent_unreachable");
     }
 }
 
 #[tokio::test]
-async fn who_comes_late_is_still_asked() {
+async fn a_connection_closed_early_is_retried() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let address = listener.local_addr().expect("it is bound");
-    // The first connection ends before anything was answered.
+    // The first connection closes before a response.
     let server = tokio::spawn(async move {
         drop(listener.accept().await.expect("a caller"));
         drop(listener);
@@ -213,120 +227,127 @@ async fn who_comes_late_is_still_asked() {
     };
     let error = client.chat(&endpoint, &call(true), &mut |_| {}).await;
     server.await.expect("it was asked");
-    // The second time nobody was there: both were tried.
-    let expected = CallError::Unreachable(Obstacle::Connection);
+    // The second attempt found no listener: both attempts were made.
+    let expected = EndpointError::Unreachable(ConnectObstacle::Connection);
     assert_eq!(error.expect_err("nobody answers"), expected);
 }
 
 #[tokio::test]
-async fn who_does_not_speak_tls_is_not_asked_again() {
+async fn a_service_without_tls_is_not_retried() {
     let server = FaultServer::start(vec![good()]).await;
     let client = ChatClient::new().expect("a client");
     let endpoint = endpoint(format!("https://{}/v1", server.address()));
     let error = client.chat(&endpoint, &call(true), &mut |_| {}).await;
-    let expected = CallError::Unreachable(Obstacle::Certificate);
+    let expected = EndpointError::Unreachable(ConnectObstacle::Certificate);
     assert_eq!(error.expect_err("no TLS"), expected);
 }
 
 #[tokio::test]
-async fn what_is_cut_before_the_first_word_is_asked_again() {
+async fn an_answer_cut_off_before_the_first_text_is_retried() {
     let cuts = [
-        Play::events(vec![Step::Cut]),
-        Play::events(vec![text(ROLE), Step::Cut]),
-        // An end without a reason is a cut too, however orderly.
-        Play::events(vec![text(ROLE)]),
-        Play::events(Vec::new()),
-        Play::new(200, "application/json", vec![text(&GOOD[..20]), Step::Cut]),
+        ScriptedResponse::events(vec![BodyStep::Cut]),
+        ScriptedResponse::events(vec![text(ROLE), BodyStep::Cut]),
+        // A stream without a finish reason is cut off, even if it closes cleanly.
+        ScriptedResponse::events(vec![text(ROLE)]),
+        ScriptedResponse::events(Vec::new()),
+        ScriptedResponse::new(
+            200,
+            "application/json",
+            vec![text(&GOOD[..20]), BodyStep::Cut],
+        ),
     ];
     for cut in cuts {
         let outcome = ask(vec![cut.clone(), good()], 1).await;
         assert_eq!(outcome.content(), "good", "{cut:?}");
-        assert_eq!(outcome.heard, "good");
+        assert_eq!(outcome.streamed, "good");
         let outcome = ask(vec![cut], 0).await;
-        assert_eq!(outcome.error(), &CallError::CutOff);
+        assert_eq!(outcome.error(), &EndpointError::CutOff);
         assert_eq!(outcome.error().code(), "agent_cut_off");
     }
 }
 
 #[tokio::test]
-async fn what_is_cut_after_the_first_word_is_not_asked_again() {
-    // An empty reason comes with every piece of some services.
+async fn an_answer_cut_off_after_the_first_text_is_not_retried() {
+    // Some services send an empty finish reason with every chunk.
     let not_ended = HELLO.replace("}}]", "},\"finish_reason\":\"\"}]");
     for end in [
-        vec![text(HELLO), Step::Cut],
+        vec![text(HELLO), BodyStep::Cut],
         vec![text(HELLO)],
-        vec![text(&not_ended), Step::Cut],
+        vec![text(&not_ended), BodyStep::Cut],
     ] {
-        let outcome = ask(vec![Play::events(end), good()], 3).await;
-        assert_eq!(outcome.error(), &CallError::CutOff);
-        assert_eq!(outcome.heard, "hello");
+        let outcome = ask(vec![ScriptedResponse::events(end), good()], 3).await;
+        assert_eq!(outcome.error(), &EndpointError::CutOff);
+        assert_eq!(outcome.streamed, "hello");
         assert_eq!(outcome.calls, 1);
     }
 }
 
 #[tokio::test]
-async fn what_goes_wrong_after_the_end_does_not_matter() {
+async fn errors_after_a_complete_answer_are_ignored() {
     let done = text("data: [DONE]\n\n");
     for end in [text(STOP), done] {
         let afterwards = [
             vec![],
-            vec![Step::Cut],
-            vec![Step::Repeat(Bytes::from(": awake\n\n".repeat(1000)), 1000)],
+            vec![BodyStep::Cut],
+            vec![BodyStep::Repeat(
+                Bytes::from(": awake\n\n".repeat(1000)),
+                1000,
+            )],
         ];
         for afterwards in afterwards {
             let mut body = vec![text(HELLO), end.clone()];
             body.extend(afterwards);
-            let outcome = ask(vec![Play::events(body)], 0).await;
+            let outcome = ask(vec![ScriptedResponse::events(body)], 0).await;
             assert_eq!(outcome.content(), "hello");
         }
     }
 }
 
 #[tokio::test]
-async fn who_does_not_hang_up_after_the_end_is_not_waited_for() {
-    let body = vec![text(HELLO), text(STOP), Step::Hang];
+async fn a_stream_left_open_after_the_end_is_closed_soon() {
+    let body = vec![text(HELLO), text(STOP), BodyStep::Hang];
     let (began, most) = (Instant::now(), Duration::from_mins(5));
-    let outcome = ask_within(vec![Play::events(body)], 0, most).await;
+    let outcome = ask_within(vec![ScriptedResponse::events(body)], 0, most).await;
     assert_eq!(outcome.content(), "hello");
     assert!(began.elapsed() < most / 2, "it was waited for");
 }
 
 #[tokio::test]
-async fn a_service_that_works_after_its_last_word_is_heard_out() {
+async fn a_stream_is_read_for_a_while_after_its_last_text() {
     const LAST: &str = ": the turn is kept now\n\n";
     const DONE: &str = "data: [DONE]\n\n";
-    let body = vec![text(HELLO), text(DONE), Step::Wait(SHORT), text(LAST)];
-    let outcome = ask(vec![Play::events(body)], 0).await;
+    let body = vec![text(HELLO), text(DONE), BodyStep::Wait(SHORT), text(LAST)];
+    let outcome = ask(vec![ScriptedResponse::events(body)], 0).await;
     assert_eq!(outcome.content(), "hello");
     let written = HELLO.len() + DONE.len() + LAST.len();
     assert_eq!(outcome.server.written(), written);
 }
 
 #[tokio::test]
-async fn what_cannot_be_understood_is_not_asked_again() {
+async fn malformed_answers_are_not_retried() {
     let plays = [
-        Play::json("{\"choices\":"),
-        Play::json("[]"),
-        Play::json("{}"),
-        Play::json(r#"{"choices":[]}"#),
-        Play::json(r#"{"choices":[{"message":{"content":7}}]}"#),
-        Play::json(r#"{"choices":[{"message":{"tool_calls":[{"id":"a"}]}}]}"#),
-        Play::json(""),
-        Play::new(
+        ScriptedResponse::json("{\"choices\":"),
+        ScriptedResponse::json("[]"),
+        ScriptedResponse::json("{}"),
+        ScriptedResponse::json(r#"{"choices":[]}"#),
+        ScriptedResponse::json(r#"{"choices":[{"message":{"content":7}}]}"#),
+        ScriptedResponse::json(r#"{"choices":[{"message":{"tool_calls":[{"id":"a"}]}}]}"#),
+        ScriptedResponse::json(""),
+        ScriptedResponse::new(
             200,
             "application/json",
-            vec![Step::Text(Bytes::from_static(b"{\"a\":\"\xff\"}"))],
+            vec![BodyStep::Text(Bytes::from_static(b"{\"a\":\"\xff\"}"))],
         ),
-        Play::text(200, "text/html", "<!doctype html><h1>Welcome</h1>"),
-        Play::text(200, "text/plain", "data lost"),
-        Play::events(vec![text("data: {\"choices\":\n\n"), text(STOP)]),
-        Play::events(vec![text("data: hello\n\n"), text(STOP)]),
-        Play::events(vec![Step::Text(Bytes::from_static(b"data: \xff\n\n"))]),
+        ScriptedResponse::text(200, "text/html", "<!doctype html><h1>Welcome</h1>"),
+        ScriptedResponse::text(200, "text/plain", "data lost"),
+        ScriptedResponse::events(vec![text("data: {\"choices\":\n\n"), text(STOP)]),
+        ScriptedResponse::events(vec![text("data: hello\n\n"), text(STOP)]),
+        ScriptedResponse::events(vec![BodyStep::Text(Bytes::from_static(b"data: \xff\n\n"))]),
     ];
     for play in plays {
         let outcome = ask(vec![play.clone(), good()], 3).await;
         assert_eq!(outcome.error().code(), "agent_malformed", "{play:?}");
-        assert_eq!(outcome.heard, "");
+        assert_eq!(outcome.streamed, "");
         assert_eq!(outcome.calls, 1);
     }
 }
@@ -334,13 +355,13 @@ async fn what_cannot_be_understood_is_not_asked_again() {
 #[tokio::test]
 async fn a_damaged_chunk_after_the_first_word_is_malformed() {
     let body = vec![text(HELLO), text("data: {]\n\n"), text(STOP)];
-    let outcome = ask(vec![Play::events(body)], 3).await;
+    let outcome = ask(vec![ScriptedResponse::events(body)], 3).await;
     assert_eq!(outcome.error().code(), "agent_malformed");
-    assert_eq!(outcome.heard, "hello");
+    assert_eq!(outcome.streamed, "hello");
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_malformed() {
+async fn an_answer_that_is_not_http_is_malformed() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let address = listener.local_addr().expect("it is bound");
     let server = tokio::spawn(async move {
@@ -363,8 +384,8 @@ async fn what_is_not_http_is_malformed() {
 #[tokio::test]
 async fn a_stream_of_nothing_but_comments_is_cut_by_its_size() {
     let comment = format!(": {}\n\n", "awake ".repeat(1000));
-    let body = vec![Step::Repeat(Bytes::from(comment), usize::MAX)];
-    let outcome = ask(vec![Play::events(body), good()], 3).await;
+    let body = vec![BodyStep::Repeat(Bytes::from(comment), usize::MAX)];
+    let outcome = ask(vec![ScriptedResponse::events(body), good()], 3).await;
     assert_eq!(outcome.error().code(), "agent_too_large");
     assert_eq!(outcome.calls, 1);
 }
@@ -372,23 +393,28 @@ async fn a_stream_of_nothing_but_comments_is_cut_by_its_size() {
 #[tokio::test]
 async fn a_stream_of_tiny_chunks_without_end_is_cut() {
     let chunk = Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n");
-    let body = vec![Step::Repeat(chunk, usize::MAX)];
-    let outcome = ask_within(vec![Play::events(body)], 3, Duration::from_secs(2)).await;
+    let body = vec![BodyStep::Repeat(chunk, usize::MAX)];
+    let outcome = ask_within(
+        vec![ScriptedResponse::events(body)],
+        3,
+        Duration::from_secs(2),
+    )
+    .await;
     let code = outcome.error().code();
     assert!(
         matches!(code, "agent_timeout" | "agent_too_large"),
         "{code}"
     );
-    assert!(outcome.heard.starts_with("xx"));
+    assert!(outcome.streamed.starts_with("xx"));
     assert_eq!(outcome.calls, 1);
 }
 
 #[tokio::test]
 async fn one_event_without_end_is_cut_early() {
     let piece = Bytes::from_static(&[b'x'; 16 * 1024]);
-    let body = vec![text("data: "), Step::Repeat(piece, usize::MAX)];
-    let outcome = ask(vec![Play::events(body)], 3).await;
-    let expected = CallError::TooLarge("at most 1 MiB for one event");
+    let body = vec![text("data: "), BodyStep::Repeat(piece, usize::MAX)];
+    let outcome = ask(vec![ScriptedResponse::events(body)], 3).await;
+    let expected = EndpointError::TooLarge("at most 1 MiB for one event");
     assert_eq!(outcome.error(), &expected);
     assert_eq!(outcome.error().code(), "agent_too_large");
     assert_eq!(outcome.calls, 1);
@@ -396,13 +422,13 @@ async fn one_event_without_end_is_cut_early() {
 
 #[tokio::test]
 async fn tool_calls_without_end_are_cut_early() {
-    // In one piece, where the index is left out, and in an answer that is whole.
+    // In one delta without indexes, and in a complete message.
     let calls: Vec<String> = (0..400_000).map(|n| format!(r#"{{"id":"{n}"}}"#)).collect();
     let message = format!(r#"{{"tool_calls":[{}]}}"#, calls.join(","));
     for name in ["delta", "message"] {
         let body = format!(r#"{{"choices":[{{"{name}":{message},"finish_reason":"stop"}}]}}"#);
-        let outcome = ask(vec![Play::json(&body), good()], 3).await;
-        let expected = CallError::TooLarge("at most 1,024 tool calls");
+        let outcome = ask(vec![ScriptedResponse::json(&body), good()], 3).await;
+        let expected = EndpointError::TooLarge("at most 1,024 tool calls");
         assert_eq!(outcome.error(), &expected, "{name}");
         assert_eq!(outcome.calls, 1);
     }
@@ -414,23 +440,27 @@ async fn an_answer_of_a_hundred_megabytes_is_not_read_to_its_end() {
     const PIECES: usize = 100_000_000 / PIECE;
     let body = vec![
         text(r#"{"choices":[{"message":{"content":""#),
-        Step::Repeat(Bytes::from_static(&[b'x'; PIECE]), PIECES),
+        BodyStep::Repeat(Bytes::from_static(&[b'x'; PIECE]), PIECES),
         text(r#""}}]}"#),
     ];
-    let outcome = ask(vec![Play::new(200, "application/json", body), good()], 3).await;
-    assert_eq!(outcome.error(), &CallError::TooLarge("at most 8 MiB"));
+    let outcome = ask(
+        vec![ScriptedResponse::new(200, "application/json", body), good()],
+        3,
+    )
+    .await;
+    assert_eq!(outcome.error(), &EndpointError::TooLarge("at most 8 MiB"));
     assert_eq!(outcome.calls, 1);
-    // Eight of them were read; the rest is what systems keep for connections.
+    // The client read 8 MiB; the rest is in socket buffers.
     let written = outcome.server.written();
     assert!(written < 40_000_000, "{written}");
 }
 
 #[tokio::test]
-async fn what_leads_elsewhere_is_not_followed() {
+async fn redirects_are_not_followed() {
     let elsewhere = FaultServer::start(vec![good()]).await;
     for status in [301, 302, 307, 308] {
         let there = elsewhere.url("/v1/chat/completions");
-        let play = Play::text(status, "text/plain", "").with_header("location", &there);
+        let play = ScriptedResponse::text(status, "text/plain", "").with_header("location", &there);
         let outcome = ask(vec![play], 3).await;
         assert_eq!(outcome.error().code(), "agent_error");
         let said = outcome.error().to_string();
@@ -458,28 +488,32 @@ async fn an_error_inside_a_stream_is_what_the_service_says() {
         (r#"{"other":1}"#, 500, r#"{"other":1}"#),
     ];
     for (body, status, message) in cases {
-        let outcome = ask(vec![Play::events(vec![text(HELLO), error(body)])], 3).await;
-        let expected = CallError::Status {
+        let outcome = ask(
+            vec![ScriptedResponse::events(vec![text(HELLO), error(body)])],
+            3,
+        )
+        .await;
+        let expected = EndpointError::Status {
             status: StatusCode::from_u16(status).expect("a status"),
             message: message.to_owned(),
         };
         assert_eq!(outcome.error(), &expected);
-        // Somebody has heard the beginning.
+        // No retry: the beginning of the answer was already streamed.
         assert_eq!(outcome.calls, 1);
     }
     let named = text("event: error\ndata: {\"message\":\"broken\"}\n\n");
-    let outcome = ask(vec![Play::events(vec![named])], 0).await;
+    let outcome = ask(vec![ScriptedResponse::events(vec![named])], 0).await;
     assert!(outcome.error().to_string().ends_with("500: broken"));
-    let whole = Play::json(r#"{"error":{"message":"no","code":"503"}}"#);
+    let whole = ScriptedResponse::json(r#"{"error":{"message":"no","code":"503"}}"#);
     let outcome = ask(vec![whole, good()], 1).await;
     assert_eq!(outcome.content(), "good");
 }
 
 #[tokio::test]
-async fn an_error_in_a_stream_before_the_first_word_is_asked_again_if_it_may_pass() {
+async fn a_transient_error_in_a_stream_before_the_first_text_is_retried() {
     let error = |code: u16| {
         let error = format!("data: {{\"error\":{{\"message\":\"no\",\"code\":{code}}}}}\n\n");
-        Play::events(vec![text(ROLE), text(&error)])
+        ScriptedResponse::events(vec![text(ROLE), text(&error)])
     };
     let outcome = ask(vec![error(500), good()], 1).await;
     assert_eq!(outcome.content(), "good");
@@ -488,7 +522,7 @@ async fn an_error_in_a_stream_before_the_first_word_is_asked_again_if_it_may_pas
 }
 
 #[tokio::test]
-async fn connections_are_used_again() {
+async fn connections_are_reused() {
     let server = FaultServer::start(vec![good()]).await;
     let client = ChatClient::new().expect("a client");
     for _ in 0..3 {

@@ -1,124 +1,125 @@
-//! Reads an answer while it arrives, as one JSON object or as a stream of events.
+//! Reads a response as it arrives, as one JSON body or as an event stream.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use super::envelope::Envelope;
-use super::reply::{Assembly, Reply};
-use crate::http::{Answer, CallError, Request};
+use super::envelope::ReplyEnvelope;
+use super::reply::{AssembledReply, ReplyAssembly};
+use crate::http::{EndpointError, ServiceRequest, ServiceResponse};
 use crate::sse::{self, EventError};
 
 /// The most bytes of one event.
 const EVENT_BYTES_MAX: usize = 1024 * 1024;
 
-/// How long to keep reading after the answer is complete. Some services store an answer only at the end
-/// of its stream, and drop it if the connection is closed earlier.
-const AFTERWARDS_MAX: Duration = Duration::from_secs(5);
+/// How long to keep reading after the answer is complete. Some services store the conversation only
+/// after the last event, and not if the client has disconnected.
+const TRAILING_MAX: Duration = Duration::from_secs(5);
 
-/// The end of a stream.
+/// Last event of a stream.
 const DONE: &str = "[DONE]";
 
-enum Form {
+enum BodyForm {
     Json,
     Events,
 }
 
-/// Reads an answer to its end and passes new text to `on_text`.
+/// Reads a response to its end. Passes new text to `on_text`.
 pub(crate) async fn read_answer(
-    answer: &mut Answer<'_>,
+    answer: &mut ServiceResponse<'_>,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<Reply, CallError> {
-    let mut begun = Vec::new();
+) -> Result<AssembledReply, EndpointError> {
+    let mut head = Vec::new();
     let form = loop {
-        if let Some(form) = form_of(&begun, answer.is_stream())? {
+        if let Some(form) = detect_form(&head, answer.is_stream())? {
             break form;
         }
-        match answer.piece().await? {
-            Some(piece) => begun.extend_from_slice(&piece),
-            None if answer.is_stream() => return Err(CallError::CutOff),
-            None => return Err(CallError::Malformed("it is empty")),
+        match answer.next_chunk().await? {
+            Some(chunk) => head.extend_from_slice(&chunk),
+            None if answer.is_stream() => return Err(EndpointError::CutOff),
+            None => return Err(EndpointError::Malformed("it is empty")),
         }
     };
     match form {
-        Form::Json => read_whole(answer, begun, on_text).await,
-        Form::Events => read_events(answer, begun, on_text).await,
+        BodyForm::Json => read_whole(answer, head, on_text).await,
+        BodyForm::Events => read_events(answer, head, on_text).await,
     }
 }
 
-/// The form of an answer by its first bytes, because services send wrong content types. None if more
-/// bytes are needed to decide.
-fn form_of(begun: &[u8], is_stream: bool) -> Result<Option<Form>, CallError> {
+/// Detects the form from the first bytes, because the content type is not reliable. None if more bytes
+/// are needed.
+fn detect_form(head: &[u8], is_stream: bool) -> Result<Option<BodyForm>, EndpointError> {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     const FIELDS: [&[u8]; 4] = [b":", b"data:", b"event:", b"id:"];
-    let begun = begun.strip_prefix(MARK).unwrap_or(begun);
-    let text = begun.trim_ascii_start();
+    let head = head.strip_prefix(MARK).unwrap_or(head);
+    let text = head.trim_ascii_start();
     if text.is_empty() || (MARK.starts_with(text) && !MARK.eq(text)) {
         return Ok(None);
     }
     if text.starts_with(b"{") {
-        return Ok(Some(Form::Json));
+        return Ok(Some(BodyForm::Json));
     }
     if is_stream || FIELDS.iter().any(|field| text.starts_with(field)) {
-        return Ok(Some(Form::Events));
+        return Ok(Some(BodyForm::Events));
     }
     if FIELDS.iter().any(|field| field.starts_with(text)) {
         return Ok(None);
     }
-    Err(CallError::Malformed(
+    Err(EndpointError::Malformed(
         "it is neither a JSON object nor a stream of events",
     ))
 }
 
 async fn read_whole(
-    answer: &mut Answer<'_>,
-    begun: Vec<u8>,
+    answer: &mut ServiceResponse<'_>,
+    head: Vec<u8>,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<Reply, CallError> {
-    let body = answer.rest(begun).await?;
-    let body = std::str::from_utf8(&body).map_err(|_| CallError::Malformed("it is not UTF-8"))?;
+) -> Result<AssembledReply, EndpointError> {
+    let body = answer.rest(head).await?;
+    let body =
+        std::str::from_utf8(&body).map_err(|_| EndpointError::Malformed("it is not UTF-8"))?;
     let envelope = parse(body.trim_start_matches('\u{feff}'))?;
     if let Some(error) = envelope.error {
-        return Err(answer.request().error_in(error.get()));
+        return Err(answer.request().embedded_error(error.get()));
     }
     let has_choice = envelope.choices.as_ref().is_some_and(|all| !all.is_empty());
     let is_short_form = envelope.content.is_some() || envelope.conversation_id.is_some();
     if !has_choice && !is_short_form {
-        return Err(CallError::Malformed(
+        return Err(EndpointError::Malformed(
             "it has neither `choices` nor `content`",
         ));
     }
-    let mut assembly = Assembly::default();
-    assembly.take(envelope, on_text)?;
+    let mut assembly = ReplyAssembly::default();
+    assembly.add(envelope, on_text)?;
     assembly.into_reply()
 }
 
 async fn read_events(
-    answer: &mut Answer<'_>,
-    begun: Vec<u8>,
+    answer: &mut ServiceResponse<'_>,
+    head: Vec<u8>,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<Reply, CallError> {
+) -> Result<AssembledReply, EndpointError> {
     let request = answer.request();
     let mut deadline = answer.deadline();
-    let mut assembly = Assembly::default();
-    let begun = stream::iter([Ok(Bytes::from(begun))]);
+    let mut assembly = ReplyAssembly::default();
+    let head = stream::iter([Ok(Bytes::from(head))]);
     let rest = stream::unfold(&mut *answer, |answer| async move {
-        Some((answer.piece().await.transpose()?, answer))
+        Some((answer.next_chunk().await.transpose()?, answer))
     });
-    let mut events = sse::events(begun.chain(rest), EVENT_BYTES_MAX).boxed();
+    let mut events = sse::events(head.chain(rest), EVENT_BYTES_MAX).boxed();
     loop {
         let event = match deadline.bound(events.try_next()).await {
             Ok(Ok(Some(event))) => event,
             Ok(Err(EventError::TooLong)) => {
-                return Err(CallError::TooLarge("at most 1 MiB for one event"));
+                return Err(EndpointError::TooLarge("at most 1 MiB for one event"));
             }
             Ok(Err(EventError::NotText)) => {
-                return Err(CallError::Malformed("it is not UTF-8"));
+                return Err(EndpointError::Malformed("it is not UTF-8"));
             }
-            // A finish reason is enough: not every service sends the end marker.
+            // A finish reason completes the answer; some services send no `[DONE]`.
             _ if assembly.is_finished() => return assembly.into_reply(),
-            Ok(Ok(None)) => return Err(CallError::CutOff),
+            Ok(Ok(None)) => return Err(EndpointError::CutOff),
             Ok(Err(EventError::Body(error))) | Err(error) => return Err(error),
         };
         let Some(data) = event.data else {
@@ -129,37 +130,37 @@ async fn read_events(
         }
         let was_finished = assembly.is_finished();
         let is_error = event.event.as_deref() == Some("error");
-        take_event(request, &data, is_error, &mut assembly, on_text)?;
+        add_event(request, &data, is_error, &mut assembly, on_text)?;
         if assembly.is_finished() && !was_finished {
-            deadline = deadline.at_most(AFTERWARDS_MAX);
+            deadline = deadline.at_most(TRAILING_MAX);
         }
     }
     drop(events);
-    answer.hurry(AFTERWARDS_MAX);
-    // Bytes after the end marker carry no meaning, nor do failures.
-    while let Ok(Some(_)) = answer.piece().await {}
+    answer.shorten_deadline(TRAILING_MAX);
+    // The answer is complete, so ignore the rest, errors included.
+    while let Ok(Some(_)) = answer.next_chunk().await {}
     assembly.into_reply()
 }
 
-fn take_event(
-    request: &Request,
+fn add_event(
+    request: &ServiceRequest,
     data: &str,
     is_error: bool,
-    assembly: &mut Assembly,
+    assembly: &mut ReplyAssembly,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), CallError> {
+) -> Result<(), EndpointError> {
     if data.is_empty() && !is_error {
         return Ok(());
     }
     match parse(data) {
-        Ok(Envelope {
+        Ok(ReplyEnvelope {
             error: Some(error), ..
-        }) => Err(request.error_in(error.get())),
-        _ if is_error => Err(request.error_in(data)),
-        envelope => assembly.take(envelope?, on_text),
+        }) => Err(request.embedded_error(error.get())),
+        _ if is_error => Err(request.embedded_error(data)),
+        envelope => assembly.add(envelope?, on_text),
     }
 }
 
-fn parse(json: &str) -> Result<Envelope<'_>, CallError> {
-    serde_json::from_str(json).map_err(|_| CallError::Malformed("it is not a chat completion"))
+fn parse(json: &str) -> Result<ReplyEnvelope<'_>, EndpointError> {
+    serde_json::from_str(json).map_err(|_| EndpointError::Malformed("it is not a chat completion"))
 }

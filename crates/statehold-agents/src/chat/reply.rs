@@ -1,31 +1,31 @@
-//! An answer, put together from one envelope or from many.
+//! Assembles an answer from one response body or from many stream chunks.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::envelope::{ContentPart, Envelope, Message, ToolCall};
-use crate::http::CallError;
+use super::envelope::{ContentPart, EnvelopeMessage, EnvelopeToolCall, ReplyEnvelope};
+use crate::http::EndpointError;
 
-/// How many tools may be wanted called in one answer.
+/// Most tool calls in one answer.
 const TOOL_CALLS_MAX: usize = 1_024;
 
-/// A tool that a model wants called.
+/// A tool call as the model sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ToolCallWish {
-    /// As the model named it, or `call_<index>`.
+pub(crate) struct RawToolCall {
+    /// The model's call id, or `call_<index>`.
     pub(crate) id: String,
-    /// The name of the tool.
+    /// Name of the tool.
     pub(crate) name: String,
-    /// Text that should be JSON. Nobody has looked.
+    /// Unparsed text; should be a JSON object.
     pub(crate) arguments: String,
 }
 
-impl ToolCallWish {
-    /// Whether a piece with another id begins another call, and is no piece of this one.
-    fn is_followed_by(&self, piece: &ToolCall<'_>) -> bool {
-        let Some(function) = &piece.function else {
+impl RawToolCall {
+    /// Whether a chunk with another id begins a new call instead of continuing this one.
+    fn is_ended_by(&self, chunk: &EnvelopeToolCall<'_>) -> bool {
+        let Some(function) = &chunk.function else {
             return false;
         };
         let name = function.name.as_deref().filter(|name| !name.is_empty());
@@ -36,18 +36,18 @@ impl ToolCallWish {
         name.is_some_and(|name| name != self.name || self.is_whole() && has_arguments())
     }
 
-    /// Whether nothing is missing from its arguments.
+    /// Whether the arguments are complete JSON.
     fn is_whole(&self) -> bool {
-        // Looked at first, because it is cheap: pieces can be many.
+        // Check the last character first, because parsing every chunk would be slow.
         self.arguments.trim_end().ends_with('}')
             && serde_json::from_str::<serde::de::IgnoredAny>(&self.arguments).is_ok()
     }
 }
 
-/// What an answer took.
+/// Token usage of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
-pub(crate) struct Usage {
+pub(crate) struct TokenUsage {
     #[serde(default)]
     pub(crate) prompt_tokens: u64,
     #[serde(default)]
@@ -56,65 +56,65 @@ pub(crate) struct Usage {
     pub(crate) total_tokens: u64,
 }
 
-/// Everything that was read of an answer.
+/// An assembled answer.
 #[derive(Debug, Default)]
-pub(crate) struct Reply {
+pub(crate) struct AssembledReply {
     pub(crate) content: String,
-    pub(crate) tool_calls: Vec<ToolCallWish>,
+    pub(crate) tool_calls: Vec<RawToolCall>,
     pub(crate) finish_reason: Option<String>,
     pub(crate) state: Option<Box<RawValue>>,
     pub(crate) shared_context: Option<Box<RawValue>>,
     pub(crate) attachments: Vec<Box<RawValue>>,
-    pub(crate) usage: Option<Usage>,
+    pub(crate) usage: Option<TokenUsage>,
     pub(crate) statehold: Option<Box<RawValue>>,
     pub(crate) refusal: Option<String>,
     pub(crate) conversation_id: Option<String>,
 }
 
-/// Puts an answer together.
+/// An answer under assembly.
 #[derive(Default)]
-pub(super) struct Assembly {
-    reply: Reply,
-    /// By their place in the answer: services send pieces of several in any order.
-    tool_calls: BTreeMap<u64, ToolCallWish>,
-    /// The place of each, by its id.
-    places: HashMap<String, u64>,
-    /// The place of the last one that came under an index, where that is not the index itself.
+pub(super) struct ReplyAssembly {
+    reply: AssembledReply,
+    /// Calls by their position in the answer: services may interleave chunks of several calls.
+    tool_calls: BTreeMap<u64, RawToolCall>,
+    /// Position of each call id.
+    positions: HashMap<String, u64>,
+    /// Position of the last call under an index, if it differs from the index.
     moved: HashMap<u64, u64>,
 }
 
-impl Assembly {
-    /// Whether the service said that the answer is complete.
+impl ReplyAssembly {
+    /// Whether the service sent a finish reason.
     pub(super) fn is_finished(&self) -> bool {
         self.reply.finish_reason.is_some()
     }
 
-    /// Takes an envelope, whole or a piece. New text goes to `on_text`.
-    pub(super) fn take(
+    /// Adds a response body or a chunk. Passes new text to `on_text`.
+    pub(super) fn add(
         &mut self,
-        envelope: Envelope<'_>,
+        envelope: ReplyEnvelope<'_>,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), CallError> {
+    ) -> Result<(), EndpointError> {
         replace(&mut self.reply.statehold, envelope.statehold);
         replace(&mut self.reply.shared_context, envelope.shared_context);
         if let Some(usage) = envelope.usage {
-            // Worth having, not worth losing an answer for.
+            // A malformed usage must not fail the answer.
             self.reply.usage = serde_json::from_str(usage.get()).ok().or(self.reply.usage);
         }
         if let Some(id) = envelope.conversation_id {
             self.reply.conversation_id = Some(opaque_id(id)?);
         }
         if let Some(content) = envelope.content {
-            self.take_content(content, on_text)?;
+            self.add_content(content, on_text)?;
         }
         let choices = envelope.choices.into_iter().flatten();
-        // One answer is asked for. Others that a service sends along are not looked at.
+        // Only one choice is requested. Ignore others.
         for choice in choices.filter(|choice| choice.index.unwrap_or(0) == 0) {
             let is_whole = choice.delta.is_none();
             if let Some(message) = choice.delta.or(choice.message) {
-                self.take_message(message, is_whole, on_text)?;
+                self.add_message(message, is_whole, on_text)?;
             }
-            // Some services send an empty one with every piece.
+            // Some services send an empty reason with every chunk.
             let reason = choice.finish_reason.filter(|reason| !reason.is_empty());
             if reason.is_some() {
                 self.reply.finish_reason = reason;
@@ -123,31 +123,31 @@ impl Assembly {
         Ok(())
     }
 
-    pub(super) fn into_reply(self) -> Result<Reply, CallError> {
+    pub(super) fn into_reply(self) -> Result<AssembledReply, EndpointError> {
         let mut reply = self.reply;
-        for (index, mut wish) in self.tool_calls {
-            if wish.name.is_empty() {
-                return Err(CallError::Malformed("a tool call names no tool"));
+        for (index, mut call_draft) in self.tool_calls {
+            if call_draft.name.is_empty() {
+                return Err(EndpointError::Malformed("a tool call names no tool"));
             }
-            if wish.id.is_empty() {
-                wish.id = format!("call_{index}");
+            if call_draft.id.is_empty() {
+                call_draft.id = format!("call_{index}");
             }
-            reply.tool_calls.push(wish);
+            reply.tool_calls.push(call_draft);
         }
         Ok(reply)
     }
 
-    fn take_message(
+    fn add_message(
         &mut self,
-        message: Message<'_>,
+        message: EnvelopeMessage<'_>,
         is_whole: bool,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), CallError> {
+    ) -> Result<(), EndpointError> {
         if let Some(content) = message.content {
-            self.take_content(content, on_text)?;
+            self.add_content(content, on_text)?;
         }
         if let Some(refusal) = message.refusal {
-            self.refuse(&refusal);
+            self.add_refusal(&refusal);
         }
         replace(&mut self.reply.statehold, message.statehold);
         if let Some(custom) = message.custom_content {
@@ -159,115 +159,121 @@ impl Assembly {
                 .extend(attachments.map(ToOwned::to_owned));
         }
         let calls = message.tool_calls.into_iter().flatten();
-        for (place, call) in (0..).zip(calls) {
-            let place = if is_whole {
-                place
+        for (position, call) in (0..).zip(calls) {
+            let position = if is_whole {
+                position
             } else {
-                self.place_of(&call)
+                self.position_of(&call)
             };
-            self.take_tool_call(place, call)?;
+            self.add_tool_call(position, call)?;
         }
         Ok(())
     }
 
-    /// Which call a piece belongs to. Some services leave the index out: then a new id begins a new
-    /// call, and a piece without an id belongs to the last one. Others give every call the same index:
-    /// then a new id begins a new call, but only with the name of another tool, or with arguments where
-    /// those of the call before are whole, because others again make up a new id for every piece.
-    fn place_of(&mut self, call: &ToolCall<'_>) -> u64 {
+    /// Finds the call that a chunk belongs to. Some services omit the index: then a new id begins a new
+    /// call, and a chunk without an id continues the last one. Others give every call the same index:
+    /// then a new id begins a new call only with another tool name, or with arguments after those of
+    /// the previous call are complete, because a third kind of service invents a new id for every
+    /// chunk.
+    fn position_of(&mut self, call: &EnvelopeToolCall<'_>) -> u64 {
         let id = call.id.as_deref().filter(|id| !id.is_empty());
         let last = self.tool_calls.keys().next_back().copied();
         let by_id = |id: &str| {
-            let known = self.places.get(id).copied();
+            let known = self.positions.get(id).copied();
             known.unwrap_or_else(|| last.map_or(0, |last| last.saturating_add(1)))
         };
         let Some(index) = call.index else {
             return id.map_or(last.unwrap_or(0), by_id);
         };
-        let place = self.moved.get(&index).copied().unwrap_or(index);
-        let there = self.tool_calls.get(&place);
+        let position = self.moved.get(&index).copied().unwrap_or(index);
+        let there = self.tool_calls.get(&position);
         let is_of_another = |id: &&str| {
             there.is_some_and(|there| {
-                !there.id.is_empty() && there.id != **id && there.is_followed_by(call)
+                !there.id.is_empty() && there.id != **id && there.is_ended_by(call)
             })
         };
-        let Some(place) = id.filter(is_of_another).map(by_id) else {
-            return place;
+        let Some(position) = id.filter(is_of_another).map(by_id) else {
+            return position;
         };
-        self.moved.insert(index, place);
-        place
+        self.moved.insert(index, position);
+        position
     }
 
-    fn take_tool_call(&mut self, place: u64, call: ToolCall<'_>) -> Result<(), CallError> {
-        if self.tool_calls.len() == TOOL_CALLS_MAX && !self.tool_calls.contains_key(&place) {
-            return Err(CallError::TooLarge("at most 1,024 tool calls"));
+    fn add_tool_call(
+        &mut self,
+        position: u64,
+        call: EnvelopeToolCall<'_>,
+    ) -> Result<(), EndpointError> {
+        if self.tool_calls.len() == TOOL_CALLS_MAX && !self.tool_calls.contains_key(&position) {
+            return Err(EndpointError::TooLarge("at most 1,024 tool calls"));
         }
-        let wish = self.tool_calls.entry(place).or_insert(ToolCallWish {
+        let call_draft = self.tool_calls.entry(position).or_insert(RawToolCall {
             id: String::new(),
             name: String::new(),
             arguments: String::new(),
         });
-        if let Some(id) = call.id.filter(|_| wish.id.is_empty()) {
-            self.places.entry(id.clone()).or_insert(place);
-            wish.id = id;
+        if let Some(id) = call.id.filter(|_| call_draft.id.is_empty()) {
+            self.positions.entry(id.clone()).or_insert(position);
+            call_draft.id = id;
         }
         let Some(function) = call.function else {
             return Ok(());
         };
-        // Names are added up like all text, but some services repeat the whole name in each piece.
-        if let Some(name) = function.name.filter(|name| *name != wish.name) {
-            wish.name.push_str(&name);
+        // Names are concatenated like all text, but some services repeat the whole name in each chunk.
+        if let Some(name) = function.name.filter(|name| *name != call_draft.name) {
+            call_draft.name.push_str(&name);
         }
         if let Some(arguments) = function.arguments {
             let arguments = arguments.get();
             if arguments.starts_with('"') {
-                wish.arguments.push_str(&text(arguments)?);
+                call_draft.arguments.push_str(&text(arguments)?);
             } else {
-                wish.arguments.push_str(arguments);
+                call_draft.arguments.push_str(arguments);
             }
         }
         Ok(())
     }
 
-    /// Content is text, or a list of parts of which those with text count.
-    fn take_content(
+    /// Content is a string, or a list of parts of which the text parts count.
+    fn add_content(
         &mut self,
         content: &RawValue,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), CallError> {
+    ) -> Result<(), EndpointError> {
         let content = content.get();
         if content.starts_with('"') {
-            self.say(&text(content)?, on_text);
+            self.add_text(&text(content)?, on_text);
             return Ok(());
         }
-        let parts: Vec<ContentPart> = serde_json::from_str(content)
-            .map_err(|_| CallError::Malformed("its content is neither text nor a list of parts"))?;
+        let parts: Vec<ContentPart> = serde_json::from_str(content).map_err(|_| {
+            EndpointError::Malformed("its content is neither text nor a list of parts")
+        })?;
         for part in parts {
             if let Some(text) = part.text {
-                self.say(&text, on_text);
+                self.add_text(&text, on_text);
             }
             if let Some(refusal) = part.refusal {
-                self.refuse(&refusal);
+                self.add_refusal(&refusal);
             }
         }
         Ok(())
     }
 
-    fn say(&mut self, text: &str, on_text: &mut (dyn FnMut(&str) + Send)) {
+    fn add_text(&mut self, text: &str, on_text: &mut (dyn FnMut(&str) + Send)) {
         if !text.is_empty() {
             self.reply.content.push_str(text);
             on_text(text);
         }
     }
 
-    fn refuse(&mut self, refusal: &str) {
+    fn add_refusal(&mut self, refusal: &str) {
         let said = self.reply.refusal.get_or_insert_default();
         said.push_str(refusal);
     }
 }
 
-/// An id that a service made, which we only repeat: text or a number.
-pub(crate) fn opaque_id(id: &RawValue) -> Result<String, CallError> {
+/// Reads an id chosen by a service, which is only repeated to it: a string or a number.
+pub(crate) fn opaque_id(id: &RawValue) -> Result<String, EndpointError> {
     let json = id.get();
     let id = if json.starts_with('"') {
         text(json)?
@@ -277,23 +283,23 @@ pub(crate) fn opaque_id(id: &RawValue) -> Result<String, CallError> {
     if is_usable_id(&id) && !json.starts_with(['{', '[']) {
         Ok(id)
     } else {
-        Err(CallError::Malformed(
+        Err(EndpointError::Malformed(
             "it names a conversation with no usable id",
         ))
     }
 }
 
-/// Whether an id can be a part of a path, in which dots alone would lead elsewhere.
+/// Whether an id can be a path segment. `.` and `..` would change the path.
 pub(crate) fn is_usable_id(id: &str) -> bool {
     const BYTES_MAX: usize = 512;
     !matches!(id, "" | "." | "..") && id.len() <= BYTES_MAX
 }
 
-fn text(json: &str) -> Result<String, CallError> {
-    serde_json::from_str(json).map_err(|_| CallError::Malformed("a text in it is damaged"))
+fn text(json: &str) -> Result<String, EndpointError> {
+    serde_json::from_str(json).map_err(|_| EndpointError::Malformed("a text in it is damaged"))
 }
 
-/// The last value that is not null wins, and it is kept as it was written.
+/// Keeps the last value that is not null, as raw text.
 fn replace(kept: &mut Option<Box<RawValue>>, new: Option<&RawValue>) {
     if let Some(new) = new {
         *kept = Some(new.to_owned());

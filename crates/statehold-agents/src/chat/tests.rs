@@ -1,7 +1,7 @@
-//! Answers that are fine, in every form in which they come.
+//! Valid answers in every form that services send.
 
 use super::*;
-use crate::fault_server::{FaultServer, Play, Step, text};
+use crate::fault_server::{BodyStep, FaultServer, ScriptedResponse, text};
 
 pub(super) fn endpoint(base_url: String) -> ChatEndpoint {
     ChatEndpoint {
@@ -13,9 +13,9 @@ pub(super) fn endpoint(base_url: String) -> ChatEndpoint {
     }
 }
 
-pub(super) fn call(stream: bool) -> ChatCall {
+pub(super) fn call(stream: bool) -> CompletionRequest {
     let message = r#"{"role":"user","content":"hello"}"#.to_owned();
-    ChatCall {
+    CompletionRequest {
         messages: vec![RawValue::from_string(message).expect("it is JSON")],
         extra: Map::new(),
         headers: Vec::new(),
@@ -23,8 +23,8 @@ pub(super) fn call(stream: bool) -> ChatCall {
     }
 }
 
-/// Asks one service once. All that was heard must be the content, whatever the form.
-async fn ask(play: Play, stream: bool) -> ChatReply {
+/// Sends one request. The streamed chunks must add up to the content, in every form.
+async fn ask(play: ScriptedResponse, stream: bool) -> ChatReply {
     let server = FaultServer::start(vec![play]).await;
     let client = ChatClient::new().expect("a client");
     let mut heard = String::new();
@@ -40,11 +40,11 @@ async fn ask(play: Play, stream: bool) -> ChatReply {
     reply
 }
 
-fn events(chunks: &[&str]) -> Play {
+fn events(chunks: &[&str]) -> ScriptedResponse {
     let chunks = chunks
         .iter()
         .map(|chunk| text(&format!("data: {chunk}\n\n")));
-    Play::events(chunks.collect())
+    ScriptedResponse::events(chunks.collect())
 }
 
 fn delta(delta: &str) -> String {
@@ -93,14 +93,14 @@ async fn a_stream_is_put_together() {
         [r#"{"index":0,"title": "r"}"#, r#"{"index":1,"title":"s"}"#]
     );
     assert_eq!(reply.finish_reason.as_deref(), Some("stop"));
-    let usage = Usage {
+    let usage = TokenUsage {
         prompt_tokens: 10,
         completion_tokens: 5,
         total_tokens: 15,
     };
     assert_eq!(reply.usage, Some(usage));
     assert_eq!(reply.headers["x-statehold-session"], "ses_1");
-    assert!(reply.tool_calls.is_empty() && reply.paused.is_none() && reply.refusal.is_none());
+    assert!(reply.tool_calls.is_empty() && reply.statehold.is_none() && reply.refusal.is_none());
 }
 
 #[tokio::test]
@@ -112,9 +112,9 @@ async fn a_whole_completion_is_read_also_if_a_stream_was_wanted() {
          \"refusal\":null,\"tool_calls\":null}}}}],\"usage\":{{\"total_tokens\":\"many\"}},\"object\":\"x\"}}"
     );
     for stream in [true, false] {
-        // Services do not always say what it is that they send.
+        // The content type may be wrong.
         for content_type in ["application/json", "text/plain", "text/event-stream"] {
-            let reply = ask(Play::text(200, content_type, &body), stream).await;
+            let reply = ask(ScriptedResponse::text(200, content_type, &body), stream).await;
             assert_eq!(reply.content, "Hello");
             assert_eq!(raw(reply.state.as_deref()), Some(state));
             assert_eq!(reply.attachments.len(), 1);
@@ -127,7 +127,7 @@ async fn a_whole_completion_is_read_also_if_a_stream_was_wanted() {
 async fn a_stream_is_read_also_if_none_was_wanted_or_it_is_called_something_else() {
     let stream = format!("data: {}\n\ndata: {END}\n\n", delta(r#"{"content":"Hi"}"#));
     for content_type in ["text/event-stream", "text/plain", "application/json"] {
-        let reply = ask(Play::text(200, content_type, &stream), false).await;
+        let reply = ask(ScriptedResponse::text(200, content_type, &stream), false).await;
         assert_eq!(reply.content, "Hi");
     }
 }
@@ -140,8 +140,8 @@ async fn a_stream_may_come_in_any_pieces() {
     );
     for size in [1, 2, 3, 7, 1000] {
         let pieces = stream.as_bytes().chunks(size);
-        let pieces = pieces.map(|piece| Step::Text(bytes::Bytes::copy_from_slice(piece)));
-        let reply = ask(Play::events(pieces.collect()), true).await;
+        let pieces = pieces.map(|piece| BodyStep::Text(bytes::Bytes::copy_from_slice(piece)));
+        let reply = ask(ScriptedResponse::events(pieces.collect()), true).await;
         assert_eq!(reply.content, "Grüße 🦀");
     }
 }
@@ -150,7 +150,7 @@ async fn a_stream_may_come_in_any_pieces() {
 async fn content_in_parts_is_joined() {
     let parts = r#"[{"type":"text","text":"one "},{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"two"},{"type":"refusal","refusal":"not three"}]"#;
     let body = format!(r#"{{"choices":[{{"message":{{"content":{parts}}}}}]}}"#);
-    let reply = ask(Play::json(&body), false).await;
+    let reply = ask(ScriptedResponse::json(&body), false).await;
     assert_eq!(reply.content, "one two");
     assert_eq!(reply.refusal.as_deref(), Some("not three"));
     assert_eq!(reply.finish_reason, None);
@@ -159,8 +159,8 @@ async fn content_in_parts_is_joined() {
     assert_eq!(reply.content, "one two");
 }
 
-fn wish(id: &str, name: &str, arguments: &str) -> ToolCallWish {
-    ToolCallWish {
+fn wish(id: &str, name: &str, arguments: &str) -> RawToolCall {
+    RawToolCall {
         id: id.to_owned(),
         name: name.to_owned(),
         arguments: arguments.to_owned(),
@@ -196,18 +196,18 @@ async fn tool_calls_are_put_together_by_their_index() {
 async fn tool_calls_under_one_index_are_told_apart_once_they_are_whole() {
     let tools = |calls: &str| delta(&format!(r#"{{"tool_calls":[{calls}]}}"#));
     let pieces = [
-        // A service that counts nothing: each call comes under 0, the second in two pieces.
+        // A service that gives every call index 0, and splits the second call.
         tools(r#"{"index":0,"id":"a","function":{"name":"read","arguments":"{\"path\":\"x\"}"}}"#),
         tools(r#"{"index":0,"id":"b","function":{"name":"write","arguments":"{\"n\""}}"#),
         tools(r#"{"index":0,"function":{"arguments":":1}"}}"#),
         tools(r#"{"index":0,"id":"e","function":{"name":"now","arguments":""}}"#),
         tools(r#"{"index":0,"id":"f","function":{"name":"read","arguments":"{}"}}"#),
-        // One that makes up an id for every piece.
+        // A service that invents an id for every chunk.
         tools(r#"{"index":20,"id":"c","function":{"name":"list","arguments":"{\"of\":"}}"#),
         tools(r#"{"index":20,"id":"d","function":{"name":"list","arguments":"2}"}}"#),
         tools(r#"{"index":20,"id":"g","function":{"name":"list","arguments":""}}"#),
         tools(r#"{"index":20,"id":"h","function":{"arguments":""}}"#),
-        // One that has the same id for all.
+        // A service that repeats one id.
         tools(r#"{"index":30,"id":"a","function":{"name":"read","arguments":"{}"}}"#),
     ];
     let mut pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
@@ -267,7 +267,7 @@ async fn tool_calls_of_a_whole_completion_are_in_order_and_have_ids() {
         {"function":{"name":"read","arguments":"{}"}},
         {"id":"x","index":0,"function":{"name":"write","arguments":{"a": 1}}},
         {"id":"","function":{"name":"stop"}}]},"finish_reason":"tool_calls"}]}"#;
-    let reply = ask(Play::json(body), false).await;
+    let reply = ask(ScriptedResponse::json(body), false).await;
     assert_eq!(
         reply.tool_calls,
         [
@@ -283,17 +283,17 @@ async fn a_pause_of_another_statehold_is_seen_wherever_it_stands() {
     let pause = r#"{"status":"paused", "holds":[]}"#;
     let whole =
         format!(r#"{{"choices":[{{"message":{{"content":"wait"}}}}],"statehold":{pause}}}"#);
-    let reply = ask(Play::json(&whole), false).await;
-    assert_eq!(raw(reply.paused.as_deref()), Some(pause));
+    let reply = ask(ScriptedResponse::json(&whole), false).await;
+    assert_eq!(raw(reply.statehold.as_deref()), Some(pause));
     let inside = delta(&format!(r#"{{"content":"wait","statehold":{pause}}}"#));
     let reply = ask(events(&[&inside, END]), true).await;
-    assert_eq!(raw(reply.paused.as_deref()), Some(pause));
+    assert_eq!(raw(reply.statehold.as_deref()), Some(pause));
 }
 
 #[tokio::test]
 async fn the_short_form_of_services_with_conversations_is_an_answer_too() {
     let reply = ask(
-        Play::json(r#"{"content":"Hi","conversation_id":"c1"}"#),
+        ScriptedResponse::json(r#"{"content":"Hi","conversation_id":"c1"}"#),
         false,
     )
     .await;
@@ -302,7 +302,7 @@ async fn the_short_form_of_services_with_conversations_is_an_answer_too() {
 
 #[tokio::test]
 async fn a_call_can_be_made_by_any_task() {
-    let server = FaultServer::start(vec![Play::json(r#"{"content":"x"}"#)]).await;
+    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":"x"}"#)]).await;
     let endpoint = endpoint(server.url("/v1"));
     let client = ChatClient::new().expect("a client");
     let task = tokio::spawn(async move {
@@ -318,11 +318,11 @@ async fn a_call_can_be_made_by_any_task() {
 
 #[tokio::test]
 async fn what_is_sent_is_what_was_given() {
-    let server = FaultServer::start(vec![Play::json(r#"{"content":""}"#)]).await;
+    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":""}"#)]).await;
     let message =
         r#"{"role":"assistant" ,"custom_content":{"state":{"n":1.50,"b":2,"a":"\u00fc"}}}"#;
     let tools = serde_json::json!([{"type": "function"}]);
-    let call = ChatCall {
+    let call = CompletionRequest {
         messages: vec![RawValue::from_string(message.to_owned()).expect("it is JSON")],
         extra: Map::from_iter([
             ("tools".to_owned(), tools),

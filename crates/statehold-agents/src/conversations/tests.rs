@@ -1,5 +1,5 @@
 use super::*;
-use crate::fault_server::{FaultServer, Play, Step, text};
+use crate::fault_server::{BodyStep, FaultServer, ScriptedResponse, text};
 
 fn client(server: &FaultServer, retries: u32) -> ConversationsClient {
     let endpoint = ConversationsEndpoint {
@@ -12,17 +12,17 @@ fn client(server: &FaultServer, retries: u32) -> ConversationsClient {
         timeout: Duration::from_secs(30),
         retries,
     };
-    ConversationsClient::new(HttpClient::new().expect("a client"), endpoint)
+    ConversationsClient::new(HttpPool::new().expect("a client"), endpoint)
 }
 
-fn key() -> Header {
+fn key() -> HeaderPair {
     let name = HeaderName::from_static("idempotency-key");
     (name, HeaderValue::from_static("req-1"))
 }
 
 #[tokio::test]
 async fn a_conversation_is_begun() {
-    let play = Play::json(r#"{"id":"c/1","title":"t","messages":[],"created_at":"x"}"#);
+    let play = ScriptedResponse::json(r#"{"id":"c/1","title":"t","messages":[],"created_at":"x"}"#);
     let server = FaultServer::start(vec![play]).await;
     let id = client(&server, 0).create("a \"title\"", &key()).await;
     assert_eq!(id.expect("a conversation"), "c/1");
@@ -48,7 +48,7 @@ async fn a_conversation_without_a_usable_id_is_none() {
         "[]",
         "",
     ] {
-        let server = FaultServer::start(vec![Play::json(body)]).await;
+        let server = FaultServer::start(vec![ScriptedResponse::json(body)]).await;
         let error = client(&server, 3)
             .create("t", &key())
             .await
@@ -64,7 +64,7 @@ async fn the_newest_conversation_with_a_title_is_found() {
         format!(r#"{{"id":{id},"title":"{title}"{times},"message_count":2}}"#)
     };
     let cases = [
-        // The order of the list, where times say nothing.
+        // Without usable times, the order of the list decides.
         (
             vec![at("1", "other", ""), at("2", "t", ""), at("3", "t", "")],
             Some("2"),
@@ -104,9 +104,11 @@ async fn the_newest_conversation_with_a_title_is_found() {
     ];
     for (list, expected) in cases {
         let body = format!("[{}]", list.join(","));
-        let server = FaultServer::start(vec![Play::json(&body)]).await;
+        let server = FaultServer::start(vec![ScriptedResponse::json(&body)]).await;
         let found = client(&server, 0).find("t").await.expect("a list");
-        let expected = expected.map_or(Found::NotThere, |id| Found::There(id.to_owned()));
+        let expected = expected.map_or(ConversationSearch::Missing, |id| {
+            ConversationSearch::Found(id.to_owned())
+        });
         assert_eq!(found, expected, "{body}");
         let seen = &server.seen()[0];
         assert_eq!(
@@ -122,14 +124,23 @@ async fn of_a_list_that_is_too_long_the_beginning_is_looked_through() {
     let many = vec![other; 9 * 1024].join(",");
     let ours = r#"{"id":"c1","title":"t"}"#;
     for (list, expected) in [
-        (format!("[{ours},{many}]"), Found::There("c1".to_owned())),
-        (format!("[{many},{ours}]"), Found::Unseen),
+        (
+            format!("[{ours},{many}]"),
+            ConversationSearch::Found("c1".to_owned()),
+        ),
+        (
+            format!("[{many},{ours}]"),
+            ConversationSearch::ListTruncated,
+        ),
     ] {
-        let server = FaultServer::start(vec![Play::json(&list)]).await;
+        let server = FaultServer::start(vec![ScriptedResponse::json(&list)]).await;
         let found = client(&server, 0).find("t").await.expect("a list");
         assert_eq!(found, expected);
     }
-    let server = FaultServer::start(vec![Play::json(&format!(r#"{{"all":[{many}]}}"#))]).await;
+    let server = FaultServer::start(vec![ScriptedResponse::json(&format!(
+        r#"{{"all":[{many}]}}"#
+    ))])
+    .await;
     let error = client(&server, 0).find("t").await.expect_err("no list");
     assert_eq!(error.code(), "agent_malformed");
 }
@@ -137,7 +148,7 @@ async fn of_a_list_that_is_too_long_the_beginning_is_looked_through() {
 #[tokio::test]
 async fn what_is_no_list_is_malformed() {
     for body in [r#"{"conversations":[]}"#, "[{]", "[1]"] {
-        let server = FaultServer::start(vec![Play::json(body)]).await;
+        let server = FaultServer::start(vec![ScriptedResponse::json(body)]).await;
         let error = client(&server, 0).find("t").await.expect_err("no list");
         assert_eq!(error.code(), "agent_malformed");
     }
@@ -145,10 +156,10 @@ async fn what_is_no_list_is_malformed() {
 
 #[tokio::test]
 async fn a_message_is_answered_at_once_or_as_it_is_written() {
-    let whole = Play::json(
+    let whole = ScriptedResponse::json(
         r#"{"content":"Hello","conversation_id":"c2","shared_context":{"city": "Bern"}}"#,
     );
-    let stream = Play::events(vec![
+    let stream = ScriptedResponse::events(vec![
         text("data: {\"conversation_id\":\"c2\"}\n\n"),
         text(
             "data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"},\"index\":0,\"finish_reason\":null}]}\n\n",
@@ -186,7 +197,7 @@ async fn a_message_is_answered_at_once_or_as_it_is_written() {
 #[tokio::test]
 async fn an_answer_in_the_form_of_openai_is_read_and_the_conversation_stays() {
     let body = r#"{"choices":[{"message":{"role":"assistant","content":"Hello"}}]}"#;
-    let server = FaultServer::start(vec![Play::json(body)]).await;
+    let server = FaultServer::start(vec![ScriptedResponse::json(body)]).await;
     let reply = client(&server, 0)
         .chat("7", "hi", (false, &key()), &mut |_| {})
         .await;
@@ -200,7 +211,7 @@ async fn an_answer_in_the_form_of_openai_is_read_and_the_conversation_stays() {
 #[tokio::test]
 async fn a_conversation_that_is_gone_is_said_to_be() {
     for status in [404, 410] {
-        let gone = Play::text(
+        let gone = ScriptedResponse::text(
             status,
             "application/json",
             r#"{"detail":"Conversation not found"}"#,
@@ -209,9 +220,9 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
         let client = client(&server, 3);
         let error = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
         let error = error.expect_err("it is gone");
-        assert_eq!(error, CallError::NotFound);
+        assert_eq!(error, EndpointError::NotFound);
         assert_eq!(error.code(), "conversation_lost");
-        // Where none is meant, it is an error like others.
+        // A 404 outside of a conversation is an ordinary error.
         let error = client.create("t", &key()).await.expect_err("no such route");
         assert_eq!(error.code(), "agent_error");
         assert_eq!(server.seen().len(), 2);
@@ -220,25 +231,37 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
 
 #[tokio::test]
 async fn an_id_leads_nowhere_else() {
-    let server = FaultServer::start(vec![Play::json(r#"{"content":"x"}"#)]).await;
+    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":"x"}"#)]).await;
     for id in ["", ".", "..", &"x".repeat(513)] {
         let error = client(&server, 0)
             .chat(id, "hi", (true, &key()), &mut |_| {})
             .await;
-        assert_eq!(error.expect_err("no such id"), CallError::NotFound);
+        assert_eq!(error.expect_err("no such id"), EndpointError::NotFound);
     }
     assert_eq!(server.seen().len(), 0);
 }
 
 #[tokio::test]
 async fn what_may_have_arrived_is_not_said_again() {
-    let good = Play::json(r#"{"id":"c1","content":"good"}"#);
+    let good = ScriptedResponse::json(r#"{"id":"c1","content":"good"}"#);
     let heard = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
     for (fault, code) in [
-        (Play::text(503, "text/plain", "busy"), "agent_error"),
-        (Play::text(429, "text/plain", "busy"), "agent_error"),
-        (Play::events(vec![Step::Cut]), "agent_cut_off"),
-        (Play::events(vec![text(heard), Step::Cut]), "agent_cut_off"),
+        (
+            ScriptedResponse::text(503, "text/plain", "busy"),
+            "agent_error",
+        ),
+        (
+            ScriptedResponse::text(429, "text/plain", "busy"),
+            "agent_error",
+        ),
+        (
+            ScriptedResponse::events(vec![BodyStep::Cut]),
+            "agent_cut_off",
+        ),
+        (
+            ScriptedResponse::events(vec![text(heard), BodyStep::Cut]),
+            "agent_cut_off",
+        ),
     ] {
         let server = FaultServer::start(vec![fault, good.clone()]).await;
         let client = client(&server, 2);
@@ -247,8 +270,8 @@ async fn what_may_have_arrived_is_not_said_again() {
         assert_eq!(server.seen().len(), 1);
         assert_eq!(server.seen()[0].headers["idempotency-key"], "req-1");
     }
-    // To begin one can be asked again: it is looked for before.
-    let failing = Play::text(503, "text/plain", "busy");
+    // Creating may be retried, because the retry searches for the conversation first.
+    let failing = ScriptedResponse::text(503, "text/plain", "busy");
     let server = FaultServer::start(vec![failing, good]).await;
     let begun = client(&server, 1).create("t", &key()).await;
     assert_eq!(begun.expect("an id"), "c1");

@@ -1,13 +1,13 @@
-//! Services that keep conversations. Only the id of one is kept here; it is begun once, also when turns
-//! race, an answer is lost or this process dies in between. Where it cannot be looked for afterwards, because
-//! the service does not list what it has or lists too much, another is begun rather than none ever: what
-//! may be left over there has not a word in it, and the trace says so.
+//! Agents behind services that store conversations. Statehold records only the conversation id. A
+//! conversation is created once, also when turns race, a response is lost or the process crashes. If
+//! the service cannot list its conversations, or the list is too long, a second one is created instead
+//! of failing: the orphan contains no message, and the trace records the case.
 //!
-//! What is said in a conversation stays there. While this process lives, it is not said again once it may
-//! have arrived: the turn fails and says so. If the process dies after it was said and before the answer
-//! is recorded, nobody knows here whether it was, and the turn that goes on says it again, under the same
-//! `Idempotency-Key`. A service that knows such keys answers what it answered before; in the conversation
-//! of another, the message stands twice.
+//! A message stays in its conversation. While this process lives, a message that may have arrived is
+//! not sent again; the turn fails instead. After a crash between sending and recording, the outcome is
+//! unknown, and the resumed turn sends the message again under the same `Idempotency-Key`. A service
+//! that honours the key returns its first answer; otherwise the conversation contains the message
+//! twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,106 +20,113 @@ use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
-use super::remembered::{self, Locks, Remembered};
-use super::shared::{self, Exported, Told};
-use super::{RecordedNote, failed, is_lost, of_record, recorded, trail, unprepared};
-use crate::conversations::{ConversationsClient, ConversationsEndpoint, Found, Header};
-use crate::http::{CallError, HttpClient};
-use crate::runner::{Beside, Run, StepDone, StepKind};
+use super::conversation_record::{self, ConversationLocks, ConversationRecord};
+use super::shared::{self, ExportedState, SharedContext};
+use super::{
+    RecordedNote, call_headers, from_recorded, is_conversation_lost, not_prepared, to_recorded,
+    turn_failure,
+};
+use crate::conversations::{
+    ConversationSearch, ConversationsClient, ConversationsEndpoint, HeaderPair,
+};
+use crate::http::{EndpointError, HttpPool};
+use crate::message::{AgentMessage, raw};
+use crate::runner::{AgentRun, StepExtras, StepKind, StepOutput};
 use crate::spec::ConversationsSpec;
-use crate::turn::{Agent, Answer, TurnError};
-use crate::words::{Words, raw};
+use crate::turn::{Agent, TurnAnswer, TurnError};
 
-/// The word for this gateway in what is remembered.
+/// Name of this gateway in the private state.
 const GATEWAY: &str = "conversations";
-/// How long to rest before a conversation is begun that may have been begun. It doubles.
-const REST: Duration = Duration::from_millis(200);
+/// Delay before creating a conversation is retried. Doubles with each retry.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// An agent that keeps conversations.
-pub(crate) struct Conversations {
+/// An agent behind a conversation service.
+pub(crate) struct ConversationsAgent {
     spec: Arc<ConversationsSpec>,
-    http: HttpClient,
-    locks: Arc<Locks>,
+    http: HttpPool,
+    locks: Arc<ConversationLocks>,
 }
 
-/// A conversation, as it is recorded when it was begun.
+/// Recorded result of creating a conversation.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Begun {
+struct StartedConversation {
     conversation: String,
     generation: u32,
-    /// It was there already: an answer had been lost.
+    /// It already existed: the response of an earlier attempt had been lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     found: bool,
-    /// One may have been begun before, and could not be looked for.
+    /// An earlier attempt may have created one, and the list could not be searched.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unseen: bool,
-    /// The service had lost the one before.
+    /// It replaces one that the service lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     recreated: bool,
 }
 
-/// What the agent said, as it is recorded.
+/// Recorded reply of the agent.
 #[derive(Debug, Serialize, Deserialize)]
-struct Said {
+struct ServiceReply {
     content: String,
     conversation: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared_context: Option<Raw>,
-    /// What it calls its side of the call.
+    /// Ids that the service returned for its side of the call.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ids: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     notes: Vec<RecordedNote>,
 }
 
-/// What is known before anything is asked.
+/// Known state of the conversation before the call.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownConversation {
     conversation: Option<String>,
     generation: u32,
-    /// One was to be begun, and nobody knows whether it was.
-    is_being_begun: bool,
-    /// The service lost it, or it is that of the session which this one was copied from.
+    /// An earlier attempt to create one has no known outcome.
+    creation_unknown: bool,
+    /// The service lost the conversation, or the conversation belongs to the session that this one was
+    /// forked from.
     was_lost: bool,
-    /// Another may have been begun in this turn or before it.
+    /// An earlier attempt may have created another one.
     was_unseen: bool,
 }
 
 #[async_trait]
-impl Agent for Conversations {
-    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        // Two turns in one conversation would be mixed up there.
-        run.conversation = Some(self.locks.hold(run).await);
-        let mut known = Known::default();
-        while run.next_recorded() == Some(StepKind::Conversation) {
-            known = self.begin(run, known).await?;
+impl Agent for ConversationsAgent {
+    async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+        // Take the lock: two turns in one conversation would interleave.
+        run.conversation = Some(self.locks.lock(run).await);
+        let mut known = KnownConversation::default();
+        while run.next_recorded_kind() == Some(StepKind::Conversation) {
+            known = self.create_conversation(run, known).await?;
         }
-        if run.next_recorded().is_none() && known.conversation.is_none() {
-            known = look_up(run).await?;
+        if run.next_recorded_kind().is_none() && known.conversation.is_none() {
+            known = find_conversation(run).await?;
             if known.conversation.is_none() {
-                known = self.begin(run, known).await?;
+                known = self.create_conversation(run, known).await?;
             }
         }
-        let said = match self.say(run, &known).await {
-            Err(error) if is_lost(&error) && !known.was_lost => {
-                let lost = Known {
+        let service_reply = match self.send_message(run, &known).await {
+            Err(error) if is_conversation_lost(&error) && !known.was_lost => {
+                let lost = KnownConversation {
                     conversation: None,
                     generation: known.generation,
                     was_lost: true,
-                    ..Known::default()
+                    ..KnownConversation::default()
                 };
-                known = self.begin(run, lost).await?;
-                self.say(run, &known).await?
+                known = self.create_conversation(run, lost).await?;
+                self.send_message(run, &known).await?
             }
-            said => said?,
+            service_reply => service_reply?,
         };
-        let shared = said.shared_context.as_deref();
-        let Exported { values, left_out } = shared::exported(&run.spec.export, shared, None);
-        let mut notes = of_record(said.notes);
+        let shared = service_reply.shared_context.as_deref();
+        let ExportedState { values, left_out } =
+            shared::export_values(&run.spec.export, shared, None);
+        let mut notes = from_recorded(service_reply.notes);
         notes.extend(left_out);
-        let mut words = Words::plain(&said.content);
+        let mut message = AgentMessage::plain(&service_reply.content);
         if known.was_lost {
-            words.annotations = Some(raw(&BTreeMap::from([("conversation_recreated", true)])));
+            message.annotations = Some(raw(&BTreeMap::from([("conversation_recreated", true)])));
             let note = raw(&BTreeMap::from([(
                 "reason",
                 "the service lost the conversation",
@@ -129,12 +136,12 @@ impl Agent for Conversations {
         if known.was_unseen {
             let note = raw(&BTreeMap::from([(
                 "reason",
-                "one may have been begun before, and the service's list could not be looked through",
+                "an earlier attempt may have created one, and the service's list could not be searched",
             )]));
             notes.push(("conversation_unseen", note));
         }
-        Ok(Answer {
-            words,
+        Ok(TurnAnswer {
+            message,
             state: values,
             private: None,
             notes,
@@ -142,211 +149,223 @@ impl Agent for Conversations {
     }
 }
 
-impl Conversations {
-    pub(crate) fn new(spec: Arc<ConversationsSpec>, http: HttpClient, locks: Arc<Locks>) -> Self {
+impl ConversationsAgent {
+    pub(crate) fn new(
+        spec: Arc<ConversationsSpec>,
+        http: HttpPool,
+        locks: Arc<ConversationLocks>,
+    ) -> Self {
         Self { spec, http, locks }
     }
 
-    fn client(&self, run: &Run, retries: u32) -> ConversationsClient {
+    fn client(&self, run: &AgentRun, retries: u32) -> ConversationsClient {
         let endpoint = ConversationsEndpoint {
             base_url: self.spec.base_url.clone(),
             credential: run.credential.clone().or(self.spec.credential.clone()),
-            headers: trail::origin(run.place),
+            headers: call_headers::origin_headers(run.request_ref),
             timeout: run.spec.timeout,
             retries,
         };
         ConversationsClient::new(self.http.clone(), endpoint)
     }
 
-    /// Begins a conversation. That one is to be begun is remembered first, so that whoever comes after a
-    /// crash or a lost answer looks for it.
-    async fn begin(&self, run: &mut Run, known: Known) -> Result<Known, TurnError> {
+    /// Creates a conversation. Records the intent first, so that a retry after a crash or a lost
+    /// response searches for it.
+    async fn create_conversation(
+        &self,
+        run: &mut AgentRun,
+        known: KnownConversation,
+    ) -> Result<KnownConversation, TurnError> {
         let was_lost = known.was_lost;
-        let generation = known.generation + u32::from(!known.is_being_begun);
-        let mut remembered = Remembered {
+        let generation = known.generation + u32::from(!known.creation_unknown);
+        let mut record = ConversationRecord {
             gateway: GATEWAY.to_owned(),
-            session: run.place.session,
+            session: run.request_ref.session,
             generation,
             conversation: None,
             is_another: was_lost,
         };
-        if run.next_recorded().is_none() && !known.is_being_begun {
-            run.remember(&remembered.raw()).await?;
+        if run.next_recorded_kind().is_none() && !known.creation_unknown {
+            run.remember(&record.raw()).await?;
         }
-        let title = title(run.place.session, &run.spec.name, generation);
+        let title = title(run.request_ref.session, &run.spec.name, generation);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
-        let key = trail::idempotency(run.place, run.steps_taken(), "-begin");
+        let key = call_headers::idempotency_key(run.request_ref, run.steps_taken(), "-begin");
         let work = async move {
-            let mut begun =
-                begin_once(&client, (&title, &key), known.is_being_begun, retries).await?;
-            (begun.generation, begun.recreated) = (generation, was_lost);
-            remembered.conversation = Some(begun.conversation.clone());
-            let done = StepDone {
-                result: raw(&begun),
+            let mut created =
+                create_once(&client, (&title, &key), known.creation_unknown, retries).await?;
+            (created.generation, created.recreated) = (generation, was_lost);
+            record.conversation = Some(created.conversation.clone());
+            let done = StepOutput {
+                result: raw(&created),
                 usage: None,
             };
-            let beside = Beside {
-                private: Some(remembered.raw()),
-                ..Beside::default()
+            let extras = StepExtras {
+                private: Some(record.raw()),
+                ..StepExtras::default()
             };
-            Ok((done, beside))
+            Ok((done, extras))
         };
-        let begun = run
-            .step_beside(StepKind::Conversation, GATEWAY.as_bytes(), work)
+        let created = run
+            .step_with(StepKind::Conversation, GATEWAY.as_bytes(), work)
             .await?;
-        let begun: Begun = read(&begun)?;
-        Ok(Known {
-            conversation: Some(begun.conversation),
-            generation: begun.generation,
-            is_being_begun: false,
-            was_lost: begun.recreated,
-            was_unseen: begun.unseen || known.was_unseen,
+        let created: StartedConversation = read(&created)?;
+        Ok(KnownConversation {
+            conversation: Some(created.conversation),
+            generation: created.generation,
+            creation_unknown: false,
+            was_lost: created.recreated,
+            was_unseen: created.unseen || known.was_unseen,
         })
     }
 
-    /// Says what is new in the conversation.
-    async fn say(&self, run: &mut Run, known: &Known) -> Result<Said, TurnError> {
+    /// Sends the new message to the conversation.
+    async fn send_message(
+        &self,
+        run: &mut AgentRun,
+        known: &KnownConversation,
+    ) -> Result<ServiceReply, TurnError> {
         let made_from = raw(&(&run.input.content, &run.input.attachments));
         let mut prepared = None;
-        if run.next_recorded().is_none() {
-            let told = Told::of(&run.shared(&run.spec.import).await?);
-            let text = message(&run.input, told.as_ref());
-            prepared = Some((text, told.as_ref().and_then(Told::note)));
+        if run.next_recorded_kind().is_none() {
+            let told = SharedContext::of(&run.session_values(&run.spec.import).await?);
+            let text = message_text(&run.input, told.as_ref());
+            prepared = Some((text, told.as_ref().and_then(SharedContext::note)));
         }
         let client = self.client(run, run.spec.retries);
-        let key = trail::idempotency(run.place, run.steps_taken(), "");
-        let (say, session) = (run.sayer(), run.place.session);
+        let key = call_headers::idempotency_key(run.request_ref, run.steps_taken(), "");
+        let (sink, session) = (run.draft_sink(), run.request_ref.session);
         let work = async move {
-            let (text, note) = prepared.ok_or_else(unprepared)?;
-            let conversation = known.conversation.as_deref().ok_or_else(unprepared)?;
-            let mut hear = |piece: &str| say(piece);
+            let (text, note) = prepared.ok_or_else(not_prepared)?;
+            let conversation = known.conversation.as_deref().ok_or_else(not_prepared)?;
+            let mut on_chunk = |chunk: &str| sink(chunk);
             let how = (true, &key);
-            let reply = client.chat(conversation, &text, how, &mut hear).await;
-            let reply = reply.map_err(|error| failed(&error))?;
-            // A service that goes on elsewhere is followed there.
+            let reply = client.chat(conversation, &text, how, &mut on_chunk).await;
+            let reply = reply.map_err(|error| turn_failure(&error))?;
+            // If the service answered in another conversation, continue there.
             let is_elsewhere = reply.conversation_id != conversation;
             let private = is_elsewhere.then(|| {
-                let remembered = Remembered {
+                let record = ConversationRecord {
                     gateway: GATEWAY.to_owned(),
                     session,
                     generation: known.generation + 1,
                     conversation: Some(reply.conversation_id.clone()),
                     is_another: false,
                 };
-                remembered.raw()
+                record.raw()
             });
-            let said = Said {
-                ids: trail::returned(&reply.headers),
+            let service_reply = ServiceReply {
+                ids: call_headers::returned_ids(&reply.headers),
                 content: reply.content,
                 conversation: reply.conversation_id,
                 shared_context: reply.shared_context,
-                notes: recorded(note.into_iter().collect()),
+                notes: to_recorded(note.into_iter().collect()),
             };
-            let done = StepDone {
-                result: raw(&said),
+            let done = StepOutput {
+                result: raw(&service_reply),
                 usage: None,
             };
-            let beside = Beside {
+            let extras = StepExtras {
                 private,
-                waits: true,
-                ..Beside::default()
+                is_deferred: true,
+                ..StepExtras::default()
             };
-            Ok((done, beside))
+            Ok((done, extras))
         };
         let made_from = made_from.get().as_bytes();
-        let said = run
-            .step_beside(StepKind::AgentCall, made_from, work)
-            .await?;
-        read(&said)
+        let service_reply = run.step_with(StepKind::AgentCall, made_from, work).await?;
+        read(&service_reply)
     }
 }
 
-async fn look_up(run: &Run) -> Result<Known, TurnError> {
-    let Some(known) = remembered::look_up(run, GATEWAY).await? else {
-        return Ok(Known::default());
+async fn find_conversation(run: &AgentRun) -> Result<KnownConversation, TurnError> {
+    let Some(known) = conversation_record::find_newest(run, GATEWAY).await? else {
+        return Ok(KnownConversation::default());
     };
-    // A copy of a session begins its own: in the other one, more may have been said since.
-    let is_here = known.session == run.place.session;
-    let is_being_begun = is_here && known.conversation.is_none();
+    // A forked session creates its own conversation, because the original may have continued.
+    let is_here = known.session == run.request_ref.session;
+    let creation_unknown = is_here && known.conversation.is_none();
     let is_elsewhere = !is_here && known.conversation.is_some();
-    Ok(Known {
+    Ok(KnownConversation {
         generation: known.generation,
-        is_being_begun,
-        was_lost: is_elsewhere || is_being_begun && known.is_another,
+        creation_unknown,
+        was_lost: is_elsewhere || creation_unknown && known.is_another,
         conversation: known.conversation.filter(|_| is_here),
         was_unseen: false,
     })
 }
 
-/// Begins a conversation, or finds the one that was begun when its answer was lost.
-async fn begin_once(
+/// Creates a conversation, or finds the one created by an attempt whose response was lost.
+async fn create_once(
     client: &ConversationsClient,
-    (title, key): (&str, &Header),
-    may_be_there: bool,
+    (title, key): (&str, &HeaderPair),
+    may_exist: bool,
     retries: u32,
-) -> Result<Begun, TurnError> {
-    let (mut may_be_there, mut rest) = (may_be_there, REST);
-    let mut begun = Begun::default();
+) -> Result<StartedConversation, TurnError> {
+    let (mut may_exist, mut delay) = (may_exist, FIRST_RETRY_DELAY);
+    let mut created = StartedConversation::default();
     for left in (0..=retries).rev() {
-        if may_be_there {
+        if may_exist {
             match client.find(title).await {
-                Ok(Found::There(conversation)) => {
-                    (begun.conversation, begun.found) = (conversation, true);
-                    return Ok(begun);
+                Ok(ConversationSearch::Found(conversation)) => {
+                    (created.conversation, created.found) = (conversation, true);
+                    return Ok(created);
                 }
-                Ok(Found::NotThere) => begun.unseen = false,
-                Err(error) if is_transient(&error) => return Err(failed(&error)),
-                // It will not be told later either.
-                Ok(Found::Unseen) | Err(_) => begun.unseen = true,
+                Ok(ConversationSearch::Missing) => created.unseen = false,
+                Err(error) if is_transient(&error) => return Err(turn_failure(&error)),
+                // A later search would have the same result.
+                Ok(ConversationSearch::ListTruncated) | Err(_) => created.unseen = true,
             }
         }
         match client.create(title, key).await {
             Ok(conversation) => {
-                begun.conversation = conversation;
-                return Ok(begun);
+                created.conversation = conversation;
+                return Ok(created);
             }
             Err(error) if left > 0 && is_transient(&error) => {
-                tokio::time::sleep(rest).await;
-                (may_be_there, rest) = (true, rest.saturating_mul(2));
+                tokio::time::sleep(delay).await;
+                (may_exist, delay) = (true, delay.saturating_mul(2));
             }
-            Err(error) => return Err(failed(&error)),
+            Err(error) => return Err(turn_failure(&error)),
         }
     }
-    Err(unprepared())
+    Err(not_prepared())
 }
 
-fn is_transient(error: &CallError) -> bool {
+fn is_transient(error: &EndpointError) -> bool {
     match error {
-        CallError::Timeout { .. } | CallError::Unreachable(_) | CallError::CutOff => true,
-        CallError::Status { status, .. } => match *status {
+        EndpointError::Timeout { .. } | EndpointError::Unreachable(_) | EndpointError::CutOff => {
+            true
+        }
+        EndpointError::Status { status, .. } => match *status {
             StatusCode::NOT_IMPLEMENTED => false,
             status => status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS,
         },
-        CallError::Malformed(_) | CallError::TooLarge(_) | CallError::NotFound => false,
+        EndpointError::Malformed(_) | EndpointError::TooLarge(_) | EndpointError::NotFound => false,
     }
 }
 
-/// A title that no other conversation has.
+/// A title that is unique per session, agent and attempt.
 fn title(session: SessionId, agent: &Name, generation: u32) -> String {
     format!("Statehold {session} {agent} {generation}")
 }
 
-/// What is said: what the agent is told first, the text, and where the files are.
-fn message(input: &Words, told: Option<&Told>) -> String {
-    let mut said = input.text();
+/// The message text: shared context, input text, and attachment addresses.
+fn message_text(input: &AgentMessage, told: Option<&SharedContext>) -> String {
+    let mut text = input.text();
     for file in &input.attachments {
         if let Some(url) = file.url.as_ref().or(file.reference_url.as_ref()) {
-            said.push_str("\n\nAttachment: ");
-            said.push_str(url);
+            text.push_str("\n\nAttachment: ");
+            text.push_str(url);
         }
     }
-    match shared::block(told, &said) {
-        Some(block) => format!("{block}{said}"),
-        None => said,
+    match shared::block(told, &text) {
+        Some(block) => format!("{block}{text}"),
+        None => text,
     }
 }
 
 fn read<T: for<'de> Deserialize<'de>>(recorded: &Raw) -> Result<T, TurnError> {
     serde_json::from_str(recorded.get())
-        .map_err(|error| TurnError::step_malformed("what the service said", &error))
+        .map_err(|error| TurnError::step_malformed("the reply of the service", &error))
 }

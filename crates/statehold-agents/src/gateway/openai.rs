@@ -1,5 +1,5 @@
-//! Agents that speak chat completions. One that remembers nothing gets its own exchanges back with each
-//! call; one that keeps a session, as another Statehold does, gets the new message only.
+//! Agents behind chat completions. An agent without memory gets its own exchanges back with each call.
+//! An agent that stores a session, such as another Statehold, gets only the new message.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,184 +13,192 @@ use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
 use statehold_engine::kept::{HoldBody, Raw, parse};
 
-use super::exchange::{self, Restored};
-use super::pause::{self, Delivery, Paused};
-use super::remembered::{self, Locks, Remembered};
-use super::said::{Its, Said};
-use super::shared::{self, Told};
+use super::agent_reply::{AgentReply, RemoteSession};
+use super::call_headers::{self, SessionHeader};
+use super::conversation_record::{self, ConversationLocks, ConversationRecord};
+use super::exchange::{self, RestoredHistory};
+use super::pause::{self, DecisionDelivery, RemotePause};
+use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use super::trail::{self, SessionTold};
-use super::{Note, failed, is_lost, unprepared};
-use crate::chat::{ChatCall, ChatClient, ChatEndpoint};
-use crate::http::CallError;
-use crate::runner::{Beside, Run, StepDone, StepKind};
-use crate::spec::{Memory, OpenaiSpec};
-use crate::turn::{Agent, Answer, TurnError};
-use crate::words::{Words, raw};
+use super::{TraceNote, is_conversation_lost, not_prepared, turn_failure};
+use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
+use crate::http::EndpointError;
+use crate::message::{AgentMessage, raw};
+use crate::runner::{AgentRun, StepExtras, StepKind, StepOutput};
+use crate::spec::{ChatMemory, OpenaiSpec};
+use crate::turn::{Agent, TurnAnswer, TurnError};
 
-/// The word for this gateway in what is remembered.
+/// Name of this gateway in the private state.
 const GATEWAY: &str = "openai";
-/// How often an agent may wait for people in one turn.
+/// Most times an agent may pause for people in one turn.
 const PAUSES_MAX: usize = 64;
-/// How long to wait before an agent that cannot be told a decision is told again.
-const DELIVERY_RESTS_SECONDS: [u64; 5] = [1, 2, 5, 10, 30];
-const DELIVERY_REST_SECONDS_MAX: u64 = 60;
-/// How much of an answer is held back until it is clear that the agent does not wait: what it says about
-/// waiting is for its own users, not for ours.
+/// Delays between attempts to deliver a decision.
+const DELIVERY_DELAYS_SECONDS: [u64; 5] = [1, 2, 5, 10, 30];
+const DELIVERY_DELAY_SECONDS_MAX: u64 = 60;
+/// How many bytes of an answer are held back until it is clear that the agent has not paused: the text
+/// of a paused answer addresses the agent's own users.
 const HELD_BACK_BYTES: usize = 2 * 1024;
 
-/// An agent that speaks chat completions.
-pub(crate) struct Openai {
+/// An agent behind chat completions.
+pub(crate) struct OpenaiAgent {
     spec: Arc<OpenaiSpec>,
     chat: ChatClient,
-    locks: Arc<Locks>,
+    locks: Arc<ConversationLocks>,
 }
 
-/// A call that is ready to be made.
-struct Prepared {
+/// A call that is ready to be sent.
+struct PreparedCall {
     messages: Vec<Raw>,
     extra: Map<String, Value>,
-    told: Option<Told>,
-    notes: Vec<Note>,
+    shared_context: Option<SharedContext>,
+    notes: Vec<TraceNote>,
 }
 
-/// What a caller without a session brings along: the history is theirs.
+/// History sent by a stateless caller, which stores it itself.
 #[derive(Debug, Default, Deserialize)]
-struct Brought {
+struct CallerHistory {
     #[serde(default)]
     history: Vec<Raw>,
     #[serde(default)]
     passthrough: Map<String, Value>,
-    /// The new message as it was sent, where it is more than the text of a user.
+    /// The new message as sent, if it is more than a user's text.
     #[serde(default)]
     last: Option<Raw>,
 }
 
-/// Decisions to be told with a call, and the calls here that stand for what was decided.
+/// Decisions to deliver with a call, and the results of the local tool calls that stand for the remote
+/// actions.
 #[derive(Default)]
-struct Decisions {
-    deliveries: Vec<Delivery>,
+struct DecisionBatch {
+    deliveries: Vec<DecisionDelivery>,
     results: Vec<(ItemId, CallOutcome, Raw)>,
 }
 
-/// In whose memory a call happens.
-enum Place<'a> {
-    Ours,
-    Nowhere,
-    Its(&'a Its),
+/// Which side stores the history of a call.
+enum MemoryMode<'a> {
+    Local,
+    Stateless,
+    Remote(&'a RemoteSession),
 }
 
 #[async_trait]
-impl Agent for Openai {
-    async fn turn(&self, run: &mut Run) -> Result<Answer, TurnError> {
+impl Agent for OpenaiAgent {
+    async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
         match self.spec.memory {
-            Memory::Restore => self.restored(run).await,
-            Memory::Track => self.tracked(run).await,
+            ChatMemory::Restore => self.run_restored(run).await,
+            ChatMemory::Track => self.run_tracked(run).await,
         }
     }
 }
 
-impl Openai {
-    pub(crate) fn new(spec: Arc<OpenaiSpec>, chat: ChatClient, locks: Arc<Locks>) -> Self {
+impl OpenaiAgent {
+    pub(crate) fn new(
+        spec: Arc<OpenaiSpec>,
+        chat: ChatClient,
+        locks: Arc<ConversationLocks>,
+    ) -> Self {
         Self { spec, chat, locks }
     }
 
-    /// A turn of an agent that remembers nothing.
-    async fn restored(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        let prepared = match run.next_recorded() {
+    /// Executes a turn of an agent without memory.
+    async fn run_restored(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+        let prepared = match run.next_recorded_kind() {
             Some(_) => None,
             None => Some(prepare_restored(run).await?),
         };
-        let said = self
-            .call(run, prepared, &Place::Ours, Decisions::default())
+        let agent_reply = self
+            .call_agent(run, prepared, &MemoryMode::Local, DecisionBatch::default())
             .await?;
-        if said.pause()?.is_some() {
-            return Err(untracked());
+        if agent_reply.pause()?.is_some() {
+            return Err(pause_untracked());
         }
         let tells_calls = has_tools(&run.input);
-        said.into_answer(&run.spec, true, tells_calls).await
+        agent_reply.into_answer(&run.spec, true, tells_calls).await
     }
 
-    /// A turn of an agent that keeps a session. One at a time: turns that overlap would make two, or
-    /// talk into each other.
-    async fn tracked(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        // Before the line too: a turn that tells a decision may stand in it until the agent is back.
-        if run.next_recorded().is_none() {
-            require_free(run).await?;
+    /// Executes a turn of an agent that stores a session. One turn at a time: concurrent turns would
+    /// create two sessions, or interleave in one.
+    async fn run_tracked(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+        // Check before taking the lock too: a turn that delivers a decision may hold it until the agent
+        // is reachable again.
+        if run.next_recorded_kind().is_none() {
+            require_not_paused(run).await?;
         }
-        run.conversation = Some(self.locks.hold(run).await);
-        if Brought::of(&run.input).is_some() {
-            return self.stateless(run).await;
+        run.conversation = Some(self.locks.lock(run).await);
+        if CallerHistory::of(&run.input).is_some() {
+            return self.run_stateless(run).await;
         }
-        if run.next_recorded().is_none() {
-            require_free(run).await?;
+        if run.next_recorded_kind().is_none() {
+            require_not_paused(run).await?;
         }
-        let (mut its, mut decisions) = (Its::look_up(run).await?, Decisions::default());
-        let mut is_made_anew = false;
+        let (mut remote, mut decisions) =
+            (RemoteSession::load(run).await?, DecisionBatch::default());
+        let mut is_recreated = false;
         for pause in 0..PAUSES_MAX {
-            let prepared = match run.next_recorded() {
+            let prepared = match run.next_recorded_kind() {
                 Some(_) => None,
-                None => Some(prepare_new(run, is_made_anew).await?),
+                None => Some(prepare_new(run, is_recreated).await?),
             };
             let deliveries = std::mem::take(&mut decisions);
-            let said = self
-                .call(run, prepared, &Place::Its(&its), deliveries)
+            let agent_reply = self
+                .call_agent(run, prepared, &MemoryMode::Remote(&remote), deliveries)
                 .await;
-            let said = match said {
-                // What it waited for cannot be told to anybody else.
-                Err(error) if is_lost(&error) && pause == 0 && !is_made_anew => {
-                    is_made_anew = true;
-                    its.session = None;
+            let agent_reply = match agent_reply {
+                // After a pause, the decision cannot be delivered to a new session.
+                Err(error) if is_conversation_lost(&error) && pause == 0 && !is_recreated => {
+                    is_recreated = true;
+                    remote.session = None;
                     let prepared = Some(prepare_new(run, true).await?);
-                    let place = Place::Its(&its);
-                    self.call(run, prepared, &place, Decisions::default())
+                    let mode = MemoryMode::Remote(&remote);
+                    self.call_agent(run, prepared, &mode, DecisionBatch::default())
                         .await?
                 }
-                said => said?,
+                agent_reply => agent_reply?,
             };
-            let paused = said.pause()?;
-            // What is decided is told where it was asked, whatever was said elsewhere meanwhile.
-            if let Some(used) = &said.its {
-                its = used.clone();
+            let paused = agent_reply.pause()?;
+            // Deliver each decision in the session that asked for it, even if another turn has moved
+            // the agent to a new session since.
+            if let Some(used) = &agent_reply.remote {
+                remote = used.clone();
             }
             let Some(paused) = paused else {
-                return said.into_answer(&run.spec, false, false).await;
+                return agent_reply.into_answer(&run.spec, false, false).await;
             };
-            decisions = ask_people(run, &paused).await?;
+            decisions = open_holds(run, &paused).await?;
         }
         let message = format!(
-            "the agent waited for people {PAUSES_MAX} times in one turn; ask for less at once, or look at \
-             why it goes on asking"
+            "the agent waited for people {PAUSES_MAX} times in one turn; ask for less at once, or check \
+             why it keeps asking"
         );
         Err(TurnError::failed("agent_pauses_too_often", message))
     }
 
-    /// A turn for a caller who keeps the history: no session is made for it.
-    async fn stateless(&self, run: &mut Run) -> Result<Answer, TurnError> {
-        let prepared = match run.next_recorded() {
+    /// Executes a turn for a caller that stores the history: the agent creates no session for it.
+    async fn run_stateless(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+        let prepared = match run.next_recorded_kind() {
             Some(_) => None,
             None => Some(prepare_restored(run).await?),
         };
-        let nowhere = Place::Nowhere;
-        let said = self
-            .call(run, prepared, &nowhere, Decisions::default())
+        let mode = MemoryMode::Stateless;
+        let agent_reply = self
+            .call_agent(run, prepared, &mode, DecisionBatch::default())
             .await?;
-        if said.pause()?.is_some() {
-            return Err(untracked());
+        if agent_reply.pause()?.is_some() {
+            return Err(pause_untracked());
         }
         let tells_calls = has_tools(&run.input);
-        said.into_answer(&run.spec, false, tells_calls).await
+        agent_reply.into_answer(&run.spec, false, tells_calls).await
     }
 
-    /// Calls the agent, once: what it said is recorded before anything follows.
-    async fn call(
+    /// Calls the agent once. The reply is recorded before anything follows from it.
+    async fn call_agent(
         &self,
-        run: &mut Run,
-        prepared: Option<Prepared>,
-        place: &Place<'_>,
-        decisions: Decisions,
-    ) -> Result<Said, TurnError> {
-        let made_from = made_from(&run.input, &decisions.deliveries);
+        run: &mut AgentRun,
+        prepared: Option<PreparedCall>,
+        mode: &MemoryMode<'_>,
+        decisions: DecisionBatch,
+    ) -> Result<AgentReply, TurnError> {
+        let step_input = step_input(&run.input, &decisions.deliveries);
         let endpoint = ChatEndpoint {
             base_url: self.spec.base_url.clone(),
             model: self.spec.model.clone(),
@@ -198,63 +206,65 @@ impl Openai {
             timeout: run.spec.timeout,
             retries: run.spec.retries,
         };
-        let (here, number) = (run.place, run.steps_taken());
+        let (here, number) = (run.request_ref, run.steps_taken());
         let user = run.engine.owner(here.session).await?.user.to_string();
-        let say = run.sayer();
+        let sink = run.draft_sink();
         let work = async move {
-            let prepared = prepared.ok_or_else(unprepared)?;
-            let told = match place {
-                Place::Ours => SessionTold::Ours,
-                Place::Nowhere => SessionTold::Nothing,
-                Place::Its(its) => SessionTold::Its(its.session.as_deref()),
+            let prepared = prepared.ok_or_else(not_prepared)?;
+            let session = match mode {
+                MemoryMode::Local => SessionHeader::Local,
+                MemoryMode::Stateless => SessionHeader::Absent,
+                MemoryMode::Remote(remote) => SessionHeader::Remote(remote.session.as_deref()),
             };
             let mut extra = prepared.extra;
-            if let Place::Its(_) = place {
+            if let MemoryMode::Remote(_) = mode {
                 extra.insert("user".to_owned(), Value::from(user.as_str()));
-                // People decide here, so they must see here what they would see there.
+                // Ask for complete holds, because people decide here and must see the same as on the
+                // remote server.
                 let mut asked = serde_json::json!({ "holds": "own" });
                 if !decisions.deliveries.is_empty() {
                     asked["decisions"] = serde_json::json!(decisions.deliveries);
                 }
                 extra.insert("statehold".to_owned(), asked);
             }
-            let mut call = ChatCall {
+            let mut call = CompletionRequest {
                 messages: prepared.messages,
                 extra,
-                headers: trail::of_chat(here, told, &user, number),
+                headers: call_headers::for_chat(here, session, &user, number),
                 stream: true,
             };
-            let held_back = match place {
-                Place::Its(_) => HELD_BACK_BYTES,
-                Place::Ours | Place::Nowhere => 0,
+            let held_back = match mode {
+                MemoryMode::Remote(_) => HELD_BACK_BYTES,
+                MemoryMode::Local | MemoryMode::Stateless => 0,
             };
-            let mut teller = Teller::new(say, held_back);
-            let mut hear = |piece: &str| teller.hear(piece);
-            let mut reply = self.chat.chat(&endpoint, &call, &mut hear).await;
-            let mut rests = DELIVERY_RESTS_SECONDS.into_iter();
+            let mut writer = HoldbackWriter::new(sink, held_back);
+            let mut write = |piece: &str| writer.write(piece);
+            let mut reply = self.chat.chat(&endpoint, &call, &mut write).await;
+            let mut delays = DELIVERY_DELAYS_SECONDS.into_iter();
             while let Err(error) = &reply
                 && !decisions.deliveries.is_empty()
-                && error.may_pass()
+                && error.is_worth_retrying()
             {
-                // A person has decided: an agent that is away is told when it is back, however long that
-                // takes. One that is there and fails has a few tries.
-                let rest = match rests.next() {
-                    Some(rest) => rest,
-                    None if error.is_absence() => DELIVERY_REST_SECONDS_MAX,
+                // A decision must be delivered. Retry without limit while the agent is unavailable, but
+                // only a few times if it is up and fails.
+                let delay = match delays.next() {
+                    Some(delay) => delay,
+                    None if error.is_unavailable() => DELIVERY_DELAY_SECONDS_MAX,
                     None => break,
                 };
-                tracing::warn!(request = %here.request, %error, "a decision waits for its agent");
-                tokio::time::sleep(Duration::from_secs(rest)).await;
-                // What was heard before must not be heard twice; the whole answer is recorded.
+                tracing::warn!(request = %here.request, %error, "cannot deliver a decision yet; retrying");
+                tokio::time::sleep(Duration::from_secs(delay)).await;
+                // Do not stream the answer twice; the complete answer is recorded.
                 reply = self.chat.chat(&endpoint, &call, &mut |_| ()).await;
             }
-            if reply.as_ref().is_err_and(is_forbidden) && trail::drop_user(&mut call.headers) {
-                reply = self.chat.chat(&endpoint, &call, &mut hear).await;
+            if reply.as_ref().is_err_and(is_forbidden) && call_headers::drop_user(&mut call.headers)
+            {
+                reply = self.chat.chat(&endpoint, &call, &mut write).await;
             }
-            let reply = reply.map_err(|error| match place {
-                Place::Its(its) => lost_or_failed(&error, its),
-                Place::Ours => unknown_or_failed(&error),
-                Place::Nowhere => failed(&error),
+            let reply = reply.map_err(|error| match mode {
+                MemoryMode::Remote(remote) => lost_or_failed(&error, remote),
+                MemoryMode::Local => unknown_or_failed(&error),
+                MemoryMode::Stateless => turn_failure(&error),
             })?;
             let usage = reply.usage.map(|usage| {
                 raw(&serde_json::json!({
@@ -263,107 +273,114 @@ impl Openai {
                     "total_tokens": usage.total_tokens,
                 }))
             });
-            let mut said = Said::of(reply, prepared.told, prepared.notes);
-            let paused = said.pause()?;
+            let mut agent_reply = AgentReply::of(reply, prepared.shared_context, prepared.notes);
+            let paused = agent_reply.pause()?;
             if paused.is_none() {
-                teller.end();
+                writer.flush();
             }
             let mut private = None;
-            if let Place::Its(its) = place {
-                let known = its.answered_in(said.session(paused.as_ref()))?;
+            if let MemoryMode::Remote(remote) = mode {
+                let known = remote.answered_in(agent_reply.session(paused.as_ref()))?;
                 private =
-                    (known.generation != its.generation).then(|| known.remembered(here.session));
-                said.its = Some(known);
+                    (known.generation != remote.generation).then(|| known.to_record(here.session));
+                agent_reply.remote = Some(known);
             }
-            let result = raw(&said);
-            let beside = Beside {
+            let result = raw(&agent_reply);
+            let extras = StepExtras {
                 private,
                 results: decisions.results,
-                waits: paused.is_none(),
+                is_deferred: paused.is_none(),
             };
-            Ok((StepDone { result, usage }, beside))
+            Ok((StepOutput { result, usage }, extras))
         };
-        let said = run
-            .step_beside(StepKind::AgentCall, &made_from, work)
+        let agent_reply = run
+            .step_with(StepKind::AgentCall, &step_input, work)
             .await?;
-        serde_json::from_str(said.get())
-            .map_err(|error| TurnError::step_malformed("what the agent said", &error))
+        serde_json::from_str(agent_reply.get())
+            .map_err(|error| TurnError::step_malformed("the reply of the agent", &error))
     }
 }
 
-/// What a call is made from: what was asked, and what was decided since. Not what stands around it, which
-/// may change while a turn waits.
-fn made_from(input: &Words, deliveries: &[Delivery]) -> Vec<u8> {
+/// Input of the step: the message and the decisions. Session values are excluded, because they may
+/// change while a turn waits.
+fn step_input(input: &AgentMessage, deliveries: &[DecisionDelivery]) -> Vec<u8> {
     let parts = (&input.content, &input.attachments, deliveries);
     raw(&parts).get().as_bytes().to_vec()
 }
 
-async fn told(run: &Run) -> Result<Option<Told>, TurnError> {
-    Ok(Told::of(&run.shared(&run.spec.import).await?))
+async fn shared_context(run: &AgentRun) -> Result<Option<SharedContext>, TurnError> {
+    Ok(SharedContext::of(
+        &run.session_values(&run.spec.import).await?,
+    ))
 }
 
-/// Everything that the agent said and was asked in this task, and the new message.
-async fn prepare_restored(run: &Run) -> Result<Prepared, TurnError> {
-    let past = run.past().await?;
+/// Prepares all exchanges of the agent in this task, and the new message.
+async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
+    let history = run.history().await?;
     let rules = StateRules::of(&run.spec);
     let restored = match rules {
-        None => exchange::restore(&past, None),
-        // Schemas and long states take their time.
+        None => exchange::restore(&history, None),
+        // Validating large states against schemas is slow, so do it off the async threads.
         Some(rules) => {
-            let work = move || exchange::restore(&past, Some(&rules));
+            let work = move || exchange::restore(&history, Some(&rules));
             let restored = tokio::task::spawn_blocking(work).await;
-            restored.map_err(|_| unprepared())?
+            restored.map_err(|_| not_prepared())?
         }
     };
-    let Restored {
+    let RestoredHistory {
         mut messages,
         mut notes,
         ..
     } = restored;
-    // In a task that has a history of its own, nobody brings another.
-    let brought = Brought::of(&run.input).filter(|_| messages.is_empty());
-    let brought = brought.unwrap_or_default();
-    let bring = exchange::brought(brought.history);
+    // A caller's history counts only if the task has no history of its own.
+    let caller = CallerHistory::of(&run.input).filter(|_| messages.is_empty());
+    let caller = caller.unwrap_or_default();
+    let bring = exchange::from_caller(caller.history);
     messages.extend(bring.messages);
     notes.extend(bring.notes);
-    let told = if brought.last.is_none() {
-        told(run).await?
+    let shared_context = if caller.last.is_none() {
+        shared_context(run).await?
     } else {
         None
     };
-    let new = brought.last.map(shared::guarded);
-    messages.push(new.unwrap_or_else(|| exchange::user_message(&run.input, told.as_ref())));
-    notes.extend(told.as_ref().and_then(Told::note));
-    Ok(Prepared {
+    let new = caller.last.map(shared::guard_message);
+    messages
+        .push(new.unwrap_or_else(|| exchange::user_message(&run.input, shared_context.as_ref())));
+    notes.extend(shared_context.as_ref().and_then(SharedContext::note));
+    Ok(PreparedCall {
         messages,
-        extra: brought.passthrough,
-        told,
+        extra: caller.passthrough,
+        shared_context,
         notes,
     })
 }
 
-/// The new message alone.
-async fn prepare_new(run: &Run, is_made_anew: bool) -> Result<Prepared, TurnError> {
-    let told = told(run).await?;
-    let mut notes: Vec<Note> = told.as_ref().and_then(Told::note).into_iter().collect();
-    if is_made_anew {
+/// Prepares the new message alone.
+async fn prepare_new(run: &AgentRun, is_recreated: bool) -> Result<PreparedCall, TurnError> {
+    let shared_context = shared_context(run).await?;
+    let mut notes: Vec<TraceNote> = shared_context
+        .as_ref()
+        .and_then(SharedContext::note)
+        .into_iter()
+        .collect();
+    if is_recreated {
         let note = raw(&BTreeMap::from([("reason", "the agent lost its session")]));
         notes.push(("conversation_recreated", note));
     }
-    Ok(Prepared {
-        messages: vec![exchange::user_message(&run.input, told.as_ref())],
+    Ok(PreparedCall {
+        messages: vec![exchange::user_message(&run.input, shared_context.as_ref())],
         extra: Map::new(),
-        told,
+        shared_context,
         notes,
     })
 }
 
-/// Asks people what the agent asks them. If they have not all decided, nobody stays to wait.
-async fn ask_people(run: &mut Run, paused: &Paused) -> Result<Decisions, TurnError> {
-    let mut decisions = Decisions::default();
+/// Opens holds for the agent's holds. If a decision is missing, releases the lease.
+async fn open_holds(run: &mut AgentRun, paused: &RemotePause) -> Result<DecisionBatch, TurnError> {
+    let mut decisions = DecisionBatch::default();
     let mut is_open = false;
-    let asks = paused.asks()?;
-    // All of it can be asked, or nothing is.
+    let asks = paused.local_holds()?;
+    // Check all holds before opening any: open all or none.
     for (_, ask) in &asks {
         run.require_askable(ask).await?;
     }
@@ -371,71 +388,71 @@ async fn ask_people(run: &mut Run, paused: &Paused) -> Result<Decisions, TurnErr
         match run.ask_person(ask).await? {
             Some(decided) => {
                 decisions.deliveries.push(hold.delivery(&decided));
-                decisions.results.extend(pause::outcome(&decided));
+                decisions.results.extend(pause::call_result(&decided));
             }
             None => is_open = true,
         }
     }
     if is_open {
-        return Err(run.leave().await);
+        return Err(run.release_lease().await);
     }
     Ok(decisions)
 }
 
-/// What is said in the session of an agent that waits for a person there would be the answer to its
-/// question, and nobody meant it to be.
-async fn require_free(run: &Run) -> Result<(), TurnError> {
-    let (session, agent) = (run.place.session, &run.spec.name);
+/// Rejects a message while the agent waits for a person: the agent would take the message for the
+/// answer to its question.
+async fn require_not_paused(run: &AgentRun) -> Result<(), TurnError> {
+    let (session, agent) = (run.request_ref.session, &run.spec.name);
     let asking = run.engine.asking_requests_of(session, agent).await?;
-    let Some(other) = asking.into_iter().find(|id| *id != run.place.request) else {
+    let Some(other) = asking.into_iter().find(|id| *id != run.request_ref.request) else {
         return Ok(());
     };
     let pending = run.engine.pending_in(session).await?;
-    let waits = pending.holds.iter().find(|hold| hold.hold.request == other);
-    let what = match waits {
-        Some(waits) => {
-            let body: HoldBody = parse(waits.body.as_deref());
-            let (title, id) = (body.title, waits.hold.id);
+    let is_deferred = pending.holds.iter().find(|hold| hold.hold.request == other);
+    let what = match is_deferred {
+        Some(is_deferred) => {
+            let body: HoldBody = parse(is_deferred.body.as_deref());
+            let (title, id) = (body.title, is_deferred.hold.id);
             format!("it waits for a decision about “{title}” ({id}); decide that, then ask again")
         }
-        None => "it is being told what was decided; ask again in a moment".to_owned(),
+        None => "the decision is being delivered to it; ask again in a moment".to_owned(),
     };
     let message = format!("the agent {agent} cannot be asked now: {what}");
     Err(TurnError::failed("agent_busy", message))
 }
 
-fn is_forbidden(error: &CallError) -> bool {
+fn is_forbidden(error: &EndpointError) -> bool {
     let forbidden = StatusCode::FORBIDDEN;
-    matches!(error, CallError::Status { status, .. } if *status == forbidden)
+    matches!(error, EndpointError::Status { status, .. } if *status == forbidden)
 }
 
-fn lost_or_failed(error: &CallError, its: &Its) -> TurnError {
+fn lost_or_failed(error: &EndpointError, remote: &RemoteSession) -> TurnError {
     let is_gone = matches!(
         error,
-        CallError::Status {
+        EndpointError::Status {
             status: StatusCode::NOT_FOUND | StatusCode::GONE,
             ..
         }
     );
-    if is_gone && its.session.is_some() {
-        failed(&CallError::NotFound)
+    if is_gone && remote.session.is_some() {
+        turn_failure(&EndpointError::NotFound)
     } else {
-        failed(error)
+        turn_failure(error)
     }
 }
 
-/// What became of a call that named our session. Whoever keeps sessions under that name has none of ours,
-/// as another Statehold does, and says the same as one who does not know the model.
-fn unknown_or_failed(error: &CallError) -> TurnError {
+/// Error of a call that sent our session id. An agent that stores sessions itself, such as another
+/// Statehold, does not know that id and answers 404, like one that does not know the model.
+fn unknown_or_failed(error: &EndpointError) -> TurnError {
     let is_unknown = matches!(
         error,
-        CallError::Status {
+        EndpointError::Status {
             status: StatusCode::NOT_FOUND,
             ..
         }
     );
     if !is_unknown {
-        return failed(error);
+        return turn_failure(error);
     }
     let message = format!(
         "{error}; declare the agent with memory = \"track\" if it keeps sessions itself, as another \
@@ -444,21 +461,21 @@ fn unknown_or_failed(error: &CallError) -> TurnError {
     TurnError::failed(error.code(), message)
 }
 
-/// Whether a caller brought tools: only then can they be told that one is to be called.
-fn has_tools(input: &Words) -> bool {
-    Brought::of(input).is_some_and(|brought| brought.passthrough.contains_key("tools"))
+/// Whether the caller offered tools. Only then may the answer contain tool calls.
+fn has_tools(input: &AgentMessage) -> bool {
+    CallerHistory::of(input).is_some_and(|caller| caller.passthrough.contains_key("tools"))
 }
 
-fn untracked() -> TurnError {
+fn pause_untracked() -> TurnError {
     let message = "the agent waits for a person, and nothing can be told to it later because it keeps no \
                    session for us; declare it with memory = \"track\", and call it with a session";
     TurnError::failed("agent_pause_untracked", message)
 }
 
-impl Brought {
-    fn of(input: &Words) -> Option<Self> {
-        let brought: Value = serde_json::from_str(input.data.as_ref()?.get()).ok()?;
-        let is_brought = brought.get("history").is_some() || brought.get("passthrough").is_some();
+impl CallerHistory {
+    fn of(input: &AgentMessage) -> Option<Self> {
+        let caller: Value = serde_json::from_str(input.data.as_ref()?.get()).ok()?;
+        let is_brought = caller.get("history").is_some() || caller.get("passthrough").is_some();
         if !is_brought {
             return None;
         }
@@ -466,27 +483,27 @@ impl Brought {
     }
 }
 
-impl Its {
-    async fn look_up(run: &Run) -> Result<Self, TurnError> {
-        let known = remembered::look_up(run, GATEWAY).await?;
+impl RemoteSession {
+    async fn load(run: &AgentRun) -> Result<Self, TurnError> {
+        let known = conversation_record::find_newest(run, GATEWAY).await?;
         let Some(known) = known else {
             return Ok(Self::default());
         };
-        let is_here = known.session == run.place.session;
+        let is_here = known.session == run.request_ref.session;
         Ok(Self {
             generation: known.generation,
             session: known.conversation.filter(|_| is_here),
         })
     }
 
-    /// What is known once the agent has answered in a session.
+    /// Session state after the agent has answered in `session`.
     fn answered_in(&self, session: Option<&str>) -> Result<Self, TurnError> {
         match (session, &self.session) {
             (Some(answered), Some(known)) if answered == known => Ok(self.clone()),
             (None, Some(_)) => Ok(self.clone()),
             (None, None) => {
-                let message = "the agent names no session (header x-statehold-session), so nobody \
-                               remembers what is said; declare it with memory = \"restore\"";
+                let message = "the agent names no session (header x-statehold-session), so it \
+                               would remember nothing; declare it with memory = \"restore\"";
                 Err(TurnError::failed("agent_names_no_session", message))
             }
             (Some(answered), _) => Ok(Self {
@@ -496,50 +513,50 @@ impl Its {
         }
     }
 
-    /// What the task remembers of it.
-    fn remembered(&self, here: SessionId) -> Raw {
-        let remembered = Remembered {
+    /// Private state of the task.
+    fn to_record(&self, here: SessionId) -> Raw {
+        let record = ConversationRecord {
             gateway: GATEWAY.to_owned(),
             session: here,
             generation: self.generation,
             conversation: self.session.clone(),
             is_another: self.generation > 1,
         };
-        remembered.raw()
+        record.raw()
     }
 }
 
-/// Passes an answer on while it is written, or a little later.
-struct Teller<S> {
-    say: S,
+/// Passes chunks on. Holds the first bytes back until it is clear that they belong to an answer.
+struct HoldbackWriter<S> {
+    sink: S,
     held_back: Option<String>,
     bytes_max: usize,
 }
 
-impl<S: Fn(&str)> Teller<S> {
-    fn new(say: S, bytes_max: usize) -> Self {
+impl<S: Fn(&str)> HoldbackWriter<S> {
+    fn new(sink: S, bytes_max: usize) -> Self {
         Self {
-            say,
+            sink,
             held_back: Some(String::new()),
             bytes_max,
         }
     }
 
-    fn hear(&mut self, piece: &str) {
+    fn write(&mut self, piece: &str) {
         let Some(held_back) = &mut self.held_back else {
-            (self.say)(piece);
+            (self.sink)(piece);
             return;
         };
         held_back.push_str(piece);
         if held_back.len() > self.bytes_max {
-            self.end();
+            self.flush();
         }
     }
 
-    /// It is an answer.
-    fn end(&mut self) {
+    /// Passes on the bytes that were held back.
+    fn flush(&mut self) {
         if let Some(held_back) = self.held_back.take() {
-            (self.say)(&held_back);
+            (self.sink)(&held_back);
         }
     }
 }

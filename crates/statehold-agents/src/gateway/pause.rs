@@ -1,6 +1,6 @@
-//! An agent that waits for a person itself. What it asks is asked here too, once, and what is decided here
-//! is told to it, once. Its words are shown to people, so they are bounded and plain; it decides nothing
-//! about who may decide.
+//! Pauses of remote agents. Each hold of a remote agent is opened here once, and its decision is
+//! delivered once. The agent's texts are shown to people, so they are bounded and stripped of control
+//! characters. The agent has no say in who may decide.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,24 +14,24 @@ use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 use statehold_engine::{NewAction, NewAsk, Schema};
 
-use crate::runner::Decided;
-use crate::turn::{TurnError, why_unreadable};
-use crate::words::raw;
+use crate::message::raw;
+use crate::runner::HoldDecision;
+use crate::turn::{TurnError, describe_json_error};
 
-/// How many holds of an agent are asked here at a time. The others come when these are decided.
+/// Most remote holds opened at a time. Further ones follow when these are decided.
 const HOLDS_MAX: usize = 16;
-/// What people read, in bytes.
+/// Limits of shown texts, in bytes.
 const TITLE_BYTES_MAX: usize = 200;
 const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 const ID_BYTES_MAX: usize = 128;
 const ARGS_BYTES_MAX: usize = 64 * 1024;
 const SCHEMA_BYTES_MAX: usize = 16 * 1024;
-/// What the action is called if the agent does not say.
+/// Tool name for an action without a name.
 const UNNAMED_ACTION: &str = "remote_action";
 
-/// That an agent waits, and for what.
+/// Pause of a remote agent.
 #[derive(Debug, Deserialize)]
-pub(super) struct Paused {
+pub(super) struct RemotePause {
     #[serde(default)]
     holds: Vec<RemoteHold>,
     /// The agent's session.
@@ -39,7 +39,7 @@ pub(super) struct Paused {
     pub(super) session: Option<String>,
 }
 
-/// One thing that an agent waits for.
+/// One hold of a remote agent.
 #[derive(Debug, Deserialize)]
 pub(super) struct RemoteHold {
     id: String,
@@ -80,7 +80,7 @@ struct RemoteAction {
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct RemoteStatus {
     #[serde(default)]
     status: Option<String>,
 }
@@ -92,9 +92,9 @@ struct ShownArgs<'a> {
     remote_hold: &'a str,
 }
 
-/// A decision as the agent is told it.
+/// A decision as sent to the agent.
 #[derive(Debug, Serialize)]
-pub(super) struct Delivery {
+pub(super) struct DecisionDelivery {
     hold_id: String,
     decision: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,19 +103,20 @@ pub(super) struct Delivery {
     comment: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
-    /// The hold here: the same decision told again is the same decision.
+    /// Id of the local hold. It makes repeated deliveries of one decision idempotent.
     key: String,
 }
 
-impl Paused {
-    /// What an answer says about waiting. None if it does not wait.
+impl RemotePause {
+    /// Parses the `statehold` member of an answer. None if the agent is not paused.
     pub(super) fn read(said: &RawValue) -> Result<Option<Self>, TurnError> {
-        let status: Status = serde_json::from_str(said.get()).unwrap_or(Status { status: None });
+        let status: RemoteStatus =
+            serde_json::from_str(said.get()).unwrap_or(RemoteStatus { status: None });
         if status.status.as_deref() != Some("paused") {
             return Ok(None);
         }
         let mut paused: Self = serde_json::from_str(said.get()).map_err(|error| {
-            let why = why_unreadable(&error);
+            let why = describe_json_error(&error);
             malformed(&format!("`statehold` cannot be read: {why}"))
         })?;
         let is_sound = |id: &str| {
@@ -128,40 +129,43 @@ impl Paused {
         paused.holds.retain(|hold| seen.insert(hold.id.clone()));
         paused.holds.truncate(HOLDS_MAX);
         if paused.holds.is_empty() {
-            return Err(malformed("it waits for a person and does not say for what"));
+            return Err(malformed("it waits for a person without naming a hold"));
         }
         Ok(Some(paused))
     }
 
-    /// What is asked here, in order, each with what the agent calls it.
-    pub(super) fn asks(&self) -> Result<Vec<(&RemoteHold, NewAsk)>, TurnError> {
-        let asks = self.holds.iter().map(|hold| Ok((hold, hold.ask()?)));
-        asks.collect()
+    /// Local holds to open, in order, each with the remote hold.
+    pub(super) fn local_holds(&self) -> Result<Vec<(&RemoteHold, NewAsk)>, TurnError> {
+        let local_holds = self
+            .holds
+            .iter()
+            .map(|hold| Ok((hold, hold.to_local_hold()?)));
+        local_holds.collect()
     }
 }
 
 impl RemoteHold {
-    fn ask(&self) -> Result<NewAsk, TurnError> {
+    fn to_local_hold(&self) -> Result<NewAsk, TurnError> {
         let kind = match self.kind {
             RemoteKind::Approval => HoldKind::Approval,
             RemoteKind::Question => HoldKind::Question,
             RemoteKind::Form => HoldKind::Form,
             RemoteKind::Link => HoldKind::Link,
             RemoteKind::Other => {
-                let message = "the agent waits for something that is decided only where it is \
+                let message = "the agent waits for a decision that can only be made on its own server \
                                (neither approval, question, form nor link); decide it there, and ask again";
                 return Err(TurnError::failed("agent_pause_unsupported", message));
             }
         };
         let title = self.title.as_deref().unwrap_or_default();
-        let title = plain(&title.replace('\n', " "), TITLE_BYTES_MAX);
+        let title = clean_text(&title.replace('\n', " "), TITLE_BYTES_MAX);
         let title = if title.trim().is_empty() {
             "The agent asks a person".to_owned()
         } else {
             title
         };
         let message = self.message.as_deref();
-        let message = message.map(|text| plain(text, MESSAGE_BYTES_MAX));
+        let message = message.map(|text| clean_text(text, MESSAGE_BYTES_MAX));
         let schema = match kind {
             HoldKind::Question | HoldKind::Form => self.schema()?,
             _ => None,
@@ -186,7 +190,7 @@ impl RemoteHold {
         })
     }
 
-    /// The form of an answer, if it is one that can be asked for here.
+    /// The answer schema, if the engine can validate with it.
     fn schema(&self) -> Result<Option<Raw>, TurnError> {
         let Some(schema) = &self.response_schema else {
             return Ok(None);
@@ -202,12 +206,12 @@ impl RemoteHold {
             Ok(()) => Ok(Some(schema.clone())),
             Err(why) => {
                 let what = format!("the form that it asks for cannot be used: {why}");
-                Err(malformed(&plain(&what, TITLE_BYTES_MAX)))
+                Err(malformed(&clean_text(&what, TITLE_BYTES_MAX)))
             }
         }
     }
 
-    /// What people approve: the agent's action as far as it shows it, and which hold of the agent it is.
+    /// The action to approve: the agent's action as far as it is shown, and the id of the remote hold.
     fn action(&self) -> Result<NewAction, TurnError> {
         let action = self.action.as_ref();
         let tool = action.and_then(|action| action.tool.as_deref());
@@ -230,13 +234,13 @@ impl RemoteHold {
             call: None,
             effect: None,
             risk: None,
-            // It runs where the agent is. What is done here is to tell the decision, which may be told
-            // again.
+            // The action runs on the agent's side. The local call only delivers the decision, which is
+            // idempotent.
             idempotent: Some(true),
         })
     }
 
-    /// What the agent offers, as far as it can be told there. Other arguments cannot.
+    /// The decisions that both sides support. Edited arguments cannot be delivered.
     fn allowed(&self, kind: HoldKind) -> BTreeSet<DecisionKind> {
         let mut possible = kind.decisions();
         possible.remove(&DecisionKind::Edit);
@@ -251,8 +255,8 @@ impl RemoteHold {
         if both.is_empty() { possible } else { both }
     }
 
-    /// What the agent is told of a decision.
-    pub(super) fn delivery(&self, decided: &Decided) -> Delivery {
+    /// The decision to send to the agent.
+    pub(super) fn delivery(&self, decided: &HoldDecision) -> DecisionDelivery {
         let digest = self
             .action
             .as_ref()
@@ -268,7 +272,7 @@ impl RemoteHold {
         let late = || "nobody decided in time".to_owned();
         let is_late = decided.status == HoldStatus::Expired;
         let comment = decided.comment.clone();
-        Delivery {
+        DecisionDelivery {
             hold_id: self.id.clone(),
             decision,
             content,
@@ -279,9 +283,9 @@ impl RemoteHold {
     }
 }
 
-/// What became of the call that stands here for the agent's action, once the decision is told.
-pub(super) fn outcome(decided: &Decided) -> Option<(ItemId, CallOutcome, Raw)> {
-    let outcome = match decided.status {
+/// Result of the local call that stands for the remote action, after the decision is delivered.
+pub(super) fn call_result(decided: &HoldDecision) -> Option<(ItemId, CallOutcome, Raw)> {
+    let call_result = match decided.status {
         HoldStatus::Approved | HoldStatus::Edited => CallOutcome::Ran,
         HoldStatus::Answered => CallOutcome::Answered,
         HoldStatus::Rejected | HoldStatus::Expired | HoldStatus::Cancelled | HoldStatus::Open => {
@@ -289,30 +293,30 @@ pub(super) fn outcome(decided: &Decided) -> Option<(ItemId, CallOutcome, Raw)> {
         }
     };
     let result = raw(&BTreeMap::from([("decision_delivered", true)]));
-    Some((decided.call?, outcome, result))
+    Some((decided.call?, call_result, result))
 }
 
 fn malformed(what: &str) -> TurnError {
     let message = format!(
-        "the agent's answer cannot be understood: {what}; look at what it sends as `statehold`, and ask again"
+        "the agent's answer cannot be understood: {what}; check the `statehold` member that it sends, and ask again"
     );
     TurnError::failed("agent_malformed", message)
 }
 
-/// Somebody else's words as people may read them: no control characters, nothing that turns the
-/// direction of writing, and an end.
-fn plain(text: &str, bytes_max: usize) -> String {
+/// Cleans another service's text for display: removes control and bidirectional characters, and
+/// truncates.
+fn clean_text(text: &str, bytes_max: usize) -> String {
     let is_hidden = |c: char| {
         c.is_control() && c != '\n'
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
     };
-    let mut plain = String::new();
+    let mut clean_text = String::new();
     for c in text.chars().filter(|c| !is_hidden(*c)) {
-        if plain.len() + c.len_utf8() + '…'.len_utf8() > bytes_max {
-            plain.push('…');
+        if clean_text.len() + c.len_utf8() + '…'.len_utf8() > bytes_max {
+            clean_text.push('…');
             break;
         }
-        plain.push(c);
+        clean_text.push(c);
     }
-    plain
+    clean_text
 }

@@ -1,4 +1,4 @@
-//! A JSON object whose members stay as they were written: order, numbers, everything.
+//! A JSON object whose members keep their exact text and order.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
 use statehold_engine::kept::Raw;
 
-/// A JSON object, each member as it was written.
+/// A JSON object with raw members.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RawObject(pub(super) Vec<(String, Raw)>);
 
 impl RawObject {
-    /// The object in a text. None if it is something else.
+    /// Parses an object. None for other values.
     pub(super) fn parse(text: &RawValue) -> Option<Self> {
         serde_json::from_str(text.get()).ok()
     }
 
-    /// A member. The last one, if a name is there more than once: so do most who read JSON.
+    /// A member by name. Of duplicates the last one counts, as in most JSON parsers.
     pub(super) fn get(&self, name: &str) -> Option<&RawValue> {
         let mut members = self.0.iter().rev();
         let found = members.find(|(known, _)| known == name);
         found.map(|(_, value)| &**value)
     }
 
-    /// Replaces a member that is there.
+    /// Replaces an existing member.
     pub(super) fn replace(&mut self, name: &str, value: Raw) {
         let mut members = self.0.iter_mut().rev();
         if let Some((_, place)) = members.find(|(known, _)| known == name) {
@@ -35,8 +35,8 @@ impl RawObject {
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
+        struct RawObjectVisitor;
+        impl<'de> Visitor<'de> for RawObjectVisitor {
             type Value = RawObject;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for RawObject {
                 Ok(RawObject(members))
             }
         }
-        deserializer.deserialize_map(Members)
+        deserializer.deserialize_map(RawObjectVisitor)
     }
 }
 

@@ -1,5 +1,6 @@
-//! What is given back of an agent's state where its declaration says more than that it is opaque: it must
-//! fit a schema, and old pairs of tool call and result may be left out. What is kept is never changed.
+//! Rules for sending an agent's state back to it: the state must fit a schema, and old pairs of tool
+//! call and result may be pruned. The stored state is never changed. Without rules, the state is
+//! opaque.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,34 +11,34 @@ use statehold_engine::Schema;
 use statehold_engine::kept::Raw;
 
 use super::raw_object::RawObject;
+use crate::message::raw;
 use crate::spec::AgentSpec;
-use crate::words::raw;
 
-/// Where agents keep what their tools did, as one list.
+/// Member with the tool history, as one list.
 const HISTORY: &str = "tool_call_history";
-/// The same, as two lists.
+/// Members with the tool history, as two lists.
 const CALLS: &str = "tool_calls";
 const RESPONSES: &str = "tool_responses";
 
-/// What the declaration of an agent says about its state.
+/// State rules in an agent's declaration.
 #[derive(Debug, Clone)]
 pub(super) struct StateRules {
     schema: Option<Arc<Schema>>,
     keep_pairs: Option<usize>,
 }
 
-/// What is given back of a state.
+/// State to send back.
 #[derive(Debug)]
-pub(super) struct GivenBack {
+pub(super) struct ReturnedState {
     pub(super) state: Raw,
-    /// Whether its list of tool calls was none and is an empty one now.
+    /// Whether a malformed tool history was replaced by an empty list.
     pub(super) was_reset: bool,
-    /// How many pairs were left out.
+    /// Number of pruned pairs.
     pub(super) left_out: usize,
 }
 
 impl StateRules {
-    /// None if the state is opaque: nobody looks into it.
+    /// None if the declaration has no rules.
     pub(super) fn of(spec: &AgentSpec) -> Option<Self> {
         let rules = Self {
             schema: spec.state_schema.clone(),
@@ -46,23 +47,23 @@ impl StateRules {
         (rules.schema.is_some() || rules.keep_pairs.is_some()).then_some(rules)
     }
 
-    /// What is given back of a state, or why it is not.
-    pub(super) fn apply(&self, state: &RawValue) -> Result<GivenBack, String> {
-        let mut given = GivenBack {
+    /// Applies the rules, or returns why the state does not fit.
+    pub(super) fn apply(&self, state: &RawValue) -> Result<ReturnedState, String> {
+        let mut given = ReturnedState {
             state: state.to_owned(),
             was_reset: false,
             left_out: 0,
         };
-        if let Some(reset) = with_history_reset(state) {
+        if let Some(reset) = reset_history(state) {
             given.state = reset;
             given.was_reset = true;
         }
         if let Some(schema) = &self.schema {
-            require_fit(schema, &given.state)?;
+            require_valid(schema, &given.state)?;
         }
         let pruned = self
             .keep_pairs
-            .and_then(|keep| last_pairs(&given.state, keep));
+            .and_then(|keep| prune_pairs(&given.state, keep));
         if let Some((state, left_out)) = pruned {
             given.state = state;
             given.left_out = left_out;
@@ -71,7 +72,7 @@ impl StateRules {
     }
 }
 
-fn require_fit(schema: &Schema, state: &RawValue) -> Result<(), String> {
+fn require_valid(schema: &Schema, state: &RawValue) -> Result<(), String> {
     let value: Value =
         serde_json::from_str(state.get()).map_err(|error| format!("it cannot be read: {error}"))?;
     let errors = schema.errors(&value);
@@ -86,8 +87,8 @@ fn require_fit(schema: &Schema, state: &RawValue) -> Result<(), String> {
     Err(errors.join("; "))
 }
 
-/// The state with an empty list of tool calls, if what is there is no list.
-fn with_history_reset(state: &RawValue) -> Option<Raw> {
+/// The state with an empty tool history, if the history is not a list.
+fn reset_history(state: &RawValue) -> Option<Raw> {
     let mut members = RawObject::parse(state)?;
     if members.get(HISTORY)?.get().starts_with('[') {
         return None;
@@ -96,9 +97,9 @@ fn with_history_reset(state: &RawValue) -> Option<Raw> {
     Some(raw(&members))
 }
 
-/// The state with the last pairs of call and result only, and how many were left out. None if nothing
-/// is to be left out, or if it is not clear what belongs together.
-fn last_pairs(state: &RawValue, keep: usize) -> Option<(Raw, usize)> {
+/// Prunes all but the last pairs of call and result. Returns the number pruned. None if nothing is to
+/// be pruned, or if calls and results cannot be matched.
+fn prune_pairs(state: &RawValue, keep: usize) -> Option<(Raw, usize)> {
     let mut members = RawObject::parse(state)?;
     let left_out = if members.get(HISTORY).is_some() {
         prune_history(&mut members, keep)?
@@ -108,15 +109,15 @@ fn last_pairs(state: &RawValue, keep: usize) -> Option<(Raw, usize)> {
     (left_out > 0).then(|| (raw(&members), left_out))
 }
 
-/// Calls that were made together, with their results: models take them together or not at all.
-struct Group {
+/// Calls of one message with their results. Models accept them only together.
+struct CallGroup {
     first: usize,
     pairs: usize,
 }
 
 fn prune_history(members: &mut RawObject, keep: usize) -> Option<usize> {
     let entries: Vec<Raw> = serde_json::from_str(members.get(HISTORY)?.get()).ok()?;
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<CallGroup> = Vec::new();
     let mut known: BTreeSet<String> = BTreeSet::new();
     for (first, entry) in entries.iter().enumerate() {
         let entry = RawObject::parse(entry)?;
@@ -127,15 +128,15 @@ fn prune_history(members: &mut RawObject, keep: usize) -> Option<usize> {
             (Some(calls), _) => {
                 known.extend(ids(&calls)?);
                 let pairs = calls.len();
-                groups.push(Group { first, pairs });
+                groups.push(CallGroup { first, pairs });
             }
-            // A result whose call is not there: what belongs together is not clear.
+            // A result without its call: the pairs cannot be matched.
             (None, Some(answers)) if !known.contains(&answers) => return None,
             (None, Some(_)) => {}
-            // Something said in between belongs to what it follows.
+            // A message in between belongs to the preceding group.
             (None, None) if entry.get("role").is_some() && !groups.is_empty() => {}
-            // A call with its result in one.
-            (None, None) => groups.push(Group { first, pairs: 1 }),
+            // A call and its result in one entry.
+            (None, None) => groups.push(CallGroup { first, pairs: 1 }),
         }
     }
     let (mut kept, mut from) = (0, entries.len());
@@ -174,7 +175,7 @@ fn prune_lists(members: &mut RawObject, keep: usize) -> Option<usize> {
                 .map(|(response, _)| response)
                 .collect()
         }
-        // Without names, the n-th belongs to the n-th.
+        // Without ids, match by position.
         _ if calls.len() == responses.len() => responses.get(left_out..)?.iter().collect(),
         _ => return None,
     };
@@ -184,7 +185,7 @@ fn prune_lists(members: &mut RawObject, keep: usize) -> Option<usize> {
     Some(left_out)
 }
 
-/// The ids of calls. None if they have none, or share one.
+/// Ids of the calls. None if an id is missing or duplicate.
 fn ids(calls: &[Raw]) -> Option<BTreeSet<String>> {
     let id = |call: &Raw| read(RawObject::parse(call)?.get("id")?);
     let ids: BTreeSet<String> = calls.iter().map(id).collect::<Option<_>>()?;

@@ -1,74 +1,71 @@
-//! Why a call of an agent brought no answer. Nothing here shows an address or a credential: these
-//! sentences are stored, and shown to people.
+//! Errors of calls to agents and models. They are stored and shown to people, so they contain no
+//! address and no credential.
 
 use std::time::Duration;
 
 use http::StatusCode;
 
 use crate::outbound::{causes, is_tls_failure};
-use crate::secrets::Secrets;
+use crate::secrets::SecretRedactor;
 
-/// The longest text that is taken from somebody else's error, in characters.
+/// Longest text copied from another service's error, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;
 
-/// Why a call brought no answer.
+/// Why a call has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CallError {
-    /// It took too long.
+pub(crate) enum EndpointError {
     #[error(
         "the service did not finish its answer within {} s; raise `timeout_seconds` if it needs longer",
         limit.as_secs_f64()
     )]
     Timeout {
-        /// What it had.
+        /// The configured timeout.
         limit: Duration,
     },
-    /// There was nobody to ask.
+    /// No connection was made.
     #[error("the service cannot be reached: {0}")]
-    Unreachable(Obstacle),
-    /// It refused, or failed and said so.
+    Unreachable(ConnectObstacle),
+    /// The service answered with an error status.
     #[error("the service answered {}: {message}", status.as_u16())]
     Status {
-        /// As HTTP has it.
         status: StatusCode,
-        /// What it said, clipped.
+        /// The service's message, redacted and truncated.
         message: String,
     },
-    /// The connection ended before the answer did.
     #[error("the connection ended before the answer did; look into the log of the service")]
     CutOff,
-    /// It cannot be read.
-    #[error("the answer cannot be understood: {0}; check `base_url` and what the service speaks")]
-    Malformed(&'static str),
-    /// It does not end.
+    /// The response cannot be parsed.
     #[error(
-        "the answer is longer than is read: {0}; ask for less at once, or let the service say less"
+        "the answer cannot be understood: {0}; check `base_url` and the protocol of the service"
     )]
+    Malformed(&'static str),
+    /// The response exceeds a size limit.
+    #[error("the answer exceeds a limit: {0}; ask for less at once, or let the service say less")]
     TooLarge(&'static str),
-    /// The conversation is not there any more.
-    #[error("the service does not know the conversation any more; a new one can be begun")]
+    /// The service no longer has the conversation.
+    #[error("the service no longer has the conversation; a new one can be created")]
     NotFound,
 }
 
-/// What stood between us and a service.
+/// Why no connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Obstacle {
+pub(crate) enum ConnectObstacle {
     #[error("`base_url` is not an address that begins with http:// or https:// and names a host")]
     Address,
     #[error("the credential has characters that cannot be sent; set it again")]
     Credential,
     #[error("the name of its host is not known; check `base_url`")]
     Name,
-    #[error("no connection came about within {} s; check `base_url` and the network", super::CONNECT_MAX.as_secs())]
+    #[error("no connection within {} s; check `base_url` and the network", super::CONNECT_MAX.as_secs())]
     Slow,
-    #[error("its certificate does not hold, or it does not speak TLS; check `base_url`")]
+    #[error("its certificate is not valid, or it does not speak TLS; check `base_url`")]
     Certificate,
     #[error("no connection could be made; check that it runs, and `base_url`")]
     Connection,
 }
 
-impl CallError {
-    /// Names this error for machines.
+impl EndpointError {
+    /// Stable code of this error.
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "agent_timeout",
@@ -81,8 +78,8 @@ impl CallError {
         }
     }
 
-    /// Whether the service is away, and has not heard of the call.
-    pub(crate) fn is_absence(&self) -> bool {
+    /// Whether the service is down or overloaded, so that it has not processed the call.
+    pub(crate) fn is_unavailable(&self) -> bool {
         match self {
             Self::Unreachable(_) => self.is_transient(),
             Self::Status { status, .. } => {
@@ -96,17 +93,19 @@ impl CallError {
         }
     }
 
-    /// Whether the same call may go better if it is made again, or is given more time.
-    pub(crate) fn may_pass(&self) -> bool {
+    /// Whether a retry or a longer timeout may help.
+    pub(crate) fn is_worth_retrying(&self) -> bool {
         self.is_transient() || matches!(self, Self::Timeout { .. })
     }
 
-    /// Whether the same call may go better if it is made again.
+    /// Whether a retry may help.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(obstacle) => match obstacle {
-                Obstacle::Name | Obstacle::Slow | Obstacle::Connection => true,
-                Obstacle::Address | Obstacle::Credential | Obstacle::Certificate => false,
+                ConnectObstacle::Name | ConnectObstacle::Slow | ConnectObstacle::Connection => true,
+                ConnectObstacle::Address
+                | ConnectObstacle::Credential
+                | ConnectObstacle::Certificate => false,
             },
             Self::CutOff => true,
             Self::Status { status, .. } => {
@@ -116,20 +115,21 @@ impl CallError {
         }
     }
 
-    /// What went wrong below us. Times are ours, except for connecting.
+    /// Maps an error of the HTTP client. Timeouts are enforced by `CallDeadline`, except for
+    /// connecting.
     pub(super) fn of(error: &reqwest::Error) -> Self {
         if error.is_builder() {
-            return Self::Unreachable(Obstacle::Address);
+            return Self::Unreachable(ConnectObstacle::Address);
         }
         if error.is_connect() {
             let obstacle = if error.is_dns() {
-                Obstacle::Name
+                ConnectObstacle::Name
             } else if error.is_timeout() {
-                Obstacle::Slow
+                ConnectObstacle::Slow
             } else if is_tls_failure(error) {
-                Obstacle::Certificate
+                ConnectObstacle::Certificate
             } else {
-                Obstacle::Connection
+                ConnectObstacle::Connection
             };
             return Self::Unreachable(obstacle);
         }
@@ -142,10 +142,10 @@ impl CallError {
     }
 }
 
-/// What somebody said, as one line of a length that can be shown, without what we must not show.
-pub(crate) fn clip<'a>(said: &str, secrets: impl Iterator<Item = &'a str>) -> String {
-    let said = Secrets::new(secrets).left_out(said.to_owned());
-    let words = said.split(|c: char| c.is_control() || c.is_whitespace());
+/// Formats another service's text for an error: one line, truncated, with secrets redacted.
+pub(crate) fn redact_and_clip<'a>(text: &str, secrets: impl Iterator<Item = &'a str>) -> String {
+    let text = SecretRedactor::new(secrets).redact(text.to_owned());
+    let words = text.split(|c: char| c.is_control() || c.is_whitespace());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
     let line = words.join(" ");
     match line.char_indices().nth(MESSAGE_CHARS_MAX) {
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_too_long_says_what_to_do() {
-        let error = CallError::TooLarge("at most 8 MiB").to_string();
+        let error = EndpointError::TooLarge("at most 8 MiB").to_string();
         assert!(error.contains("ask for less at once"), "{error}");
     }
 
     #[test]
-    fn what_somebody_said_is_shown_in_one_short_line_without_secrets() {
-        let said = format!("no such key:\n\tsk-1234\u{7}!  {}", "ü".repeat(400));
-        let clipped = clip(&said, ["sk-1234"].into_iter());
+    fn a_foreign_text_is_one_short_line_without_secrets() {
+        let text = format!("no such key:\n\tsk-1234\u{7}!  {}", "ü".repeat(400));
+        let clipped = redact_and_clip(&text, ["sk-1234"].into_iter());
         assert!(clipped.starts_with("no such key: … ! üü"), "{clipped}");
         assert!(clipped.ends_with("ü…"));
         assert_eq!(clipped.chars().count(), MESSAGE_CHARS_MAX + 1);

@@ -1,8 +1,8 @@
-//! What is kept out of sight, and how addresses are put together.
+//! Redaction, and construction of addresses.
 
 use super::*;
-use crate::chat::{ChatCall, ChatClient, ChatEndpoint};
-use crate::fault_server::{FaultServer, Play, text};
+use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
+use crate::fault_server::{FaultServer, ScriptedResponse, text};
 
 const SECRET: &str = "sk-very-secret-1234";
 const OTHER: &str = "another-secret-5678";
@@ -21,8 +21,8 @@ fn endpoint(server: &FaultServer) -> ChatEndpoint {
     }
 }
 
-fn call(headers: Vec<(HeaderName, HeaderValue)>) -> ChatCall {
-    ChatCall {
+fn call(headers: Vec<(HeaderName, HeaderValue)>) -> CompletionRequest {
+    CompletionRequest {
         messages: Vec::new(),
         extra: serde_json::Map::new(),
         headers,
@@ -40,13 +40,13 @@ fn sensitive(text: &'static str) -> HeaderValue {
 async fn a_credential_is_sent_and_shown_to_nobody() {
     let repeated = format!("the key {SECRET} and {OTHER} are\nwrong");
     let plays = vec![
-        Play::text(401, "text/plain", &repeated),
-        Play::text(
+        ScriptedResponse::text(401, "text/plain", &repeated),
+        ScriptedResponse::text(
             401,
             "application/json",
             &format!(r#"{{"error":{{"message":"{SECRET}"}}}}"#),
         ),
-        Play::events(vec![text(&format!(
+        ScriptedResponse::events(vec![text(&format!(
             "data: {{\"error\":{{\"message\":\"{SECRET} {OTHER}\",\"code\":400}}}}\n\n"
         ))]),
     ];
@@ -69,7 +69,7 @@ async fn a_credential_is_sent_and_shown_to_nobody() {
 
 #[tokio::test]
 async fn what_comes_with_a_call_replaces_what_is_configured() {
-    let server = FaultServer::start(vec![Play::json(r#"{"content":"x"}"#)]).await;
+    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":"x"}"#)]).await;
     let client = ChatClient::new().expect("a client");
     let brought = HeaderValue::from_static("Bearer another-secret-5678");
     let call = call(vec![(header::AUTHORIZATION, brought)]);
@@ -83,7 +83,7 @@ async fn what_comes_with_a_call_replaces_what_is_configured() {
 #[test]
 fn a_credential_is_marked_also_if_the_caller_forgot() {
     let brought = HeaderValue::from_static("Bearer another-secret-5678");
-    let request = Request::new("http://host", &[], credential(SECRET).as_ref());
+    let request = ServiceRequest::new("http://host", &[], credential(SECRET).as_ref());
     let request = request.expect("an address");
     assert!(request.headers[header::AUTHORIZATION].is_sensitive());
     let request = request.with_headers(&[(header::AUTHORIZATION, brought)]);
@@ -93,9 +93,12 @@ fn a_credential_is_marked_also_if_the_caller_forgot() {
 
 #[test]
 fn a_credential_that_is_no_header_is_not_sent() {
-    let request = Request::new("http://host", &[], credential("a\r\nb: c").as_ref());
+    let request = ServiceRequest::new("http://host", &[], credential("a\r\nb: c").as_ref());
     let error = request.err().expect("it cannot be sent");
-    assert_eq!(error, CallError::Unreachable(Obstacle::Credential));
+    assert_eq!(
+        error,
+        EndpointError::Unreachable(ConnectObstacle::Credential)
+    );
     assert!(!error.to_string().contains("b: c"));
 }
 
@@ -108,28 +111,28 @@ fn parts_of_a_path_stay_parts() {
         ("http://h/x?y=1#z", "http://h/x/a/b%2F..%2Fc%3Fd%25?y=1"),
     ];
     for (base_url, expected) in cases {
-        let request = Request::new(base_url, &["a", "b/../c?d%"], None).expect("an address");
+        let request = ServiceRequest::new(base_url, &["a", "b/../c?d%"], None).expect("an address");
         assert_eq!(request.url.as_str(), expected);
     }
 }
 
 #[test]
 fn a_time_that_no_clock_tells_is_still_a_time() {
-    let deadline = Deadline::after(Duration::MAX).at_most(Duration::from_secs(1));
+    let deadline = CallDeadline::after(Duration::MAX).at_most(Duration::from_secs(1));
     assert_eq!(deadline.limit, Duration::from_secs(1));
-    assert!(Attempts::new(Duration::MAX, 0).deadline().at > Instant::now());
+    assert!(RetryBudget::new(Duration::MAX, 0).deadline().at > Instant::now());
 }
 
 #[test]
 fn every_error_says_what_happened_in_a_sentence() {
     let all = [
-        CallError::Timeout {
+        EndpointError::Timeout {
             limit: Duration::from_mins(1),
         },
-        CallError::Unreachable(Obstacle::Connection),
-        CallError::Unreachable(Obstacle::Slow),
-        CallError::CutOff,
-        CallError::NotFound,
+        EndpointError::Unreachable(ConnectObstacle::Connection),
+        EndpointError::Unreachable(ConnectObstacle::Slow),
+        EndpointError::CutOff,
+        EndpointError::NotFound,
     ];
     let said = all.map(|error| error.to_string()).join("\n");
     assert!(

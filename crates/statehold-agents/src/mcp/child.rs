@@ -1,5 +1,5 @@
-//! A tool server that is a program of this machine. It lives as long as the connection to it, and whatever
-//! it started lives no longer than itself.
+//! Tool servers that run as local programs. A program lives as long as its connection, and the
+//! processes it starts end with it.
 
 use std::io;
 use std::process::Stdio;
@@ -17,20 +17,20 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::http::clip;
+use crate::http::redact_and_clip;
 use crate::secrets::is_named_secret;
 use crate::spec::ToolServerSpec;
 
-/// The longest line that is shown of what a program says to people. Any secret fits into it: of half a
-/// secret nobody would know that it is one.
+/// Longest stderr line that is logged. Long enough for any secret, because redaction cannot recognise
+/// half a secret.
 const LINE_BYTES_MAX: usize = 16 * 1024;
-/// How long a program that is left may take to end by itself.
-const LEAVE_MAX: Duration = Duration::from_secs(3);
-/// How long what a program said before its end may take to arrive.
-const HEAR_OUT: Duration = Duration::from_secs(1);
-/// What every program is told of the environment of this server: what programs need to run. Everything
-/// else may be a secret, of this server or of another agent, and is told only where it is declared.
-const VARIABLES: [&str; 9] = [
+/// How long a program may take to exit by itself.
+const EXIT_MAX: Duration = Duration::from_secs(3);
+/// How long to wait for the last output of a program that has exited.
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
+/// Environment variables that every program inherits. All others may be secrets of this server or
+/// another agent, so a program gets them only if they are declared.
+const INHERITED: [&str; 9] = [
     "PATH",
     "HOME",
     "LANG",
@@ -41,16 +41,16 @@ const VARIABLES: [&str; 9] = [
     "SHELL",
     "VIRTUAL_ENV",
 ];
-const BEGINNINGS: [&str; 4] = ["LC_", "PYTHON", "NODE", "SSL_CERT_"];
-/// In either case, as programs have it.
-const END: &str = "_PROXY";
+const PREFIXES: [&str; 4] = ["LC_", "PYTHON", "NODE", "SSL_CERT_"];
+/// Suffix, in upper or lower case.
+const SUFFIX: &str = "_PROXY";
 
-/// The last line that a program wrote to its standard error, which is the reason in most languages. Secrets
-/// are not in it.
+/// Last stderr line of a program, with secrets redacted. In most languages it states the cause of a
+/// failure.
 #[derive(Clone, Default)]
-pub(super) struct Said(Arc<Mutex<Option<String>>>);
+pub(super) struct StderrTail(Arc<Mutex<Option<String>>>);
 
-impl Said {
+impl StderrTail {
     pub(super) fn last_line(&self) -> Option<String> {
         self.lock().clone()
     }
@@ -60,40 +60,41 @@ impl Said {
     }
 }
 
-/// Goes with a question. Says whether it was given to the program: what never was has done nothing.
+/// Attached to a request. Records whether the request was written to the program: an unwritten one had
+/// no effect.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sent(Arc<AtomicBool>);
+pub(super) struct SentFlag(Arc<AtomicBool>);
 
-impl Sent {
+impl SentFlag {
     pub(super) fn is_sent(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// The life of a program, for everybody who has to do with it.
+/// Lifecycle of a program, shared by its tasks.
 #[derive(Clone, Default)]
-pub(super) struct Life {
-    /// It says nothing any more.
+pub(super) struct ProgramLifecycle {
+    /// Its output has ended.
     silent: CancellationToken,
-    /// It must end now, with all that it started.
+    /// It must exit now, with all its child processes.
     end: CancellationToken,
-    /// All of that has ended.
+    /// It has exited, with all its child processes.
     gone: CancellationToken,
 }
 
-impl Life {
-    /// Whether nothing will be answered any more.
-    pub(super) fn is_over(&self) -> bool {
+impl ProgramLifecycle {
+    /// Whether no further answer can arrive.
+    pub(super) fn is_ended(&self) -> bool {
         let ends = [&self.silent, &self.end, &self.gone];
         ends.iter().any(|end| end.is_cancelled())
     }
 
-    /// Waits until the program says nothing any more: what it said before its end is heard out, unless
-    /// somebody else has its standard output and keeps silent.
-    pub(super) async fn until_silent(&self) {
+    /// Waits until no further output can arrive. After an exit, waits briefly for buffered output, in
+    /// case another process keeps the pipe open.
+    pub(super) async fn wait_for_end_of_output(&self) {
         let gone = async {
             self.gone.cancelled().await;
-            tokio::time::sleep(HEAR_OUT).await;
+            tokio::time::sleep(OUTPUT_GRACE).await;
         };
         tokio::select! {
             () = self.silent.cancelled() => {}
@@ -101,21 +102,21 @@ impl Life {
         }
     }
 
-    /// Ends the program and all that it started, and waits until it has ended.
+    /// Kills the program and its child processes, and waits until they have exited.
     pub(super) async fn kill(&self) {
         self.end.cancel();
         self.gone.cancelled().await;
     }
 }
 
-/// The messages to a program and from it. Without them, the program ends.
-pub(super) struct Program {
+/// Message transport of a program. Dropping it ends the program.
+pub(super) struct ProgramTransport {
     lines: AsyncRwTransport<RoleClient, ChildStdout, ChildStdin>,
-    life: Life,
+    lifecycle: ProgramLifecycle,
     _end: DropGuard,
 }
 
-impl Transport<RoleClient> for Program {
+impl Transport<RoleClient> for ProgramTransport {
     type Error = io::Error;
 
     fn send(
@@ -123,7 +124,7 @@ impl Transport<RoleClient> for Program {
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
         if let ClientJsonRpcMessage::Request(request) = &message
-            && let Some(sent) = request.request.extensions().get::<Sent>()
+            && let Some(sent) = request.request.extensions().get::<SentFlag>()
         {
             sent.0.store(true, Ordering::SeqCst);
         }
@@ -133,74 +134,74 @@ impl Transport<RoleClient> for Program {
     async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
         let received = self.lines.receive().await;
         if received.is_none() {
-            self.life.silent.cancel();
+            self.lifecycle.silent.cancel();
         }
         received
     }
 
-    /// Lets the program end by itself, but not for ever: one that does not read does not even let us close
-    /// what it should read from.
+    /// Lets the program exit by itself, with a timeout: a program that does not read its input even
+    /// blocks the closing of the pipe.
     async fn close(&mut self) -> io::Result<()> {
-        self.life.silent.cancel();
+        self.lifecycle.silent.cancel();
         let leave = async {
             self.lines.close().await?;
-            self.life.gone.cancelled().await;
+            self.lifecycle.gone.cancelled().await;
             Ok(())
         };
-        let left = tokio::time::timeout(LEAVE_MAX, leave).await;
-        self.life.kill().await;
+        let left = tokio::time::timeout(EXIT_MAX, leave).await;
+        self.lifecycle.kill().await;
         left.unwrap_or(Ok(()))
     }
 }
 
-/// A program and all that it started: one group of processes.
-struct Group {
+/// Process group of a program and its child processes.
+struct ProgramGroup {
     child: Box<dyn ChildWrapper>,
-    /// Whether the program was waited for and the group killed. The number of the group may be another's then.
-    is_over: bool,
+    /// Whether the group has been killed and reaped. Its id may be reused afterwards.
+    is_ended: bool,
 }
 
-impl Group {
-    /// Waits for the end of the program, or for the order to end it. Either way, what it started ends too.
-    async fn keep(mut self, life: Life) {
-        let _gone = life.gone.clone().drop_guard();
+impl ProgramGroup {
+    /// Waits until the program exits or must be ended, then kills its child processes.
+    async fn supervise(mut self, lifecycle: ProgramLifecycle) {
+        let _gone = lifecycle.gone.clone().drop_guard();
         tokio::select! {
-            // Only for the program itself: as the first process of a container, this server would inherit what
-            // it started, and wait for that too.
+            // Wait for the program only. If this server is process 1 of a container, it inherits
+            // orphans and would wait for them too.
             ended = self.child.inner_mut().wait() => drop(ended),
-            () = life.end.cancelled() => {}
+            () = lifecycle.end.cancelled() => {}
         }
-        // Right behind the wait: while there are members, nobody else gets the number of the group.
+        // Kill right after the wait: the group id cannot be reused while the group has members.
         self.kill();
         drop(self.child.wait().await);
-        self.is_over = true;
+        self.is_ended = true;
     }
 
-    /// A group without members is none, and that is as good.
+    /// Ignores errors: a group without members is already gone.
     fn kill(&mut self) {
         drop(self.child.start_kill());
     }
 }
 
-impl Drop for Group {
+impl Drop for ProgramGroup {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_ended {
             self.kill();
         }
     }
 }
 
-/// Starts a program. It gets a process group of its own: the end of it is the end of whatever it
-/// started, and an interrupt at the terminal reaches this server first.
+/// Starts a program in its own process group. Killing the group ends its child processes, and a
+/// terminal interrupt reaches only this server.
 pub(super) fn start(
     spec: &Arc<ToolServerSpec>,
     program: &str,
     arguments: &[String],
     environment: &[(String, Credential)],
-) -> io::Result<(Program, Life, Said)> {
+) -> io::Result<(ProgramTransport, ProgramLifecycle, StderrTail)> {
     let mut command = Command::new(program);
     command.args(arguments).kill_on_drop(true).env_clear();
-    let told = std::env::vars_os().filter(|(name, _)| is_for_programs(&name.to_string_lossy()));
+    let told = std::env::vars_os().filter(|(name, _)| is_inherited(&name.to_string_lossy()));
     command.envs(told);
     let declared = environment.iter();
     command.envs(declared.map(|(name, value)| (name, value.expose())));
@@ -215,34 +216,34 @@ pub(super) fn start(
     let missing = || io::Error::other("a program without standard streams");
     let stdin = child.stdin().take().ok_or_else(missing)?;
     let stdout = child.stdout().take().ok_or_else(missing)?;
-    let said = Said::default();
+    let said = StderrTail::default();
     if let Some(errors) = child.stderr().take() {
-        tokio::spawn(listen(spec.clone(), errors, said.clone()));
+        tokio::spawn(log_stderr(spec.clone(), errors, said.clone()));
     }
-    let life = Life::default();
-    let group = Group {
+    let lifecycle = ProgramLifecycle::default();
+    let group = ProgramGroup {
         child,
-        is_over: false,
+        is_ended: false,
     };
-    tokio::spawn(group.keep(life.clone()));
-    let program = Program {
+    tokio::spawn(group.supervise(lifecycle.clone()));
+    let program = ProgramTransport {
         lines: AsyncRwTransport::new(stdout, stdin),
-        life: life.clone(),
-        _end: life.end.clone().drop_guard(),
+        lifecycle: lifecycle.clone(),
+        _end: lifecycle.end.clone().drop_guard(),
     };
-    Ok((program, life, said))
+    Ok((program, lifecycle, said))
 }
 
-fn is_for_programs(name: &str) -> bool {
-    let is_needed = VARIABLES.contains(&name)
-        || BEGINNINGS.iter().any(|begin| name.starts_with(begin))
-        || name.ends_with(END)
-        || name.ends_with(&END.to_lowercase());
+fn is_inherited(name: &str) -> bool {
+    let is_needed = INHERITED.contains(&name)
+        || PREFIXES.iter().any(|begin| name.starts_with(begin))
+        || name.ends_with(SUFFIX)
+        || name.ends_with(&SUFFIX.to_lowercase());
     is_needed && !is_named_secret(name)
 }
 
-/// Reads until the program ends: one that is not read from would stop at a full pipe.
-async fn listen(spec: Arc<ToolServerSpec>, errors: impl AsyncRead + Unpin, said: Said) {
+/// Reads stderr until the program exits. Unread output would block the program on a full pipe.
+async fn log_stderr(spec: Arc<ToolServerSpec>, errors: impl AsyncRead + Unpin, said: StderrTail) {
     let mut errors = BufReader::new(errors);
     let (mut line, mut is_long) = (Vec::new(), false);
     while let Ok(bytes @ [_, ..]) = errors.fill_buf().await {
@@ -257,20 +258,20 @@ async fn listen(spec: Arc<ToolServerSpec>, errors: impl AsyncRead + Unpin, said:
         }
         errors.consume(taken);
         if end.is_some() {
-            hear(&spec, &line, is_long, &said);
+            log_line(&spec, &line, is_long, &said);
             line.clear();
             is_long = false;
         }
     }
-    hear(&spec, &line, is_long, &said);
+    log_line(&spec, &line, is_long, &said);
 }
 
-/// One line, for the log of this server.
-fn hear(spec: &ToolServerSpec, line: &[u8], is_long: bool, said: &Said) {
+/// Logs one line.
+fn log_line(spec: &ToolServerSpec, line: &[u8], is_long: bool, said: &StderrTail) {
     let line = if is_long {
         "(a line that is too long to be shown)".to_owned()
     } else {
-        clip(&String::from_utf8_lossy(line), spec.secrets())
+        redact_and_clip(&String::from_utf8_lossy(line), spec.secrets())
     };
     if !line.is_empty() {
         tracing::debug!(server = %spec.name, said = line, "a tool server");
@@ -286,11 +287,11 @@ mod tests {
     use super::*;
     use crate::spec::ToolTransport;
 
-    /// A log of what programs said.
+    /// Captures the logged lines.
     #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<String>>>);
+    struct CapturedLog(Arc<Mutex<Vec<String>>>);
 
-    impl Visit for Log {
+    impl Visit for CapturedLog {
         fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
 
         fn record_str(&mut self, field: &Field, value: &str) {
@@ -301,7 +302,7 @@ mod tests {
         }
     }
 
-    impl tracing::Subscriber for Log {
+    impl tracing::Subscriber for CapturedLog {
         fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
             true
         }
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_program_says_is_logged_line_by_line_without_secrets() {
+    async fn stderr_is_logged_line_by_line_without_secrets() {
         let value = |text: &str| Credential::new(text.to_owned()).expect("a value");
         let environment = vec![
             ("TOKEN".to_owned(), value("hunter2-hunter2")),
@@ -344,9 +345,9 @@ mod tests {
         let errors = format!(
             "hello\x1b[2J\r\nwith hunter2-hunter2\n\n{endless}\nkey:\nabcdefgh\nTraceback\nbad hunter2-hunter2 "
         );
-        let (log, said) = (Log::default(), Said::default());
+        let (log, said) = (CapturedLog::default(), StderrTail::default());
         let guard = tracing::subscriber::set_default(log.clone());
-        listen(Arc::new(spec), errors.as_bytes(), said.clone()).await;
+        log_stderr(Arc::new(spec), errors.as_bytes(), said.clone()).await;
         drop(guard);
 
         let lines = log.0.lock().expect("no test has failed").clone();
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_told_what_it_needs_and_nothing_else() {
+    fn a_program_inherits_only_the_basic_variables() {
         for needed in [
             "PATH",
             "HOME",
@@ -375,7 +376,7 @@ mod tests {
             "HTTPS_PROXY",
             "no_proxy",
         ] {
-            assert!(is_for_programs(needed), "{needed}");
+            assert!(is_inherited(needed), "{needed}");
         }
         for other in [
             "OPENAI_API_KEY",
@@ -385,7 +386,7 @@ mod tests {
             "MY_PATH",
             "",
         ] {
-            assert!(!is_for_programs(other), "{other}");
+            assert!(!is_inherited(other), "{other}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One connection to a tool server: how it is made, what is asked on it, and what can become of that.
+//! One connection to a tool server: connecting, requests, and their failures.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,48 +24,48 @@ use rmcp::{ClientHandler, RoleClient};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
-use super::Tool;
-use super::child::{self, Life, Said, Sent};
-use super::http::{ANSWER_BYTES_MAX, HttpClient, PostError};
-use super::listing::{TOOLS_MAX, accepted};
-use crate::http::clip;
+use super::McpTool;
+use super::child::{self, ProgramLifecycle, SentFlag, StderrTail};
+use super::http::{ANSWER_BYTES_MAX, McpHttpClient, PostError};
+use super::listing::{TOOLS_MAX, accept_tool};
+use crate::http::redact_and_clip;
 use crate::spec::{ToolServerSpec, ToolTransport};
 
-/// How long a list of tools is believed without asking again.
+/// How long a tool list is cached.
 const LISTING_AGE_MAX: Duration = Duration::from_secs(30);
-/// How many pages a list of tools may have: some servers send one tool per page, none needs more.
+/// Most pages of a tool list. Some servers send one tool per page.
 const PAGES_MAX: usize = TOOLS_MAX;
-/// How many calls may be on their way to one server over HTTP.
+/// Most concurrent calls to one server over HTTP.
 const CALLS_MAX: usize = 256;
-/// How long saying that an answer is no longer wanted may take.
+/// Timeout for sending a cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
-/// How often a stream of notifications is opened again. After that, lists are old after their age.
+/// Most attempts to reopen a notification stream. After that, lists expire by age only.
 const STREAM_RETRIES_MAX: usize = 3;
 
-/// Why a question has no answer.
+/// Why a request has no result.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// The connection does not work any more. `sent` if the question may have arrived.
+pub(super) enum McpFailure {
+    /// The connection is broken. `sent`: the request may have arrived.
     Gone { sent: bool },
-    /// It took too long.
+    /// The deadline passed. `sent`: the request may have arrived.
     Slow { sent: bool },
     /// The server answered with an error.
-    Said(ErrorData),
-    /// The question was not taken, or its answer is not one that can be used here.
+    ErrorReply(ErrorData),
+    /// The request was rejected, or its result cannot be used here.
     Refused { message: String, sent: bool },
-    /// The question may have arrived, and what came back is no answer of an MCP server.
+    /// The request may have arrived, and the response is not an MCP answer.
     Unclear(String),
 }
 
-/// What the library calls back when a server says something by itself. This side offers nothing: no
-/// sampling, no roots, no questions to people.
+/// Handles notifications of a server. This client offers no capabilities: no sampling, no roots, no
+/// elicitation.
 #[derive(Debug, Default)]
-struct Listener {
-    /// Counts how often the tools were said to have changed.
+struct ChangeListener {
+    /// Number of `tools/list_changed` notifications.
     changes: Arc<AtomicU64>,
 }
 
-impl ClientHandler for Listener {
+impl ClientHandler for ChangeListener {
     fn get_info(&self) -> ClientConfig {
         let us = Implementation::new("statehold", env!("CARGO_PKG_VERSION"));
         ClientConfig::new(ClientCapabilities::default(), us)
@@ -77,126 +77,128 @@ impl ClientHandler for Listener {
     }
 }
 
-type Service = RunningService<RoleClient, Listener>;
+type McpService = RunningService<RoleClient, ChangeListener>;
 
-/// What a server last said about its tools.
-struct Listed {
+/// Cached tool list of a server.
+struct CachedTools {
     at: Instant,
     changes: u64,
-    tools: Arc<Vec<Tool>>,
+    tools: Arc<Vec<McpTool>>,
 }
 
-pub(super) struct Connection {
+pub(super) struct McpConnection {
     spec: Arc<ToolServerSpec>,
-    service: Service,
-    /// Of the program behind it, if there is one.
-    life: Option<Life>,
-    /// Whether it was taken out of use.
-    is_given_up: AtomicBool,
+    service: McpService,
+    /// Lifecycle of the program, if the server is one.
+    lifecycle: Option<ProgramLifecycle>,
+    is_retired: AtomicBool,
     changes: Arc<AtomicU64>,
-    /// Locked while the tools are listed, so that they are listed once. Calls do not wait for it.
-    listed: tokio::sync::Mutex<Option<Listed>>,
+    /// Locked while listing, so that concurrent turns list once. Calls do not take it.
+    cache: tokio::sync::Mutex<Option<CachedTools>>,
 }
 
-impl Connection {
-    /// Connects. Whoever calls it limits the time.
-    pub(super) async fn make(
+impl McpConnection {
+    /// Connects. The caller enforces the deadline.
+    pub(super) async fn connect(
         spec: &Arc<ToolServerSpec>,
-        http: &OnceLock<Option<HttpClient>>,
-    ) -> Result<Self, Failure> {
-        // Nearly all servers know the handshake, and those that also know the newer way need it less
-        // than the others do. Whoever refuses the handshake is asked in the newer way.
+        http: &OnceLock<Option<McpHttpClient>>,
+    ) -> Result<Self, McpFailure> {
+        // Nearly all servers support the initialize handshake. If a server rejects it, use the newer
+        // discovery.
         let mut service = open(spec, http, ClientLifecycleMode::Initialize).await;
         let mut is_newer = false;
-        if let Err(Failure::Said(_)) = service {
+        if let Err(McpFailure::ErrorReply(_)) = service {
             let newer = ClientLifecycleMode::Discover {
                 preferred_versions: vec![ProtocolVersion::LATEST],
             };
             service = open(spec, http, newer).await;
             is_newer = true;
         }
-        let (service, life) = service?;
+        let (service, lifecycle) = service?;
         let changes = service.service().changes.clone();
         if is_newer {
-            hear_of_changes(&service, changes.clone());
+            subscribe_to_changes(&service, changes.clone());
         }
         Ok(Self {
             spec: spec.clone(),
             service,
-            life,
-            is_given_up: AtomicBool::new(false),
+            lifecycle,
+            is_retired: AtomicBool::new(false),
             changes,
-            listed: tokio::sync::Mutex::default(),
+            cache: tokio::sync::Mutex::default(),
         })
     }
 
-    /// Whether it is known not to work any more.
+    /// Whether the connection is known to be broken or is retired.
     pub(super) fn is_broken(&self) -> bool {
-        self.is_given_up.load(Ordering::Relaxed)
-            || self.life.as_ref().is_some_and(Life::is_over)
+        self.is_retired.load(Ordering::Relaxed)
+            || self
+                .lifecycle
+                .as_ref()
+                .is_some_and(ProgramLifecycle::is_ended)
             || self.service.is_transport_closed()
     }
 
-    /// Has nobody use it any more who does not yet. Calls that are under way on it may end.
-    pub(super) fn give_up(&self) {
-        self.is_given_up.store(true, Ordering::Relaxed);
+    /// Accepts no new calls; running calls finish.
+    pub(super) fn retire(&self) {
+        self.is_retired.store(true, Ordering::Relaxed);
     }
 
-    /// Ends it, and the program behind it with all that it started.
+    /// Closes the connection, and ends its program with all child processes.
     pub(super) async fn close(mut self, max: Duration) {
         if let Err(error) = self.service.close_with_timeout(max).await {
-            tracing::warn!(server = %self.spec.name, %error, "a tool server was left in disorder");
+            tracing::warn!(server = %self.spec.name, %error, "a tool server did not close cleanly");
         }
-        let Some(life) = &self.life else {
+        let Some(lifecycle) = &self.lifecycle else {
             return;
         };
-        if tokio::time::timeout(max, life.kill()).await.is_err() {
-            tracing::warn!(server = %self.spec.name, "the program of a tool server does not end");
+        if tokio::time::timeout(max, lifecycle.kill()).await.is_err() {
+            tracing::warn!(server = %self.spec.name, "the program of a tool server does not exit");
         }
     }
 
-    /// Calls a tool by the name that the server gave it.
+    /// Calls a tool by its name on the server.
     pub(super) async fn call(
         &self,
         tool: &str,
         arguments: &Map<String, Value>,
         meta: RequestMetaObject,
         deadline: Instant,
-    ) -> Result<CallToolResult, Failure> {
+    ) -> Result<CallToolResult, McpFailure> {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-        let refused = |message: &str| Failure::Refused {
+        let refused = |message: &str| McpFailure::Refused {
             message: message.to_owned(),
             sent: true,
         };
-        match self.ask(request, Some(meta), deadline).await? {
+        match self.send_request(request, Some(meta), deadline).await? {
             ServerResult::CallToolResult(result) => Ok(result),
             ServerResult::InputRequiredResult(_) => Err(refused(
-                "the tool asks for input in the middle of its work, which it cannot get here",
+                "the tool asks for input during the call, which is not supported",
             )),
             ServerResult::CreateTaskResult(_) => Err(refused(
-                "the tool answers later, and its answer is not waited for here",
+                "the tool answers asynchronously, which is not supported",
             )),
-            _ => Err(Failure::Unclear(
-                "what came back is not the answer of a tool".to_owned(),
+            _ => Err(McpFailure::Unclear(
+                "the response is not a tool result".to_owned(),
             )),
         }
     }
 
-    /// The tools, listed anew if they were said to have changed or the last time is long ago.
-    pub(super) async fn tools(&self, deadline: Instant) -> Result<Arc<Vec<Tool>>, Failure> {
-        let listed = tokio::time::timeout_at(deadline, self.listed.lock()).await;
-        let mut listed = listed.map_err(|_| Failure::Slow { sent: false })?;
-        // Read before asking: a change in between is one for the next time.
+    /// Returns the cached tool list, or lists again after a change or when the cache has expired.
+    pub(super) async fn tools(&self, deadline: Instant) -> Result<Arc<Vec<McpTool>>, McpFailure> {
+        let cache = tokio::time::timeout_at(deadline, self.cache.lock()).await;
+        let mut cache = cache.map_err(|_| McpFailure::Slow { sent: false })?;
+        // Read the counter before listing: a change during listing must trigger another.
         let changes = self.changes.load(Ordering::Relaxed);
-        if let Some(found) = &*listed
+        if let Some(found) = &*cache
             && found.changes == changes
             && found.at.elapsed() < LISTING_AGE_MAX
         {
             return Ok(found.tools.clone());
         }
-        let tools = Arc::new(self.list(deadline, listed.is_none()).await?);
-        *listed = Some(Listed {
+        let tools = Arc::new(self.fetch_tools(deadline, cache.is_none()).await?);
+        *cache = Some(CachedTools {
             at: Instant::now(),
             changes,
             tools: tools.clone(),
@@ -206,12 +208,12 @@ impl Connection {
 
     #[cfg(test)]
     pub(super) async fn grow_older(&self, by: Duration) {
-        if let Some(listed) = &mut *self.listed.lock().await {
-            listed.at -= by;
+        if let Some(cache) = &mut *self.cache.lock().await {
+            cache.at -= by;
         }
     }
 
-    /// Whether the server, asked now, has a tool. If it does not say, it has.
+    /// Whether the server still has a tool, by a fresh list. True if the list fails.
     pub(super) async fn still_has(&self, tool: &str, deadline: Instant) -> bool {
         self.changes.fetch_add(1, Ordering::Relaxed);
         match self.tools(deadline).await {
@@ -220,8 +222,12 @@ impl Connection {
         }
     }
 
-    /// Lists the tools. The library would do it without an end, and keep what it was told for a day.
-    async fn list(&self, deadline: Instant, is_first: bool) -> Result<Vec<Tool>, Failure> {
+    /// Lists the tools. The library's own method has no page limit, and caches the list for a day.
+    async fn fetch_tools(
+        &self,
+        deadline: Instant,
+        is_first: bool,
+    ) -> Result<Vec<McpTool>, McpFailure> {
         let mut tools = Vec::new();
         let mut left_out = 0_usize;
         let mut cursor = None;
@@ -229,15 +235,16 @@ impl Connection {
             let params = PaginatedRequestParams::default().with_cursor(cursor);
             let request = ListToolsRequest::with_param(params);
             let request = ClientRequest::ListToolsRequest(request);
-            let ServerResult::ListToolsResult(page) = self.ask(request, None, deadline).await?
+            let ServerResult::ListToolsResult(page) =
+                self.send_request(request, None, deadline).await?
             else {
-                return Err(Failure::Refused {
+                return Err(McpFailure::Refused {
                     message: "its answer is not a list of tools".to_owned(),
                     sent: true,
                 });
             };
             for tool in page.tools {
-                match accepted(&self.spec, tool) {
+                match accept_tool(&self.spec, tool) {
                     Some(tool) if tools.len() < TOOLS_MAX => tools.push(tool),
                     _ => left_out += 1,
                 }
@@ -259,96 +266,96 @@ impl Connection {
         Ok(tools)
     }
 
-    /// Asks something and waits for the answer, together with everybody else who does.
-    async fn ask(
+    /// Sends a request and waits for its result. Requests run concurrently.
+    async fn send_request(
         &self,
         mut request: ClientRequest,
         meta: Option<RequestMetaObject>,
         deadline: Instant,
-    ) -> Result<ServerResult, Failure> {
+    ) -> Result<ServerResult, McpFailure> {
         let mut options = PeerRequestOptions::no_options();
         options.meta = meta;
-        let sent = Sent::default();
+        let sent = SentFlag::default();
         request.extensions_mut().insert(sent.clone());
         let sending = self.service.send_cancellable_request(request, options);
         let handle = match tokio::time::timeout_at(deadline, sending).await {
             Ok(Ok(handle)) => handle,
-            Ok(Err(_)) => return Err(Failure::Gone { sent: false }),
-            Err(_) => return Err(Failure::Slow { sent: false }),
+            Ok(Err(_)) => return Err(McpFailure::Gone { sent: false }),
+            Err(_) => return Err(McpFailure::Slow { sent: false }),
         };
-        let mut waiting = Waiting(Some(handle));
-        let handle = waiting.0.as_mut().expect("it was put there just now");
-        // Over HTTP, what was given to the library may have left.
-        let may_have_left = || self.life.is_none() || sent.is_sent();
+        let mut pending = PendingAnswer(Some(handle));
+        let handle = pending.0.as_mut().expect("it was put there just now");
+        // Over HTTP, the library does not report whether a request was sent, so assume it was.
+        let may_have_been_sent = || self.lifecycle.is_none() || sent.is_sent();
         let answer = tokio::select! {
             biased;
             answer = &mut handle.rx => answer.ok(),
-            () = self.until_silent() => None,
+            () = self.wait_for_end_of_output() => None,
             () = tokio::time::sleep_until(deadline) => {
-                let sent = may_have_left();
-                return Err(Failure::Slow { sent });
+                let sent = may_have_been_sent();
+                return Err(McpFailure::Slow { sent });
             }
         };
-        waiting.0 = None;
+        pending.0 = None;
         match answer {
             Some(Ok(result)) => Ok(result),
-            Some(Err(error)) => Err(unanswered(error)),
-            None => Err(Failure::Gone {
-                sent: may_have_left(),
+            Some(Err(error)) => Err(request_failure(error)),
+            None => Err(McpFailure::Gone {
+                sent: may_have_been_sent(),
             }),
         }
     }
 
-    /// Waits until it is clear that nothing will be answered any more.
-    async fn until_silent(&self) {
-        match &self.life {
-            Some(life) => life.until_silent().await,
+    /// Waits until no further answer can arrive.
+    async fn wait_for_end_of_output(&self) {
+        match &self.lifecycle {
+            Some(lifecycle) => lifecycle.wait_for_end_of_output().await,
             None => std::future::pending().await,
         }
     }
 }
 
-/// Somebody waits for an answer. Whoever stops waiting says so to the server.
-struct Waiting(Option<RequestHandle<RoleClient>>);
+/// A pending request. Dropping it sends a cancellation to the server.
+struct PendingAnswer(Option<RequestHandle<RoleClient>>);
 
-impl Drop for Waiting {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         let Some(handle) = self.0.take() else {
             return;
         };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let cancel = handle.cancel(Some("nobody waits for the answer any more".to_owned()));
+            let cancel = handle.cancel(Some("the answer is no longer needed".to_owned()));
             runtime.spawn(async move { drop(tokio::time::timeout(CANCEL_MAX, cancel).await) });
         }
     }
 }
 
-/// Opens a connection in one of the two ways that there are.
+/// Opens a connection with one of the two handshakes.
 async fn open(
     spec: &Arc<ToolServerSpec>,
-    http: &OnceLock<Option<HttpClient>>,
-    way: ClientLifecycleMode,
-) -> Result<(Service, Option<Life>), Failure> {
-    let listener = Listener::default();
+    http: &OnceLock<Option<McpHttpClient>>,
+    handshake: ClientLifecycleMode,
+) -> Result<(McpService, Option<ProgramLifecycle>), McpFailure> {
+    let listener = ChangeListener::default();
     match &spec.transport {
         ToolTransport::Http { url, credential } => {
-            let client = http.get_or_init(HttpClient::new).clone();
-            let client = client.ok_or(Failure::Gone { sent: false })?;
+            let client = http.get_or_init(McpHttpClient::new).clone();
+            let client = client.ok_or(McpFailure::Gone { sent: false })?;
             let client = client.opening_within(spec.timeout);
             let mut retries = ExponentialBackoff::default();
             retries.max_times = Some(STREAM_RETRIES_MAX);
             let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                 .max_concurrent_requests(CALLS_MAX)
                 .max_sse_event_size(ANSWER_BYTES_MAX)
-                // A lost session is a broken connection like any other, and is remade as such.
+                // Treat a lost session like any broken connection: reconnect.
                 .reinit_on_expired_session(false);
             config.retry_config = Arc::new(retries);
             if let Some(credential) = credential {
                 config = config.auth_header(credential.expose());
             }
             let transport = StreamableHttpClientTransport::with_client(client, config);
-            let service = serve_client_with_lifecycle(listener, transport, way).await;
-            let service = service.map_err(|error| not_made(spec, error, None))?;
+            let service = serve_client_with_lifecycle(listener, transport, handshake).await;
+            let service = service.map_err(|error| connect_failure(spec, error, None))?;
             Ok((service, None))
         }
         ToolTransport::Command {
@@ -357,61 +364,66 @@ async fn open(
             environment,
         } => {
             let child = child::start(spec, program, arguments, environment);
-            let (child, life, said) = child.map_err(|error| {
-                tracing::warn!(server = %spec.name, program, %error, "the program of a tool server does not start");
-                Failure::Gone { sent: false }
+            let (child, lifecycle, said) = child.map_err(|error| {
+                tracing::warn!(server = %spec.name, program, %error, "cannot start the program of a tool server");
+                McpFailure::Gone { sent: false }
             })?;
-            let service = serve_client_with_lifecycle(listener, child, way).await;
-            let service = service.map_err(|error| not_made(spec, error, Some(&said)))?;
-            Ok((service, Some(life)))
+            let service = serve_client_with_lifecycle(listener, child, handshake).await;
+            let service = service.map_err(|error| connect_failure(spec, error, Some(&said)))?;
+            Ok((service, Some(lifecycle)))
         }
     }
 }
 
-/// Why there is no connection. Nothing was asked yet, so nothing was done.
-fn not_made(spec: &ToolServerSpec, error: ClientInitializeError, said: Option<&Said>) -> Failure {
-    let words = clip(&error.to_string(), spec.secrets());
+/// Maps a failed handshake. No request was sent yet, so no tool has run.
+fn connect_failure(
+    spec: &ToolServerSpec,
+    error: ClientInitializeError,
+    said: Option<&StderrTail>,
+) -> McpFailure {
+    let words = redact_and_clip(&error.to_string(), spec.secrets());
     let failure = match error {
-        // Its words are in what becomes of it, unless the other way works.
-        ClientInitializeError::JsonRpcError(error) => return Failure::Said(error),
-        ClientInitializeError::TransportError { error, .. } => not_sent(error.error.as_ref()),
-        _ => Failure::Gone { sent: false },
+        // The caller tries the other handshake, and reports this error only if that fails too.
+        ClientInitializeError::JsonRpcError(error) => return McpFailure::ErrorReply(error),
+        ClientInitializeError::TransportError { error, .. } => {
+            transport_failure(error.error.as_ref())
+        }
+        _ => McpFailure::Gone { sent: false },
     };
-    let said = said.and_then(Said::last_line);
-    tracing::warn!(server = %spec.name, error = words, said, "a tool server cannot be connected to");
+    let said = said.and_then(StderrTail::last_line);
+    tracing::warn!(server = %spec.name, error = words, said, "cannot connect to a tool server");
     match failure {
-        Failure::Refused { message, .. } | Failure::Unclear(message) => Failure::Refused {
+        McpFailure::Refused { message, .. } | McpFailure::Unclear(message) => McpFailure::Refused {
             message,
             sent: false,
         },
-        _ => Failure::Gone { sent: false },
+        _ => McpFailure::Gone { sent: false },
     }
 }
 
-/// Why a question has no answer, once it was given to the library.
-fn unanswered(error: ServiceError) -> Failure {
+/// Maps the error of a request that was given to the library.
+fn request_failure(error: ServiceError) -> McpFailure {
     match error {
-        ServiceError::McpError(error) => Failure::Said(error),
-        ServiceError::TransportSend(error) => not_sent(error.error.as_ref()),
+        ServiceError::McpError(error) => McpFailure::ErrorReply(error),
+        ServiceError::TransportSend(error) => transport_failure(error.error.as_ref()),
         ServiceError::UnexpectedResponse => {
-            Failure::Unclear("what came back is not an answer to what it was asked".to_owned())
+            McpFailure::Unclear("the response does not match the request".to_owned())
         }
-        _ => Failure::Gone { sent: true },
+        _ => McpFailure::Gone { sent: true },
     }
 }
 
-/// What it means that a transport could not send.
-fn not_sent(error: &(dyn Error + Send + Sync + 'static)) -> Failure {
-    // A program that does not read ends the pipe. A line that was not written to its end is not read
-    // by anybody.
+/// Maps a transport error.
+fn transport_failure(error: &(dyn Error + Send + Sync + 'static)) -> McpFailure {
+    // A program that does not read closes its pipe. It cannot have processed an incomplete line.
     if error.is::<std::io::Error>() {
-        return Failure::Gone { sent: false };
+        return McpFailure::Gone { sent: false };
     }
     match error.downcast_ref::<StreamableHttpError<PostError>>() {
         Some(
             StreamableHttpError::SessionExpired
             | StreamableHttpError::Client(PostError::NotSent(_)),
-        ) => Failure::Gone { sent: false },
+        ) => McpFailure::Gone { sent: false },
         Some(StreamableHttpError::Client(PostError::Status(status))) => {
             let message = format!("the answer was {status}");
             match *status {
@@ -420,34 +432,34 @@ fn not_sent(error: &(dyn Error + Send + Sync + 'static)) -> Failure {
                 | StatusCode::NOT_FOUND
                 | StatusCode::METHOD_NOT_ALLOWED
                 | StatusCode::PAYLOAD_TOO_LARGE
-                | StatusCode::TOO_MANY_REQUESTS => Failure::Refused {
+                | StatusCode::TOO_MANY_REQUESTS => McpFailure::Refused {
                     message,
                     sent: false,
                 },
-                // Somebody in between may have given up on a tool that is at work.
-                _ => Failure::Unclear(message),
+                // A proxy may have timed out while the tool was still running.
+                _ => McpFailure::Unclear(message),
             }
         }
         Some(
             StreamableHttpError::UnexpectedContentType(_) | StreamableHttpError::Deserialize(_),
-        ) => Failure::Unclear("what came back is nothing that MCP knows".to_owned()),
-        _ => Failure::Gone { sent: true },
+        ) => McpFailure::Unclear("the response is not valid MCP".to_owned()),
+        _ => McpFailure::Gone { sent: true },
     }
 }
 
-/// In the newer way, a server says that its tools changed to whoever listens for it.
-fn hear_of_changes(service: &Service, changes: Arc<AtomicU64>) {
+/// Subscribes to tool list changes, which the newer protocol requires.
+fn subscribe_to_changes(service: &McpService, changes: Arc<AtomicU64>) {
     let peer = service.peer().clone();
     tokio::spawn(async move {
         let filter = SubscriptionFilter::builder().tools_list_changed().build();
-        // A server that cannot do it is asked again when its list is old.
-        let Ok(mut heard) = peer.listen(filter).await else {
+        // Without a subscription, the cache expires by age.
+        let Ok(mut changes_stream) = peer.listen(filter).await else {
             return;
         };
-        while let Ok(Some(_)) = heard.next().await {
+        while let Ok(Some(_)) = changes_stream.next().await {
             changes.fetch_add(1, Ordering::Relaxed);
         }
-        // What was said while nobody listened is unknown.
+        // Changes after the stream has ended are unknown, so invalidate the cache.
         changes.fetch_add(1, Ordering::Relaxed);
     });
 }

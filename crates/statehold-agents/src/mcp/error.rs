@@ -1,57 +1,55 @@
-//! Why a tool gave no answer, in words for people and for models.
+//! Errors of tool calls, as texts for people and models.
 
 use rmcp::model::{ErrorCode, ErrorData};
 use statehold_core::name::Name;
 
-use super::connection::Failure;
-use crate::http::clip;
+use super::connection::McpFailure;
+use crate::http::redact_and_clip;
 use crate::spec::ToolServerSpec;
 
-/// What our own side says in place of an answer that is too large to be read.
+/// JSON-RPC error code that our HTTP client substitutes for an oversized response.
 pub(super) const TOO_LARGE: ErrorCode = ErrorCode(-31_001);
 
-/// Why there is no answer.
+/// Why a tool call has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ToolError {
-    /// It cannot be reached, or was lost.
-    #[error("the tool server {server} cannot be reached{}", unsure(*may_have_run))]
+    /// The server cannot be reached, or the connection was lost.
+    #[error("the tool server {server} cannot be reached{}", run_state(*may_have_run))]
     Unreachable { server: Name, may_have_run: bool },
-    /// It took longer than it may.
+    /// The deadline passed.
     #[error(
         "the tool server {server} did not answer within its timeout_seconds{}",
-        unsure(*may_have_run)
+        run_state(*may_have_run)
     )]
     Timeout { server: Name, may_have_run: bool },
-    /// The tool is gone.
-    #[error("the tool server {server} has no tool {tool} any more; look at its tools again")]
+    #[error("the tool server {server} no longer has the tool {tool}; list its tools again")]
     NoSuchTool { server: Name, tool: String },
-    /// The answer is larger than anything that is read.
-    #[error("the tool server {server} sent more than is read of one answer; ask it for less")]
+    /// The response exceeds the size limit.
+    #[error("the tool server {server} sent a result that is too large; ask it for less")]
     TooLarge { server: Name },
-    /// It said no.
+    /// The server rejected the request.
     #[error("the tool server {server} refused: {message}")]
     Refused {
         server: Name,
         message: String,
         may_have_run: bool,
     },
-    /// What came in place of an answer does not say what became of the call.
+    /// The response does not say whether the tool ran.
     #[error("the tool server {server} gave no answer: {message}; the tool may have done its work")]
     Unclear { server: Name, message: String },
 }
 
-/// Why nobody knows what became of a call.
+/// Why the outcome of a call is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
-    /// It took longer than it may.
+    /// The deadline passed.
     Late,
-    /// The connection was lost.
     Lost,
-    /// What came back is no answer of a tool server.
+    /// The response is not an MCP answer.
     Unclear,
 }
 
-fn unsure(may_have_run: bool) -> &'static str {
+fn run_state(may_have_run: bool) -> &'static str {
     if may_have_run {
         "; the tool may have done its work"
     } else {
@@ -60,39 +58,38 @@ fn unsure(may_have_run: bool) -> &'static str {
 }
 
 impl ToolError {
-    /// What a failure comes to. These words are told to models, and kept: what the server is called with
-    /// is not in them, also if it says so itself.
-    pub(super) fn of(spec: &ToolServerSpec, failure: Failure) -> Self {
+    /// Maps a failure. The text goes to models and is stored, so credentials are redacted, even if the
+    /// server repeats them.
+    pub(super) fn of(spec: &ToolServerSpec, failure: McpFailure) -> Self {
         let server = spec.name.clone();
         match failure {
-            Failure::Gone { sent } => Self::Unreachable {
+            McpFailure::Gone { sent } => Self::Unreachable {
                 server,
                 may_have_run: sent,
             },
-            Failure::Slow { sent } => Self::Timeout {
+            McpFailure::Slow { sent } => Self::Timeout {
                 server,
                 may_have_run: sent,
             },
-            Failure::Refused { message, sent } => Self::Refused {
+            McpFailure::Refused { message, sent } => Self::Refused {
                 server,
-                message: clip(&message, spec.secrets()),
+                message: redact_and_clip(&message, spec.secrets()),
                 may_have_run: sent,
             },
-            Failure::Unclear(message) => Self::Unclear {
+            McpFailure::Unclear(message) => Self::Unclear {
                 server,
-                message: clip(&message, spec.secrets()),
+                message: redact_and_clip(&message, spec.secrets()),
             },
-            Failure::Said(error) if error.code == TOO_LARGE => Self::TooLarge { server },
-            Failure::Said(error) => Self::Refused {
+            McpFailure::ErrorReply(error) if error.code == TOO_LARGE => Self::TooLarge { server },
+            McpFailure::ErrorReply(error) => Self::Refused {
                 server,
                 may_have_run: !means_not_run(&error),
-                message: clip(&error.message, spec.secrets()),
+                message: redact_and_clip(&error.message, spec.secrets()),
             },
         }
     }
 
-    /// Whether the tool may have done its work, although there is no answer. Only what surely did not
-    /// reach it has not.
+    /// Whether the tool may have run. False only if the call certainly did not reach it.
     pub(crate) fn may_have_run(&self) -> bool {
         match self {
             Self::Unreachable { may_have_run, .. }
@@ -103,8 +100,8 @@ impl ToolError {
         }
     }
 
-    /// Why it is unknown whether the tool did its work. None if it surely did not, and none if its server
-    /// answered: what was answered is what came of the call, also if it is an error.
+    /// Why the outcome is unknown. None if the tool certainly did not run, or if its server answered:
+    /// an error answer is the outcome too.
     pub(crate) fn no_answer(&self) -> Option<NoAnswer> {
         match self {
             Self::Timeout { may_have_run, .. } => may_have_run.then_some(NoAnswer::Late),
@@ -114,7 +111,7 @@ impl ToolError {
         }
     }
 
-    /// The same, of something that was asked before the tool could be called.
+    /// The same error, for a failure before the call was sent.
     pub(crate) fn before_the_call(self) -> Self {
         match self {
             Self::Unreachable { server, .. } => Self::Unreachable {
@@ -137,8 +134,8 @@ impl ToolError {
         }
     }
 
-    /// The same, of a call that was made before: that it cannot be made again says nothing about what became
-    /// of it.
+    /// The same error, for a call that was sent earlier: a failed retry says nothing about the first
+    /// attempt.
     pub(crate) fn after_a_call(self) -> Self {
         match self {
             Self::Unreachable { server, .. } => Self::Unreachable {
@@ -155,16 +152,16 @@ impl ToolError {
             | Self::Unclear { server, message } => Self::Unclear { server, message },
             Self::NoSuchTool { server, tool } => Self::Unclear {
                 server,
-                message: format!("it has no tool {tool} any more"),
+                message: format!("it no longer has the tool {tool}"),
             },
             Self::TooLarge { server } => Self::Unclear {
                 server,
-                message: "it sent more than is read of one answer".to_owned(),
+                message: "it sent a result that is too large".to_owned(),
             },
         }
     }
 
-    /// The word for it in records.
+    /// Stable code of this error.
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "tool_unreachable",
@@ -176,7 +173,7 @@ impl ToolError {
     }
 }
 
-/// Whether an error says that the call was turned away as it came, before anything was done.
+/// Whether the server rejected the call before executing it.
 fn means_not_run(error: &ErrorData) -> bool {
     matches!(
         error.code,

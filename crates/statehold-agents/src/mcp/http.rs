@@ -1,5 +1,5 @@
-//! How messages go to tool servers over HTTP. The library's own client reads answers of any size and
-//! does not tell a call that never left from one that was lost; this one does.
+//! HTTP transport to tool servers. Unlike the library's own client, it limits the response size and
+//! distinguishes a request that was never sent from one that was lost.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -24,28 +24,28 @@ use super::error::TOO_LARGE;
 use crate::outbound;
 use crate::sse::{self, EventError};
 
-/// The most that is read of one answer, with everything that comes before it on the same stream.
+/// Most bytes read of one response, including earlier events on the same stream.
 pub(super) const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// The most that is read of an answer that says that something is wrong.
+/// Most bytes read of an error body.
 const PROBLEM_BYTES_MAX: usize = 64 * 1024;
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 const BOTH: &str = "application/json, text/event-stream";
 
-/// Why a message was not taken.
+/// Why a message was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PostError {
-    /// It has not left.
+    /// It was not sent.
     #[error("no connection: {0}")]
     NotSent(#[source] reqwest::Error),
-    /// It has left, and what became of it is unknown.
+    /// It was sent, and its outcome is unknown.
     #[error("the connection was lost: {0}")]
     Lost(#[source] reqwest::Error),
-    /// It opens a connection, and there was no answer in time.
+    /// It opens a connection, and the deadline passed.
     #[error("no answer in time")]
     Slow,
-    /// It was answered with a status alone.
+    /// The server answered with a bare error status.
     #[error("the answer was {0}")]
     Status(StatusCode),
 }
@@ -61,27 +61,27 @@ impl PostError {
     }
 }
 
-type HttpError = StreamableHttpError<PostError>;
+type McpHttpError = StreamableHttpError<PostError>;
 
-/// A client for all tool servers.
+/// HTTP client of all tool servers.
 #[derive(Debug, Clone)]
-pub(super) struct HttpClient {
+pub(super) struct McpHttpClient {
     client: reqwest::Client,
-    /// How long the answer to what opens a connection is waited for. The library waits for ever, also if
-    /// nobody else does any more.
+    /// Timeout for messages that open a connection. The library has none, and would wait even after its
+    /// caller has given up.
     opening_max: Duration,
 }
 
-impl HttpClient {
-    /// None if this machine cannot do it, which is logged.
+impl McpHttpClient {
+    /// None if the client cannot be built; the error is logged.
     pub(super) fn new() -> Option<Self> {
         let client = outbound::client_builder()
             .map_err(|error| error.to_string())
             .and_then(|builder| {
                 builder
                     .connect_timeout(CONNECT_MAX)
-                    // A server that closes a kept connection at the moment of a call makes that call
-                    // look lost, and a lost call may have run.
+                    // No idle connections: if the server closes one at the moment of sending, the call
+                    // looks lost and may have run.
                     .pool_max_idle_per_host(0)
                     .build()
                     .map_err(|error| error.to_string())
@@ -98,7 +98,7 @@ impl HttpClient {
         }
     }
 
-    /// The same, with some time for opening a connection.
+    /// The same client with another opening timeout.
     pub(super) fn opening_within(self, opening_max: Duration) -> Self {
         Self {
             opening_max,
@@ -113,7 +113,7 @@ impl HttpClient {
         session: Option<&str>,
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<reqwest::Response, HttpError> {
+    ) -> Result<reqwest::Response, McpHttpError> {
         let mut request = self
             .client
             .post(uri)
@@ -133,7 +133,7 @@ impl HttpClient {
         answer.map_err(StreamableHttpError::Client)
     }
 
-    /// Sends a message, and reads what comes back as far as it comes at once.
+    /// Sends a message and reads the response. An event stream is returned unread.
     async fn exchange(
         &self,
         uri: Arc<str>,
@@ -141,17 +141,17 @@ impl HttpClient {
         session: Option<Arc<str>>,
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<StreamableHttpPostResponse, HttpError> {
+    ) -> Result<StreamableHttpPostResponse, McpHttpError> {
         let answer = self
             .post(&uri, &message, session.as_deref(), credential, headers)
             .await?;
         let status = answer.status();
-        let asked = asked(&message);
+        let request_id = request_id(&message);
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
         if !status.is_success() {
-            return refused(answer, &message, session.is_some()).await;
+            return map_error_status(answer, &message, session.is_some()).await;
         }
         let header = |name: &str| {
             let value = answer.headers().get(name)?;
@@ -159,11 +159,10 @@ impl HttpClient {
         };
         let session = header("mcp-session-id");
         let kind = header(CONTENT_TYPE.as_str());
-        match (kind.as_deref(), asked) {
-            (Some(kind), asked) if kind.starts_with(EVENTS) => Ok(StreamableHttpPostResponse::Sse(
-                events(answer, asked),
-                session,
-            )),
+        match (kind.as_deref(), request_id) {
+            (Some(kind), request_id) if kind.starts_with(EVENTS) => Ok(
+                StreamableHttpPostResponse::Sse(events(answer, request_id), session),
+            ),
             (Some(kind), Some(id)) if kind.starts_with(JSON) => {
                 let said = match read(answer, ANSWER_BYTES_MAX).await? {
                     Some(body) => serde_json::from_slice(&body)?,
@@ -171,7 +170,7 @@ impl HttpClient {
                 };
                 Ok(StreamableHttpPostResponse::Json(said, session))
             }
-            // Nobody asked anything, so there is nothing to understand.
+            // The message is not a request, so ignore the response.
             (_, None) => Ok(StreamableHttpPostResponse::Accepted),
             (kind, Some(_)) => Err(StreamableHttpError::UnexpectedContentType(
                 kind.map(str::to_owned),
@@ -180,7 +179,7 @@ impl HttpClient {
     }
 }
 
-impl StreamableHttpClient for HttpClient {
+impl StreamableHttpClient for McpHttpClient {
     type Error = PostError;
 
     async fn post_message(
@@ -190,10 +189,10 @@ impl StreamableHttpClient for HttpClient {
         session: Option<Arc<str>>,
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<StreamableHttpPostResponse, HttpError> {
-        let opens = opens(&message);
+    ) -> Result<StreamableHttpPostResponse, McpHttpError> {
+        let opens_connection = opens_connection(&message);
         let exchange = self.exchange(uri, message, session, credential, headers);
-        if !opens {
+        if !opens_connection {
             return exchange.await;
         }
         let deadline = Instant::now() + self.opening_max;
@@ -214,7 +213,7 @@ impl StreamableHttpClient for HttpClient {
         last_event: Option<String>,
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, McpHttpError> {
         let stream = self.client.get_stream_with_max_sse_event_size(
             uri,
             session,
@@ -223,7 +222,7 @@ impl StreamableHttpClient for HttpClient {
             headers,
             ANSWER_BYTES_MAX,
         );
-        stream.await.map_err(translated)
+        stream.await.map_err(map_library_error)
     }
 
     async fn delete_session(
@@ -232,16 +231,16 @@ impl StreamableHttpClient for HttpClient {
         session: Arc<str>,
         credential: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), HttpError> {
+    ) -> Result<(), McpHttpError> {
         let deleted = self
             .client
             .delete_session(uri, session, credential, headers);
-        deleted.await.map_err(translated)
+        deleted.await.map_err(map_library_error)
     }
 }
 
-/// The error of the library's client as one of ours, where the difference matters.
-fn translated(error: StreamableHttpError<reqwest::Error>) -> HttpError {
+/// Maps an error of the library's client.
+fn map_library_error(error: StreamableHttpError<reqwest::Error>) -> McpHttpError {
     match error {
         StreamableHttpError::Client(error) => StreamableHttpError::Client(PostError::of(error)),
         StreamableHttpError::ServerDoesNotSupportSse => {
@@ -257,8 +256,8 @@ fn translated(error: StreamableHttpError<reqwest::Error>) -> HttpError {
     }
 }
 
-/// The id under which a message wants an answer.
-fn asked(message: &ClientJsonRpcMessage) -> Option<RequestId> {
+/// Id of a request. None for messages that expect no answer.
+fn request_id(message: &ClientJsonRpcMessage) -> Option<RequestId> {
     match message {
         ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
         _ => None,
@@ -270,12 +269,12 @@ fn too_large(id: RequestId) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::error(error, Some(id))
 }
 
-/// What a status other than success means.
-async fn refused(
+/// Maps a response that is not 2xx.
+async fn map_error_status(
     answer: reqwest::Response,
     message: &ClientJsonRpcMessage,
     has_session: bool,
-) -> Result<StreamableHttpPostResponse, HttpError> {
+) -> Result<StreamableHttpPostResponse, McpHttpError> {
     let status = answer.status();
     let alone = || Err(StreamableHttpError::Client(PostError::Status(status)));
     if status == StatusCode::NOT_FOUND && has_session {
@@ -284,15 +283,15 @@ async fn refused(
     if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
         return alone();
     }
-    let Some(id) = asked(message) else {
+    let Some(id) = request_id(message) else {
         return alone();
     };
     let body = read(answer, PROBLEM_BYTES_MAX).await?.unwrap_or_default();
     let error = match serde_json::from_slice(&body) {
         Ok(ServerJsonRpcMessage::Error(error)) if error.id.as_ref() == Some(&id) => error.error,
-        // Servers that lost their sessions in a restart say so in different ways, and what is asked there
-        // is asked again in a new session. A tool may have run before its server said anything, so it is
-        // called again only if it is clear that this is about the session.
+        // Servers that lost their sessions in a restart report it in different ways. A list request is
+        // simply repeated in a new session. A tool may have run before its server reported the error,
+        // so a call is repeated only if the error clearly concerns the session.
         said if status == StatusCode::BAD_REQUEST
             && has_session
             && (!is_call(message) || said.as_ref().is_ok_and(is_about_session)) =>
@@ -305,13 +304,13 @@ async fn refused(
         }
         _ => return alone(),
     };
-    // The answer of a server that did not understand the question may lack its id.
+    // A server that could not parse the request may omit its id.
     let said = ServerJsonRpcMessage::error(error, Some(id));
     Ok(StreamableHttpPostResponse::Json(said, None))
 }
 
-/// Whether a message is one of those with which a connection begins.
-fn opens(message: &ClientJsonRpcMessage) -> bool {
+/// Whether a message belongs to the opening handshake.
+fn opens_connection(message: &ClientJsonRpcMessage) -> bool {
     match message {
         ClientJsonRpcMessage::Request(request) => matches!(
             request.request,
@@ -332,7 +331,7 @@ fn is_call(message: &ClientJsonRpcMessage) -> bool {
     matches!(request.request, ClientRequest::CallToolRequest(_))
 }
 
-/// Whether a server says that it does not know the session.
+/// Whether a server reports an unknown session.
 fn is_about_session(said: &ServerJsonRpcMessage) -> bool {
     let ServerJsonRpcMessage::Error(error) = said else {
         return false;
@@ -347,8 +346,8 @@ fn is_discovery(message: &ClientJsonRpcMessage) -> bool {
     matches!(request.request, ClientRequest::DiscoverRequest(_))
 }
 
-/// A body up to a size. None if it is larger.
-async fn read(mut answer: reqwest::Response, max: usize) -> Result<Option<Vec<u8>>, HttpError> {
+/// Reads a body up to a limit. None if it is larger.
+async fn read(mut answer: reqwest::Response, max: usize) -> Result<Option<Vec<u8>>, McpHttpError> {
     let body = outbound::read_body(&mut answer, max).await;
     body.map_err(|error| StreamableHttpError::Client(PostError::of(error)))
 }
@@ -361,10 +360,10 @@ enum BodyError {
     Lost(reqwest::Error),
 }
 
-/// The events of an answer. If it is larger than the limit, the last event says so.
+/// Events of a response. An oversized stream ends with an error event.
 fn events(
     answer: reqwest::Response,
-    asked: Option<RequestId>,
+    request_id: Option<RequestId>,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     let mut left = ANSWER_BYTES_MAX;
     let bytes = answer.bytes_stream().map(move |chunk: Result<Bytes, _>| {
@@ -372,20 +371,21 @@ fn events(
         left = left.checked_sub(chunk.len()).ok_or(BodyError::TooLarge)?;
         Ok::<_, BodyError>(chunk)
     });
-    let events = sse::events(bytes, ANSWER_BYTES_MAX).map(move |event| match (event, &asked) {
-        (Ok(event), _) => Ok(Sse {
-            event: event.event,
-            data: event.data,
-            id: event.id,
-            retry: event.retry,
-        }),
-        (Err(EventError::Body(BodyError::TooLarge)), Some(id)) => {
-            let said = too_large(id.clone());
-            let said = serde_json::to_string(&said).expect("an error without data is JSON");
-            Ok(Sse::default().data(said))
-        }
-        (Err(error), _) => Err(SseError::Body(Box::new(error))),
-    });
+    let events =
+        sse::events(bytes, ANSWER_BYTES_MAX).map(move |event| match (event, &request_id) {
+            (Ok(event), _) => Ok(Sse {
+                event: event.event,
+                data: event.data,
+                id: event.id,
+                retry: event.retry,
+            }),
+            (Err(EventError::Body(BodyError::TooLarge)), Some(id)) => {
+                let said = too_large(id.clone());
+                let said = serde_json::to_string(&said).expect("an error without data is JSON");
+                Ok(Sse::default().data(said))
+            }
+            (Err(error), _) => Err(SseError::Body(Box::new(error))),
+        });
     events.boxed()
 }
 
@@ -400,7 +400,7 @@ mod tests {
         let message = serde_json::from_value(message).expect("a message");
         let answer = http::Response::builder().status(status);
         let answer = answer.body(body.to_owned()).expect("an answer");
-        let outcome = refused(answer.into(), &message, true).await;
+        let outcome = map_error_status(answer.into(), &message, true).await;
         matches!(outcome, Err(StreamableHttpError::SessionExpired))
     }
 

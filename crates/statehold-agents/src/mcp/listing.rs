@@ -1,4 +1,4 @@
-//! What is believed of a list of tools: names that models can say, texts that fit, not too many.
+//! Validates tool lists: names that models accept, bounded texts, and a limited number of tools.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,33 +6,33 @@ use std::sync::Arc;
 use serde_json::Value;
 use statehold_core::name::Name;
 
-use super::Tool;
+use super::McpTool;
 use crate::spec::ToolServerSpec;
 
-/// The most tools that one server may have.
+/// Most tools per server.
 pub(super) const TOOLS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 64;
-/// Between a server and its tool, where a name says both.
-const OF_SERVER: &str = "__";
+/// Separator between server and tool in a full name.
+const SEPARATOR: &str = "__";
 const DESCRIPTION_BYTES_MAX: usize = 4 * 1024;
-/// As for any other schema. It goes to a model with every call.
+/// The usual limit of schemas. The schema is sent with every model call.
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 
-/// A tool as its server describes it. None if no model could use it.
-pub(super) fn accepted(server: &ToolServerSpec, tool: rmcp::model::Tool) -> Option<Tool> {
-    let name = sayable(&tool.name);
+/// Validates a listed tool. None if no model could use it.
+pub(super) fn accept_tool(server: &ToolServerSpec, tool: rmcp::model::Tool) -> Option<McpTool> {
+    let name = model_safe_name(&tool.name);
     let schema = Value::Object(Arc::unwrap_or_clone(tool.input_schema));
     let is_usable =
         (1..=NAME_BYTES_MAX).contains(&name.len()) && schema.to_string().len() <= SCHEMA_BYTES_MAX;
     let hints = tool.annotations.unwrap_or_default();
     let says = |hint: Option<bool>| server.trust_hints && hint == Some(true);
-    is_usable.then(|| Tool {
+    is_usable.then(|| McpTool {
         server: server.name.clone(),
         name,
         original: tool.name.into_owned(),
         description: tool
             .description
-            .map(|text| clipped(&text, DESCRIPTION_BYTES_MAX).to_owned()),
+            .map(|text| truncate(&text, DESCRIPTION_BYTES_MAX).to_owned()),
         input_schema: Arc::new(schema),
         idempotent: says(hints.idempotent_hint),
         only_reads: says(hints.read_only_hint),
@@ -40,63 +40,65 @@ pub(super) fn accepted(server: &ToolServerSpec, tool: rmcp::model::Tool) -> Opti
     })
 }
 
-/// The tools of some servers under names of which each is there once. The first of several keeps its
-/// name, the others carry their server's. What could be taken for a tool of another server that is declared
-/// is left out: a policy that speaks of that one would count for it.
-pub(super) fn shown<'a>(
-    listings: &[Arc<Vec<Tool>>],
+/// Merges the lists of several servers under unique names. The first tool keeps its name, further ones
+/// get the server name as prefix. Omits tools whose full name could denote a tool of another declared
+/// server, because that server's policy would apply to it.
+pub(super) fn offered_tools<'a>(
+    listings: &[Arc<Vec<McpTool>>],
     declared: impl Iterator<Item = &'a Name>,
-) -> Vec<Tool> {
-    let declared: Vec<String> = declared.map(|name| sayable(name.as_str())).collect();
+) -> Vec<McpTool> {
+    let declared: Vec<String> = declared
+        .map(|name| model_safe_name(name.as_str()))
+        .collect();
     let mut taken = BTreeSet::new();
-    let mut shown = Vec::new();
+    let mut offered_tools = Vec::new();
     for tool in listings.iter().flat_map(|listing| listing.iter()) {
-        let whole = whole_name(&tool.server, &tool.name);
-        if !is_of(&sayable(tool.server.as_str()), &whole, &declared) {
-            tracing::warn!(server = %tool.server, tool = %tool.original, "a tool is named as if it were on another server: it is left out");
+        let full = full_name(&tool.server, &tool.name);
+        if !names_only_server(&model_safe_name(tool.server.as_str()), &full, &declared) {
+            tracing::warn!(server = %tool.server, tool = %tool.original, "omitting a tool whose name could belong to another server");
             continue;
         }
-        let longer = || whole.clone();
+        let longer = || full.clone();
         let name = if taken.contains(&tool.name) {
             longer()
         } else {
             tool.name.clone()
         };
         if name.len() <= NAME_BYTES_MAX && taken.insert(name.clone()) {
-            shown.push(Tool {
+            offered_tools.push(McpTool {
                 name,
                 ..tool.clone()
             });
         } else {
-            tracing::warn!(server = %tool.server, tool = %tool.original, "two tools have this name: the second is left out");
+            tracing::warn!(server = %tool.server, tool = %tool.original, "omitting a second tool of the same name");
         }
     }
-    shown
+    offered_tools
 }
 
-/// The name of a tool with its server before it.
-fn whole_name(server: &Name, tool: &str) -> String {
-    format!("{}{OF_SERVER}{tool}", sayable(server.as_str()))
+/// Tool name with its server as prefix.
+fn full_name(server: &Name, tool: &str) -> String {
+    format!("{}{SEPARATOR}{tool}", model_safe_name(server.as_str()))
 }
 
-/// Whether a whole name says one server only, wherever one begins to read it. Policies are found by what
-/// follows any mark between server and tool, so that is looked at too.
-fn is_of(server: &str, whole: &str, declared: &[String]) -> bool {
-    let marks = (1..whole.len()).filter(|at| whole[..*at].ends_with(OF_SERVER));
+/// Whether a full name can be read as a tool of this server only. Policies match after any separator,
+/// so check every position.
+fn names_only_server(server: &str, full: &str, declared: &[String]) -> bool {
+    let marks = (1..full.len()).filter(|at| full[..*at].ends_with(SEPARATOR));
     let mut beginnings = std::iter::once(0).chain(marks);
     beginnings.all(|at| {
         let said = declared.iter().filter(|name| {
-            let rest = whole[at..].strip_prefix(name.as_str());
-            rest.is_some_and(|rest| rest.starts_with(OF_SERVER))
+            let rest = full[at..].strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.starts_with(SEPARATOR))
         });
-        // The longest is meant where one server is named like the beginning of another.
+        // If one server name is a prefix of another, the longer one counts.
         let said = said.max_by_key(|name| name.len());
         said.is_none_or(|said| said == server)
     })
 }
 
-/// A name in the letters that models know.
-pub(crate) fn sayable(name: &str) -> String {
+/// Replaces characters that models do not accept in names.
+pub(crate) fn model_safe_name(name: &str) -> String {
     let letters = name.chars().map(|c| match c {
         'A'..='Z' | 'a'..='z' | '0'..='9' | '_' | '-' => c,
         _ => '_',
@@ -104,8 +106,8 @@ pub(crate) fn sayable(name: &str) -> String {
     letters.collect()
 }
 
-/// The beginning of a text, up to a whole character.
-pub(super) fn clipped(text: &str, bytes_max: usize) -> &str {
+/// Truncates at a character boundary.
+pub(super) fn truncate(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }
 
@@ -131,8 +133,8 @@ mod tests {
             ("a", "b__c", false),
             ("a", "c", true),
         ] {
-            let whole = format!("{server}__{tool}");
-            assert_eq!(is_of(server, &whole, &declared), is, "{whole}");
+            let full = format!("{server}__{tool}");
+            assert_eq!(names_only_server(server, &full, &declared), is, "{full}");
         }
     }
 }

@@ -1,33 +1,33 @@
-//! What a tool answered, in a size that can be kept and told to a model.
+//! Tool results, limited to a size that can be stored and sent to a model.
 
 use std::fmt::Write;
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Map, Value};
 
-use super::listing::clipped;
-use crate::secrets::Secrets;
+use super::listing::truncate;
+use crate::secrets::SecretRedactor;
 
-/// The most that is kept of an answer, as JSON, with the words about what was left out.
+/// Most bytes of a result as JSON, including the note about omitted parts.
 pub(super) const REPLY_BYTES_MAX: usize = 1024 * 1024;
-/// What those words and the frame around everything may take.
-const WORDS_BYTES_MAX: usize = 512;
+/// Bytes reserved for that note and the JSON around the parts.
+const NOTE_BYTES_MAX: usize = 512;
 
-/// What a tool answered.
+/// Result of a tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ToolReply {
-    /// A text, if text is all there was. Else an object with what there was: `text`, `structured` for
-    /// structured content, and `parts` for images, sounds and resources.
+    /// A string if the result has only text. Otherwise an object with `text`, `structured` for
+    /// structured content, and `parts` for images, audio and resources.
     pub(crate) content: Value,
-    /// Whether the tool says that it went wrong.
+    /// Whether the tool reports an error.
     pub(crate) is_error: bool,
 }
 
 impl ToolReply {
-    /// What is kept of an answer. Some things must not be shown, also if the tool repeats them.
-    pub(super) fn of(result: CallToolResult, secrets: &Secrets) -> Self {
-        let mut left = REPLY_BYTES_MAX - WORDS_BYTES_MAX;
-        let mut lost = Lost::default();
+    /// Converts a result: redacts secrets and truncates.
+    pub(super) fn of(result: CallToolResult, secrets: &SecretRedactor) -> Self {
+        let mut left = REPLY_BYTES_MAX - NOTE_BYTES_MAX;
+        let mut cut = CutParts::default();
         let mut texts = Vec::new();
         let mut parts = Vec::new();
         for part in result.content {
@@ -38,14 +38,14 @@ impl ToolReply {
         }
         let has_text = !texts.is_empty();
         let mut structured = result.structured_content;
-        let mut text = secrets.left_out(texts.join("\n"));
+        let mut text = secrets.redact(texts.join("\n"));
         for value in structured.iter_mut().chain(&mut parts) {
-            secrets.leave_out(value);
+            secrets.redact_value(value);
         }
-        let fitting = fitting(&text, left);
-        if fitting < text.len() {
-            lost.text = Some((text.len(), fitting));
-            text.truncate(fitting);
+        let fitting_len = fitting_len(&text, left);
+        if fitting_len < text.len() {
+            cut.text = Some((text.len(), fitting_len));
+            text.truncate(fitting_len);
         }
         left = left.saturating_sub(json_len(&text));
         let mut keep = |value: &Value| {
@@ -54,13 +54,13 @@ impl ToolReply {
             if fits {
                 left -= size;
             } else {
-                lost.values += 1;
+                cut.values += 1;
             }
             fits
         };
         let structured = structured.filter(&mut keep);
         parts.retain(&mut keep);
-        lost.write_to(&mut text);
+        cut.write_to(&mut text);
 
         let mut members = Map::new();
         if let Some(structured) = structured {
@@ -83,8 +83,8 @@ impl ToolReply {
         }
     }
 
-    /// What a model is told: the text, which says the same as the structured content if there are
-    /// both; whatever has no text as JSON.
+    /// Text for the model: the text parts, which repeat the structured content if there is any; other
+    /// parts as JSON.
     pub(crate) fn for_model(&self) -> String {
         let Value::Object(members) = &self.content else {
             return match &self.content {
@@ -104,15 +104,15 @@ impl ToolReply {
     }
 }
 
-/// What did not fit.
+/// Parts that were cut to fit.
 #[derive(Default)]
-struct Lost {
-    /// How long the text was, and how much of it is there.
+struct CutParts {
+    /// Original and remaining length of the text.
     text: Option<(usize, usize)>,
     values: usize,
 }
 
-impl Lost {
+impl CutParts {
     fn write_to(&self, text: &mut String) {
         let mut say = |words: std::fmt::Arguments<'_>| {
             let gap = if text.is_empty() { "" } else { "\n" };
@@ -132,7 +132,7 @@ impl Lost {
     }
 }
 
-/// How many bytes a character takes in JSON.
+/// Bytes of a character in a JSON string.
 fn json_char_len(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
@@ -145,8 +145,8 @@ fn json_len(text: &str) -> usize {
     text.chars().map(json_char_len).sum()
 }
 
-/// How many bytes of a text fit into some bytes of JSON, up to a whole character.
-fn fitting(text: &str, json_bytes_max: usize) -> usize {
+/// How much of a text fits into a number of JSON bytes, up to a character boundary.
+fn fitting_len(text: &str, json_bytes_max: usize) -> usize {
     let mut left = json_bytes_max;
     let end = text.char_indices().find(|(_, c)| {
         let fits = json_char_len(*c) <= left;
@@ -154,5 +154,5 @@ fn fitting(text: &str, json_bytes_max: usize) -> usize {
         !fits
     });
     let end = end.map_or(text.len(), |(at, _)| at);
-    clipped(text, end).len()
+    truncate(text, end).len()
 }

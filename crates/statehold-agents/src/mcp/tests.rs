@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use statehold_core::name::Name;
 
-use super::{CallMeta, Tool, ToolError, ToolReply, ToolServers};
+use super::{CallMeta, McpTool, ToolError, ToolReply, ToolServers};
 use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
 
 mod bench;
@@ -21,7 +21,7 @@ mod python;
 mod texts;
 
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Shorter than lists are believed, so that a change is heard of and not just found.
+/// Shorter than the cache lifetime, so that a change must arrive as a notification.
 const UNTIL_MAX: Duration = Duration::from_secs(25);
 
 fn name(text: &str) -> Name {
@@ -65,7 +65,7 @@ fn servers(declared: impl IntoIterator<Item = (&'static str, ToolTransport)>) ->
     servers_within(PATIENCE, declared)
 }
 
-async fn tool(servers: &ToolServers, server: &str, tool: &str) -> Tool {
+async fn tool(servers: &ToolServers, server: &str, tool: &str) -> McpTool {
     let tools = servers.tools(&[name(server)]).await.expect("tools");
     let found = tools.into_iter().find(|found| found.original == tool);
     found.expect("the tool is listed")
@@ -73,7 +73,7 @@ async fn tool(servers: &ToolServers, server: &str, tool: &str) -> Tool {
 
 async fn call(
     servers: &ToolServers,
-    tool: &Tool,
+    tool: &McpTool,
     arguments: Value,
 ) -> Result<ToolReply, ToolError> {
     let Value::Object(arguments) = arguments else {
@@ -88,7 +88,7 @@ async fn call(
     servers.call(tool, &arguments, "key_1", &meta).await
 }
 
-/// Looks again and again until something is so.
+/// Polls until the condition holds.
 async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let looking = async {
         while !is_so().await {

@@ -1,5 +1,5 @@
-//! One call to an address: resolve, look at what came of it, connect to exactly that, send, read the
-//! status. No redirects, no proxies, no cookies, no connection that is used twice.
+//! One delivery: resolves the name, checks the address, connects to exactly that address, sends, and
+//! reads the status. No redirects, no proxies, no cookies, no connection reuse.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::guard::{AddressError, Guard, Target};
+use super::guard::{AddressError, Guard, PushTarget};
 
-/// How long finding and reaching the other side may take, and all of it.
+/// Timeout for DNS lookup and connecting, and for the whole call.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 const CALL_MAX: Duration = Duration::from_secs(15);
-/// The most that is read of an answer.
+/// Limits for reading the response.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 const BODY_BYTES_MAX: usize = 16 * 1024;
 const BODY_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What is sent.
-pub(super) struct Message {
+/// A signed message.
+pub(super) struct PushMessage {
     pub(super) id: String,
     pub(super) timestamp: String,
     pub(super) signature: String,
     pub(super) body: Vec<u8>,
 }
 
-/// Why a call did not deliver.
+/// Why a delivery failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CallError {
+pub(super) enum PushCallError {
     #[error(transparent)]
     Address(#[from] AddressError),
     #[error("it took too long")]
     Slow,
     #[error("the host cannot be reached")]
     Unreachable,
-    #[error("the certificate of the host does not hold")]
+    #[error("the certificate of the host is not valid")]
     Certificate,
     #[error("the answer is not HTTP")]
     NotHttp,
@@ -50,12 +50,12 @@ pub(super) enum CallError {
     Refused(StatusCode),
 }
 
-pub(super) struct Client {
+pub(super) struct PushClient {
     guard: Guard,
     tls: TlsConnector,
 }
 
-impl Client {
+impl PushClient {
     pub(super) fn new(guard: Guard) -> Result<Self, rustls::Error> {
         Ok(Self {
             guard,
@@ -63,18 +63,18 @@ impl Client {
         })
     }
 
-    /// Delivers a message. Only an answer of 2xx counts.
-    pub(super) async fn post(&self, url: &str, message: Message) -> Result<(), CallError> {
+    /// Delivers a message. Only a 2xx counts.
+    pub(super) async fn post(&self, url: &str, message: PushMessage) -> Result<(), PushCallError> {
         let target = self.guard.parse(url)?;
         let call = async {
             let connect = tokio::time::timeout(CONNECT_MAX, connect(&target));
-            let stream = connect.await.map_err(|_| CallError::Slow)??;
+            let stream = connect.await.map_err(|_| PushCallError::Slow)??;
             if target.is_secret {
                 let name = ServerName::try_from(target.host.clone());
-                let name = name.map_err(|_| CallError::Certificate)?;
+                let name = name.map_err(|_| PushCallError::Certificate)?;
                 let stream = self.tls.connect(name, stream).await;
                 send(
-                    stream.map_err(|_| CallError::Certificate)?,
+                    stream.map_err(|_| PushCallError::Certificate)?,
                     &target,
                     message,
                 )
@@ -84,22 +84,22 @@ impl Client {
             }
         };
         let status = tokio::time::timeout(CALL_MAX, call).await;
-        let status = status.map_err(|_| CallError::Slow)??;
+        let status = status.map_err(|_| PushCallError::Slow)??;
         if status.is_success() {
             Ok(())
         } else {
-            Err(CallError::Refused(status))
+            Err(PushCallError::Refused(status))
         }
     }
 }
 
-/// Connects to an address that was looked at, not to a name that may lead elsewhere by now.
-async fn connect(target: &Target) -> Result<TcpStream, CallError> {
+/// Resolves the name and connects to a checked address. Resolving again could return another address.
+async fn connect(target: &PushTarget) -> Result<TcpStream, PushCallError> {
     let found = tokio::net::lookup_host((target.host.as_str(), target.port)).await;
-    let found: Vec<SocketAddr> = found.map_err(|_| CallError::Unreachable)?.collect();
+    let found: Vec<SocketAddr> = found.map_err(|_| PushCallError::Unreachable)?.collect();
     let mut refused = None;
     for address in found {
-        match target.require(address.ip()) {
+        match target.require_allowed(address.ip()) {
             Ok(()) => {
                 if let Ok(stream) = TcpStream::connect(address).await {
                     return Ok(stream);
@@ -108,10 +108,14 @@ async fn connect(target: &Target) -> Result<TcpStream, CallError> {
             Err(error) => refused = Some(error),
         }
     }
-    Err(refused.map_or(CallError::Unreachable, CallError::Address))
+    Err(refused.map_or(PushCallError::Unreachable, PushCallError::Address))
 }
 
-async fn send<S>(stream: S, target: &Target, message: Message) -> Result<StatusCode, CallError>
+async fn send<S>(
+    stream: S,
+    target: &PushTarget,
+    message: PushMessage,
+) -> Result<StatusCode, PushCallError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -119,7 +123,7 @@ where
         .max_buf_size(HEAD_BYTES_MAX)
         .handshake(TokioIo::new(stream))
         .await;
-    let (mut sender, connection) = handshake.map_err(|_| CallError::NotHttp)?;
+    let (mut sender, connection) = handshake.map_err(|_| PushCallError::NotHttp)?;
     let request = Request::post(&target.path)
         .header(header::HOST, &target.authority)
         .header(header::CONTENT_TYPE, "application/json")
@@ -132,8 +136,8 @@ where
         .header("webhook-timestamp", message.timestamp)
         .header("webhook-signature", message.signature)
         .body(Full::new(Bytes::from(message.body)));
-    let request = request.map_err(|_| CallError::Address(AddressError::Malformed))?;
-    // The connection is used for this message only.
+    let request = request.map_err(|_| PushCallError::Address(AddressError::Malformed))?;
+    // The connection serves this message only.
     let mut connection = std::pin::pin!(connection);
     let mut answer = std::pin::pin!(sender.send_request(request));
     let mut is_open = true;
@@ -141,7 +145,7 @@ where
         biased;
         answer = &mut answer => answer,
         ended = &mut connection => match ended {
-            // What was read before the end is still to be looked at.
+            // The response may have been read before the connection closed.
             Ok(()) => {
                 is_open = false;
                 answer.await
@@ -149,9 +153,9 @@ where
             Err(error) => Err(error),
         },
     };
-    let answer = answer.map_err(|_| CallError::NotHttp)?;
+    let answer = answer.map_err(|_| PushCallError::NotHttp)?;
     let status = answer.status();
-    // A short answer is read to its end, so that the other side need not complain. It means nothing.
+    // Drain a short body, so that the receiver sees no reset. Its content is ignored.
     let rest = Limited::new(answer.into_body(), BODY_BYTES_MAX).collect();
     tokio::select! {
         _ = rest => {}

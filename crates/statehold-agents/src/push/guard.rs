@@ -1,29 +1,29 @@
-//! Which addresses may be called. A server stands in networks that its callers do not reach; nobody may
-//! use it to reach them.
+//! Which addresses may be called. The server can reach networks that its callers cannot; callers must
+//! not use it to reach them (SSRF).
 //!
-//! A name says nothing: what counts is the address that is connected to, and it is looked at in the
-//! moment of connecting. Spellings of addresses and names that change in between do not matter then.
+//! Only the resolved IP address counts, checked at connect time. Spellings of an address and changes of
+//! a DNS name therefore do not matter.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::Uri;
 
-/// Why an address cannot be called.
+/// Why an address may not be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It is not an address of the web.
+    /// It is not a valid URL of the allowed form.
     #[error("the address is https://host[:port]/path, without user and fragment")]
     Malformed,
-    /// What is sent must not be read on the way.
+    /// It is not encrypted.
     #[error("the address must begin with https://, unless `push.allow` names its host and port")]
     NotSecret,
-    /// It leads into a network that is not public.
+    /// It is in a network that is not public.
     #[error("the address is not a public one; `push.allow` can name its host and port")]
     Private,
 }
 
-/// The rule of one server.
+/// Address policy of a server.
 #[derive(Debug, Clone, Default)]
 pub struct Guard {
     allows_all: bool,
@@ -31,7 +31,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Every address, as on a development server.
+    /// Allows every address, as on a development server.
     pub fn open() -> Self {
         Self {
             allows_all: true,
@@ -39,11 +39,11 @@ impl Guard {
         }
     }
 
-    /// Public addresses, and those that are named as `host:port`.
+    /// Allows public addresses, and those listed as `host:port`.
     ///
     /// # Errors
     ///
-    /// The text that is not a host with a port.
+    /// The first entry that is not `host:port`.
     pub fn new(allow: &[String]) -> Result<Self, String> {
         let mut allowed = BTreeSet::new();
         for text in allow {
@@ -60,12 +60,12 @@ impl Guard {
         })
     }
 
-    /// Where an address leads to, if it may be called as far as its text tells.
+    /// Parses a URL and checks what its text reveals.
     ///
     /// # Errors
     ///
-    /// Why it may not.
-    pub fn parse(&self, url: &str) -> Result<Target, AddressError> {
+    /// Why it may not be called.
+    pub fn parse(&self, url: &str) -> Result<PushTarget, AddressError> {
         let is_plain = url.bytes().all(|b| b.is_ascii_graphic()) && !url.contains('#');
         let uri: Uri = url.parse().map_err(|_| AddressError::Malformed)?;
         let is_secret = match uri.scheme_str() {
@@ -92,7 +92,7 @@ impl Guard {
             return Err(AddressError::NotSecret);
         }
         let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let target = Target {
+        let target = PushTarget {
             host: bare.to_owned(),
             port,
             is_secret,
@@ -103,17 +103,17 @@ impl Guard {
                 .map_or("/", |path| path.as_str())
                 .to_owned(),
         };
-        // A literal can be told at once; a name is looked at when it is called.
+        // Check an IP literal now; a name is checked when it is resolved.
         if let Ok(ip) = bare.parse::<IpAddr>() {
-            target.require(ip)?;
+            target.require_allowed(ip)?;
         }
         Ok(target)
     }
 }
 
-/// An address taken apart.
+/// A parsed URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct PushTarget {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) is_secret: bool,
@@ -122,9 +122,9 @@ pub struct Target {
     pub(super) path: String,
 }
 
-impl Target {
-    /// Lets an address pass that may be connected to.
-    pub(super) fn require(&self, ip: IpAddr) -> Result<(), AddressError> {
+impl PushTarget {
+    /// Checks an address before connecting.
+    pub(super) fn require_allowed(&self, ip: IpAddr) -> Result<(), AddressError> {
         if self.is_allowed || is_public(ip) {
             Ok(())
         } else {
@@ -133,7 +133,7 @@ impl Target {
     }
 }
 
-/// Whether an address is one of the public internet.
+/// Whether an address belongs to the public internet.
 fn is_public(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => is_public_v4(ip),
@@ -147,11 +147,11 @@ fn is_public(ip: IpAddr) -> bool {
 fn is_public_v4(ip: Ipv4Addr) -> bool {
     let [a, b, c, _] = ip.octets();
     let is_special = match (a, b, c) {
-        // Private, and shared by carriers.
+        // Private, and carrier-grade NAT.
         (172, b, _) => (16..32).contains(&b),
         (100, b, _) => (64..128).contains(&b),
         // This network, private, loopback, multicast, reserved; link-local; private; protocol
-        // assignments; old relays; measurements; documentation.
+        // assignments; 6to4 relays; benchmarking; documentation.
         (0 | 10 | 127 | 224..=255, _, _)
         | (169, 254, _)
         | (192, 168, _)
@@ -167,8 +167,8 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
     let [a, b, ..] = ip.segments();
-    // Only 2000::/3 is handed out. In it: protocol assignments and tunnels that carry an IPv4 address
-    // (2001::/23, 2002::/16), and documentation.
+    // Only 2000::/3 is allocated. Excluded in it: protocol assignments and tunnels that carry an IPv4
+    // address (2001::/23, 2002::/16), and documentation.
     let is_unicast = a & 0xe000 == 0x2000;
     let is_special =
         a == 0x2001 && (b < 0x0200 || b == 0x0db8) || a == 0x2002 || a == 0x3fff && b < 0x1000;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_of_the_web_is_refused() {
+    fn malformed_urls_are_refused() {
         for url in [
             "",
             "worker.example",
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_by_name_and_port_passes() {
+    fn listed_hosts_and_ports_pass() {
         let allow = [
             "127.0.0.1:9000".to_owned(),
             "Inner:80".to_owned(),
@@ -271,7 +271,7 @@ mod tests {
         ] {
             let target = guard.parse(url).expect("it is allowed");
             assert_eq!(
-                target.require(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+                target.require_allowed(IpAddr::V4(Ipv4Addr::LOCALHOST)),
                 Ok(()),
                 "{url}"
             );

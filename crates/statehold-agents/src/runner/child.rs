@@ -1,4 +1,4 @@
-//! Asking another agent: a request of its own, started once, waited for as long as it goes on.
+//! Child requests: starts a request for another agent once, and waits until it ends.
 
 use std::sync::Arc;
 
@@ -12,46 +12,52 @@ use statehold_core::task::CloseOn;
 use statehold_engine::{Committed, Done, Ended, Payloads, Progress, Reply};
 
 use super::journal::StepKind;
-use super::run::{Moment, Run};
+use super::run::{AgentRun, CommitPhase};
+use crate::message::AgentMessage;
 use crate::turn::{TurnError, TurnFailure};
-use crate::words::Words;
 
-/// What another agent answered.
+/// Result of a child request.
 #[derive(Debug)]
 pub(crate) enum ChildAnswer {
-    /// It answered.
-    Said(Words),
-    /// It could not.
+    /// The child completed with this message.
+    Completed(AgentMessage),
+    /// The child failed or was cancelled.
     Failed(TurnFailure),
 }
 
-impl Run {
-    /// Asks an agent, and waits for it. With `passes`, what it says is said here while it says it.
+impl AgentRun {
+    /// Sends a request to another agent and waits for its result. `passes`: stream the child's answer
+    /// into this request's answer.
     pub(crate) async fn ask_agent(
         &mut self,
         agent: &Name,
-        words: &Words,
+        message: &AgentMessage,
         passes: bool,
     ) -> Result<ChildAnswer, TurnError> {
         let child = match self.children.pop_front() {
             Some((started, asked)) if asked == *agent => started,
             Some((_, asked)) => {
-                let what = format!("it had asked {asked} and would now ask {agent}");
+                let what = format!("it had called {asked} and would now call {agent}");
                 return Err(step_mismatch(&what));
             }
-            None => self.start_child(agent, words).await?,
+            None => self.start_child(agent, message).await?,
         };
         self.wait_for(child, passes).await?;
-        let ended = self.engine.ended(self.place.session, child).await?;
-        self.reach(StepKind::Child, Moment::After);
-        Ok(answer_of(agent, ended.as_ref()))
+        let ended = self.engine.ended(self.request_ref.session, child).await?;
+        self.notify_hook(StepKind::Child, CommitPhase::After);
+        Ok(child_answer(agent, ended.as_ref()))
     }
 
-    async fn start_child(&mut self, agent: &Name, words: &Words) -> Result<RequestId, TurnError> {
+    async fn start_child(
+        &mut self,
+        agent: &Name,
+        message: &AgentMessage,
+    ) -> Result<RequestId, TurnError> {
         let mut payloads = self.payloads().await?;
-        let input = words.put(&mut payloads);
-        // One of ours is begun in the same breath, without a detour over the line of those who wait.
-        let room = self.runner.room_for(agent).await;
+        let input = message.put(&mut payloads);
+        // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
+        // through the claim queue.
+        let slot = self.generation.reserve_turn(agent).await;
         let command = Command::StartRequest(StartRequest {
             agent: agent.clone(),
             task: None,
@@ -59,7 +65,7 @@ impl Run {
             input: input.body,
             attachments: input.attachments,
             close_on: CloseOn::Never,
-            lease_ttl_ms: room.as_ref().map(|_| super::lease_ms()),
+            lease_ttl_ms: slot.as_ref().map(|_| super::lease_ms()),
             items: Vec::new(),
             state: StatePatch::default(),
             output: None,
@@ -72,19 +78,20 @@ impl Run {
             });
             started.unwrap_or_default()
         });
-        self.reach(StepKind::Child, Moment::Before);
+        self.notify_hook(StepKind::Child, CommitPhase::Before);
         let done = self.send_start(&command, &payloads, &reply).await?;
         let id = String::from_utf8_lossy(&done.body).parse();
         let id =
             id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))?;
-        if let Some(room) = room {
+        if let Some(slot) = slot {
             let child = self
                 .engine
-                .handed_over(&self.caller, self.place.session, id, 1)
+                .handed_over(&self.caller, self.request_ref.session, id, 1)
                 .await;
             match child {
-                Ok(child) => room.take(child),
-                // It is started all the same, and has ended, or is claimed once its lease has lapsed.
+                Ok(child) => slot.start(child),
+                // The child has started anyway. It has already ended, or it is claimed again after its
+                // lease expires.
                 Err(error) => {
                     tracing::warn!(%agent, request = %id, %error, "a request waits to be claimed again");
                 }
@@ -93,16 +100,16 @@ impl Run {
         Ok(id)
     }
 
-    /// Starts a request, right behind the step that it follows from, if that waits for it.
+    /// Commits the start of a child request, together with the deferred step if there is one.
     async fn send_start(
         &mut self,
         command: &Command,
         payloads: &Payloads,
         reply: &Reply,
     ) -> Result<Done, TurnError> {
-        let (session, credential) = (self.place.session, self.credential.clone());
+        let (session, credential) = (self.request_ref.session, self.credential.clone());
         let credential = credential.as_ref();
-        let Some(step) = self.waiting.take() else {
+        let Some(step) = self.deferred.take() else {
             let call = self.call();
             let engine = &self.engine;
             let done = engine
@@ -110,36 +117,37 @@ impl Run {
                 .await;
             return Ok(done?);
         };
-        let (append, with) = self.appending(&step).await?;
+        let (append, with) = self.append_command(&step).await?;
         let first = (&append, &with);
         let second = (command, payloads, reply);
         let done = self
             .engine
             .submit_both(session, &self.caller, first, second, credential)
             .await?;
-        self.reach(step.kind, Moment::After);
+        self.notify_hook(step.kind, CommitPhase::After);
         Ok(done)
     }
 
-    /// Waits until a request has ended. If it waits for a person, nobody stays to wait with it.
+    /// Waits until the child ends. If the child waits for a person, releases this request's lease
+    /// instead of waiting.
     async fn wait_for(&mut self, child: RequestId, passes: bool) -> Result<(), TurnError> {
-        let session = self.place.session;
+        let session = self.request_ref.session;
         let mut draft = passes.then(|| self.engine.follow_draft(child));
         let mut is_written = false;
         loop {
             let (progress, revision) = self.engine.progress(session, child).await?;
             match progress {
                 Progress::Ended => {
-                    // Whatever was written last is passed on before the end.
+                    // Forward the rest of the child's draft before returning.
                     if let Some(draft) = &mut draft {
                         self.engine.forget_draft(child);
                         while let Some(piece) = draft.next().await {
-                            self.say(&piece);
+                            self.write_draft(&piece);
                         }
                     }
                     return Ok(());
                 }
-                Progress::Paused => return Err(self.leave().await),
+                Progress::Paused => return Err(self.release_lease().await),
                 Progress::Live => {}
             }
             let changed = self.engine.changed_after(session, revision);
@@ -157,7 +165,7 @@ impl Run {
                         break;
                     }
                     piece = piece => match piece {
-                        Some(piece) => self.say(&piece),
+                        Some(piece) => self.write_draft(&piece),
                         None => is_written = true,
                     },
                 }
@@ -166,23 +174,24 @@ impl Run {
     }
 }
 
-fn answer_of(agent: &Name, ended: Option<&Ended>) -> ChildAnswer {
+fn child_answer(agent: &Name, ended: Option<&Ended>) -> ChildAnswer {
     let id = ended.map(|ended| ended.request.id);
     let finished = ended.and_then(|ended| ended.finished.as_ref());
     let lost = || TurnFailure {
         code: "agent_failed".to_owned(),
-        message: format!("what {agent} said is not kept any more"),
+        message: format!("the answer of {agent} is no longer stored"),
     };
     match ended.map(|ended| ended.request.outcome) {
         Some(RequestOutcome::Completed) => {
             let said = id.zip(finished);
-            let said = said.and_then(|(id, stored)| Words::of_record(stored, id, Role::Assistant));
-            said.map_or_else(|| ChildAnswer::Failed(lost()), ChildAnswer::Said)
+            let said = said
+                .and_then(|(id, stored)| AgentMessage::from_record(stored, id, Role::Assistant));
+            said.map_or_else(|| ChildAnswer::Failed(lost()), ChildAnswer::Completed)
         }
         Some(RequestOutcome::Failed) => {
             let error = id
                 .zip(finished)
-                .and_then(|(id, stored)| super::error_of(stored, id));
+                .and_then(|(id, stored)| super::read_error(stored, id));
             ChildAnswer::Failed(error.unwrap_or_else(lost))
         }
         Some(RequestOutcome::Cancelled) | None => ChildAnswer::Failed(TurnFailure {
@@ -192,10 +201,10 @@ fn answer_of(agent: &Name, ended: Option<&Ended>) -> ChildAnswer {
     }
 }
 
-/// A turn that takes other steps than it took before a crash or a pause cannot go on.
+/// Error for a turn that takes other steps than it took before a crash or a pause.
 pub(super) fn step_mismatch(what: &str) -> TurnError {
     let message = format!(
-        "this turn cannot go on where it stopped: {what}; its agent may have been declared anew in \
+        "this turn cannot resume: {what}; its agent may have been declared anew in \
          between. Nothing was done twice; ask again"
     );
     TurnError::failed("step_mismatch", message)

@@ -1,6 +1,6 @@
-//! The agents of this server as they are declared at one time, and everybody who works by that. What is
-//! declared anew begins a new generation: the old one claims nothing any more, ends its turns, and then
-//! leaves its tools.
+//! The hosted agents as declared at one time, with their running turns. Loading a new configuration
+//! starts a new generation: the old one stops claiming, drains its turns, and then closes its tool
+//! servers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,52 +14,52 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::{OnStep, RunnerOptions, lease_ms};
-use crate::gateway::Locks;
-use crate::http::HttpClient;
+use super::{RunnerOptions, StepHook, lease_ms};
+use crate::gateway::ConversationLocks;
+use crate::http::HttpPool;
 use crate::mcp::ToolServers;
 use crate::spec::{AgentBook, AgentSpec};
 use crate::turn::Agent;
 
-/// How long one look for work waits, and how many requests it takes.
+/// Long-poll timeout of a claim, and the maximum number of requests per claim.
 const CLAIM_WAIT: Duration = Duration::from_secs(30);
 const CLAIM_MAX: usize = 64;
-/// How long to rest when the store fails.
+/// Delay before the next claim after the store failed.
 const REST: Duration = Duration::from_secs(1);
 
-/// What stays when everything is declared anew.
-pub(super) struct Works {
+/// State shared by all generations of a runner.
+pub(super) struct RunnerShared {
     pub(super) engine: Engine,
     pub(super) tenant: Name,
-    pub(super) http: HttpClient,
-    on_step: OnStep,
+    pub(super) http: HttpPool,
+    on_step: StepHook,
     asks_people: bool,
     turns_max: usize,
     pub(super) stop: CancellationToken,
-    /// Old generations, until the last of their turns has ended.
-    pub(super) leaving: TaskTracker,
-    /// One generation follows the other.
+    /// Retired generations that still have running turns.
+    pub(super) retiring: TaskTracker,
+    /// Serializes switches: one generation replaces another at a time.
     pub(super) switching: tokio::sync::Mutex<()>,
-    /// A plain mutex, as the next: held for a look, never over an await.
-    now: Mutex<Option<Arc<Generation>>>,
-    /// Of every agent that was ever ours in this process.
-    lasting: Mutex<BTreeMap<Name, Lasting>>,
+    /// The active generation. A std mutex, like the next field: it is never held across an await.
+    active: Mutex<Option<Arc<Generation>>>,
+    /// Resources of every agent that this process has hosted.
+    resources: Mutex<BTreeMap<Name, AgentResources>>,
 }
 
-/// What an agent has however it is declared.
+/// Resources of an agent that survive a new declaration.
 #[derive(Clone)]
-pub(super) struct Lasting {
-    /// How many more turns may be under way.
+pub(super) struct AgentResources {
+    /// Permits for concurrent turns.
     pub(super) turns: Arc<Semaphore>,
-    /// One turn at a time in each conversation elsewhere, of whatever generation it is.
-    pub(super) conversations: Arc<Locks>,
+    /// Locks that allow one turn at a time in each remote conversation, across generations.
+    pub(super) conversations: Arc<ConversationLocks>,
 }
 
-impl Works {
+impl RunnerShared {
     pub(super) fn new(
         engine: Engine,
         tenant: Name,
-        http: HttpClient,
+        http: HttpPool,
         options: RunnerOptions,
     ) -> Self {
         Self {
@@ -70,83 +70,89 @@ impl Works {
             asks_people: options.asks_people,
             turns_max: options.turns_max,
             stop: CancellationToken::new(),
-            leaving: TaskTracker::new(),
+            retiring: TaskTracker::new(),
             switching: tokio::sync::Mutex::default(),
-            now: Mutex::default(),
-            lasting: Mutex::default(),
+            active: Mutex::default(),
+            resources: Mutex::default(),
         }
     }
 
-    fn now(&self) -> MutexGuard<'_, Option<Arc<Generation>>> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    fn active(&self) -> MutexGuard<'_, Option<Arc<Generation>>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a generation in the place of the one before.
+    /// Installs the next generation and returns the previous one.
     pub(super) fn replace(&self, next: &Arc<Generation>) -> Option<Arc<Generation>> {
-        self.now().replace(Arc::clone(next))
+        self.active().replace(Arc::clone(next))
     }
 
-    /// Takes the last generation away.
+    /// Removes and returns the active generation.
     pub(super) fn take(&self) -> Option<Arc<Generation>> {
-        self.now().take()
+        self.active().take()
     }
 
-    /// What an agent has that was ours before.
-    pub(super) fn lasting(&self, agent: &Name) -> Option<Lasting> {
-        let known = self.lasting.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The resources of an agent that this process has hosted before.
+    pub(super) fn resources(&self, agent: &Name) -> Option<AgentResources> {
+        let known = self
+            .resources
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         known.get(agent).cloned()
     }
 
-    pub(super) fn new_lasting(&self) -> Lasting {
-        Lasting {
+    pub(super) fn new_resources(&self) -> AgentResources {
+        AgentResources {
             turns: Arc::new(Semaphore::new(self.turns_max)),
             conversations: Arc::default(),
         }
     }
 
-    /// Remembers that agents are ours.
-    pub(super) fn keep(&self, new: BTreeMap<Name, Lasting>) {
-        let mut known = self.lasting.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Stores the resources of newly hosted agents.
+    pub(super) fn remember_agents(&self, new: BTreeMap<Name, AgentResources>) {
+        let mut known = self
+            .resources
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         known.extend(new);
     }
 }
 
-/// What the turns of one generation share.
+/// One set of declarations, and the turns that run under it.
 pub(crate) struct Generation {
     pub(super) engine: Engine,
     pub(super) caller: Caller,
-    pub(super) on_step: OnStep,
+    pub(super) on_step: StepHook,
     pub(super) asks_people: bool,
     tenant: Name,
     book: Arc<AgentBook>,
-    ours: BTreeMap<Name, Ours>,
+    agents: BTreeMap<Name, LocalAgent>,
     tools: Arc<ToolServers>,
-    works: Weak<Works>,
-    /// Those who look for work.
-    lookers: TaskTracker,
-    /// Turns.
+    shared: Weak<RunnerShared>,
+    /// Tasks that claim requests.
+    claimers: TaskTracker,
+    /// Tasks that execute turns.
     tasks: TaskTracker,
     stop: CancellationToken,
-    /// Whether nobody looks for work any more. It is so after a stop, too.
-    left: CancellationToken,
+    /// Cancelled when this generation stops claiming, or when the runner stops.
+    retired: CancellationToken,
 }
 
-/// An agent that this server works for.
+/// An agent that this server hosts.
 #[derive(Clone)]
-pub(super) struct Ours {
+pub(super) struct LocalAgent {
     pub(super) spec: Arc<AgentSpec>,
     pub(super) agent: Arc<dyn Agent>,
-    /// How many more turns may be under way.
+    /// Permits for concurrent turns.
     pub(super) turns: Arc<Semaphore>,
 }
 
-/// The seat of one turn among those that are under way.
-pub(crate) struct Seat {
+/// Permit of one running turn.
+pub(crate) struct TurnPermit {
     turns: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Seat {
+impl TurnPermit {
     pub(super) fn new(turns: Arc<Semaphore>, permit: OwnedSemaphorePermit) -> Self {
         Self {
             turns,
@@ -154,88 +160,92 @@ impl Seat {
         }
     }
 
-    /// Waits for something that another turn ends, and leaves the seat to others meanwhile.
-    pub(crate) async fn left_for<T>(&mut self, wait: impl Future<Output = T>) -> T {
+    /// Waits for another turn, and releases the permit meanwhile.
+    pub(crate) async fn release_while<T>(&mut self, wait: impl Future<Output = T>) -> T {
         self.permit = None;
         let done = wait.await;
-        // Whoever has a seat waits for nobody who has none, so there will be one.
+        // No deadlock: a turn with a permit never waits for a turn without one.
         self.permit = Arc::clone(&self.turns).acquire_owned().await.ok();
         done
     }
 }
 
-/// Room for one turn of an agent that is ours.
-pub(super) struct Room {
-    ours: Ours,
+/// A reserved permit for one turn of a hosted agent.
+pub(super) struct TurnSlot {
+    local: LocalAgent,
     permit: OwnedSemaphorePermit,
     generation: Arc<Generation>,
-    /// The generation does not end before the turn has begun. Dropped last.
+    /// Keeps the generation from draining before the turn has started. Dropped last.
     _token: TaskTrackerToken,
 }
 
-impl Room {
-    /// Takes a turn there.
-    pub(super) fn take(self, request: ClaimedRequest) {
-        self.generation.spawn_turn(&self.ours, request, self.permit);
+impl TurnSlot {
+    /// Starts the turn.
+    pub(super) fn start(self, request: ClaimedRequest) {
+        self.generation
+            .spawn_turn(&self.local, request, self.permit);
     }
 }
 
 impl Generation {
     pub(super) fn new(
-        works: &Arc<Works>,
+        shared: &Arc<RunnerShared>,
         book: Arc<AgentBook>,
-        ours: BTreeMap<Name, Ours>,
+        agents: BTreeMap<Name, LocalAgent>,
         tools: Arc<ToolServers>,
     ) -> Self {
         Self {
-            engine: works.engine.clone(),
-            caller: Caller::worker_of_server(works.tenant.clone()),
-            on_step: Arc::clone(&works.on_step),
-            asks_people: works.asks_people,
-            tenant: works.tenant.clone(),
+            engine: shared.engine.clone(),
+            caller: Caller::worker_of_server(shared.tenant.clone()),
+            on_step: Arc::clone(&shared.on_step),
+            asks_people: shared.asks_people,
+            tenant: shared.tenant.clone(),
             book,
-            ours,
+            agents,
             tools,
-            works: Arc::downgrade(works),
-            lookers: TaskTracker::new(),
+            shared: Arc::downgrade(shared),
+            claimers: TaskTracker::new(),
             tasks: TaskTracker::new(),
-            stop: works.stop.clone(),
-            left: works.stop.child_token(),
+            stop: shared.stop.clone(),
+            retired: shared.stop.child_token(),
         }
     }
 
-    /// Begins to look for work. Whatever is started from now on comes here.
-    pub(super) fn begin(self: &Arc<Self>) {
-        for (name, ours) in &self.ours {
-            let room = Arc::clone(&ours.turns);
-            let begun = self.engine.take_begun(&self.tenant, name, room, lease_ms());
-            let taken = Arc::clone(self).take_begun(ours.clone(), begun);
-            self.lookers.spawn(taken);
-            self.lookers.spawn(Arc::clone(self).work_for(ours.clone()));
+    /// Starts to claim requests. From now on the engine hands new requests to this generation.
+    pub(super) fn start_claiming(self: &Arc<Self>) {
+        for (name, local) in &self.agents {
+            let permits = Arc::clone(&local.turns);
+            let begun = self
+                .engine
+                .take_begun(&self.tenant, name, permits, lease_ms());
+            let auto_claimed = Arc::clone(self).run_auto_claimed(local.clone(), begun);
+            self.claimers.spawn(auto_claimed);
+            self.claimers
+                .spawn(Arc::clone(self).claim_requests(local.clone()));
         }
     }
 
-    /// Looks for no more work, now that the next generation does. What was handed over or is being claimed
-    /// is still taken.
-    pub(super) async fn leave(self: Arc<Self>, next: &Self, leaving: &TaskTracker) {
+    /// Stops claiming, now that the next generation claims. Requests already handed over or being
+    /// claimed are still executed.
+    pub(super) async fn retire(self: Arc<Self>, next: &Self, retiring: &TaskTracker) {
         for gone in self
-            .ours
+            .agents
             .keys()
-            .filter(|name| !next.ours.contains_key(*name))
+            .filter(|name| !next.agents.contains_key(*name))
         {
             self.engine.leave_begun(&self.tenant, gone);
         }
-        let lookers = self.lookers.clone();
-        leaving.spawn(self.end());
-        lookers.wait().await;
+        let claimers = self.claimers.clone();
+        retiring.spawn(self.drain());
+        claimers.wait().await;
     }
 
-    /// Looks for no more work, and waits until all turns have ended. Then nobody needs the tools any more:
-    /// programs that were started for them end too.
-    pub(super) async fn end(self: Arc<Self>) {
-        self.left.cancel();
-        self.lookers.close();
-        self.lookers.wait().await;
+    /// Stops claiming and waits until all turns have ended, then closes the tool servers and ends their
+    /// programs.
+    pub(super) async fn drain(self: Arc<Self>) {
+        self.retired.cancel();
+        self.claimers.close();
+        self.claimers.wait().await;
         self.tasks.close();
         self.tasks.wait().await;
         let tools = Arc::clone(&self.tools);
@@ -250,28 +260,30 @@ impl Generation {
         self.stop.cancelled().await;
     }
 
-    /// Claims the requests of one agent, and takes their turns.
-    async fn work_for(self: Arc<Self>, ours: Ours) {
-        let agent = &ours.spec.name;
+    /// Claims requests of one agent and executes their turns.
+    async fn claim_requests(self: Arc<Self>, local: LocalAgent) {
+        let agent = &local.spec.name;
         loop {
-            // What is claimed begins at once: a lease that waits for its turn runs out meanwhile.
-            let room = tokio::select! {
+            // Acquire permits before claiming, because a lease would expire while its turn waits for a
+            // permit.
+            let permits = tokio::select! {
                 biased;
-                () = self.left.cancelled() => return,
-                room = room(&ours.turns) => room,
+                () = self.retired.cancelled() => return,
+                permits = acquire_permits(&local.turns) => permits,
             };
-            let Some(mut room) = room else {
+            let Some(mut permits) = permits else {
                 return;
             };
             let claim = Claim {
                 agent: agent.clone(),
-                max: room.num_permits(),
+                max: permits.num_permits(),
                 wait: CLAIM_WAIT,
                 lease_ms: lease_ms(),
                 request: None,
             };
-            // Whoever leaves takes what is being claimed; only a stop may cut that off.
-            let enough = self.left.cancelled();
+            // When this generation retires, let a claim in flight finish and execute its requests. Only
+            // a stop cancels it.
+            let enough = self.retired.cancelled();
             let claimed = tokio::select! {
                 claimed = self.engine.claim_until(&self.caller, &claim, enough) => claimed,
                 () = self.stop.cancelled() => return,
@@ -283,22 +295,26 @@ impl Generation {
                     tracing::warn!(%agent, %error, "cannot claim work; trying again");
                     tokio::select! {
                         () = tokio::time::sleep(REST) => continue,
-                        () = self.left.cancelled() => return,
+                        () = self.retired.cancelled() => return,
                     }
                 }
             };
             for request in claimed {
-                // No more are claimed than there is room for.
-                if let Some(permit) = room.split(1) {
-                    self.spawn_turn(&ours, request, permit);
+                // The claim is limited to the number of permits.
+                if let Some(permit) = permits.split(1) {
+                    self.spawn_turn(&local, request, permit);
                 }
             }
         }
     }
 
-    /// Takes the turns of requests that are claimed for one agent as they are started, until they are
-    /// handed to somebody else.
-    async fn take_begun(self: Arc<Self>, ours: Ours, mut begun: mpsc::UnboundedReceiver<Begun>) {
+    /// Executes requests that the engine claimed for one agent when they were started, until the engine
+    /// hands them to another generation.
+    async fn run_auto_claimed(
+        self: Arc<Self>,
+        local: LocalAgent,
+        mut begun: mpsc::UnboundedReceiver<Begun>,
+    ) {
         loop {
             let one = tokio::select! {
                 one = begun.recv() => one,
@@ -308,15 +324,15 @@ impl Generation {
             let Some(one) = one else {
                 return;
             };
-            let (generation, ours) = (Arc::clone(&self), ours.clone());
+            let (generation, local) = (Arc::clone(&self), local.clone());
             self.tasks.spawn(async move {
                 let (session, request) = (one.session, one.request);
                 let (engine, caller) = (&generation.engine, &generation.caller);
                 match engine.handed_over(caller, session, request, 1).await {
-                    Ok(claimed) => generation.spawn_turn(&ours, claimed, one.room),
-                    // It has ended already, or is claimed again once its lease has lapsed.
+                    Ok(claimed) => generation.spawn_turn(&local, claimed, one.room),
+                    // The request has already ended, or it is claimed again after its lease expires.
                     Err(error) => {
-                        let agent = &ours.spec.name;
+                        let agent = &local.spec.name;
                         tracing::warn!(%agent, %request, %error, "a request waits to be claimed again");
                     }
                 }
@@ -326,39 +342,40 @@ impl Generation {
 
     fn spawn_turn(
         self: &Arc<Self>,
-        ours: &Ours,
+        local: &LocalAgent,
         request: ClaimedRequest,
         permit: OwnedSemaphorePermit,
     ) {
-        let (generation, ours) = (Arc::clone(self), ours.clone());
+        let (generation, local) = (Arc::clone(self), local.clone());
         let claimed = (request, Instant::now());
-        let seat = Seat::new(ours.turns, permit);
-        let turn = generation.take_turn(ours.spec, ours.agent, claimed, seat);
+        let permit = TurnPermit::new(local.turns, permit);
+        let turn = generation.execute_turn(local.spec, local.agent, claimed, permit);
         self.tasks.spawn(turn);
     }
 
-    /// Room for one more turn of an agent that is ours. What begins now begins by what is declared now; but
-    /// an agent that is not declared any more is asked as it was, so that what was begun can end.
-    pub(super) async fn room_for(self: &Arc<Self>, agent: &Name) -> Option<Room> {
-        let current = self.works.upgrade().and_then(|works| {
-            // With the token under the same lock: whoever is replaced later waits for it.
-            let now = works.now();
-            let now = now.as_ref()?;
-            let has_it = now.book.agents.contains_key(agent);
-            has_it.then(|| (Arc::clone(now), now.tasks.token()))
+    /// Reserves a permit for one turn of a hosted agent. A new turn uses the active generation. If the
+    /// agent is no longer declared there, it uses this generation, so that running requests can finish.
+    pub(super) async fn reserve_turn(self: &Arc<Self>, agent: &Name) -> Option<TurnSlot> {
+        let current = self.shared.upgrade().and_then(|shared| {
+            // Take the token under the lock, so that a generation replaced later waits for this turn.
+            let active = shared.active();
+            let active = active.as_ref()?;
+            let has_it = active.book.agents.contains_key(agent);
+            has_it.then(|| (Arc::clone(active), active.tasks.token()))
         });
         let is_gone = current.is_none();
         let (generation, token) = current.unwrap_or_else(|| (Arc::clone(self), self.tasks.token()));
-        let ours = generation.ours.get(agent)?.clone();
-        let turns = Arc::clone(&ours.turns);
+        let local = generation.agents.get(agent)?.clone();
+        let turns = Arc::clone(&local.turns);
         let permit = match Arc::clone(&turns).try_acquire_owned() {
             Ok(permit) => permit,
-            // Nobody would claim it from the line.
+            // The agent is no longer declared, so no generation would claim a queued request. Wait for
+            // a permit.
             Err(_) if is_gone => turns.acquire_owned().await.ok()?,
             Err(_) => return None,
         };
-        Some(Room {
-            ours,
+        Some(TurnSlot {
+            local,
             permit,
             generation,
             _token: token,
@@ -366,15 +383,15 @@ impl Generation {
     }
 }
 
-/// Room for as many turns as may be claimed at once, at least one. None if there are no more turns.
-async fn room(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    let mut room = Arc::clone(turns).acquire_owned().await.ok()?;
+/// Acquires as many permits as one claim may use, at least one. None if the semaphore is closed.
+async fn acquire_permits(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    let mut permits = Arc::clone(turns).acquire_owned().await.ok()?;
     let more = turns.available_permits().min(CLAIM_MAX - 1);
     let more = u32::try_from(more).unwrap_or_default();
     if let Ok(more) = Arc::clone(turns).try_acquire_many_owned(more) {
-        room.merge(more);
+        permits.merge(more);
     }
-    Some(room)
+    Some(permits)
 }
 
 #[cfg(test)]
@@ -382,13 +399,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn there_is_room_for_everything_that_is_claimed() {
+    async fn a_claim_never_exceeds_its_permits() {
         let turns = Arc::new(Semaphore::new(CLAIM_MAX + 2));
-        let mut first = room(&turns).await.expect("room");
+        let mut first = acquire_permits(&turns).await.expect("permits");
         assert_eq!(first.num_permits(), CLAIM_MAX);
-        let second = room(&turns).await.expect("room");
+        let second = acquire_permits(&turns).await.expect("permits");
         assert_eq!((second.num_permits(), turns.available_permits()), (2, 0));
-        // What begins keeps its room, and what is not used is given back.
+        // Each turn keeps its permit; unused permits are returned.
         let turn = first.split(1);
         drop((first, second));
         assert_eq!(turns.available_permits(), CLAIM_MAX + 1);

@@ -1,5 +1,5 @@
-//! Asking a person outside of tool calls. The n-th time that a run asks is the n-th hold that was opened
-//! for its request, so nobody is asked twice.
+//! Holds that agents open outside of tool calls. The n-th hold that a run asks for is the n-th hold
+//! opened for its request, so a resumed run never asks a person twice.
 
 use statehold_core::command::Rejection;
 use statehold_core::hold::{HoldKind, HoldStatus};
@@ -9,77 +9,80 @@ use statehold_engine::{EngineError, HoldDetail, NewAsk};
 
 use super::child::step_mismatch;
 use super::journal::StepKind;
-use super::run::{Moment, Run};
+use super::run::{AgentRun, CommitPhase};
 use crate::turn::TurnError;
 
-/// What was decided.
+/// Decision of a hold.
 #[derive(Debug)]
-pub(crate) struct Decided {
-    /// The hold.
+pub(crate) struct HoldDecision {
     pub(crate) hold: HoldId,
-    /// The tool call that waited.
+    /// The tool call that the hold blocked.
     pub(crate) call: Option<ItemId>,
-    /// How it ended.
+    /// Final status of the hold.
     pub(crate) status: HoldStatus,
-    /// The answer.
+    /// The person's answer, if the hold asked for one.
     pub(crate) content: Option<Raw>,
-    /// In the person's words.
+    /// The person's comment.
     pub(crate) comment: Option<String>,
 }
 
-impl Run {
-    /// Whether something can be asked at all.
+impl AgentRun {
+    /// Checks that the engine would accept this hold.
     pub(crate) async fn require_askable(&self, ask: &NewAsk) -> Result<(), TurnError> {
         let checked = self.engine.require_askable(&self.spec.name, ask).await;
-        checked.map_err(cannot_ask)
+        checked.map_err(hold_refused)
     }
 
-    /// Asks a person. None while nobody has decided: ask everything there is to ask, then leave.
-    pub(crate) async fn ask_person(&mut self, ask: NewAsk) -> Result<Option<Decided>, TurnError> {
-        // What the server itself asks about lost actions is nothing that a run asked.
+    /// Opens a hold, or returns its decision. None while the hold is open: the caller opens all the
+    /// holds it needs, then releases the lease.
+    pub(crate) async fn ask_person(
+        &mut self,
+        ask: NewAsk,
+    ) -> Result<Option<HoldDecision>, TurnError> {
+        // Skip reconcile holds: the server opened them, not the run.
         while let Some(known) = self.holds.pop_front() {
             if known.hold.kind == HoldKind::Reconcile {
                 continue;
             }
             if known.hold.kind != ask.kind {
-                let what = "it had asked a person for something else";
+                let what = "it had opened a hold of another kind";
                 return Err(step_mismatch(what));
             }
-            return Ok(decided(&known));
+            return Ok(hold_decision(&known));
         }
-        self.reach(StepKind::Hold, Moment::Before);
+        self.notify_hook(StepKind::Hold, CommitPhase::Before);
         let payloads = self.payloads().await?;
-        let (session, call) = (self.place.session, self.call());
+        let (session, call) = (self.request_ref.session, self.call());
         let opened = self
             .engine
             .open_hold(session, &call, self.fenced(), ask, (Vec::new(), payloads))
             .await;
-        opened.map_err(cannot_ask)?;
-        self.reach(StepKind::Hold, Moment::After);
+        opened.map_err(hold_refused)?;
+        self.notify_hook(StepKind::Hold, CommitPhase::After);
         Ok(None)
     }
 }
 
-fn decided(known: &HoldDetail) -> Option<Decided> {
+fn hold_decision(known: &HoldDetail) -> Option<HoldDecision> {
     let closed = known.closed.as_ref()?;
-    let words: DecisionBody = parse(known.decision_body.as_deref());
-    Some(Decided {
+    let body: DecisionBody = parse(known.decision_body.as_deref());
+    Some(HoldDecision {
         hold: known.hold.id,
         call: known.hold.call,
         status: closed.decision.status,
-        content: words.content,
-        comment: words.comment,
+        content: body.content,
+        comment: body.comment,
     })
 }
 
-/// What cannot be asked now can be asked never: the turn fails instead of trying again for ever.
-fn cannot_ask(error: EngineError) -> TurnError {
+/// Maps a refused hold to a failed turn, because a retry would be refused again.
+fn hold_refused(error: EngineError) -> TurnError {
     match error {
         EngineError::HoldMalformed { .. }
         | EngineError::InvalidField { .. }
         | EngineError::PolicyStricter { .. }
         | EngineError::Rejected(Rejection::HoldMalformed(_) | Rejection::Limit { .. }) => {
-            let message = format!("a person cannot be asked what the agent wants to ask: {error}");
+            let message = format!("the hold that the agent asks for is not accepted: {error}");
             TurnError::failed("cannot_ask", message)
         }
         other => other.into(),

@@ -1,5 +1,5 @@
-//! What a request has recorded so far: its steps and its tool calls, in order. A run that begins again
-//! after a crash or a pause is answered from here.
+//! Recorded steps and tool calls of a request, in order. A run that resumes after a crash or a pause
+//! replays them.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use statehold_core::item::{CallMark, CallOutcome, ItemKind};
 use statehold_engine::kept::{ItemBody, Raw, parse};
 use statehold_engine::{Engine, EngineError, StoredItem};
 
-use super::tools::told_of;
+use super::tools::render_for_model;
 
-/// How many items are read at a time.
-const PAGE: usize = 200;
+/// Page size for reading items.
+const ITEMS_PER_PAGE: usize = 200;
 
-/// Writes down every kind once: the kind, its word, and the list of all of them.
+/// Declares the step kinds once: the variant, its name, and the list of all kinds.
 macro_rules! step_kinds {
     ($(#[$of_all:meta])* pub enum $name:ident { $($(#[$of_one:meta])* $kind:ident = $word:literal,)+ }) => {
         $(#[$of_all])*
@@ -24,10 +24,10 @@ macro_rules! step_kinds {
         }
 
         impl $name {
-            /// All of them.
+            /// All step kinds.
             pub const ALL: [Self; [$($word),+].len()] = [$(Self::$kind),+];
 
-            /// The word for it.
+            /// Name of the kind in records.
             pub fn word(self) -> &'static str {
                 match self {
                     $(Self::$kind => $word,)+
@@ -38,75 +38,74 @@ macro_rules! step_kinds {
 }
 
 step_kinds! {
-    /// What kinds of steps there are. Each is committed before the next begins.
+    /// Kinds of steps. Each step is committed before the next begins.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub enum StepKind {
-        /// Who gets the turn.
+        /// A router chose the agent for the turn.
         Route = "route",
-        /// What a model said.
+        /// A model replied.
         Model = "model",
-        /// What an agent behind a gateway said.
+        /// An agent behind a gateway replied.
         AgentCall = "agent_call",
-        /// The conversation that a service made for a task.
+        /// A service created a conversation for a task.
         Conversation = "conversation",
-        /// A tool call that begins. An item of its own, whose id is the execution key.
+        /// A tool call starts. Recorded as an item of its own, whose id is the execution key.
         ToolCall = "tool_call",
-        /// What a tool call came to. An item of its own.
+        /// A tool call has a result. Recorded as an item of its own.
         ToolResult = "tool_result",
-        /// A person is asked. A hold.
+        /// A hold is opened.
         Hold = "hold",
-        /// Another agent is asked. A request of its own.
+        /// A child request is started.
         Child = "child",
-        /// The last words, and with them the end.
+        /// The final message, committed with the end of the request.
         Answer = "answer",
     }
 }
 
-/// A step as its item keeps it, under `data`.
+/// A step as stored in its item, under `data`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StepBody {
     pub(super) index: usize,
     pub(super) step: StepKind,
-    /// The digest of what the step was made from.
+    /// Digest of the step's input.
     pub(super) input: Digest,
     pub(super) result: Raw,
-    /// The declaration of the agent that it ran under.
+    /// Digest of the agent's declaration at that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) config: Option<Digest>,
-    /// What the step took.
+    /// Token usage of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Raw>,
 }
 
-/// A tool call that was recorded.
+/// A recorded tool call.
 #[derive(Debug)]
 pub(crate) struct RecordedCall {
     /// The execution key.
     pub(crate) id: ItemId,
-    /// What the model calls it.
+    /// The call id that the model chose.
     pub(crate) call_id: Option<String>,
-    /// The tool.
     pub(crate) tool: String,
-    /// Whether it waits for an approval before it runs.
+    /// Whether it needs an approval before it runs.
     pub(crate) gated: bool,
     /// Whether the tool honours the execution key.
     pub(crate) idempotent: bool,
-    /// What it came to, as the model is told it.
-    pub(crate) told: Option<(CallOutcome, String)>,
+    /// The outcome, and the result text for the model.
+    pub(crate) result_text: Option<(CallOutcome, String)>,
 }
 
-/// What a request has recorded.
+/// Recorded steps and calls of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     pub(super) steps: VecDeque<StepBody>,
     pub(crate) calls: VecDeque<RecordedCall>,
-    /// How many items were read to know it.
+    /// Number of items read from the store.
     pub(super) items_read: usize,
 }
 
 impl Journal {
-    /// Reads what a request has recorded. Its items are the newest of its task: there is one live request
-    /// at a time.
+    /// Reads the recorded steps of a request. They are the newest items of its task, because a task has
+    /// one live request at a time.
     pub(super) async fn read(
         engine: &Engine,
         session: SessionId,
@@ -117,7 +116,9 @@ impl Journal {
         let mut newest_first = Vec::new();
         let mut before = None;
         'pages: loop {
-            let page = engine.task_items(session, task, before, PAGE).await?;
+            let page = engine
+                .task_items(session, task, before, ITEMS_PER_PAGE)
+                .await?;
             before = page.next;
             for item in page.items {
                 journal.items_read += 1;
@@ -131,16 +132,16 @@ impl Journal {
             }
         }
         for item in newest_first.iter().rev() {
-            journal.take(item);
+            journal.add_item(item);
         }
         Ok(journal)
     }
 
-    fn take(&mut self, stored: &StoredItem) {
+    fn add_item(&mut self, stored: &StoredItem) {
         let item = &stored.placed.item;
         let body: ItemBody = parse(stored.body.as_deref());
         match (item.kind, item.call) {
-            (ItemKind::Step, _) => self.steps.extend(step_of(&body)),
+            (ItemKind::Step, _) => self.steps.extend(parse_step(&body)),
             (ItemKind::ToolCall, Some(CallMark::Call { gated, idempotent })) => {
                 self.calls.push_back(RecordedCall {
                     id: item.id,
@@ -148,12 +149,12 @@ impl Journal {
                     tool: body.name.unwrap_or_default(),
                     gated,
                     idempotent,
-                    told: None,
+                    result_text: None,
                 });
             }
             (_, Some(CallMark::Result { call, outcome, .. })) => {
                 if let Some(known) = self.calls.iter_mut().find(|known| known.id == call) {
-                    known.told = Some((outcome, told_of(&body)));
+                    known.result_text = Some((outcome, render_for_model(&body)));
                 }
             }
             _ => {}
@@ -161,14 +162,14 @@ impl Journal {
     }
 }
 
-/// The step that an item keeps. Steps of other makers have other shapes.
-fn step_of(body: &ItemBody) -> Option<StepBody> {
+/// Parses the step in an item. None for steps of other workers, which have other shapes.
+fn parse_step(body: &ItemBody) -> Option<StepBody> {
     serde_json::from_str(body.data.as_ref()?.get()).ok()
 }
 
-/// What a step in a history was, and what it came to.
+/// Kind and result of a step in a task's history.
 pub(crate) fn recorded_step(stored: &StoredItem) -> Option<(StepKind, Raw)> {
-    let step = step_of(&parse(stored.body.as_deref()))?;
+    let step = parse_step(&parse(stored.body.as_deref()))?;
     Some((step.step, step.result))
 }
 
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_kept_under_the_words_that_they_are_told_by() {
+    fn every_step_kind_is_stored_under_its_word() {
         for kind in StepKind::ALL {
             let kept = serde_json::to_value(kind).expect("JSON");
             assert_eq!(kept, kind.word());
@@ -188,7 +189,7 @@ mod tests {
         }
         let words: BTreeSet<&str> = StepKind::ALL.map(StepKind::word).into();
         assert_eq!(words.len(), StepKind::ALL.len());
-        // What was recorded before must be read for ever.
+        // Records of earlier versions must stay readable.
         let first = ["route", "model", "agent_call", "conversation", "tool_call"];
         let rest = ["tool_result", "hold", "child", "answer"];
         assert!(first.iter().chain(&rest).all(|word| words.contains(word)));

@@ -1,5 +1,5 @@
-//! One request in the hands of this server: what it was asked, what it has recorded, and every way to go
-//! on. Whatever was recorded is answered from there.
+//! Execution of one request: its input, its recorded steps, and the operations of an agent. Recorded
+//! steps are replayed, not executed again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,40 +18,40 @@ use statehold_engine::{
 use tokio::sync::OwnedMutexGuard;
 
 use super::child::step_mismatch;
-use super::generation::{Generation, Seat};
+use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
-use crate::history::Past;
+use crate::history::TaskHistory;
+use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
-use crate::turn::{Answer, TurnError};
-use crate::words::{Words, raw};
+use crate::turn::{TurnAnswer, TurnError};
 
-/// Before a step is committed, and after.
+/// When a step hook is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Moment {
-    /// It is done, but nobody knows.
+pub enum CommitPhase {
+    /// The step is done but not committed.
     Before,
-    /// It is recorded.
+    /// The step is committed.
     After,
 }
 
-/// What whoever is told of a step unwinds with to end the turn there, as if its process were lost.
+/// Panic payload that a step hook unwinds with, to end the turn as if its process had crashed.
 #[derive(Debug, Clone, Copy)]
-pub struct Lost;
+pub struct SimulatedCrash;
 
-/// Told of every step that is reached: tests stop the process there, or the turn.
-pub type OnStep = Arc<dyn Fn(StepKind, Moment) + Send + Sync>;
+/// Called before and after each step is committed. Tests use it to crash the process or the turn.
+pub type StepHook = Arc<dyn Fn(StepKind, CommitPhase) + Send + Sync>;
 
-/// Where a run is.
+/// Ids of a leased request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct RequestRef {
     pub(crate) session: SessionId,
     pub(crate) task: TaskId,
     pub(crate) request: RequestId,
     pub(crate) fence: u64,
 }
 
-impl Place {
-    /// Where what was claimed is. None if it has ended in between.
+impl RequestRef {
+    /// None if the request has ended meanwhile.
     pub(super) fn of(claimed: &ClaimedRequest) -> Option<Self> {
         let live = claimed.detail.request.live()?;
         Some(Self {
@@ -70,37 +70,36 @@ impl Place {
     }
 }
 
-/// What a step came to, and what it took.
-pub(crate) struct StepDone {
+/// Result and token usage of a step.
+pub(crate) struct StepOutput {
     pub(crate) result: Raw,
     pub(crate) usage: Option<Raw>,
 }
 
-/// What is committed together with a step.
+/// Data committed together with a step.
 #[derive(Default)]
-pub(crate) struct Beside {
-    /// What the agent remembers in its task from then on.
+pub(crate) struct StepExtras {
+    /// New private state of the task. None leaves it unchanged.
     pub(crate) private: Option<Raw>,
-    /// What became of recorded tool calls.
+    /// Results of recorded tool calls.
     pub(crate) results: Vec<(ItemId, CallOutcome, Raw)>,
-    /// The step waits for what follows from it without anything in between, and is committed with that:
-    /// the end of the request, or the start of another. If that does not come after all, the step is
-    /// committed by itself.
-    pub(crate) waits: bool,
+    /// Defer the commit: the step is committed with the command that follows immediately, which ends
+    /// the request or starts another. If no such command follows, the step is committed alone.
+    pub(crate) is_deferred: bool,
 }
 
-/// A step that is made, as it is going to be committed.
-pub(super) struct MadeStep {
+/// A finished step that is not committed yet.
+pub(super) struct UncommittedStep {
     pub(super) kind: StepKind,
     body: Vec<u8>,
-    beside: Beside,
+    extras: StepExtras,
 }
 
-impl MadeStep {
-    /// The items of the step, and what the agent remembers with it.
+impl UncommittedStep {
+    /// The items of the step, and the new private state.
     fn put(&self, payloads: &mut Payloads) -> (Vec<NewItem>, Option<BodyRef>) {
         let mut items = vec![hidden(ItemKind::Step, payloads.put(self.body.clone()))];
-        for (call, outcome, result) in &self.beside.results {
+        for (call, outcome, result) in &self.extras.results {
             let body = ItemBody {
                 result: Some(result.clone()),
                 ..ItemBody::default()
@@ -114,57 +113,67 @@ impl MadeStep {
                 ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
             });
         }
-        let private = self.beside.private.as_ref();
+        let private = self.extras.private.as_ref();
         let private = private.map(|value| payloads.put(value.get().as_bytes().to_vec()));
         (items, private)
     }
 }
 
-/// One request in the hands of this server.
-pub(crate) struct Run {
+/// Execution of one request.
+pub(crate) struct AgentRun {
     pub(crate) engine: Engine,
     pub(crate) caller: Caller,
     pub(crate) spec: Arc<AgentSpec>,
-    pub(crate) place: Place,
-    pub(crate) input: Words,
-    /// What came with the request, or what the configuration gives its agent.
+    pub(crate) request_ref: RequestRef,
+    pub(crate) input: AgentMessage,
+    /// Credential sent with the request, or else the credential configured for the agent.
     pub(crate) credential: Option<Credential>,
     pub(crate) journal: Journal,
-    /// Requests that it has started, in order, with their agents.
+    /// Started child requests with their agents, in order.
     pub(super) children: VecDeque<(RequestId, Name)>,
-    /// Holds that it has opened, in order.
+    /// Opened holds, in order.
     pub(crate) holds: VecDeque<HoldDetail>,
-    /// Nobody else speaks in the conversation that this run uses, until it is over.
+    /// Lock of the remote conversation, held until the run ends.
     pub(crate) conversation: Option<OwnedMutexGuard<()>>,
-    /// The declarations that it began under.
-    pub(super) runner: Arc<Generation>,
-    /// Its place among the turns that are under way.
-    pub(crate) seat: Seat,
+    /// The generation that the run started under.
+    pub(super) generation: Arc<Generation>,
+    /// Permit among the concurrent turns.
+    pub(crate) permit: TurnPermit,
     next_step: usize,
-    /// A step that is committed with what follows from it.
-    pub(super) waiting: Option<MadeStep>,
+    /// A step to be committed with the next command.
+    pub(super) deferred: Option<UncommittedStep>,
 }
 
-impl Run {
-    /// Takes what was claimed in hand.
+impl AgentRun {
+    /// Opens a claimed request.
     pub(super) async fn open(
-        runner: Arc<Generation>,
+        generation: Arc<Generation>,
         spec: Arc<AgentSpec>,
         claimed: ClaimedRequest,
-        seat: Seat,
+        permit: TurnPermit,
     ) -> Result<Self, TurnError> {
-        let (engine, caller) = (runner.engine.clone(), runner.caller.clone());
-        let place = Place::of(&claimed).ok_or(TurnError::Gone)?;
+        let (engine, caller) = (generation.engine.clone(), generation.caller.clone());
+        let request_ref = RequestRef::of(&claimed).ok_or(TurnError::Gone)?;
         let detail = claimed.detail;
         let live = detail.request.live().ok_or(TurnError::Gone)?;
         let started = detail.started.as_ref();
-        let input = started.and_then(|stored| Words::of_record(stored, live.id, Role::User));
+        let input =
+            started.and_then(|stored| AgentMessage::from_record(stored, live.id, Role::User));
         let input = input.ok_or_else(|| {
-            TurnError::failed("input_erased", "what was asked is not kept any more")
+            TurnError::failed(
+                "input_erased",
+                "the input of the request is no longer stored",
+            )
         })?;
-        // The first worker has nothing to go on from, so it reads nothing.
+        // The first lease has no recorded steps to replay.
         let journal = if live.fence > 1 {
-            Journal::read(&engine, place.session, place.task, place.request).await?
+            Journal::read(
+                &engine,
+                request_ref.session,
+                request_ref.task,
+                request_ref.request,
+            )
+            .await?
         } else {
             Journal::default()
         };
@@ -179,7 +188,8 @@ impl Run {
         children.sort_unstable_by_key(|(number, ..)| *number);
         let credential = claimed.credential.map(|(credential, _)| credential);
         let own = match &spec.kind {
-            // What is declared together is used together: a new credential goes to no old address.
+            // Use the credential declared with the address, so that a new credential is never sent to
+            // an old address.
             AgentKind::Openai(declared) => declared.credential.clone(),
             AgentKind::Conversations(declared) => declared.credential.clone(),
             AgentKind::Worker | AgentKind::Llm(_) | AgentKind::Router(_) => {
@@ -190,7 +200,7 @@ impl Run {
             engine,
             caller,
             spec,
-            place,
+            request_ref,
             input,
             credential: credential.or(own),
             journal,
@@ -200,15 +210,15 @@ impl Run {
                 .collect(),
             holds: detail.holds.into(),
             conversation: None,
-            runner,
-            seat,
+            generation,
+            permit,
             next_step: 0,
-            waiting: None,
+            deferred: None,
         })
     }
 
     pub(crate) fn fenced(&self) -> Fenced {
-        self.place.fenced()
+        self.request_ref.fenced()
     }
 
     pub(crate) fn call(&self) -> Call {
@@ -216,45 +226,45 @@ impl Run {
     }
 
     pub(crate) async fn payloads(&self) -> Result<Payloads, EngineError> {
-        let owner = self.engine.owner(self.place.session).await?;
+        let owner = self.engine.owner(self.request_ref.session).await?;
         self.engine.payloads_for(&owner.tenant, owner.user).await
     }
 
-    pub(crate) fn reach(&self, kind: StepKind, moment: Moment) {
-        (self.runner.on_step)(kind, moment);
+    pub(crate) fn notify_hook(&self, kind: StepKind, phase: CommitPhase) {
+        (self.generation.on_step)(kind, phase);
     }
 
-    /// Adds to the answer while it is being written.
-    pub(crate) fn say(&self, piece: &str) {
-        self.engine.write_draft(self.place.request, piece);
+    /// Appends text to the draft of the answer.
+    pub(crate) fn write_draft(&self, piece: &str) {
+        self.engine.write_draft(self.request_ref.request, piece);
     }
 
-    /// Writes the answer of this request while somebody else has the run.
-    pub(crate) fn sayer(&self) -> impl Fn(&str) + Send + Sync + 'static {
-        let (engine, request) = (self.engine.clone(), self.place.request);
+    /// Returns a function that appends to the draft, for use while the run is borrowed.
+    pub(crate) fn draft_sink(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let (engine, request) = (self.engine.clone(), self.request_ref.request);
         move |piece: &str| engine.write_draft(request, piece)
     }
 
-    /// One step. What it was made from must be the same as when it was recorded; the work is done only
-    /// if it was not.
+    /// Executes one step, or replays its recorded result. The input must be the same as when the step
+    /// was recorded.
     pub(crate) async fn step(
         &mut self,
         kind: StepKind,
-        made_from: &[u8],
-        work: impl Future<Output = Result<StepDone, TurnError>>,
+        input_bytes: &[u8],
+        work: impl Future<Output = Result<StepOutput, TurnError>>,
     ) -> Result<Raw, TurnError> {
-        let work = async { Ok((work.await?, Beside::default())) };
-        self.step_beside(kind, made_from, work).await
+        let work = async { Ok((work.await?, StepExtras::default())) };
+        self.step_with(kind, input_bytes, work).await
     }
 
-    /// The same, with things that are committed together with the step.
-    pub(crate) async fn step_beside(
+    /// Like `step`, and commits extra data together with the step.
+    pub(crate) async fn step_with(
         &mut self,
         kind: StepKind,
-        made_from: &[u8],
-        work: impl Future<Output = Result<(StepDone, Beside), TurnError>>,
+        input_bytes: &[u8],
+        work: impl Future<Output = Result<(StepOutput, StepExtras), TurnError>>,
     ) -> Result<Raw, TurnError> {
-        let (index, input) = (self.next_step, Digest::sha256(made_from));
+        let (index, input) = (self.next_step, Digest::sha256(input_bytes));
         if let Some(known) = self.journal.steps.pop_front() {
             if (known.index, known.step, known.input) == (index, kind, input) {
                 self.next_step += 1;
@@ -267,7 +277,7 @@ impl Run {
             );
             return Err(step_mismatch(&what));
         }
-        let (done, beside) = work.await?;
+        let (done, extras) = work.await?;
         let step = StepBody {
             index,
             step: kind,
@@ -276,39 +286,39 @@ impl Run {
             config: (index == 0).then_some(self.spec.digest),
             usage: done.usage,
         };
-        self.reach(kind, Moment::Before);
+        self.notify_hook(kind, CommitPhase::Before);
         let body = ItemBody {
             name: Some(kind.word().to_owned()),
             data: Some(raw(&step)),
             ..ItemBody::default()
         };
-        let made = MadeStep {
+        let made = UncommittedStep {
             kind,
             body: to_bytes(&body),
-            beside,
+            extras,
         };
-        if made.beside.waits {
-            self.waiting = Some(made);
+        if made.extras.is_deferred {
+            self.deferred = Some(made);
         } else {
             self.record(&made).await?;
         }
-        // A step that failed was none: whatever is done in its place has its number.
+        // A failed step is not recorded, so its number is used again.
         self.next_step += 1;
         Ok(step.result)
     }
 
-    /// Commits a step by itself.
-    async fn record(&self, step: &MadeStep) -> Result<(), TurnError> {
-        let (command, payloads) = self.appending(step).await?;
+    /// Commits a step alone.
+    async fn record(&self, step: &UncommittedStep) -> Result<(), TurnError> {
+        let (command, payloads) = self.append_command(step).await?;
         self.submit(&command, &payloads).await?;
-        self.reach(step.kind, Moment::After);
+        self.notify_hook(step.kind, CommitPhase::After);
         Ok(())
     }
 
-    /// The command that commits a step by itself.
-    pub(super) async fn appending(
+    /// Builds the command that commits a step alone.
+    pub(super) async fn append_command(
         &self,
-        step: &MadeStep,
+        step: &UncommittedStep,
     ) -> Result<(Command, Payloads), EngineError> {
         let mut payloads = self.payloads().await?;
         let (items, task_state) = step.put(&mut payloads);
@@ -321,25 +331,25 @@ impl Run {
         Ok((command, payloads))
     }
 
-    /// Commits a step that waits for something which does not come: what led to an error is in the trace.
-    pub(super) async fn record_waiting(&mut self) -> Result<(), TurnError> {
-        match self.waiting.take() {
+    /// Commits a deferred step when the turn fails, so that the trace contains it.
+    pub(super) async fn record_deferred(&mut self) -> Result<(), TurnError> {
+        match self.deferred.take() {
             Some(step) => self.record(&step).await,
             None => Ok(()),
         }
     }
 
-    /// What was recorded next. None if the run is where nobody was before.
-    pub(crate) fn next_recorded(&self) -> Option<StepKind> {
+    /// Kind of the next recorded step. None if the run has replayed them all.
+    pub(crate) fn next_recorded_kind(&self) -> Option<StepKind> {
         self.journal.steps.front().map(|step| step.step)
     }
 
-    /// How many steps are behind this run.
+    /// Number of steps executed or replayed so far.
     pub(crate) fn steps_taken(&self) -> usize {
         self.next_step
     }
 
-    /// Remembers something in the task at once, without a step.
+    /// Writes the private state of the task at once, without a step.
     pub(crate) async fn remember(&self, private: &Raw) -> Result<(), TurnError> {
         let mut payloads = self.payloads().await?;
         let command = Command::AppendItems {
@@ -351,7 +361,7 @@ impl Run {
         self.submit(&command, &payloads).await
     }
 
-    /// Adds to the history.
+    /// Appends items to the task.
     pub(crate) async fn append(
         &self,
         items: Vec<NewItem>,
@@ -372,37 +382,43 @@ impl Run {
         payloads: &Payloads,
     ) -> Result<(), TurnError> {
         assert!(
-            self.waiting.is_none(),
+            self.deferred.is_none(),
             "each step is committed before the next"
         );
         let reply: Reply = Arc::new(|_| Vec::new());
         let done = self
             .engine
-            .submit(self.place.session, &self.call(), command, payloads, &reply)
+            .submit(
+                self.request_ref.session,
+                &self.call(),
+                command,
+                payloads,
+                &reply,
+            )
             .await;
         done.map(drop).map_err(TurnError::from)
     }
 
-    /// What came before this request in its task, as far back as anybody needs it.
-    pub(crate) async fn past(&self) -> Result<Past, TurnError> {
-        let Place {
+    /// History of the task before this request.
+    pub(crate) async fn history(&self) -> Result<TaskHistory, TurnError> {
+        let RequestRef {
             session,
             task,
             request,
             ..
-        } = self.place;
-        Ok(Past::read(&self.engine, session, task, request).await?)
+        } = self.request_ref;
+        Ok(TaskHistory::read(&self.engine, session, task, request).await?)
     }
 
-    /// The values of session keys that are there.
-    pub(crate) async fn shared(
+    /// Values of the given session keys that exist.
+    pub(crate) async fn session_values(
         &self,
         keys: &[StateKey],
     ) -> Result<Vec<(StateKey, Raw)>, TurnError> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let values = self.engine.session_values(self.place.session).await?;
+        let values = self.engine.session_values(self.request_ref.session).await?;
         let found = keys.iter().filter_map(|key| {
             let value = &values.get(key)?.value;
             let value = serde_json::from_slice(value).ok()?;
@@ -411,8 +427,8 @@ impl Run {
         Ok(found.collect())
     }
 
-    /// Gives the request back, because it waits and nobody stays to wait.
-    pub(crate) async fn leave(&self) -> TurnError {
+    /// Releases the lease, because the request waits for a person.
+    pub(crate) async fn release_lease(&self) -> TurnError {
         let command = Command::ReleaseLease { by: self.fenced() };
         let payloads = self.engine.no_payloads();
         match self.submit(&command, &payloads).await {
@@ -421,32 +437,36 @@ impl Run {
         }
     }
 
-    /// Ends the request with its answer.
-    pub(super) async fn complete(&mut self, answer: &Answer) -> Result<(), TurnError> {
-        self.reach(StepKind::Answer, Moment::Before);
-        let Some(last) = self.waiting.take() else {
-            self.end(answer, None).await?;
-            self.reach(StepKind::Answer, Moment::After);
+    /// Completes the request with its answer.
+    pub(super) async fn complete(&mut self, answer: &TurnAnswer) -> Result<(), TurnError> {
+        self.notify_hook(StepKind::Answer, CommitPhase::Before);
+        let Some(last) = self.deferred.take() else {
+            self.commit_answer(answer, None).await?;
+            self.notify_hook(StepKind::Answer, CommitPhase::After);
             return Ok(());
         };
-        match self.end(answer, Some(&last)).await {
-            // What cannot be taken together may be taken one after the other; and if not, the trace has
-            // what led there.
+        match self.commit_answer(answer, Some(&last)).await {
+            // The combined commit was refused. Commit the step first, so that the trace has it, and
+            // then retry the answer alone.
             Err(TurnError::Failed(_)) => {
                 self.record(&last).await?;
-                self.end(answer, None).await?;
+                self.commit_answer(answer, None).await?;
             }
             ended => {
                 ended?;
-                self.reach(last.kind, Moment::After);
+                self.notify_hook(last.kind, CommitPhase::After);
             }
         }
-        self.reach(StepKind::Answer, Moment::After);
+        self.notify_hook(StepKind::Answer, CommitPhase::After);
         Ok(())
     }
 
-    /// Commits the answer, and with it the last step, if that is not committed yet.
-    async fn end(&self, answer: &Answer, last: Option<&MadeStep>) -> Result<(), TurnError> {
+    /// Commits the answer, together with the last step if that is not committed yet.
+    async fn commit_answer(
+        &self,
+        answer: &TurnAnswer,
+        last: Option<&UncommittedStep>,
+    ) -> Result<(), TurnError> {
         let mut payloads = self.payloads().await?;
         let (mut items, mut task_state) = match last {
             Some(last) => last.put(&mut payloads),
@@ -460,7 +480,7 @@ impl Run {
             };
             hidden(ItemKind::Note, payloads.put(to_bytes(&body)))
         }));
-        let output: Output = answer.words.put(&mut payloads);
+        let output: Output = answer.message.put(&mut payloads);
         let sets = answer.state.iter().map(|(key, value)| StateSet {
             key: key.clone(),
             value: payloads.put(value.get().as_bytes().to_vec()),
@@ -486,7 +506,7 @@ impl Run {
     }
 }
 
-/// An item that clients never see.
+/// A hidden item: clients never see it.
 pub(crate) fn hidden(kind: ItemKind, body: BodyRef) -> NewItem {
     NewItem {
         kind,

@@ -1,11 +1,11 @@
-//! Tool calls as durable steps. All calls of one message are recorded before any runs; each result is
-//! recorded as it comes; what a policy gates runs only after a person's decision.
+//! Tool calls as durable steps. All calls of one model reply are recorded before any of them runs. Each
+//! result is recorded as it arrives. A call gated by a policy runs only after its approval.
 //!
-//! A call whose result is recorded is never made again. One without a result, because of a crash or because
-//! its tool gave no answer, is made again under its key if the tool honours keys; about the others the
-//! engine asks people first, when the turn is claimed again.
+//! A call with a recorded result never runs again. A call without one, after a crash or a tool that did
+//! not answer, is retried with the same execution key if the tool is idempotent. For other tools the
+//! engine opens a reconcile hold when the request is claimed again.
 
-mod made;
+mod execute;
 mod person;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,26 +26,26 @@ use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
 
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
-use super::run::{Moment, Run, StepDone, hidden};
-use crate::mcp::{NoAnswer, Tool, ToolError, ToolServers};
-use crate::model::Wish;
+use super::run::{AgentRun, CommitPhase, StepOutput, hidden};
+use crate::mcp::{McpTool, NoAnswer, ToolError, ToolServers};
+use crate::message::raw;
+use crate::model::RequestedCall;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
-use crate::words::raw;
 
-use made::{Came, Listing, Released};
-use person::Decided;
-pub(crate) use person::told_of;
+use execute::{ReleasedCall, ToolListing, ToolRunResult};
+use person::CallDecision;
+pub(crate) use person::render_for_model;
 
-/// How often policies are looked at for one message, should they become stricter in between.
-const POLICY_LOOKS_MAX: usize = 5;
+/// How often the calls are recorded again if the policy becomes stricter between the check and the
+/// commit.
+const POLICY_CHECKS_MAX: usize = 5;
 
-/// The tools of an agent, as its model was offered them last. They are asked for when somebody needs
-/// them.
+/// The tools of an agent as last offered to its model. Listed on first use.
 pub(crate) struct Toolbox {
     servers: Arc<ToolServers>,
     names: Vec<statehold_core::name::Name>,
-    listed: Option<Arc<Vec<Tool>>>,
+    listed: Option<Arc<Vec<McpTool>>>,
 }
 
 impl Toolbox {
@@ -57,13 +57,13 @@ impl Toolbox {
         }
     }
 
-    /// The tools as they are now: a call may have told that they are others than before.
-    pub(crate) async fn tools_now(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
+    /// Lists the tools again, because a tool call may have changed the list.
+    pub(crate) async fn refresh_tools(&mut self) -> Result<Arc<Vec<McpTool>>, ToolError> {
         self.listed = None;
         self.tools().await
     }
 
-    pub(crate) async fn tools(&mut self) -> Result<Arc<Vec<Tool>>, ToolError> {
+    pub(crate) async fn tools(&mut self) -> Result<Arc<Vec<McpTool>>, ToolError> {
         if let Some(listed) = &self.listed {
             return Ok(Arc::clone(listed));
         }
@@ -72,7 +72,7 @@ impl Toolbox {
         Ok(listed)
     }
 
-    async fn list(&self) -> Listing {
+    async fn list(&self) -> ToolListing {
         let listed = match self.names.as_slice() {
             [] => Vec::new(),
             names => self.servers.tools(names).await?,
@@ -81,205 +81,223 @@ impl Toolbox {
     }
 }
 
-/// What came of a call.
+/// Outcome of a call, and the text for the model.
 #[derive(Debug)]
-pub(crate) struct Told {
-    /// None if it could not even be asked about.
+pub(crate) struct CallReport {
+    /// None if the call was neither executed nor put before a person.
     pub(crate) outcome: Option<CallOutcome>,
-    /// What the model is told.
+    /// The text for the model.
     pub(crate) text: String,
 }
 
-/// What a model was told about a call that was neither made nor asked about, as its step keeps it. There
-/// is no result of a call that nobody decided about.
+/// Recorded text about a call that was neither executed nor put before a person. Such a call has no
+/// result item, because nothing was decided about it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct NotMade {
+pub(crate) struct SkippedCall {
     pub(crate) call: ItemId,
     pub(crate) told: String,
 }
 
-/// A call with everything that is known about it here.
-struct Open<'a> {
+/// A recorded call without a result.
+struct PendingCall<'a> {
     call: RecordedCall,
-    wish: &'a Wish,
-    /// The whole arguments. None where they were hidden and this process did not see them.
+    requested: &'a RequestedCall,
+    /// Complete arguments. None if they are redacted in the record and this process never saw them.
     arguments: Option<Raw>,
-    /// Whether it was recorded just now: nobody can have decided or run anything.
+    /// Recorded by this run, so there can be no decision and no earlier execution.
     is_new: bool,
 }
 
-/// What is to be done about a call.
-enum Next {
-    /// It runs.
-    Run(Released),
-    /// It does not run: this is recorded as its result.
+/// The next action for a call.
+enum CallAction {
+    /// Execute it.
+    Execute(ReleasedCall),
+    /// Record this result without executing it.
     Record(CallOutcome, Raw),
-    /// A person is asked.
+    /// Open an approval hold.
     Ask,
-    /// A person has not decided yet.
+    /// Wait for an open hold.
     Wait,
-    /// It can neither run nor be asked about, and the model is told why.
+    /// It can neither run nor be put before a person. The model gets this text.
     Stuck(String),
 }
 
-/// What was done about a call.
-enum Settled {
-    /// It has a result, or never will have one.
-    Told(Told),
-    /// It was made, and nobody knows what became of it.
+/// State of a call after its action.
+enum CallSettlement {
+    /// It has its final text.
+    Reported(CallReport),
+    /// It was executed, and its outcome is unknown.
     Unanswered(NoAnswer),
-    /// Nothing: it waits for a person.
+    /// It waits for a person.
     Waits,
 }
 
-/// What is known of a live request at one revision.
-struct Look {
+/// Snapshot of a live request at one revision.
+struct RequestSnapshot {
     holds: Vec<HoldDetail>,
     holds_opened: u32,
     calls: BTreeMap<ItemId, OpenCall>,
     revision: u64,
 }
 
-impl Run {
-    /// Has the calls of one message made, and gives what came of each, in order. `whole` has their
-    /// arguments if the message was heard just now.
+impl AgentRun {
+    /// Executes the calls of one model reply and returns a report for each, in order. `complete_arguments` has the
+    /// complete arguments if the model replied in this run.
     pub(crate) async fn call_tools(
         &mut self,
-        wishes: &[&Wish],
-        whole: Option<Vec<Raw>>,
+        requested_calls: &[&RequestedCall],
+        complete_arguments: Option<Vec<Raw>>,
         toolbox: &mut Toolbox,
-    ) -> Result<Vec<Told>, TurnError> {
-        let mut open = self.take_calls(wishes, whole).await?;
-        let mut told: BTreeMap<ItemId, Told> = BTreeMap::new();
+    ) -> Result<Vec<CallReport>, TurnError> {
+        let mut open = self.open_calls(requested_calls, complete_arguments).await?;
+        let mut reports: BTreeMap<ItemId, CallReport> = BTreeMap::new();
         for one in &mut open {
-            if let Some((outcome, text)) = one.call.told.take() {
+            if let Some((outcome, text)) = one.call.result_text.take() {
                 let outcome = Some(outcome);
-                told.insert(one.call.id, Told { outcome, text });
+                reports.insert(one.call.id, CallReport { outcome, text });
             }
         }
-        // What the model was told before, it is told again.
-        while self.next_recorded() == Some(StepKind::ToolResult) {
-            let NotMade { call, told: text } = self.not_made(None).await?;
+        // Replay recorded texts of skipped calls.
+        while self.next_recorded_kind() == Some(StepKind::ToolResult) {
+            let SkippedCall { call, told: text } = self.record_skipped(None).await?;
             let outcome = None;
-            told.insert(call, Told { outcome, text });
+            reports.insert(call, CallReport { outcome, text });
         }
-        let can_run = |one: &Open<'_>| one.is_new && !one.call.gated;
-        // Calls that nobody knows the outcome of. They are left to people once nothing else can be done.
+        let can_run = |one: &PendingCall<'_>| one.is_new && !one.call.gated;
+        // Calls with an unknown outcome. The engine opens reconcile holds for them after this run has
+        // released the lease.
         let mut unanswered: BTreeSet<ItemId> = BTreeSet::new();
         let mut to_note: Vec<(ItemId, NoAnswer)> = Vec::new();
         loop {
-            let missing = || open.iter().filter(|one| !told.contains_key(&one.call.id));
+            let missing = || {
+                open.iter()
+                    .filter(|one| !reports.contains_key(&one.call.id))
+            };
             if missing().next().is_none() {
                 break;
             }
-            let needs_look = !unanswered.is_empty() || !missing().all(can_run);
-            let look = if needs_look {
-                Some(self.look().await?)
+            let needs_snapshot = !unanswered.is_empty() || !missing().all(can_run);
+            let snapshot = if needs_snapshot {
+                Some(self.load_snapshot().await?)
             } else {
                 None
             };
             let mut next = Vec::new();
             for one in missing() {
                 let what = if unanswered.contains(&one.call.id) {
-                    Next::Wait
+                    CallAction::Wait
                 } else {
-                    next_of(one, look.as_ref())?
+                    next_action(one, snapshot.as_ref())?
                 };
                 next.push((one, what));
             }
-            let is_moving = next.iter().any(|(_, next)| !matches!(next, Next::Wait));
-            if let (false, Some(look)) = (is_moving, &look) {
+            let is_moving = next
+                .iter()
+                .any(|(_, next)| !matches!(next, CallAction::Wait));
+            if let (false, Some(snapshot)) = (is_moving, &snapshot) {
                 if !to_note.is_empty() {
                     let notes = std::mem::take(&mut to_note);
-                    self.note_unanswered(notes, look.holds_opened).await?;
+                    self.note_unanswered(notes, snapshot.holds_opened).await?;
                     continue;
                 }
-                if let Some(left) = self.leave_at(look.revision).await {
+                if let Some(left) = self.release_lease_at(snapshot.revision).await {
                     return Err(left);
                 }
                 continue;
             }
-            // People are asked first: they can think while the other tools run.
-            let asked: Vec<&Open<'_>> = next
+            // Open the holds first, so that people can decide while the other tools run.
+            let asked: Vec<&PendingCall<'_>> = next
                 .iter()
-                .filter(|(_, next)| matches!(next, Next::Ask))
+                .filter(|(_, next)| matches!(next, CallAction::Ask))
                 .map(|(one, _)| *one)
                 .collect();
-            let mut new: Vec<(ItemId, Told)> = self.ask_about(&asked, toolbox).await?;
-            for (call, settled) in self.run_all(next, toolbox).await? {
+            let mut new: Vec<(ItemId, CallReport)> = self.open_approvals(&asked, toolbox).await?;
+            for (call, settled) in self.perform_actions(next, toolbox).await? {
                 match settled {
-                    Settled::Told(told) => new.push((call, told)),
-                    Settled::Unanswered(why) => {
+                    CallSettlement::Reported(report) => new.push((call, report)),
+                    CallSettlement::Unanswered(why) => {
                         unanswered.insert(call);
                         to_note.push((call, why));
                     }
-                    Settled::Waits => {}
+                    CallSettlement::Waits => {}
                 }
             }
             for (call, new) in new {
                 if new.outcome.is_none() {
                     let told = new.text.clone();
-                    self.not_made(Some(NotMade { call, told })).await?;
+                    self.record_skipped(Some(SkippedCall { call, told }))
+                        .await?;
                 }
-                told.insert(call, new);
+                reports.insert(call, new);
             }
         }
-        let in_order = open.iter().filter_map(|one| told.remove(&one.call.id));
+        let in_order = open.iter().filter_map(|one| reports.remove(&one.call.id));
         Ok(in_order.collect())
     }
 
-    /// Records what is told about a call that is not made, or gives what was recorded.
-    async fn not_made(&mut self, new: Option<NotMade>) -> Result<NotMade, TurnError> {
+    /// Records the text for a skipped call, or replays the recorded one.
+    async fn record_skipped(&mut self, new: Option<SkippedCall>) -> Result<SkippedCall, TurnError> {
         let work = async {
-            let new = new.ok_or_else(|| step_mismatch("a call had not been made"))?;
-            Ok(StepDone {
+            let new = new.ok_or_else(|| step_mismatch("it had skipped a call"))?;
+            Ok(StepOutput {
                 result: raw(&new),
                 usage: None,
             })
         };
         let step = self.step(StepKind::ToolResult, b"not made", work).await?;
         serde_json::from_str(step.get())
-            .map_err(|error| TurnError::step_malformed("what is recorded of a call", &error))
+            .map_err(|error| TurnError::step_malformed("the record of a skipped call", &error))
     }
 
-    /// The calls of a message: as they were recorded, or recorded now, all or none.
-    async fn take_calls<'w>(
+    /// Returns the recorded calls of a reply, or records all of them in one commit.
+    async fn open_calls<'w>(
         &mut self,
-        wishes: &[&'w Wish],
-        whole: Option<Vec<Raw>>,
-    ) -> Result<Vec<Open<'w>>, TurnError> {
+        requested_calls: &[&'w RequestedCall],
+        complete_arguments: Option<Vec<Raw>>,
+    ) -> Result<Vec<PendingCall<'w>>, TurnError> {
         let is_new = self.journal.calls.is_empty();
-        let whole: Vec<Option<Raw>> = match whole {
-            Some(whole) => whole.into_iter().map(Some).collect(),
-            None => wishes.iter().map(|wish| written(wish)).collect(),
+        let complete_arguments: Vec<Option<Raw>> = match complete_arguments {
+            Some(complete_arguments) => complete_arguments.into_iter().map(Some).collect(),
+            None => requested_calls
+                .iter()
+                .map(|requested| unredacted_arguments(requested))
+                .collect(),
         };
         let calls = if is_new {
-            self.record_calls(wishes, &whole).await?
+            self.record_calls(requested_calls, &complete_arguments)
+                .await?
         } else {
-            self.recorded_calls(wishes)?
+            self.replay_calls(requested_calls)?
         };
-        let together = calls.into_iter().zip(wishes).zip(whole);
+        let together = calls
+            .into_iter()
+            .zip(requested_calls)
+            .zip(complete_arguments);
         Ok(together
-            .map(|((call, wish), arguments)| Open {
+            .map(|((call, requested), arguments)| PendingCall {
                 call,
-                wish,
+                requested,
                 arguments,
                 is_new,
             })
             .collect())
     }
 
-    fn recorded_calls(&mut self, wishes: &[&Wish]) -> Result<Vec<RecordedCall>, TurnError> {
-        let mut calls = Vec::with_capacity(wishes.len());
-        for wish in wishes {
+    fn replay_calls(
+        &mut self,
+        requested_calls: &[&RequestedCall],
+    ) -> Result<Vec<RecordedCall>, TurnError> {
+        let mut calls = Vec::with_capacity(requested_calls.len());
+        for requested in requested_calls {
             let call = self.journal.calls.pop_front();
             let call = call.filter(|call| {
-                call.tool == wish.tool && call.call_id.as_deref() == Some(wish.id.as_str())
+                call.tool == requested.tool
+                    && call.call_id.as_deref() == Some(requested.id.as_str())
             });
             let call = call.ok_or_else(|| {
                 let what = format!(
-                    "the call of `{}` is not the one that was recorded",
-                    wish.name
+                    "the call of `{}` differs from the recorded one",
+                    requested.name
                 );
                 step_mismatch(&what)
             })?;
@@ -290,48 +308,56 @@ impl Run {
 
     async fn record_calls(
         &self,
-        wishes: &[&Wish],
-        whole: &[Option<Raw>],
+        requested_calls: &[&RequestedCall],
+        complete_arguments: &[Option<Raw>],
     ) -> Result<Vec<RecordedCall>, TurnError> {
-        for _ in 1..POLICY_LOOKS_MAX {
-            match self.record_calls_as_laid_down(wishes, whole).await {
-                // Something else was laid down between the look and the commit.
+        for _ in 1..POLICY_CHECKS_MAX {
+            match self
+                .record_calls_under_policy(requested_calls, complete_arguments)
+                .await
+            {
+                // The policy became stricter between the check and the commit.
                 Err(EngineError::ApprovalNeeded { .. } | EngineError::PolicyStricter { .. }) => {}
                 done => return Ok(done?),
             }
         }
-        Ok(self.record_calls_as_laid_down(wishes, whole).await?)
+        Ok(self
+            .record_calls_under_policy(requested_calls, complete_arguments)
+            .await?)
     }
 
-    async fn record_calls_as_laid_down(
+    async fn record_calls_under_policy(
         &self,
-        wishes: &[&Wish],
-        whole: &[Option<Raw>],
+        requested_calls: &[&RequestedCall],
+        complete_arguments: &[Option<Raw>],
     ) -> Result<Vec<RecordedCall>, EngineError> {
         let agent = &self.spec.name;
         let mut payloads = self.payloads().await?;
-        let mut items = Vec::with_capacity(wishes.len());
-        let mut calls = Vec::with_capacity(wishes.len());
-        for (wish, whole) in wishes.iter().zip(whole) {
-            // What the policy says now counts too: it may have become stricter since the model spoke.
+        let mut items = Vec::with_capacity(requested_calls.len());
+        let mut calls = Vec::with_capacity(requested_calls.len());
+        for (requested, complete_arguments) in requested_calls.iter().zip(complete_arguments) {
+            // Check the current policy as well: it may have become stricter since the model replied.
             let policies = self.engine.policies();
-            let policy = ToolRules::of(&policies, agent, &wish.server, &wish.original).effective;
-            let judged = whole
+            let policy =
+                ToolRules::of(&policies, agent, &requested.server, &requested.original).effective;
+            let judged = complete_arguments
                 .as_ref()
                 .and_then(|args| serde_json::from_str(args.get()).ok());
-            let gated = wish.gated || policy.needs_approval(&judged.unwrap_or(Value::Null));
-            let idempotent = wish.idempotent && policy.policy.idempotent != Some(false);
-            let arguments = match whole {
-                Some(whole) if gated => {
-                    let shown = self.engine.shown_arguments(agent, &wish.tool, whole);
-                    shown.unwrap_or_else(|| whole.clone())
+            let gated = requested.gated || policy.needs_approval(&judged.unwrap_or(Value::Null));
+            let idempotent = requested.idempotent && policy.policy.idempotent != Some(false);
+            let arguments = match complete_arguments {
+                Some(complete_arguments) if gated => {
+                    let shown =
+                        self.engine
+                            .shown_arguments(agent, &requested.tool, complete_arguments);
+                    shown.unwrap_or_else(|| complete_arguments.clone())
                 }
-                Some(whole) => whole.clone(),
-                None => preview(wish),
+                Some(complete_arguments) => complete_arguments.clone(),
+                None => recorded_arguments(requested),
             };
             let body = ItemBody {
-                name: Some(wish.tool.clone()),
-                call_id: Some(wish.id.clone()),
+                name: Some(requested.tool.clone()),
+                call_id: Some(requested.id.clone()),
                 arguments: Some(arguments),
                 ..ItemBody::default()
             };
@@ -339,7 +365,7 @@ impl Run {
                 call: Some(NewCallMark::Call { gated, idempotent }),
                 ..hidden(ItemKind::ToolCall, payloads.put(to_bytes(&body)))
             });
-            calls.push((wish, gated, idempotent));
+            calls.push((requested, gated, idempotent));
         }
         let command = Command::AppendItems {
             by: self.fenced(),
@@ -356,40 +382,40 @@ impl Run {
             let ids: Vec<String> = ids.map(|item| item.id.to_string()).collect();
             ids.join("\n").into_bytes()
         });
-        self.reach(StepKind::ToolCall, Moment::Before);
+        self.notify_hook(StepKind::ToolCall, CommitPhase::Before);
         let done = self
             .engine
             .submit(
-                self.place.session,
+                self.request_ref.session,
                 &self.call(),
                 &command,
                 &payloads,
                 &reply,
             )
             .await?;
-        self.reach(StepKind::ToolCall, Moment::After);
+        self.notify_hook(StepKind::ToolCall, CommitPhase::After);
         let ids = String::from_utf8_lossy(&done.body).into_owned();
         let ids = ids.lines().filter_map(|id| id.parse::<ItemId>().ok());
         let calls = ids
             .zip(calls)
-            .map(|(id, (wish, gated, idempotent))| RecordedCall {
+            .map(|(id, (requested, gated, idempotent))| RecordedCall {
                 id,
-                call_id: Some(wish.id.clone()),
-                tool: wish.tool.clone(),
+                call_id: Some(requested.id.clone()),
+                tool: requested.tool.clone(),
                 gated,
                 idempotent,
-                told: None,
+                result_text: None,
             });
         Ok(calls.collect())
     }
 
-    async fn look(&self) -> Result<Look, TurnError> {
+    async fn load_snapshot(&self) -> Result<RequestSnapshot, TurnError> {
         let detail = self
             .engine
-            .request(&self.caller, self.place.request)
+            .request(&self.caller, self.request_ref.request)
             .await?;
         let live = detail.request.live().ok_or(TurnError::Gone)?.clone();
-        Ok(Look {
+        Ok(RequestSnapshot {
             holds: detail.holds,
             holds_opened: live.holds_opened,
             calls: live.calls,
@@ -397,13 +423,15 @@ impl Run {
         })
     }
 
-    /// Does what can be done now, all at once. Each result is recorded as it comes.
-    async fn run_all(
+    /// Performs all actions concurrently, and records each result as it arrives.
+    async fn perform_actions(
         &self,
-        next: Vec<(&Open<'_>, Next)>,
+        next: Vec<(&PendingCall<'_>, CallAction)>,
         toolbox: &mut Toolbox,
-    ) -> Result<Vec<(ItemId, Settled)>, TurnError> {
-        let runs = next.iter().any(|(_, next)| matches!(next, Next::Run(_)));
+    ) -> Result<Vec<(ItemId, CallSettlement)>, TurnError> {
+        let runs = next
+            .iter()
+            .any(|(_, next)| matches!(next, CallAction::Execute(_)));
         let listing = if runs {
             toolbox.tools().await
         } else {
@@ -412,7 +440,7 @@ impl Run {
         let (listing, toolbox) = (&listing, &*toolbox);
         let settled = next
             .into_iter()
-            .map(|(one, next)| self.settle(one, next, listing, toolbox));
+            .map(|(one, next)| self.perform_action(one, next, listing, toolbox));
         let mut settled: FuturesUnordered<_> = settled.collect();
         let mut all = Vec::new();
         while let Some(done) = settled.next().await {
@@ -421,32 +449,35 @@ impl Run {
         Ok(all)
     }
 
-    /// Does what can be done about one call.
-    async fn settle(
+    /// Performs the action for one call.
+    async fn perform_action(
         &self,
-        one: &Open<'_>,
-        next: Next,
-        listing: &Listing,
+        one: &PendingCall<'_>,
+        next: CallAction,
+        listing: &ToolListing,
         toolbox: &Toolbox,
-    ) -> Result<(ItemId, Settled), TurnError> {
+    ) -> Result<(ItemId, CallSettlement), TurnError> {
         let id = one.call.id;
         let (outcome, result, note) = match next {
-            Next::Ask | Next::Wait => return Ok((id, Settled::Waits)),
-            Next::Stuck(text) => {
+            CallAction::Ask | CallAction::Wait => return Ok((id, CallSettlement::Waits)),
+            CallAction::Stuck(text) => {
                 let outcome = None;
-                return Ok((id, Settled::Told(Told { outcome, text })));
+                return Ok((id, CallSettlement::Reported(CallReport { outcome, text })));
             }
-            Next::Record(outcome, result) => (outcome, result, None),
-            Next::Run(released) => match self.run_tool(one, &released, listing, toolbox).await? {
-                Came::Result(result) => (CallOutcome::Ran, result, released.note),
-                Came::Nothing(why) => return Ok((id, Settled::Unanswered(why))),
+            CallAction::Record(outcome, result) => (outcome, result, None),
+            CallAction::Execute(released) => match self
+                .execute_call(one, &released, listing, toolbox)
+                .await?
+            {
+                ToolRunResult::Result(result) => (CallOutcome::Ran, result, released.note),
+                ToolRunResult::Nothing(why) => return Ok((id, CallSettlement::Unanswered(why))),
             },
         };
         let told = self.record_result(one, outcome, result, note).await?;
-        Ok((id, Settled::Told(told)))
+        Ok((id, CallSettlement::Reported(told)))
     }
 
-    /// Notes why people will be asked about some calls, once nobody holds the request any more.
+    /// Records why these calls will get reconcile holds once the lease is released.
     async fn note_unanswered(
         &self,
         unanswered: Vec<(ItemId, NoAnswer)>,
@@ -476,11 +507,11 @@ impl Run {
 
     async fn record_result(
         &self,
-        one: &Open<'_>,
+        one: &PendingCall<'_>,
         outcome: CallOutcome,
         result: Raw,
         note: Option<String>,
-    ) -> Result<Told, TurnError> {
+    ) -> Result<CallReport, TurnError> {
         let body = ItemBody {
             name: Some(one.call.tool.clone()),
             call_id: one.call.call_id.clone(),
@@ -488,7 +519,7 @@ impl Run {
             data: note.map(|note| raw(&serde_json::json!({"note": note}))),
             ..ItemBody::default()
         };
-        self.reach(StepKind::ToolResult, Moment::Before);
+        self.notify_hook(StepKind::ToolResult, CommitPhase::Before);
         let mut payloads = self.payloads().await?;
         let item = NewItem {
             call: Some(NewCallMark::Result {
@@ -498,16 +529,16 @@ impl Run {
             ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
         };
         self.append(vec![item], &payloads).await?;
-        self.reach(StepKind::ToolResult, Moment::After);
-        Ok(Told {
+        self.notify_hook(StepKind::ToolResult, CommitPhase::After);
+        Ok(CallReport {
             outcome: Some(outcome),
-            text: told_of(&body),
+            text: render_for_model(&body),
         })
     }
 
-    /// Gives the request back if nothing has happened since. None if something has: a decision that
-    /// came in between is ours to carry out, and must not look like a lost worker's.
-    async fn leave_at(&self, revision: u64) -> Option<TurnError> {
+    /// Releases the lease if the session is still at this revision. None if it has changed: this run
+    /// must execute a decision that arrived in between, or the engine would treat the call as lost.
+    async fn release_lease_at(&self, revision: u64) -> Option<TurnError> {
         let command = Command::ReleaseLease { by: self.fenced() };
         let call = Call {
             if_revision: Some(revision),
@@ -517,7 +548,7 @@ impl Run {
         let payloads = self.engine.no_payloads();
         let left = self
             .engine
-            .submit(self.place.session, &call, &command, &payloads, &reply)
+            .submit(self.request_ref.session, &call, &command, &payloads, &reply)
             .await;
         match left {
             Ok(_) => Some(TurnError::Paused),
@@ -527,26 +558,32 @@ impl Run {
     }
 }
 
-/// What is to be done about a call whose result is not recorded.
-fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
+/// Chooses the next action for a call without a recorded result.
+fn next_action(
+    one: &PendingCall<'_>,
+    snapshot: Option<&RequestSnapshot>,
+) -> Result<CallAction, TurnError> {
     let id = one.call.id;
     let run = |arguments: &Raw, was_asked_about| {
-        Next::Run(Released {
+        CallAction::Execute(ReleasedCall {
             arguments: arguments.clone(),
             note: None,
             approved: None,
             was_asked_about,
         })
     };
-    let Some(look) = look else {
-        // Recorded just now, and nobody needs to be asked.
+    let Some(snapshot) = snapshot else {
+        // Recorded just now, and no approval is needed.
         return Ok(match &one.arguments {
             Some(arguments) => run(arguments, false),
-            None => Next::Stuck(lost_arguments()),
+            None => CallAction::Stuck(arguments_lost_text()),
         });
     };
-    let open = look.calls.get(&id).ok_or(TurnError::Gone)?;
-    let mut holds = look.holds.iter().filter(|hold| hold.hold.call == Some(id));
+    let open = snapshot.calls.get(&id).ok_or(TurnError::Gone)?;
+    let mut holds = snapshot
+        .holds
+        .iter()
+        .filter(|hold| hold.hold.call == Some(id));
     let approval = holds
         .clone()
         .find(|hold| hold.hold.kind == HoldKind::Approval);
@@ -556,36 +593,37 @@ fn next_of(one: &Open<'_>, look: Option<&Look>) -> Result<Next, TurnError> {
     let last = holds.next_back();
     Ok(match (open.state, approval, last) {
         (CallState::Proposed, Some(_), _)
-        | (CallState::Unknown { .. } | CallState::Released, _, _) => Next::Wait,
+        | (CallState::Unknown { .. } | CallState::Released, _, _) => CallAction::Wait,
         (CallState::Proposed, None, _) => match &one.arguments {
-            Some(_) => Next::Ask,
-            None => Next::Stuck(lost_arguments()),
+            Some(_) => CallAction::Ask,
+            None => CallAction::Stuck(arguments_lost_text()),
         },
         (CallState::Started { .. }, Some(approval), _) => {
-            let (arguments, note) = released(approval)?;
-            Next::Run(Released {
+            let (arguments, note) = released_arguments(approval)?;
+            CallAction::Execute(ReleasedCall {
                 arguments,
                 note,
-                approved: let_run(approval),
+                approved: releasing_decision(approval),
                 was_asked_about,
             })
         }
         (CallState::Started { .. }, None, _) => match &one.arguments {
             Some(arguments) => run(arguments, was_asked_about),
-            None => return Err(arguments_gone(&one.wish.name)),
+            None => return Err(arguments_lost_error(&one.requested.name)),
         },
         (CallState::Refused | CallState::Answered | CallState::Confirmed, _, last) => {
-            match person::decided(open.state, last) {
-                Decided::Refused(text) => Next::Record(CallOutcome::Refused, raw(&text)),
-                Decided::Answered(answer) => Next::Record(CallOutcome::Answered, answer),
-                Decided::Ran(result) => Next::Record(CallOutcome::Ran, result),
+            match person::call_decision(open.state, last) {
+                CallDecision::Refused(text) => CallAction::Record(CallOutcome::Refused, raw(&text)),
+                CallDecision::Answered(answer) => CallAction::Record(CallOutcome::Answered, answer),
+                CallDecision::Ran(result) => CallAction::Record(CallOutcome::Ran, result),
             }
         }
     })
 }
 
-/// The decision of a hold that let its call run, and the record of it.
-fn let_run(hold: &HoldDetail) -> Option<(HoldId, u64)> {
+/// The decision that released the call, and the revision of its record. None if the hold did not
+/// release it.
+fn releasing_decision(hold: &HoldDetail) -> Option<(HoldId, u64)> {
     let closed = hold.closed.as_ref()?;
     let lets_run = matches!(
         closed.decision.status,
@@ -594,46 +632,46 @@ fn let_run(hold: &HoldDetail) -> Option<(HoldId, u64)> {
     lets_run.then_some((hold.hold.id, closed.decided_by))
 }
 
-/// The arguments of a call as its step has them. None if they are only a preview.
-fn written(wish: &Wish) -> Option<Raw> {
-    if wish.hidden {
+/// The arguments recorded in the step. None if they are only a redacted preview.
+fn unredacted_arguments(requested: &RequestedCall) -> Option<Raw> {
+    if requested.hidden {
         return None;
     }
-    Some(preview(wish))
+    Some(recorded_arguments(requested))
 }
 
-/// Whether a tool is the one that a call was meant for. Names that models see may pass from one server to
-/// another while people think.
-fn is_meant(tool: &Tool, wish: &Wish) -> bool {
-    tool.server.as_str() == wish.server && tool.original == wish.original
+/// Whether a tool is the one that the model chose. A name that models see may move to another server
+/// while a hold is open.
+fn is_chosen_tool(tool: &McpTool, requested: &RequestedCall) -> bool {
+    tool.server.as_str() == requested.server && tool.original == requested.original
 }
 
-fn preview(wish: &Wish) -> Raw {
-    let parsed = RawValue::from_string(wish.arguments.clone());
+fn recorded_arguments(requested: &RequestedCall) -> Raw {
+    let parsed = RawValue::from_string(requested.arguments.clone());
     parsed.unwrap_or_else(|_| raw(&serde_json::Map::new()))
 }
 
-/// The arguments that a person released, and a note if they were changed.
-fn released(approval: &HoldDetail) -> Result<(Raw, Option<String>), TurnError> {
+/// The approved arguments, and a note if a person edited them.
+fn released_arguments(approval: &HoldDetail) -> Result<(Raw, Option<String>), TurnError> {
     let opened = approval.opened.clone().unwrap_or_default();
     let tool = person::tool_of(approval);
     if opened.lost {
-        return Err(arguments_gone(&tool));
+        return Err(arguments_lost_error(&tool));
     }
     let note = opened.edited.is_some().then(|| person::edit_note(approval));
     let arguments = opened.edited.or(opened.args);
-    let arguments = arguments.ok_or_else(|| arguments_gone(&tool))?;
+    let arguments = arguments.ok_or_else(|| arguments_lost_error(&tool))?;
     Ok((arguments, note))
 }
 
-/// What the model is told when the server cannot ask a person about a call any more.
-fn lost_arguments() -> String {
+/// Text for the model when the server can no longer open a hold for a call.
+fn arguments_lost_text() -> String {
     "It was not called: the server was restarted before a person could be asked about it, and its hidden \
      arguments are not kept. Call it again if it is still wanted."
         .to_owned()
 }
 
-fn arguments_gone(tool: &str) -> TurnError {
+fn arguments_lost_error(tool: &str) -> TurnError {
     let message = format!(
         "the arguments that `{tool}` was approved with are gone, so it cannot be called; find out whether it \
          was before, and ask again"

@@ -1,9 +1,8 @@
-//! What a turn of an agent in another process costs in commits: counted, because each is a wait for the
-//! disk.
+//! Number of commits per turn of an agent in another process: each commit waits for the disk.
 
 use std::sync::Arc;
 
-use statehold_agents::spec::Memory;
+use statehold_agents::spec::ChatMemory;
 use statehold_core::command::{Command, StatePatch, StateSet};
 use statehold_core::item::ItemKind;
 use statehold_core::limits::{COMMAND_KEYS_MAX, SESSION_KEYS_MAX};
@@ -22,7 +21,7 @@ async fn a_turn_through_a_router_is_six_commits() -> Outcome {
     let server = Server::start(|_| Play::says("hello to you")).await;
     let rig = Rig::new(vec![
         router("coordinator", &[(".", "agent")], &["agent"]),
-        Arc::new(chat("agent", &server, Memory::Restore)),
+        Arc::new(chat("agent", &server, ChatMemory::Restore)),
     ])
     .await;
     let runner = rig.runner().await;
@@ -35,10 +34,10 @@ async fn a_turn_through_a_router_is_six_commits() -> Outcome {
         let right = [
             StartRequest,
             ClaimRequest,
-            // The route, and right behind it the request to the agent, with its lease.
+            // The route, together with the child request and its lease.
             AppendItems,
             StartRequest,
-            // What the agent said and the end of its request, and that of the turn.
+            // The agent's reply with the end of its request, and the end of the turn.
             CompleteRequest,
             CompleteRequest,
         ];
@@ -62,7 +61,7 @@ async fn what_is_said_in_a_conversation_is_committed_with_the_end() -> Outcome {
     let runner = rig.runner().await;
     let session = rig.session("agent").await;
     rig.turn(session, "agent", "one").await;
-    // That one is to be begun, and that it is, are commits of their own.
+    // The intent to create a conversation and its creation are separate commits.
     let first = rig.commands_after(session, 1).await;
     let right = [
         StartRequest,
@@ -80,7 +79,7 @@ async fn what_is_said_in_a_conversation_is_committed_with_the_end() -> Outcome {
     Ok(())
 }
 
-/// Fills a session with as many keys as it may have.
+/// Fills a session with the maximum number of keys.
 async fn fill(rig: &Rig, session: statehold_core::ids::SessionId) {
     let owner = rig.engine.owner(session).await.expect("an owner");
     let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
@@ -111,7 +110,7 @@ async fn fill(rig: &Rig, session: statehold_core::ids::SessionId) {
 async fn what_an_agent_said_is_in_the_trace_also_if_its_answer_is_refused() -> Outcome {
     let told = r#"{"state":{"shared_context":{"place":"Rome"}}}"#;
     let server = Server::start(move |_| Play::says_with("hello to you", Some(told))).await;
-    let mut spec = chat("agent", &server, Memory::Restore);
+    let mut spec = chat("agent", &server, ChatMemory::Restore);
     spec.export = vec!["place".parse().expect("a key")];
     let rig = Rig::new(vec![Arc::new(spec)]).await;
     let runner = rig.runner().await;

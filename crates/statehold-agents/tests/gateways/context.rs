@@ -1,15 +1,16 @@
-//! What one agent learns, another knows if both are declared so, and only then.
+//! Shared context: one agent's values reach another only if both declare them.
 
 use std::sync::Arc;
 
 use serde_json::json;
-use statehold_agents::spec::Memory;
+use statehold_agents::spec::ChatMemory;
 
 use crate::rig::{Outcome, Rig, router};
 use crate::server::{Play, Server, Service};
 use crate::world::{chat, conversations};
 
-/// Asks for the weather in Paris, then the other agent where we are. Gives what that one was sent.
+/// Asks one agent for the weather in Paris, then another agent for the place. Returns the second
+/// agent's request.
 async fn paris(imports: bool, exports: bool) -> (Rig, String) {
     let weather = Server::start(|_| {
         let custom =
@@ -28,7 +29,7 @@ async fn paris(imports: bool, exports: bool) -> (Rig, String) {
     })
     .await;
     let key = "last_mentioned_location".parse().expect("a key");
-    let mut gpa = chat("gpa", &weather, Memory::Restore);
+    let mut gpa = chat("gpa", &weather, ChatMemory::Restore);
     let mut user_agent = conversations("ums", &ums);
     if exports {
         gpa.export = vec![key];
@@ -72,13 +73,13 @@ async fn an_agent_that_imports_knows_what_another_exported() -> Outcome {
 #[tokio::test]
 async fn what_a_message_was_told_stands_before_it_again_later() -> Outcome {
     let server = Server::start(|seen| {
-        // Each answer moves on to another place.
+        // Each answer reports another place.
         let place = format!("place {}", seen.messages().len());
         let custom = json!({"state": {"shared_context": {"place": place}, "own": 1}});
         Play::says_with("ok", Some(&custom.to_string()))
     })
     .await;
-    let mut spec = chat("gpa", &server, Memory::Restore);
+    let mut spec = chat("gpa", &server, ChatMemory::Restore);
     spec.import = vec!["place".parse().expect("a key")];
     spec.export = vec!["place".parse().expect("a key")];
     let rig = Rig::new(vec![Arc::new(spec)]).await;
@@ -97,7 +98,7 @@ async fn what_a_message_was_told_stands_before_it_again_later() -> Outcome {
     assert_eq!(messages[4]["content"], format!("{}three", block("place 3")));
     let told = &messages[4]["custom_content"]["state"];
     assert_eq!(*told, json!({"shared_context": {"place": "place 3"}}));
-    // The agent's own state is as it was.
+    // The agent's own state is unchanged.
     let own = &messages[1]["custom_content"]["state"];
     assert_eq!(
         *own,

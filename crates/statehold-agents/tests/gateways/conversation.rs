@@ -1,4 +1,4 @@
-//! Services that keep conversations: one is begun per session, whatever happens.
+//! Conversation services: one conversation per session, in every failure case.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
     let played = Arc::clone(&service);
     let server = Server::start(move |seen| {
         let play = played.play(seen, |said| format!("answer {}", said.len()));
-        // Long enough that turns would overlap if they could.
+        // Long enough that turns would overlap without the lock.
         play.after(Duration::from_millis(50))
     })
     .await;
@@ -153,7 +153,7 @@ async fn turns_of_one_session_that_wait_in_line_leave_room_for_those_of_others()
     for n in 0..8 {
         waiting.push(rig.ask(crowded, "ums", &format!("later {n}")).await);
     }
-    // All of them are begun, and none but the first is under way.
+    // All turns have started, and only the first is in flight.
     for request in &waiting {
         let is_begun = |live: &LiveRequest| live.status == LiveStatus::Running;
         rig.until(*request, |detail| {
@@ -174,7 +174,7 @@ async fn turns_of_one_session_that_wait_in_line_leave_room_for_those_of_others()
     Ok(())
 }
 
-/// Loses the answer to the first creation.
+/// Drops the response to the first creation.
 async fn losing_server(service: &Arc<Service>) -> Server {
     let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
     Server::start(move |seen| {
@@ -189,7 +189,7 @@ async fn losing_server(service: &Arc<Service>) -> Server {
 
 #[tokio::test]
 async fn a_conversation_whose_creation_was_not_answered_is_found() -> Outcome {
-    // Within one turn that tries again, and in the turn after one that does not.
+    // Within one turn that retries, and in the turn after one that does not.
     for retries in [2, 0] {
         let service = Arc::new(Service::default());
         let server = losing_server(&service).await;
@@ -215,7 +215,7 @@ async fn a_conversation_whose_creation_was_not_answered_is_found() -> Outcome {
     Ok(())
 }
 
-/// Loses the answer to the first creation, and answers with something else when it is asked for the list.
+/// Drops the response to the first creation, and sends an invalid list.
 async fn secretive_server(service: &Arc<Service>, list: Play) -> Server {
     let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
     Server::start(move |seen| {

@@ -1,17 +1,18 @@
-//! Whatever an agent does to us: a clear error, nothing half stored, and the next turn works.
+//! Faults of remote agents: each gives a clear error, stores nothing incomplete, and the next turn
+//! works.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use statehold_agents::spec::{AgentSpec, Memory};
+use statehold_agents::spec::{AgentSpec, ChatMemory};
 use statehold_core::item::{ItemKind, Role};
 
 use crate::rig::{Outcome, Rig, name};
 use crate::server::{Play, Seen, Server, Service, Step, stop, word};
 use crate::world::{brief, chat, conversations};
 
-/// A fault by its name, and the code of the error that it is.
+/// A fault and its expected error code.
 const FAULTS: [(&str, &str); 8] = [
     ("silence", "agent_timeout"),
     ("slow", "agent_timeout"),
@@ -50,7 +51,7 @@ fn fault(name: &str) -> Play {
     }
 }
 
-/// Plays the fault that a message names.
+/// Plays the fault named in the message.
 fn named_fault(said: &str) -> Option<Play> {
     FAULTS
         .iter()
@@ -59,7 +60,7 @@ fn named_fault(said: &str) -> Option<Play> {
 }
 
 async fn everything_goes_wrong(spec: AgentSpec) -> Outcome {
-    // A machine that is busy must not make a timeout of another fault.
+    // A busy machine must not turn another fault into a timeout.
     let patient = AgentSpec {
         name: name("patient"),
         timeout: Duration::from_secs(20),
@@ -78,10 +79,10 @@ async fn everything_goes_wrong(spec: AgentSpec) -> Outcome {
         let message = error["message"].as_str().expect("a message");
         assert!(message.len() > 20, "{message}");
         assert!(!message.contains("127.0.0.1"), "{message}");
-        // The turn left nothing but what was asked.
+        // The failed turn stored only its input.
         let items = rig.items(session, agent, ItemKind::Message).await;
         assert_eq!(items.len(), 3, "{fault}");
-        // The session is usable: the same task goes on.
+        // The session is usable: the same task continues.
         let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;
         assert_eq!(tasks.len(), 1);
         let after = rig.turn(session, agent, "after").await;
@@ -113,8 +114,8 @@ async fn an_agent_that_remembers_nothing_may_do_anything() -> Outcome {
         named_fault(&seen.said()).unwrap_or_else(|| Play::says(&format!("fine {asked}")))
     })
     .await;
-    everything_goes_wrong(chat("agent", &server, Memory::Restore)).await?;
-    // What was asked in vain is no exchange.
+    everything_goes_wrong(chat("agent", &server, ChatMemory::Restore)).await?;
+    // A failed request is not an exchange.
     let vain = |seen: &Seen| {
         let messages = seen.messages();
         let is_fault = |text: &str| FAULTS.iter().any(|(name, _)| *name == text);
@@ -135,7 +136,7 @@ async fn an_agent_that_keeps_a_session_may_do_anything() -> Outcome {
         play.with_header("x-statehold-session", "ses_theirs")
     })
     .await;
-    everything_goes_wrong(chat("agent", &server, Memory::Track)).await
+    everything_goes_wrong(chat("agent", &server, ChatMemory::Track)).await
 }
 
 #[tokio::test]
@@ -157,7 +158,7 @@ async fn a_service_that_keeps_conversations_may_do_anything() -> Outcome {
 #[tokio::test]
 async fn a_call_that_fails_before_its_first_word_is_made_again_as_declared() -> Outcome {
     let server = Server::start(|_| Play::text(503, "text/plain", Vec::new())).await;
-    let mut spec = chat("agent", &server, Memory::Restore);
+    let mut spec = chat("agent", &server, ChatMemory::Restore);
     spec.retries = 2;
     let rig = Rig::new(vec![Arc::new(spec)]).await;
     let runner = rig.runner().await;
@@ -182,7 +183,7 @@ async fn a_call_that_fails_before_its_first_word_is_made_again_as_declared() -> 
 #[tokio::test]
 async fn what_an_agent_writes_is_seen_while_it_writes() -> Outcome {
     let server = Server::start(|_| Play::events(vec![word("Hel"), Step::Hang])).await;
-    let rig = Rig::new(vec![Arc::new(chat("agent", &server, Memory::Restore))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("agent", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("agent").await;
     let request = rig.ask(session, "agent", "hello").await;

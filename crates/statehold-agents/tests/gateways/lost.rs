@@ -1,28 +1,28 @@
-//! The process is lost before and after each step: the turn goes on, and no call whose result was recorded
-//! is made again.
+//! The process crashes before and after each step: the turn resumes, and a call with a recorded result
+//! is not repeated.
 
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use http::Method;
 use serde_json::json;
-use statehold_agents::runner::{Lost, Moment, StepKind};
-use statehold_agents::spec::{AgentSpec, Memory};
+use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
+use statehold_agents::spec::{AgentSpec, ChatMemory};
 use statehold_core::ids::{RequestId, SessionId};
 
 use crate::rig::{Outcome, PATIENCE, Rig};
 use crate::server::{Play, Seen, Server, Service, locked};
 use crate::world::{answer_of, chat, conversations};
 
-/// Asks an agent, loses the process at a step, starts another, and gives the answer.
-async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, Moment)) -> String {
+/// Sends a message, crashes the process at a step, starts another, and returns the answer.
+async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, CommitPhase)) -> String {
     let reached = Arc::new(tokio::sync::Notify::new());
     let told = Arc::clone(&reached);
     let first = rig
         .watched(Arc::new(move |kind, moment| {
             if (kind, moment) == at {
                 told.notify_one();
-                std::panic::resume_unwind(Box::new(Lost));
+                std::panic::resume_unwind(Box::new(SimulatedCrash));
             }
         }))
         .await;
@@ -49,14 +49,14 @@ async fn rig(spec: AgentSpec) -> (Rig, SessionId) {
     (rig, session)
 }
 
-/// A call that was made and not recorded is made again; one that was recorded is not. The last is recorded
-/// together with the answer that it brought.
-fn calls((kind, moment): (StepKind, Moment)) -> usize {
+/// A call without a recorded result is repeated; a recorded one is not. The last call is recorded
+/// together with the answer.
+fn calls((kind, moment): (StepKind, CommitPhase)) -> usize {
     let is_last = matches!(kind, StepKind::AgentCall | StepKind::Answer);
-    1 + usize::from(is_last && moment == Moment::Before)
+    1 + usize::from(is_last && moment == CommitPhase::Before)
 }
 
-const MOMENTS: [Moment; 2] = [Moment::Before, Moment::After];
+const MOMENTS: [CommitPhase; 2] = [CommitPhase::Before, CommitPhase::After];
 
 #[tokio::test]
 async fn a_turn_of_an_agent_that_remembers_nothing_goes_on() -> Outcome {
@@ -65,7 +65,7 @@ async fn a_turn_of_an_agent_that_remembers_nothing_goes_on() -> Outcome {
             let server =
                 Server::start(|_| Play::says_with("hello to you", Some(r#"{"state":{"n":1.0}}"#)))
                     .await;
-            let (rig, session) = rig(chat("agent", &server, Memory::Restore)).await;
+            let (rig, session) = rig(chat("agent", &server, ChatMemory::Restore)).await;
             let at = (kind, moment);
             assert_eq!(lost_at(&rig, session, at).await, "hello to you", "{at:?}");
             assert_eq!(server.seen().len(), calls(at), "{at:?}");
@@ -95,7 +95,7 @@ async fn a_turn_of_a_service_that_keeps_conversations_goes_on_in_the_same_one() 
             let (rig, session) = rig(conversations("agent", &server)).await;
             let at = (kind, moment);
             assert_eq!(lost_at(&rig, session, at).await, "hello to you", "{at:?}");
-            // One that was begun and not recorded is found.
+            // A conversation that was created but not recorded is found.
             assert_eq!(locked(&service.conversations).len(), 1, "{at:?}");
             let chats = count(&server, |seen| seen.path.ends_with("/chat"));
             assert_eq!(chats, calls(at), "{at:?}");
@@ -105,7 +105,7 @@ async fn a_turn_of_a_service_that_keeps_conversations_goes_on_in_the_same_one() 
                 said.map(|seen| seen.header("idempotency-key")).collect();
             assert!(keys.len() == 1 && !keys.contains(&None), "{keys:?}");
             let looks = count(&server, |seen| seen.method == Method::GET);
-            let is_unsure = at == (StepKind::Conversation, Moment::Before);
+            let is_unsure = at == (StepKind::Conversation, CommitPhase::Before);
             assert_eq!(looks, usize::from(is_unsure), "{at:?}");
             rig.engine.shut_down().await;
         }
@@ -141,7 +141,7 @@ async fn a_conversation_that_is_begun_anew_is_begun_anew_once() -> Outcome {
     Ok(())
 }
 
-/// Waits for a person the first time, and answers what was decided.
+/// Pauses for a person the first time, then answers with the decision.
 fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
     let body = seen.json();
     let decisions = body["statehold"]["decisions"].as_array();
@@ -168,7 +168,7 @@ fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
     play.with_header("x-statehold-session", "ses_far")
 }
 
-/// Decides what is asked, whenever it is asked.
+/// Decides every hold when it is opened.
 async fn person(rig: &Rig, request: RequestId) {
     let asked = rig
         .until(request, |detail| {
@@ -190,7 +190,7 @@ async fn person(rig: &Rig, request: RequestId) {
 
 #[tokio::test]
 async fn people_are_asked_once_and_what_they_say_is_told_once() -> Outcome {
-    // The call that begins, the question, the call that brings the decision, and the end.
+    // The first call, the hold, the call that delivers the decision, and the end.
     let steps = [
         (StepKind::AgentCall, 1),
         (StepKind::Hold, 1),
@@ -202,7 +202,7 @@ async fn people_are_asked_once_and_what_they_say_is_told_once() -> Outcome {
             let decided = Arc::new(Mutex::default());
             let keys = Arc::clone(&decided);
             let server = Server::start(move |seen| asking(&keys, seen)).await;
-            let (rig, session) = rig(chat("agent", &server, Memory::Track)).await;
+            let (rig, session) = rig(chat("agent", &server, ChatMemory::Track)).await;
             let (reached, seen) = (Arc::new(tokio::sync::Notify::new()), Mutex::new(0));
             let told = Arc::clone(&reached);
             let first = rig
@@ -215,7 +215,7 @@ async fn people_are_asked_once_and_what_they_say_is_told_once() -> Outcome {
                     if *seen == nth {
                         drop(seen);
                         told.notify_one();
-                        std::panic::resume_unwind(Box::new(Lost));
+                        std::panic::resume_unwind(Box::new(SimulatedCrash));
                     }
                 }))
                 .await;

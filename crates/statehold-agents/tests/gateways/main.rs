@@ -1,5 +1,4 @@
-//! Agents in other processes, called over HTTP: what they are told, what is kept of what they say, and
-//! what becomes of a turn in which they do not do what they should.
+//! Agents in other processes, called over HTTP: their requests, the stored replies, and their faults.
 
 mod commits;
 mod context;

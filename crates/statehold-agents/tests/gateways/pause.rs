@@ -1,10 +1,10 @@
-//! An agent that waits for a person itself: people are asked here, and it is told what they decide.
+//! Remote agents that pause: the hold is opened here, and the decision is delivered to the agent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use statehold_agents::spec::Memory;
+use statehold_agents::spec::ChatMemory;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::RequestId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
@@ -29,7 +29,7 @@ fn decisions(seen: &Seen) -> Option<Vec<Value>> {
     decisions.cloned()
 }
 
-/// An agent that waits for these holds, and then says what was decided.
+/// An agent that waits for these holds, then answers with the decisions.
 async fn waiting(holds: Value) -> Server {
     Server::start(move |seen| match decisions(seen) {
         None => paused(&holds),
@@ -75,13 +75,13 @@ async fn a_decision_waits_for_an_agent_that_is_away() -> Outcome {
         Some(_) => Play::json(503, &json!({"error": {"message": "restarting"}})),
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let request = rig.ask(session, "far", "delete Bob").await;
     let holds = asked(&rig, request).await;
     rig.decide(&holds[0], DecisionKind::Approve, None).await;
-    // Nobody else waits for it to be back.
+    // No other turn waits for the agent.
     let other = rig.ask(session, "far", "and Ann").await;
     assert_eq!(error(&rig.ended(other).await)["code"], "agent_busy");
     let told = || -> Vec<_> { server.seen().iter().filter_map(decisions).collect() };
@@ -90,7 +90,7 @@ async fn a_decision_waits_for_an_agent_that_is_away() -> Outcome {
     }
     is_back.store(true, Ordering::Relaxed);
     assert_eq!(answer_of(&rig.ended(request).await), "deleted");
-    // It was told more than once, and knows by the key that it is the same decision.
+    // The decision was delivered more than once, under the same key.
     let told = told();
     assert!(told.len() > 1, "{told:?}");
     assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
@@ -113,7 +113,7 @@ async fn what_an_agent_asks_is_asked_here_and_what_is_decided_is_told_to_it() ->
         {"id": "hld_q", "kind": "question", "title": "Again?"},
     ]))
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let request = rig.ask(session, "far", "go on").await;
@@ -159,7 +159,7 @@ async fn what_an_agent_asks_is_asked_here_and_what_is_decided_is_told_to_it() ->
         told[1],
         json!({"hold_id": "hld_q", "decision": "respond", "content": "the second", "key": holds[1].hold.id.to_string()})
     );
-    // The call that stood for the agent's action has its result.
+    // The call that stands for the agent's action has a result.
     let tasks = rig.engine.open_tasks_of(session, &name("far")).await?;
     let items = rig
         .engine
@@ -179,7 +179,7 @@ async fn what_an_agent_asks_is_asked_here_and_what_is_decided_is_told_to_it() ->
 #[tokio::test]
 async fn an_approval_that_is_refused_is_told_as_refused_and_nothing_ran() -> Outcome {
     let server = waiting(json!([{"id": "hld_a", "kind": "approval", "title": "Send it?"}])).await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let request = rig.ask(session, "far", "go on").await;
@@ -194,7 +194,7 @@ async fn an_approval_that_is_refused_is_told_as_refused_and_nothing_ran() -> Out
     assert_eq!(answer_of(&ended), "reject");
     let results = rig.items(session, "far", ItemKind::ToolResult).await;
     assert_eq!(results.len(), 1);
-    // What the agent says to its own users about waiting is not what ours read.
+    // Our users do not see the text in which the agent tells its own users that it waits.
     let mut written = String::new();
     while let Some(piece) = draft.next().await {
         written.push_str(&piece);
@@ -217,7 +217,7 @@ async fn an_agent_that_asks_too_much_at_once_is_mirrored_in_parts() -> Outcome {
         paused(&Value::Array((first..last).map(hold).collect()))
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let request = rig.ask(session, "far", "go on").await;
@@ -248,7 +248,7 @@ async fn an_agent_that_never_stops_asking_fails_and_says_what_to_do() -> Outcome
         paused(&json!([{"id": format!("hld_{asked}"), "kind": "question", "title": "Why?"}]))
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let request = rig.ask(session, "far", "go on").await;
@@ -304,7 +304,7 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
             json!([{"id": "h", "kind": "approval", "action": {"tool": "t", "args": {"x": "y".repeat(70_000)}}}]),
             "agent_pause_unsupported",
         ),
-        // One that can be asked before one that cannot.
+        // One valid hold before an invalid one.
         (
             json!([{"id": "a", "kind": "question"}, {"id": "h", "kind": "link"}]),
             "cannot_ask",
@@ -319,18 +319,18 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
             Play::says("fine").with_header("x-statehold-session", "ses_far")
         })
         .await;
-        let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+        let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
         let runner = rig.runner().await;
         let session = rig.session("far").await;
         let request = rig.ask(session, "far", "wait").await;
         let ended = rig.ended(request).await;
         let error = error(&ended);
         assert_eq!(error["code"], code, "{shown:.200}: {error:.200}");
-        // What to do next does.
+        // The error says what to do.
         if code == "agent_malformed" {
             assert!(error.to_string().contains("ask again"), "{error:.200}");
         }
-        // What it said does not come along.
+        // The error does not repeat the agent's text.
         let kept = error.to_string().len();
         assert!(kept < 1_000, "{shown:.200}: {kept} bytes");
         assert_eq!(ended.holds.len(), 0, "{shown:.200}");
@@ -343,7 +343,7 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
 
 #[tokio::test]
 async fn decisions_go_where_it_was_asked_and_nothing_else_does_meanwhile() -> Outcome {
-    // It names its session when it makes it, and never again.
+    // The agent names its session when it creates it, and never again.
     let server = Server::start(|seen| {
         let play = match (seen.said().as_str(), decisions(seen)) {
             (_, Some(_)) => return Play::says("thanks"),
@@ -363,13 +363,13 @@ async fn decisions_go_where_it_was_asked_and_nothing_else_does_meanwhile() -> Ou
         }
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     assert_eq!(rig.turn(session, "far", "hello").await, "fine");
     let request = rig.ask(session, "far", "wait").await;
     let holds = asked(&rig, request).await;
-    // Another turn of the session would be taken for the answer.
+    // The agent would take the message of another turn for the answer.
     let error = rig.failing_turn(session, "far", "something else").await;
     assert_eq!(error["code"], "agent_busy");
     let message = error["message"].as_str().expect("a message");
@@ -395,7 +395,7 @@ async fn decisions_go_where_it_was_asked_and_nothing_else_does_meanwhile() -> Ou
 #[tokio::test]
 async fn an_agent_without_a_session_cannot_wait() -> Outcome {
     let server = waiting(json!([{"id": "h", "kind": "question", "title": "?"}])).await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Restore))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let error = rig.failing_turn(session, "far", "wait").await;

@@ -1,16 +1,16 @@
-//! Agents that remember nothing get their own exchanges back, and their state as it was.
+//! Agents without memory get their own exchanges back, with their state unchanged.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use statehold_agents::spec::Memory;
+use statehold_agents::spec::ChatMemory;
 use statehold_engine::Schema;
 
 use crate::rig::{Outcome, Rig, router};
 use crate::server::{Play, Server, Service};
 use crate::world::{chat, conversations};
 
-/// What no parser of JSON that we know would write the same way again.
+/// JSON that parsers would not reproduce exactly.
 const ODD_STATE: &str = r#"{"z":1.0,"a":1E400,"n":123456789012345678901234567890,"is_gpa":true,"ums_conversation_id":"c-9","shared_context":"mine","tool_calls":{"not":"a list"},"gpa_messages":{ "tool_call_history" :[]},"é":"\u00e9\/","z":-0}"#;
 
 fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -30,7 +30,7 @@ async fn each_agent_sees_exactly_its_own_exchanges() -> Outcome {
     let rig = Rig::new(vec![
         router("coordinator", &rules, &["ums", "gpa"]),
         Arc::new(conversations("ums", &ums_server)),
-        Arc::new(chat("gpa", &gpa_server, Memory::Restore)),
+        Arc::new(chat("gpa", &gpa_server, ChatMemory::Restore)),
     ])
     .await;
     let runner = rig.runner().await;
@@ -77,7 +77,7 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
         }
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("gpa").await;
     for said in ["one", "two", "three"] {
@@ -91,10 +91,10 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
     for later in &seen[1..] {
         assert!(later.text.contains(&whole), "{}", later.text);
     }
-    // A turn without a state has none.
+    // A turn without state has none.
     let plain = r#"{"role":"assistant","content":"more"}"#;
     assert!(seen[2].text.contains(plain), "{}", seen[2].text);
-    // Nothing of it became anything of ours.
+    // No part of the agent's state became session state.
     let values = rig.engine.session_values(session).await?;
     assert!(values.is_empty(), "{values:?}");
     runner.stop().await;
@@ -110,7 +110,7 @@ async fn the_agent_is_told_who_asks_and_what_it_calls_itself_is_kept() -> Outcom
             .with_header("x-statehold-request", "req_theirs")
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("gpa").await;
     let request = rig.ask(session, "gpa", "hello").await;
@@ -148,7 +148,7 @@ async fn the_agent_is_told_who_asks_and_what_it_calls_itself_is_kept() -> Outcom
 async fn an_agent_that_looks_for_our_session_among_its_own_is_to_be_tracked() -> Outcome {
     let unknown = json!({"error": {"message": "no such thing", "code": "not_found"}});
     let server = Server::start(move |_| Play::json(404, &unknown)).await;
-    for (memory, says_so) in [(Memory::Restore, true), (Memory::Track, false)] {
+    for (memory, says_so) in [(ChatMemory::Restore, true), (ChatMemory::Track, false)] {
         let rig = Rig::new(vec![Arc::new(chat("far", &server, memory))]).await;
         let runner = rig.runner().await;
         let session = rig.session("far").await;
@@ -175,7 +175,7 @@ async fn a_state_that_does_not_fit_is_set_aside_and_the_conversation_goes_on() -
         Play::says_with("ok", Some(state))
     })
     .await;
-    let mut spec = chat("gpa", &server, Memory::Restore);
+    let mut spec = chat("gpa", &server, ChatMemory::Restore);
     let schema = r#"{"type":"object","properties":{"n":{"type":"integer"},"tool_call_history":{"type":"array"}}}"#;
     spec.state_schema = Some(Arc::new(Schema::new(schema).expect("a schema")));
     let rig = Rig::new(vec![Arc::new(spec)]).await;
@@ -213,7 +213,7 @@ async fn old_pairs_are_left_out_of_what_is_given_back_and_not_of_what_is_kept() 
         Play::says_with("ok", Some(state))
     })
     .await;
-    let mut spec = chat("gpa", &server, Memory::Restore);
+    let mut spec = chat("gpa", &server, ChatMemory::Restore);
     spec.keep_pairs = Some(2);
     let rig = Rig::new(vec![Arc::new(spec)]).await;
     let runner = rig.runner().await;
@@ -253,7 +253,7 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
         )
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("gpa").await;
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
@@ -280,13 +280,13 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     let data = crate::world::said(&ended).data.expect("data");
     let data: Value = serde_json::from_str(data.get()).expect("JSON");
     assert_eq!(data["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);
-    // A message that is none of a user goes as it came.
+    // A message that is not a user's is forwarded unchanged.
     let other = rig.session("gpa").await;
     let last = json!({"role": "tool", "tool_call_id": "c1", "content": "8"});
     let data = json!({"history": history, "last": last, "passthrough": {}});
     let request = rig.ask_bringing(other, "gpa", "8", &data).await;
     let ended = rig.ended(request).await;
-    // Who brought no tools is not told to call any.
+    // A caller without tools gets no tool calls.
     assert!(crate::world::said(&ended).data.is_none());
     let notes = rig.notes(other, "gpa").await;
     assert_eq!(notes[0].0, "tool_calls");
@@ -294,7 +294,7 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
     let seen = server.seen()[1].json();
     assert_eq!(seen["messages"][2], last);
     assert_eq!(seen["messages"].as_array().map(Vec::len), Some(3));
-    // In a task with a history of its own, nobody brings another.
+    // A caller's history is ignored in a task that has its own.
     let request = rig
         .ask_bringing(
             session,
@@ -315,7 +315,7 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
 async fn of_a_long_past_no_more_is_read_than_could_be_sent() -> Outcome {
     let state = format!(r#"{{"state":{{"memory":"{}"}}}}"#, "x".repeat(1_000_000));
     let server = Server::start(move |_| Play::says_with("ok", Some(&state))).await;
-    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, Memory::Restore))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("gpa").await;
     for turn in 0..24 {
@@ -326,7 +326,7 @@ async fn of_a_long_past_no_more_is_read_than_could_be_sent() -> Outcome {
     }
     let seen = server.seen();
     let told = seen.last().expect("a call").messages();
-    // Four states of this size are sent, the newest ones.
+    // Four states of this size fit; the newest are sent.
     let said: Vec<&str> = told.iter().map(|(_, said)| said.as_str()).collect();
     assert_eq!(said.len(), 9, "{said:?}");
     assert_eq!((said[0], said[8]), ("turn 19", "turn 23"));

@@ -1,5 +1,4 @@
-//! An agent in another process, played over HTTP: it answers as a test says, or does everything that an
-//! agent may do to us, and remembers what it was asked.
+//! Fake remote agent over HTTP: plays scripted answers and faults, and records its requests.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What was asked.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) method: Method,
@@ -40,7 +39,7 @@ impl Seen {
 
     /// The messages as role and content.
     pub(crate) fn messages(&self) -> Vec<(String, String)> {
-        // Nothing else is read: states may have what no parser takes.
+        // Parse nothing else: states may contain JSON that no parser accepts.
         #[derive(Deserialize)]
         struct Message {
             role: String,
@@ -64,10 +63,10 @@ impl Seen {
     }
 }
 
-/// What is played for one call.
+/// Scripted response to one request.
 #[derive(Debug, Clone)]
 pub(crate) struct Play {
-    /// None: not even headers come.
+    /// None: the server sends no headers.
     head: Option<u16>,
     headers: Vec<(&'static str, String)>,
     body: Vec<Step>,
@@ -76,21 +75,21 @@ pub(crate) struct Play {
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Text(String),
-    /// The same piece this often.
+    /// Sends the same bytes this many times.
     Repeat(Bytes, usize),
-    /// Nothing comes for this long.
+    /// Sends nothing for this long.
     Wait(Duration),
-    /// Nothing comes until somebody says so.
+    /// Sends nothing until notified.
     Until(Arc<tokio::sync::Notify>),
-    /// Nothing more comes, and nobody hangs up.
+    /// Sends nothing more, and keeps the connection open.
     Hang,
-    /// The connection ends here, in the middle of the body.
+    /// Closes the connection in the middle of the body.
     Cut,
-    /// One of those that are counted here leaves.
+    /// Decrements a counter of concurrent calls.
     Leave(Arc<Mutex<Crowd>>),
 }
 
-/// How many are there, and the most there ever were.
+/// Current and highest number of concurrent calls.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Crowd {
     now: usize,
@@ -123,12 +122,12 @@ impl Play {
         Self::text(200, "text/event-stream", body)
     }
 
-    /// An answer, word by word.
+    /// An answer streamed word by word.
     pub(crate) fn says(text: &str) -> Self {
         Self::says_with(text, None)
     }
 
-    /// An answer with a member `custom_content`, which is written as it is.
+    /// An answer with a member `custom_content`, sent verbatim.
     pub(crate) fn says_with(text: &str, custom_content: Option<&str>) -> Self {
         let mut body: Vec<Step> = text.split_inclusive(' ').map(word).collect();
         if let Some(custom) = custom_content {
@@ -215,7 +214,7 @@ async fn accept(listener: TcpListener, script: Script, seen: Arc<Mutex<Vec<Seen>
             let service =
                 service_fn(move |request| answer(Arc::clone(&script), Arc::clone(&seen), request));
             let io = TokioIo::new(stream);
-            // Plays that cut the connection end with an error here.
+            // A scripted cut ends with an error here.
             drop(http1::Builder::new().serve_connection(io, service).await);
         });
     }
@@ -272,7 +271,7 @@ fn body_of(mut steps: Vec<Step>) -> Body {
                 Bytes::new()
             }
             Step::Cut => {
-                // What was said before is sent before the connection ends.
+                // Let the earlier bytes be sent before the connection closes.
                 tokio::task::yield_now().await;
                 return Some((Err(std::io::Error::other("the play says so")), steps));
             }
@@ -282,17 +281,17 @@ fn body_of(mut steps: Vec<Step>) -> Body {
     BodyExt::boxed_unsync(StreamBody::new(frames))
 }
 
-/// A service that keeps conversations, as seed 000 has it.
+/// A conversation service with the API of the reference example.
 #[derive(Debug, Default)]
 pub(crate) struct Service {
-    /// Title and what was said, by id.
+    /// Title and messages by id.
     pub(crate) conversations: Mutex<Vec<(String, String, Vec<String>)>>,
-    /// Chats that are under way.
+    /// Chats in flight.
     pub(crate) under_way: Arc<Mutex<Crowd>>,
 }
 
 impl Service {
-    /// Plays the service. What it says is made from what was said in the conversation so far.
+    /// Plays the service. Its answers are derived from the messages of the conversation.
     pub(crate) fn play(&self, seen: &Seen, says: impl Fn(&[String]) -> String) -> Play {
         let path = seen.path.trim_start_matches("/v1/conversations");
         let mut all = locked(&self.conversations);

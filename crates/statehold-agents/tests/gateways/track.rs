@@ -1,17 +1,17 @@
-//! Chat services that keep a session, as another Statehold does.
+//! Chat services that store a session, as another Statehold does.
 
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::json;
-use statehold_agents::spec::Memory;
+use statehold_agents::spec::ChatMemory;
 
 use crate::rig::{Outcome, Rig};
 use crate::server::{Play, Seen, Server, locked};
 use crate::world::{answer_of, chat, said};
 
-/// The sessions of a service, each with what was said in it.
+/// The sessions of a service, each with its messages.
 type Sessions = Arc<Mutex<Vec<(String, Vec<String>)>>>;
 
 fn play(sessions: &Sessions, seen: &Seen) -> Play {
@@ -40,10 +40,10 @@ async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent
     let played = Arc::clone(&sessions);
     let server =
         Server::start(move |seen| play(&played, seen).after(Duration::from_millis(20))).await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
-    // These are tasks of their own, and race.
+    // These turns are in separate tasks, and race.
     let (first, second) = (
         rig.ask(session, "far", "one").await,
         rig.ask(session, "far", "two").await,
@@ -65,7 +65,7 @@ async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent
     let ours = session.to_string();
     assert_eq!(last.header("x-statehold-origin-session"), Some(&*ours));
     assert_eq!(last.header("x-statehold-task"), None);
-    // The agent is told that it is always the same user, and not who.
+    // The agent gets the same pseudonym each time, and no name.
     let users: Vec<_> = seen
         .iter()
         .map(|seen| seen.json()["user"].clone())
@@ -84,7 +84,7 @@ async fn a_session_that_the_agent_lost_is_made_anew_once() -> Outcome {
     let sessions = Sessions::default();
     let played = Arc::clone(&sessions);
     let server = Server::start(move |seen| play(&played, seen)).await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     assert_eq!(rig.turn(session, "far", "one").await, "answer 1");
@@ -112,7 +112,7 @@ async fn a_key_that_may_not_speak_for_users_makes_the_session_all_the_same() -> 
         None => play(&played, seen),
     })
     .await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     assert_eq!(rig.turn(session, "far", "one").await, "answer 1");
@@ -126,7 +126,7 @@ async fn a_key_that_may_not_speak_for_users_makes_the_session_all_the_same() -> 
 #[tokio::test]
 async fn an_agent_that_names_no_session_cannot_be_tracked() -> Outcome {
     let server = Server::start(|_| Play::says("hm")).await;
-    let rig = Rig::new(vec![Arc::new(chat("far", &server, Memory::Track))]).await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
     let error = rig.failing_turn(session, "far", "one").await;

@@ -1,4 +1,4 @@
-//! Sessions with agents in other processes, and what is kept of their turns.
+//! Sessions with agents in other processes, and their stored turns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use serde_json::value::to_raw_value;
 use statehold_agents::runner::{Runner, RunnerOptions};
-use statehold_agents::spec::{AgentKind, AgentSpec, ConversationsSpec, Memory, OpenaiSpec};
+use statehold_agents::spec::{AgentKind, AgentSpec, ChatMemory, ConversationsSpec, OpenaiSpec};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
@@ -18,7 +18,7 @@ use statehold_engine::{HoldDetail, NewAnswer, RequestDetail};
 use crate::rig::{Rig, agent, error, name};
 use crate::server::Server;
 
-pub(crate) fn chat(text: &str, server: &Server, memory: Memory) -> AgentSpec {
+pub(crate) fn chat(text: &str, server: &Server, memory: ChatMemory) -> AgentSpec {
     let kind = AgentKind::Openai(Arc::new(OpenaiSpec {
         base_url: server.url(),
         model: format!("{text}-model"),
@@ -46,7 +46,7 @@ pub(crate) fn brief(mut spec: AgentSpec) -> AgentSpec {
 }
 
 impl Rig {
-    /// Works with so many turns of one agent at a time.
+    /// Starts a runner with this limit of concurrent turns per agent.
     pub(crate) async fn limited(&self, turns_max: usize) -> Runner {
         let options = RunnerOptions {
             turns_max,
@@ -57,14 +57,14 @@ impl Rig {
         started.expect("the runner starts")
     }
 
-    /// Says something, and gives the answer.
+    /// Sends a message and returns the answer.
     pub(crate) async fn turn(&self, session: SessionId, agent: &str, text: &str) -> String {
         let request = self.ask(session, agent, text).await;
         let ended = self.ended(request).await;
         answer_of(&ended)
     }
 
-    /// Says something that goes wrong, and gives the error.
+    /// Sends a message and returns the error.
     pub(crate) async fn failing_turn(&self, session: SessionId, agent: &str, text: &str) -> Value {
         let request = self.ask(session, agent, text).await;
         let ended = self.ended(request).await;
@@ -73,7 +73,7 @@ impl Rig {
         error(&ended)
     }
 
-    /// Says something with data that clients do not see.
+    /// Sends a message with data that clients do not see.
     pub(crate) async fn ask_bringing(
         &self,
         session: SessionId,
@@ -89,7 +89,7 @@ impl Rig {
         self.ask_body(session, agent, &body, &[]).await
     }
 
-    /// Decides a hold as the developer at the keyboard.
+    /// Decides a hold as the local developer.
     pub(crate) async fn decide(
         &self,
         hold: &HoldDetail,
@@ -146,7 +146,7 @@ impl Rig {
         Some(serde_json::from_slice(&value.value).expect("JSON"))
     }
 
-    /// Waits until people are asked, and nobody stays to wait with them.
+    /// Waits until a hold is open and the lease is released.
     pub(crate) async fn paused(&self, request: RequestId) -> RequestDetail {
         self.until(request, |detail| {
             let live = detail.request.live().expect("it waits");
@@ -156,7 +156,7 @@ impl Rig {
     }
 }
 
-/// What was said at the end of a request.
+/// The final message of a request.
 pub(crate) fn said(ended: &RequestDetail) -> ItemBody {
     let stored = ended.finished.as_ref().expect("an end");
     let named = stored.record.bodies();
@@ -171,7 +171,7 @@ pub(crate) fn said(ended: &RequestDetail) -> ItemBody {
     parse(bytes)
 }
 
-/// What a request was answered. Anything else than an answer fails the test.
+/// The answer of a request. Fails the test if there is none.
 pub(crate) fn answer_of(ended: &RequestDetail) -> String {
     let outcome = ended.request.ended().map(|ended| ended.outcome);
     let is_failed = outcome == Some(RequestOutcome::Failed);

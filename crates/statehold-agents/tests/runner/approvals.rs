@@ -1,10 +1,11 @@
-//! Tool calls that wait for a person: approved, changed, refused, answered, and never made otherwise.
+//! Tool calls that need an approval: approved, edited, refused or answered, and never executed
+//! otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use statehold_agents::runner::{Moment, StepKind};
+use statehold_agents::runner::{CommitPhase, StepKind};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::LiveStatus;
@@ -16,7 +17,7 @@ use crate::llm::{AtWork, Declared, assistant_book, completed, prompt_leads};
 use crate::rig::{Outcome, Rig, name};
 use crate::upstream::{Called, Says, ScriptedModel, ToolServer, calls, text, tool};
 
-/// `delete_user` needs an approval, and nobody sees the pin.
+/// `delete_user` needs an approval, and its pin is redacted.
 pub(crate) fn policies() -> Policies {
     let delete = ToolPolicy {
         approval: Some(Approval::Always),
@@ -46,7 +47,7 @@ pub(crate) async fn tools() -> ToolServer {
     .await
 }
 
-/// Waits until a request waits for people and nobody holds it, and gives what it waits for.
+/// Waits until a request has open holds and no lease, and returns the holds.
 pub(crate) async fn paused(rig: &Rig, request: RequestId, holds: usize) -> Vec<HoldDetail> {
     let detail = rig
         .until(request, |detail| {
@@ -84,7 +85,7 @@ pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, wit
         .expect("a decision");
 }
 
-/// One call of `delete_user` that is decided. Gives what the tool got and what the model was told.
+/// One call of `delete_user` with a decision. Returns the tool's arguments and the text for the model.
 async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     let tools = tools().await;
     let model = ScriptedModel::start([
@@ -106,7 +107,7 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
     completed(&work.rig.ended(request).await);
     assert_eq!(model.asked().len(), 2);
     prompt_leads(&model);
-    // What is hidden is hidden: not from the tool, but from everything that is kept.
+    // Only the tool sees a redacted value; no stored text contains it.
     assert!(!work.everything().await.contains("pin-4711"));
     let told = model.messages(1);
     assert!(!told[2].to_string().contains("pin-4711"), "{}", told[2]);
@@ -145,7 +146,7 @@ async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees(
     let message = body.message.unwrap_or_default();
     assert!(message.contains("`files`"), "{message}");
     assert_eq!((files.called().len(), mail.called().len()), (0, 1));
-    // The other server is the first to be asked now, and its tool has the plain name.
+    // The other server is listed first now, and its tool has the plain name.
     let declared = Declared {
         tools: vec![("mail", mail.url.clone()), ("files", files.url.clone())],
         ..Declared::plain()
@@ -172,7 +173,7 @@ async fn a_turn_that_fails_while_people_are_asked_goes_on_with_what_they_decide(
     let rig = Rig::with(book, policies()).await;
     let has_failed = AtomicBool::new(false);
     let on_step = move |kind, moment| {
-        let is_asked = (kind, moment) == (StepKind::Hold, Moment::After);
+        let is_asked = (kind, moment) == (StepKind::Hold, CommitPhase::After);
         assert!(!is_asked || has_failed.swap(true, Ordering::Relaxed));
     };
     let runner = rig.watched(Arc::new(on_step)).await;
@@ -182,7 +183,7 @@ async fn a_turn_that_fails_while_people_are_asked_goes_on_with_what_they_decide(
     decide(&rig, &holds[0], DecisionKind::Approve, json!({})).await;
     let ended = rig.ended(request).await;
     completed(&ended);
-    // Nobody is asked whether the call has run: it had not.
+    // No reconcile hold: the call had not run.
     assert_eq!(ended.holds.len(), 1);
     assert_eq!(tools.called().len(), 1);
     runner.stop().await;
@@ -293,7 +294,7 @@ async fn a_model_that_wants_a_refused_call_again_does_not_get_it_and_nobody_is_a
     assert!(
         told[5]["content"]
             .as_str()
-            .is_some_and(|told| told.contains("nobody is asked again"))
+            .is_some_and(|told| told.contains("no new approval was requested"))
     );
     work.end().await;
     Ok(())
@@ -398,7 +399,7 @@ async fn an_approved_call_never_goes_to_another_server_that_took_over_the_name()
     let told = model.messages(1)[3]["content"].clone();
     assert!(
         told.as_str()
-            .is_some_and(|told| told.contains("no such tool any more")),
+            .is_some_and(|told| told.contains("this tool no longer exists")),
         "{told}"
     );
     work.end().await;
@@ -474,7 +475,7 @@ async fn what_a_call_is_made_with_decides_whether_a_person_is_asked() -> Outcome
     .await;
     let work = AtWork::start(&model, Declared::with_tools(&tools), policies).await;
     let request = work.ask("Pay").await;
-    // Nobody decides: the deadline does, and it never approves.
+    // The hold expires without a decision, and expiry never approves.
     completed(&work.rig.ended(request).await);
     let called: Vec<Value> = tools.called().into_iter().map(|call| call.args).collect();
     assert_eq!(called, [json!({"amount": 5})]);

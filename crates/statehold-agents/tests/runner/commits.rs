@@ -1,4 +1,4 @@
-//! What a turn of a model costs in commits: counted, because each is a wait for the disk.
+//! Number of commits per turn of a model: each commit waits for the disk.
 
 use serde_json::json;
 use statehold_core::item::ItemKind;
@@ -32,7 +32,7 @@ async fn what_a_model_wants_is_committed_before_it_is_done() -> Outcome {
     assert_eq!(commands.first(), Some(&StartRequest));
     assert_eq!(commands.last(), Some(&CompleteRequest));
     let between = &commands[2..commands.len() - 1];
-    // The wish, the call and what came of it; the last words are committed with the end.
+    // The model step, the call and its result; the last step is committed with the end.
     assert_eq!(between, [AppendItems; 3]);
     work.end().await;
     Ok(())

@@ -1,11 +1,11 @@
-//! The runner is lost at every step of a turn with tools, before and after it is recorded. Another goes on:
-//! what is recorded is not done again, and what may have run is not run again silently.
+//! The runner crashes at every step of a turn with tools, before and after the commit. Another resumes:
+//! recorded steps are not repeated, and calls that may have run are not repeated silently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use statehold_agents::runner::{Lost, Moment, OnStep, StepKind};
+use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepHook, StepKind};
 use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::request::RequestOutcome;
@@ -16,18 +16,18 @@ use crate::llm::{Declared, assistant_book, completed};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, error, router};
 use crate::upstream::{Says, ScriptedModel, ToolServer, calls, text, tool};
 
-/// Loses the turn when a step is reached for the n-th time.
+/// Crashes the turn when a step is reached for the n-th time.
 pub(crate) fn lost_at(
     kind: StepKind,
-    moment: Moment,
+    moment: CommitPhase,
     nth: usize,
-) -> (OnStep, Arc<tokio::sync::Notify>) {
+) -> (StepHook, Arc<tokio::sync::Notify>) {
     let reached = Arc::new(tokio::sync::Notify::new());
     let (told, seen) = (Arc::clone(&reached), AtomicUsize::new(0));
-    let hook: OnStep = Arc::new(move |at, when| {
+    let hook: StepHook = Arc::new(move |at, when| {
         if (at, when) == (kind, moment) && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth {
             told.notify_one();
-            std::panic::resume_unwind(Box::new(Lost));
+            std::panic::resume_unwind(Box::new(SimulatedCrash));
         }
     });
     (hook, reached)
@@ -39,7 +39,7 @@ fn annotated(name: &str, idempotent: bool) -> Value {
     tool
 }
 
-/// Two rounds with tools that honour keys, then the answer.
+/// Two rounds with idempotent tools, then the answer.
 fn script() -> [Says; 3] {
     [
         calls(&[("a", "one", json!({"n": 1})), ("b", "two", json!({"n": 2}))]),
@@ -57,7 +57,7 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
         (StepKind::Answer, 1),
     ];
     for (kind, times) in places {
-        for moment in [Moment::Before, Moment::After] {
+        for moment in [CommitPhase::Before, CommitPhase::After] {
             for nth in 1..=times {
                 let place = format!("{kind:?} {moment:?} {nth}");
                 let tools = ToolServer::start(
@@ -74,10 +74,10 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
                 let (hook, reached) = lost_at(kind, moment, nth);
                 let first = rig.watched(hook).await;
                 let mut says: Vec<Says> = script().into();
-                // What was said and not recorded is said again. The last words are recorded with the end.
+                // An unrecorded model call is repeated. The final answer is recorded with the end.
                 let unrecorded = match (kind, moment) {
-                    (StepKind::Model, Moment::Before) => Some(nth),
-                    (StepKind::Answer, Moment::Before) => Some(says.len()),
+                    (StepKind::Model, CommitPhase::Before) => Some(nth),
+                    (StepKind::Answer, CommitPhase::Before) => Some(says.len()),
                     _ => None,
                 };
                 if let Some(nth) = unrecorded {
@@ -96,17 +96,18 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
                 assert_eq!(rig.transcript(session).await, ["Go", "Done."], "{place}");
                 let repeated = usize::from(unrecorded.is_some());
                 assert_eq!(model.asked().len(), 3 + repeated, "{place}");
-                // A tool is called again only where nobody knows what came of it, and under its key.
+                // A tool is called again only if its outcome is unknown, and with the same execution
+                // key.
                 let called = tools.called();
                 let mut keys: Vec<&str> = called.iter().map(|call| call.key.as_str()).collect();
                 keys.sort_unstable();
                 keys.dedup();
                 assert_eq!(keys.len(), 3, "{place}");
-                // The first two are under way together: with the one, the other may be lost.
+                // The first two calls run concurrently, so one crash may lose both.
                 let again = match (kind, moment, nth) {
-                    (StepKind::ToolResult, Moment::Before, 1) => 1..=2,
-                    (StepKind::ToolResult, Moment::Before, _) => 1..=1,
-                    (StepKind::ToolResult, Moment::After, 1) => 0..=1,
+                    (StepKind::ToolResult, CommitPhase::Before, 1) => 1..=2,
+                    (StepKind::ToolResult, CommitPhase::Before, _) => 1..=1,
+                    (StepKind::ToolResult, CommitPhase::After, 1) => 0..=1,
                     _ => 0..=0,
                 };
                 assert!(again.contains(&(called.len() - 3)), "{place}: {called:?}");
@@ -132,13 +133,13 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
 #[tokio::test]
 async fn an_approval_is_asked_once_and_the_call_is_made_once_whatever_is_lost() -> Outcome {
     let places = [
-        (StepKind::Model, Moment::After, 1),
-        (StepKind::ToolCall, Moment::After, 1),
-        (StepKind::Hold, Moment::Before, 1),
-        (StepKind::Hold, Moment::After, 1),
-        (StepKind::ToolResult, Moment::After, 1),
-        (StepKind::Model, Moment::After, 2),
-        (StepKind::Answer, Moment::Before, 1),
+        (StepKind::Model, CommitPhase::After, 1),
+        (StepKind::ToolCall, CommitPhase::After, 1),
+        (StepKind::Hold, CommitPhase::Before, 1),
+        (StepKind::Hold, CommitPhase::After, 1),
+        (StepKind::ToolResult, CommitPhase::After, 1),
+        (StepKind::Model, CommitPhase::After, 2),
+        (StepKind::Answer, CommitPhase::Before, 1),
     ];
     for (kind, moment, nth) in places {
         let place = format!("{kind:?} {moment:?} {nth}");
@@ -147,8 +148,8 @@ async fn an_approval_is_asked_once_and_the_call_is_made_once_whatever_is_lost() 
             calls(&[("c1", "delete_user", json!({"user_id": 7}))]),
             text("Deleted."),
         ];
-        // The last words are recorded with the end.
-        if (kind, moment) == (StepKind::Answer, Moment::Before) {
+        // The final answer is recorded with the end.
+        if (kind, moment) == (StepKind::Answer, CommitPhase::Before) {
             says.push(text("Deleted."));
         }
         let asked = says.len();
@@ -224,7 +225,7 @@ async fn a_call_that_may_have_run_is_asked_about_if_its_tool_knows_no_keys() -> 
             Policies::default(),
         )
         .await;
-        let (hook, reached) = lost_at(StepKind::ToolResult, Moment::Before, 1);
+        let (hook, reached) = lost_at(StepKind::ToolResult, CommitPhase::Before, 1);
         let first = rig.watched(hook).await;
         let session = rig.session("assistant").await;
         let request = rig.ask(session, "assistant", "List").await;
@@ -258,8 +259,8 @@ async fn a_call_that_may_have_run_is_asked_about_if_its_tool_knows_no_keys() -> 
 #[tokio::test]
 async fn hidden_arguments_that_were_lost_before_anybody_was_asked_are_not_made_up() -> Outcome {
     for (kind, moment) in [
-        (StepKind::Model, Moment::After),
-        (StepKind::Hold, Moment::Before),
+        (StepKind::Model, CommitPhase::After),
+        (StepKind::Hold, CommitPhase::Before),
     ] {
         let tools = tools().await;
         let model = ScriptedModel::start([
@@ -284,8 +285,8 @@ async fn hidden_arguments_that_were_lost_before_anybody_was_asked_are_not_made_u
             .await
             .expect("it takes too long");
         first.stop().await;
-        // What the model is to be told is recorded before it is: the next one tells the same.
-        let (hook, reached) = lost_at(StepKind::ToolResult, Moment::After, 1);
+        // The text for the model is recorded first, so the resumed turn sends the same.
+        let (hook, reached) = lost_at(StepKind::ToolResult, CommitPhase::After, 1);
         let next = rig.watched(hook).await;
         tokio::time::timeout(PATIENCE, reached.notified())
             .await

@@ -1,4 +1,4 @@
-//! Turns that the server takes itself: routed, waited for, paused, gone on with after the process is lost.
+//! Turns of hosted agents: routed, waiting, paused, and resumed after a crash.
 
 mod approvals;
 mod commits;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rig::{Outcome, PATIENCE, Rig, agent, error, fenced, name, router};
-use statehold_agents::runner::{Lost, Moment, StepKind};
+use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::request::{LiveStatus, RequestOutcome};
@@ -77,7 +77,7 @@ async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
         .map(|task| (task.agent.to_string(), task.requests.len()))
         .collect();
     assert_eq!(counts, [("coordinator".to_owned(), 3)]);
-    // Each has one task, and in it exactly what it was asked and said.
+    // Each agent has one task, with exactly its input and its answer.
     let math = [
         "What's 2+2",
         "2+2 is 4",
@@ -109,7 +109,7 @@ async fn a_turn_that_needs_no_history_reads_no_items() -> Outcome {
         rig.ended(request).await;
     }
     assert_eq!(rig.engine.items_read(), 0);
-    // Whoever does read a history is counted.
+    // The counter works: reading a history increases it.
     let math = rig.engine.open_tasks_of(session, &name("math")).await?;
     assert_eq!(rig.history(session, math[0]).await.len(), 40);
     assert_eq!(rig.engine.items_read(), 40);
@@ -140,14 +140,14 @@ async fn an_agent_that_is_not_there_is_a_clear_error_and_the_session_goes_on() -
 
 #[tokio::test]
 async fn what_can_never_be_done_ends_the_turn_instead_of_being_tried_for_ever() -> Outcome {
-    // It asks itself, and each of them the next, until the tree is as deep as it may be.
+    // The router calls itself until the tree reaches its maximum depth.
     let rig = Rig::new(vec![router("loop", &[(".", "loop")], &["loop"])]).await;
     let runner = rig.runner().await;
     let session = rig.session("loop").await;
     let request = rig.ask(session, "loop", "go").await;
     let ended = rig.ended(request).await;
     assert_eq!(error(&ended)["code"], "limit_reached");
-    // What was asked is not there any more.
+    // The input is erased.
     let nothing = statehold_engine::kept::ItemBody::default();
     let request = rig.ask_body(session, "loop", &nothing, &[]).await;
     let ended = rig.ended(request).await;
@@ -157,7 +157,7 @@ async fn what_can_never_be_done_ends_the_turn_instead_of_being_tried_for_ever() 
     Ok(())
 }
 
-/// A question of weather's is opened, seen at the top, answered, and the answer comes back up.
+/// The weather agent opens a hold; it is shown at the top, answered, and the answer comes back up.
 async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
     let session = rig.session(top).await;
     let request = rig.ask(session, top, "weather?").await;
@@ -183,7 +183,7 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
     rig.engine
         .open_hold(session, &rig.call(), by, ask, (Vec::new(), payloads))
         .await?;
-    // Nobody stays to wait: the lease of the coordinator is given back.
+    // The coordinator's lease is released while it waits.
     let paused = rig
         .until(request, |detail| {
             detail
@@ -274,12 +274,12 @@ async fn what_the_last_agent_writes_is_seen_at_the_top_while_it_writes() -> Outc
     Ok(())
 }
 
-/// Stops the runner at every step in turn, before and after it is committed, and starts another: the turn
-/// goes on, and its agent is asked once.
+/// Stops the runner before and after each step and starts another: the turn resumes, and its agent is
+/// called once.
 #[tokio::test]
 async fn a_runner_that_is_lost_at_any_step_is_followed_by_one_that_goes_on() -> Outcome {
     for kind in [StepKind::Route, StepKind::Child, StepKind::Answer] {
-        for moment in [Moment::Before, Moment::After] {
+        for moment in [CommitPhase::Before, CommitPhase::After] {
             let rig = math_and_weather().await;
             let reached = Arc::new(tokio::sync::Notify::new());
             let told = Arc::clone(&reached);
@@ -287,7 +287,7 @@ async fn a_runner_that_is_lost_at_any_step_is_followed_by_one_that_goes_on() -> 
                 .watched(Arc::new(move |at, when| {
                     if (at, when) == (kind, moment) {
                         told.notify_one();
-                        std::panic::resume_unwind(Box::new(Lost));
+                        std::panic::resume_unwind(Box::new(SimulatedCrash));
                     }
                 }))
                 .await;

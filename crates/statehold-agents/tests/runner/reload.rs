@@ -1,12 +1,12 @@
-//! Agents that are declared anew while they work: what is under way ends as it began, whatever comes later is
-//! as it is declared then, and nothing is lost or done twice in between.
+//! Reloads while agents run: running turns finish under their old declarations, later ones use the new,
+//! and none is lost or executed twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use statehold_agents::runner::{Moment, OnStep, Runner, RunnerOptions, StepKind};
+use statehold_agents::runner::{CommitPhase, Runner, RunnerOptions, StepHook, StepKind};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing, ToolServerSpec,
     ToolTransport,
@@ -28,10 +28,10 @@ use crate::llm::{Declared, assistant_book, completed, model_spec};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, book, error, name, router};
 use crate::upstream::{Does, Says, ScriptedModel, ToolServer, calls, text, tool};
 
-/// Much shorter than a lease: what is taken only after one has lapsed is too late.
+/// Much shorter than a lease, so that a request claimed only after a lapsed lease fails the test.
 const AT_ONCE: Duration = Duration::from_secs(25);
 
-/// A book whose agents are called by another digest.
+/// A book whose agents have another digest.
 fn marked(mut book: AgentBook, mark: &str) -> AgentBook {
     for spec in book.agents.values_mut() {
         let spec: &mut AgentSpec = Arc::get_mut(spec).expect("nobody else has it");
@@ -40,7 +40,7 @@ fn marked(mut book: AgentBook, mark: &str) -> AgentBook {
     book
 }
 
-/// Tools that wait until they are let go on.
+/// Tools that wait until they are released.
 async fn slow_tools() -> (ToolServer, Arc<Semaphore>) {
     let go = Arc::new(Semaphore::new(0));
     let gate = Arc::clone(&go);
@@ -64,7 +64,7 @@ async fn until_called(tools: &ToolServer, times: usize) {
     called.expect("it takes too long");
 }
 
-/// Which declarations the turns of an agent began with, oldest task first.
+/// Digests of the declarations that an agent's turns started with, oldest task first.
 async fn digests(rig: &Rig, session: SessionId, agent: &str) -> Vec<String> {
     let tasks = rig.engine.open_tasks_of(session, &name(agent)).await;
     let mut found = Vec::new();
@@ -84,7 +84,7 @@ async fn digests(rig: &Rig, session: SessionId, agent: &str) -> Vec<String> {
     found
 }
 
-/// How often something was claimed, or begun under a lease, in a session.
+/// Number of claims in a session, including leases granted at the start.
 async fn claims(rig: &Rig, session: SessionId) -> usize {
     let commands = rig.commands_after(session, 0).await;
     let claims = commands.iter();
@@ -128,7 +128,7 @@ async fn a_turn_under_way_ends_as_it_began_and_the_next_one_is_as_declared_now()
     let mut said = rig.transcript(session).await;
     said.sort();
     assert_eq!(said, ["One", "Said by the new.", "Said by the old.", "Two"]);
-    // Nothing was cut off, and nothing made twice.
+    // No call was interrupted, and none executed twice.
     assert_eq!((old.asked().len(), new.asked().len()), (2, 2));
     assert_eq!(tools.called().len(), 2);
     assert_eq!(claims(&rig, session).await, 2);
@@ -173,7 +173,7 @@ async fn who_is_asked_after_a_reload_is_as_declared_now_and_one_who_is_gone_as_b
         while routing.asked().is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // The router has been asked, and has not asked anybody yet.
+        // The router has been called, and has not called an agent yet.
         rig.reload(&runner, declared(&new, !is_gone)).await;
         go.add_permits(1);
         completed(&rig.ended(request).await);
@@ -220,8 +220,8 @@ async fn a_paused_turn_goes_on_after_a_reload_as_after_a_restart() -> Outcome {
     Ok(())
 }
 
-/// Asks and reloads at the same time, at another moment each round. With few seats, most of what is asked is
-/// claimed from the line; with many, it is handed over as it is started.
+/// Sends messages and reloads concurrently, at another moment each round. With few permits, most
+/// requests are claimed from the queue; with many, they are claimed when they start.
 async fn reloads_amid_turns(turns_max: usize) {
     const ROUNDS: usize = 25;
     const ASKED: usize = 8;
@@ -304,7 +304,7 @@ async fn a_removed_agent_ends_what_it_began_and_goes_on_with_the_rest_when_it_is
         Some(RequestOutcome::Cancelled)
     );
 
-    // It comes back while its old turn is still under way, and does not take that from itself.
+    // The agent is declared again while its old turn runs, and does not steal that turn's lease.
     model.then([text("Deleted, or here.")]);
     model.then([text("Deleted, or here.")]);
     let is_queued = |request: RequestId| {
@@ -323,7 +323,7 @@ async fn a_removed_agent_ends_what_it_began_and_goes_on_with_the_rest_when_it_is
     go.add_permits(1);
     completed(&rig.ended(under_way).await);
     assert_eq!((slow.called().len(), tools.called().len()), (1, 1));
-    // Three were claimed as they were started; two had to wait until it was back.
+    // Three were claimed when they started; two waited until the agent was declared again.
     assert_eq!(claims(&rig, session).await, 5);
     runner.stop().await;
     rig.engine.shut_down().await;
@@ -366,8 +366,8 @@ async fn a_policy_that_becomes_stricter_while_a_call_is_recorded_is_kept_and_fai
     let declared = Declared::with_tools(&tools);
     let rig = Rig::with(assistant_book(&model, &declared), Policies::default()).await;
     let (engine, is_done) = (rig.engine.clone(), AtomicBool::new(false));
-    let on_step: OnStep = Arc::new(move |kind, moment| {
-        let is_there = (kind, moment) == (StepKind::ToolCall, Moment::Before);
+    let on_step: StepHook = Arc::new(move |kind, moment| {
+        let is_there = (kind, moment) == (StepKind::ToolCall, CommitPhase::Before);
         if is_there && !is_done.swap(true, Ordering::SeqCst) {
             engine.set_policies(policies());
         }
@@ -385,7 +385,8 @@ async fn a_policy_that_becomes_stricter_while_a_call_is_recorded_is_kept_and_fai
     Ok(())
 }
 
-/// A tool server that is a program: it writes down its number, and one of its tools waits for a file.
+/// A tool server that is a program: it writes its process id to a file, and one of its tools waits for
+/// a file.
 const PROGRAM: &str = r#"
     echo $$ >> "$1/pids"
     while IFS= read -r line; do
@@ -442,7 +443,7 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
     let commands = async {
         loop {
             let commands = rig.commands_after(session, 0).await;
-            // The step of the model, and the call behind it.
+            // The model step and the call after it.
             let appended = commands
                 .iter()
                 .filter(|one| **one == CommandName::AppendItems);

@@ -1,8 +1,8 @@
-//! A turn that goes on with a call which an earlier run began, while its tool cannot be reached. The call may
-//! have run, so it is never told as one that was not made.
+//! A resumed turn with a call that an earlier run started, while its tool is unreachable. The call may
+//! have run, so it is never reported as not executed.
 
 use serde_json::json;
-use statehold_agents::runner::{Moment, Runner, StepKind};
+use statehold_agents::runner::{CommitPhase, Runner, StepKind};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_engine::policy::{Approval, OnNoAnswer, Policies, ToolPolicy};
@@ -16,7 +16,7 @@ use crate::unanswered::{
 };
 use crate::upstream::{ScriptedModel, ToolServer, tool};
 
-/// One payment, of which the tool has done its work and the server does not know.
+/// One payment that the tool has executed and the server has not recorded.
 struct Begun {
     rig: Rig,
     model: ScriptedModel,
@@ -25,8 +25,8 @@ struct Begun {
 }
 
 impl Begun {
-    /// The turn is lost when its call was answered and nothing was recorded. If it needs an approval, it
-    /// gets it.
+    /// The turn crashes after the tool has answered and before the result is recorded. Approves the
+    /// call if it needs an approval.
     async fn lose(retries: u32, policies: Policies, is_gated: bool) -> Self {
         let tools = ToolServer::start(vec![tool("pay")], |_| "paid".to_owned()).await;
         let model = ScriptedModel::start(pays_once()).await;
@@ -35,7 +35,7 @@ impl Begun {
             ..Declared::with_tools(&tools)
         };
         let rig = Rig::with(assistant_book(&model, &declared), policies).await;
-        let (hook, reached) = lost_at(StepKind::ToolResult, Moment::Before, 1);
+        let (hook, reached) = lost_at(StepKind::ToolResult, CommitPhase::Before, 1);
         let first = rig.watched(hook).await;
         let session = rig.session("assistant").await;
         let request = rig.ask(session, "assistant", "Pay 5").await;
@@ -56,7 +56,7 @@ impl Begun {
         }
     }
 
-    /// Waits for the end, of which the model was told this about its call.
+    /// Waits for the end, and checks the text that the model got for its call.
     async fn ends_with(self, runner: Runner, calls: usize, holds: usize, says: &str) {
         let ended = self.rig.ended(self.request).await;
         completed(&ended);

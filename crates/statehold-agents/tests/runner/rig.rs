@@ -1,11 +1,11 @@
-//! An engine in memory, a book of agents, and the hands of clients, workers and people.
+//! An engine in memory, a book of agents, and helpers for clients, workers and people.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use statehold_agents::runner::{OnStep, Runner};
+use statehold_agents::runner::{Runner, StepHook};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, Rule,
+    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, RoutingRule,
 };
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
@@ -23,7 +23,7 @@ use statehold_engine::{
 };
 use statehold_store::memory::MemoryStore;
 
-/// How long anything may take before a test gives up.
+/// Time limit of any wait in a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn name(text: &str) -> Name {
@@ -46,9 +46,9 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
     })
 }
 
-/// A router that passes answers on, with rules of pattern and agent.
+/// A router that passes answers through, with rules of pattern and agent.
 pub(crate) fn router(text: &str, rules: &[(&str, &str)], agents: &[&str]) -> Arc<AgentSpec> {
-    let rules = rules.iter().map(|(pattern, agent)| Rule {
+    let rules = rules.iter().map(|(pattern, agent)| RoutingRule {
         pattern: regex::Regex::new(pattern).expect("a pattern"),
         agent: name(agent),
         instructions: None,
@@ -107,14 +107,14 @@ impl Rig {
         self.watched(Arc::new(|_, _| ())).await
     }
 
-    pub(crate) async fn watched(&self, on_step: OnStep) -> Runner {
+    pub(crate) async fn watched(&self, on_step: StepHook) -> Runner {
         let (engine, book) = (self.engine.clone(), Arc::clone(&self.book));
         Runner::start_watched(engine, name("default"), book, on_step)
             .await
             .expect("the runner starts")
     }
 
-    /// Has a runner work by another book.
+    /// Switches a runner to another book.
     pub(crate) async fn reload(&mut self, runner: &Runner, book: AgentBook) {
         self.book = Arc::new(book);
         let next = runner.prepare(Arc::clone(&self.book)).await;
@@ -156,7 +156,7 @@ impl Rig {
         session
     }
 
-    /// Says something to an agent.
+    /// Sends a message to an agent.
     pub(crate) async fn ask(&self, session: SessionId, agent: &str, text: &str) -> RequestId {
         let content = serde_json::value::to_raw_value(text).expect("text");
         let body = ItemBody {
@@ -166,7 +166,7 @@ impl Rig {
         self.ask_body(session, agent, &body, &[]).await
     }
 
-    /// Says something to an agent, with what clients do not see, and with files.
+    /// Sends a message to an agent, with hidden data and attachments.
     pub(crate) async fn ask_body(
         &self,
         session: SessionId,
@@ -218,7 +218,7 @@ impl Rig {
             .await
     }
 
-    /// Waits until something is true of a request.
+    /// Waits until a condition on a request holds.
     pub(crate) async fn until(
         &self,
         request: RequestId,
@@ -293,7 +293,7 @@ impl Rig {
             .collect()
     }
 
-    /// What a session's user reads, oldest first.
+    /// The transcript of a session's user, oldest first.
     pub(crate) async fn transcript(&self, session: SessionId) -> Vec<String> {
         let page = self
             .engine
@@ -307,7 +307,7 @@ impl Rig {
             .collect()
     }
 
-    /// What was asked and said in a task.
+    /// Inputs and answers of a task.
     pub(crate) async fn history(&self, session: SessionId, task: TaskId) -> Vec<String> {
         let page = self.engine.task_items(session, task, None, 100).await;
         let items = page.expect("a history").items;
@@ -347,7 +347,7 @@ fn words(body: Option<&[u8]>) -> String {
     serde_json::from_str(content.get()).expect("text")
 }
 
-/// What went wrong with a request, as it is kept.
+/// The stored error of a request.
 pub(crate) fn error(detail: &RequestDetail) -> serde_json::Value {
     let stored = detail.finished.as_ref().expect("an end");
     let named = stored.record.bodies();
@@ -361,5 +361,5 @@ pub(crate) fn error(detail: &RequestDetail) -> serde_json::Value {
     serde_json::from_slice(bytes.expect("kept")).expect("JSON")
 }
 
-/// For whatever a test does beside the engine's own errors.
+/// Result of a test; only errors of the engine end it early.
 pub(crate) type Outcome = Result<(), EngineError>;

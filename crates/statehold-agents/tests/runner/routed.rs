@@ -1,9 +1,9 @@
-//! A router whose agent is chosen by a model, and whose last words a model writes.
+//! A router with a model that chooses the agent and a model that writes the final answer.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use statehold_agents::runner::{Lost, Moment, StepKind};
+use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::{AgentBook, AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing};
 use statehold_engine::policy::Policies;
 
@@ -82,7 +82,7 @@ async fn a_model_chooses_and_a_model_answers_from_what_the_agent_said() -> Outco
         asked[1]["messages"][1],
         json!({"role": "user", "content": "## CONTEXT:\n4\n---\n## USER_REQUEST:\nWhat's 2+2"})
     );
-    // The next turn knows what was said here, and nothing else.
+    // The next turn knows the router's own messages, and nothing else.
     let request = rig.ask(session, "coordinator", "And the weather?").await;
     let claimed = rig.claim("weather").await;
     rig.answer(&claimed, "sunny").await;
@@ -116,7 +116,7 @@ async fn a_decision_that_cannot_be_read_is_asked_for_once_more() -> Outcome {
         text("I think math."),
         to("math", None),
         text("I think math."),
-        // All that it was told, as one text.
+        // All messages that the model got, as one text.
         text(r#""You are the coordinator of several agents.""#),
         to("plumber", None),
     ])
@@ -189,9 +189,9 @@ async fn what_a_model_decided_and_wrote_is_not_asked_for_again() -> Outcome {
         let told = Arc::clone(&reached);
         let first = rig
             .watched(Arc::new(move |at, when| {
-                if (at, when) == (kind, Moment::After) {
+                if (at, when) == (kind, CommitPhase::After) {
                     told.notify_one();
-                    std::panic::resume_unwind(Box::new(Lost));
+                    std::panic::resume_unwind(Box::new(SimulatedCrash));
                 }
             }))
             .await;

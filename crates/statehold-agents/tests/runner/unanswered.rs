@@ -1,12 +1,13 @@
-//! Tools that were called and gave no answer. Nobody knows whether they ran, so nothing runs twice silently.
+//! Tools that were called and did not answer. Their outcome is unknown, so no call is repeated
+//! silently.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use statehold_agents::runner::{Moment, StepKind};
-use statehold_agents::scratch::{MakeEngine, Scratch};
+use statehold_agents::runner::{CommitPhase, StepKind};
+use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_core::hold::{DecisionKind, Effect, HoldKind};
 use statehold_core::ids::RequestId;
 use statehold_engine::kept::{HoldBody, RECONCILE_TITLE, parse};
@@ -22,7 +23,7 @@ use crate::upstream::{Does, Says, ScriptedModel, ToolServer, calls, take_one, te
 
 pub(crate) const LOST: &str = "The connection to the tool was lost.";
 
-/// `pay` gives no answer in one of the ways there are, so many times. Then it works, as `list` always does.
+/// `pay` fails to answer in one of several ways, this many times. Then it works, as `list` always does.
 async fn failing(times: usize, how: Value) -> ToolServer {
     let left = Arc::new(AtomicUsize::new(times));
     let does: Does = Arc::new(move |call| {
@@ -39,7 +40,7 @@ async fn failing(times: usize, how: Value) -> ToolServer {
     ToolServer::with(vec![tool("pay"), tool("list")], does).await
 }
 
-/// The answer does not come, ever.
+/// The answer never arrives.
 fn hangs() -> Value {
     json!("hangs")
 }
@@ -70,7 +71,7 @@ pub(crate) fn idempotent() -> Policies {
     })
 }
 
-/// Waits for the question whether a call ran, and gives it.
+/// Waits for the reconcile hold of a call and returns it.
 pub(crate) async fn asked(rig: &Rig, request: RequestId, says: &str) -> HoldDetail {
     let mut holds = paused(rig, request, 1).await;
     let hold = holds.pop().expect("a hold");
@@ -83,7 +84,7 @@ pub(crate) async fn asked(rig: &Rig, request: RequestId, says: &str) -> HoldDeta
     hold
 }
 
-/// What the model was told of its first call.
+/// The text that the model got for its first call.
 pub(crate) fn told(model: &ScriptedModel) -> String {
     let told = model.messages(1)[3]["content"].clone();
     told.as_str().expect("text").to_owned()
@@ -117,7 +118,7 @@ async fn about_a_call_without_an_answer_a_person_is_asked_and_their_word_counts(
         let tools = failing(1, cut()).await;
         let model = ScriptedModel::start(pays_once()).await;
         let declared = Declared {
-            // It is for tools that honour keys only.
+            // Retries are for idempotent tools only.
             retries: 2,
             ..Declared::with_tools(&tools)
         };
@@ -290,7 +291,7 @@ async fn each_time_that_it_is_not_known_is_asked_about_with_its_own_reason() -> 
     let model = ScriptedModel::start(pays_once()).await;
     let book = assistant_book(&model, &Declared::with_tools(&tools));
     let rig = Rig::with(book, Policies::default()).await;
-    let (hook, reached) = lost_at(StepKind::ToolResult, Moment::Before, 1);
+    let (hook, reached) = lost_at(StepKind::ToolResult, CommitPhase::Before, 1);
     let first = rig.watched(hook).await;
     let session = rig.session("assistant").await;
     let request = rig.ask(session, "assistant", "Pay 5").await;
@@ -298,7 +299,7 @@ async fn each_time_that_it_is_not_known_is_asked_about_with_its_own_reason() -> 
         let hold = asked(&rig, request, LOST).await;
         decide(&rig, &hold, DecisionKind::Approve, json!({})).await;
     }
-    // The third call is answered, and the server is lost before it can record that.
+    // The third call is answered, and the server crashes before it records the result.
     tokio::time::timeout(PATIENCE, reached.notified())
         .await
         .expect("it takes too long");
@@ -327,7 +328,7 @@ async fn where_nothing_is_kept_nobody_can_be_asked_and_the_model_is_told() -> Ou
     let tools = failing(1, cut()).await;
     let model = ScriptedModel::start(pays_once()).await;
     let book = Arc::new(assistant_book(&model, &Declared::with_tools(&tools)));
-    let make: MakeEngine = Arc::new(|| {
+    let make: EngineFactory = Arc::new(|| {
         Box::pin(Engine::start(
             Arc::new(MemoryStore::new()),
             Arc::new(MemoryKeys::default()),
@@ -358,8 +359,7 @@ async fn what_a_tool_server_says_of_its_tools_counts_only_if_it_is_trusted() -> 
         effect: Some(Effect::Write),
         ..ToolPolicy::default()
     };
-    // Whether it is trusted, the hint, the policy; how often it is called by itself, and whether a person
-    // is asked then.
+    // Trust, hint and policy; the number of automatic calls, and whether a hold is opened afterwards.
     for (trust_hints, hint, pay, called, asks) in [
         (false, "idempotentHint", ToolPolicy::default(), 1, true),
         (false, "readOnlyHint", ToolPolicy::default(), 1, true),

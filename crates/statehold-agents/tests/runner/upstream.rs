@@ -1,4 +1,4 @@
-//! A model behind chat completions that says what it is told to say, and a tool server, both over HTTP.
+//! A fake model with scripted replies, and a tool server, both over HTTP.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 type Answer = Response<Full<Bytes>>;
 
-/// Serves one kind of answer on a port of its own, until the test ends.
+/// Serves one handler on its own port until the test ends.
 async fn serve<F, W>(answer: F) -> String
 where
     F: Fn(hyper::Method, Value) -> W + Clone + Send + 'static,
@@ -52,7 +52,7 @@ where
     format!("http://{address}")
 }
 
-/// The connection ends in place of this answer.
+/// Closes the connection instead of sending this answer.
 #[derive(Clone, Copy)]
 struct Cut;
 
@@ -62,7 +62,7 @@ fn cut() -> Answer {
     answer
 }
 
-/// Counts down to zero. Says whether there was one left.
+/// Decrements down to zero. Returns whether it was above zero.
 pub(crate) fn take_one(left: &AtomicUsize) -> bool {
     let took = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
         left.checked_sub(1)
@@ -78,14 +78,14 @@ fn response(status: u16, kind: &str, body: impl Into<Bytes>) -> Answer {
     response
 }
 
-/// What the model says next.
+/// The model's next reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Says {
     Text(String),
-    /// Something, and tools to call: id, name, arguments as text.
+    /// A text, and tool calls: id, name, arguments as text.
     Calls(String, Vec<(String, String, String)>),
     Status(u16),
-    /// The same as the other, but not before it may.
+    /// The inner reply, after a permit is added.
     Late(Box<Self>, Arc<tokio::sync::Semaphore>),
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn calls(calls: &[(&str, &str, Value)]) -> Says {
     Says::Calls(String::new(), calls.collect())
 }
 
-/// A model that says what it is told to, in order, and remembers what it was asked.
+/// A model that plays scripted replies in order, and records its requests.
 #[derive(Clone)]
 pub(crate) struct ScriptedModel {
     pub(crate) url: String,
@@ -142,12 +142,12 @@ impl ScriptedModel {
         self.script.lock().expect("no panic").extend(says);
     }
 
-    /// Everything it was asked, whole bodies.
+    /// All request bodies.
     pub(crate) fn asked(&self) -> Vec<Value> {
         self.asked.lock().expect("no panic").clone()
     }
 
-    /// The messages of the n-th call.
+    /// The messages of the n-th request.
     pub(crate) fn messages(&self, call: usize) -> Vec<Value> {
         let asked = self.asked();
         asked[call]["messages"]
@@ -211,7 +211,7 @@ fn whole(says: &Says) -> Answer {
     response(200, "application/json", body.to_string())
 }
 
-/// A call that a tool server got.
+/// A call that a tool server received.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Called {
     pub(crate) tool: String,
@@ -220,22 +220,22 @@ pub(crate) struct Called {
     pub(crate) traceparent: String,
 }
 
-/// What a tool does. It may wait. A text is its answer; a number is a status and nothing else; null ends the
-/// connection without a word.
+/// Behaviour of a tool. It may wait. A string is its answer; a number is a bare status; null closes the
+/// connection.
 pub(crate) type Does =
     Arc<dyn Fn(Called) -> futures_util::future::BoxFuture<'static, Value> + Send + Sync>;
 
-/// A server of tools.
+/// A fake tool server.
 #[derive(Clone)]
 pub(crate) struct ToolServer {
     pub(crate) url: String,
     tools: Arc<Mutex<Vec<Value>>>,
     called: Arc<Mutex<Vec<Called>>>,
-    /// How often nobody is there who could be connected to.
+    /// How many connections to refuse.
     away: Arc<AtomicUsize>,
 }
 
-/// A tool that takes anything, and says the same every time.
+/// A tool that accepts any arguments and always gives the same answer.
 pub(crate) fn tool(name: &str) -> Value {
     json!({"name": name, "description": format!("does {name}"), "inputSchema": {"type": "object"}})
 }
@@ -317,7 +317,7 @@ impl ToolServer {
         }
     }
 
-    /// The next who connect find nobody, so many times.
+    /// Refuses the next connections, this many times.
     pub(crate) fn leave(&self, times: usize) {
         self.away.store(times, Ordering::SeqCst);
     }

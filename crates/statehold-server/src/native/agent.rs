@@ -186,7 +186,7 @@ fn written(app: &App, caller: &Caller, spec: &AgentSpec) -> AgentOut {
             ChatDefault::Stateful => "stateful",
         },
         digest: spec.digest.to_string(),
-        has_resume_address: (!spec.kind.is_ours()).then(has_address),
+        has_resume_address: (!spec.kind.is_hosted()).then(has_address),
     }
 }
 

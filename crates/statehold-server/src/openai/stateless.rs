@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use statehold_agents::scratch::ScratchRoom;
+use statehold_agents::scratch::ScratchEngine;
 use statehold_agents::spec::{AgentBook, AgentKind};
 use statehold_core::command::{Command, StartRequest, StatePatch};
 use statehold_core::ids::SessionId;
@@ -24,7 +24,7 @@ const NOBODY: &str = "stateless";
 
 /// A session in memory, which goes when this does.
 pub(crate) struct ScratchSession {
-    room: Arc<ScratchRoom>,
+    room: Arc<ScratchEngine>,
     caller: Caller,
     session: SessionId,
 }

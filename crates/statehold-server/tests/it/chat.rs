@@ -16,7 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, ConversationsSpec, FinalAnswer, Memory,
+    AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, ConversationsSpec, FinalAnswer,
     OpenaiSpec, RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
@@ -73,7 +73,7 @@ fn book() -> Arc<AgentBook> {
         base_url: "http://127.0.0.1:1/v1".to_owned(),
         model: "service".to_owned(),
         credential: None,
-        memory: Memory::Restore,
+        memory: ChatMemory::Restore,
     }));
     let archive = AgentKind::Conversations(Arc::new(ConversationsSpec {
         base_url: "http://127.0.0.1:1".to_owned(),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, ConversationsSpec, LlmSpec, Memory, ModelSpec,
-    OpenaiSpec, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, ConversationsSpec, LlmSpec,
+    ModelSpec, OpenaiSpec, ToolServerSpec, ToolTransport,
 };
 use statehold_core::name::Name;
 use statehold_engine::{Credential, Schema};
@@ -298,8 +298,8 @@ impl<'a> ConfigReader<'a> {
             model: model?,
             credential,
             memory: match memory {
-                MemoryBy::Restore => Memory::Restore,
-                MemoryBy::Track => Memory::Track,
+                MemoryBy::Restore => ChatMemory::Restore,
+                MemoryBy::Track => ChatMemory::Track,
             },
         })
     }

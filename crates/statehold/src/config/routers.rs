@@ -3,7 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
-use statehold_agents::spec::{FinalAnswer, RouterSpec, Routing, Rule};
+use statehold_agents::spec::{FinalAnswer, RouterSpec, Routing, RoutingRule};
 use statehold_core::name::Name;
 
 use super::Config;
@@ -36,12 +36,12 @@ impl ConfigReader<'_> {
         };
         let routing = match route_by {
             RouteBy::Rules => {
-                let rules = declaration.rules.iter().flatten().map(|rule| Rule {
+                let rules = declaration.rules.iter().flatten().map(|rule| RoutingRule {
                     pattern: rule.pattern.regex(),
                     agent: rule.agent.clone(),
                     instructions: rule.instructions.clone().map(Into::into),
                 });
-                let rules: Vec<Rule> = rules.collect();
+                let rules: Vec<RoutingRule> = rules.collect();
                 let otherwise = declaration.otherwise.clone();
                 if rules.is_empty() && otherwise.is_none() {
                     let hint = "add rules = [{ pattern = \"(?i)user\", agent = \"…\" }], or \

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use regex::Regex;
 use statehold_agents::spec::{
-    AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, Rule,
+    AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, RoutingRule,
 };
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
@@ -84,7 +84,7 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
 
 /// The first match wins: users before weather before sums, because names of users and places may be
 /// anything and both topics use the word "add".
-fn rules() -> Vec<Rule> {
+fn rules() -> Vec<RoutingRule> {
     let places = weather::names_pattern();
     let about_weather = format!(
         r"(?i)\b(weather|temperature|forecast|sunny|rain(ing|y)?|how (hot|cold|warm)|{places})\b"
@@ -99,7 +99,7 @@ fn rules() -> Vec<Rule> {
         (about_weather.as_str(), WEATHER),
         (sums, MATH),
     ]
-    .map(|(pattern, agent)| Rule {
+    .map(|(pattern, agent)| RoutingRule {
         pattern: Regex::new(pattern).expect("a fixed pattern is one"),
         agent: name(agent),
         instructions: None,

@@ -1,4 +1,4 @@
-//! The server of the tests, in this process over HTTP or in one of its own.
+//! Test server, over HTTP in this process or as a separate process.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -27,23 +27,23 @@ use tokio::task::JoinSet;
 
 use crate::spec::ToolTransport;
 
-/// How many callers of `together` it takes.
+/// Number of concurrent calls that `together` waits for.
 pub(super) const TOGETHER: usize = 8;
 
-/// A server whose tools are named after what they do.
+/// A server whose tools are named after their behaviour.
 #[derive(Clone)]
 pub(super) struct Bench(Arc<State>);
 
 pub(super) struct State {
     pub(super) tools: Mutex<Vec<Tool>>,
-    /// How often the tools were listed, and how many calls there were.
+    /// Numbers of list requests and of calls.
     pub(super) listed: AtomicUsize,
     pub(super) called: AtomicUsize,
-    /// Calls of `never` that were told that nobody waits.
+    /// Calls of `never` that were cancelled.
     pub(super) cancelled: AtomicUsize,
-    /// Whether only the newer way of connecting is known.
+    /// Whether the server supports only discovery, without the initialize handshake.
     pub(super) is_newer: AtomicBool,
-    /// What a caller must show.
+    /// Credential that callers must send.
     pub(super) credential: Mutex<Option<String>>,
     together: Barrier,
     changed: watch::Sender<()>,
@@ -114,7 +114,7 @@ fn said(text: impl Into<String>) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
 
-/// What a caller showed.
+/// Credential that the caller sent.
 fn shown(context: &RequestContext<RoleServer>) -> String {
     let parts = context.extensions.get::<http::request::Parts>();
     let shown = parts.and_then(|parts| parts.headers.get("authorization"));
@@ -246,10 +246,10 @@ impl ServerHandler for Bench {
     }
 }
 
-/// A bench over HTTP, until it is dropped.
+/// A bench server over HTTP. Dropping it stops the server.
 pub(super) struct Served {
     address: SocketAddr,
-    /// Everything of it, so that nothing of it survives.
+    /// A runtime of its own, so that dropping it ends all its tasks.
     tasks: tokio::task::JoinHandle<()>,
 }
 
@@ -258,7 +258,7 @@ impl Served {
         Self::start_at("127.0.0.1:0".parse().expect("an address"), bench, true).await
     }
 
-    /// One that answers with JSON, without sessions and streams.
+    /// A server that answers with JSON, without sessions and streams.
     pub(super) async fn start_plain(bench: &Bench) -> Self {
         Self::start_at("127.0.0.1:0".parse().expect("an address"), bench, false).await
     }
@@ -319,7 +319,7 @@ impl Served {
         at(self.address, Credential::new(credential.to_owned()))
     }
 
-    /// Ends it with all of its connections.
+    /// Stops the server and all of its connections.
     pub(super) async fn stop(self) -> SocketAddr {
         self.tasks.abort();
         let address = self.address;

@@ -1,4 +1,4 @@
-//! Calls, and what becomes of them.
+//! Tool calls and their failures.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -59,7 +59,7 @@ async fn calls_are_under_way_at_the_same_time() {
         let servers = servers([("bench", served.transport())]);
         let together = tool(&servers, "bench", "together").await;
 
-        // None of them is answered before all of them have arrived.
+        // No call is answered before all have arrived.
         let calls = (0..TOGETHER).map(|_| call(&servers, &together, nothing()));
         for reply in join_all(calls).await {
             assert_eq!(text(&reply.expect("a reply")), "met");
@@ -191,7 +191,7 @@ async fn whoever_stops_waiting_says_so() {
 
 #[tokio::test]
 async fn a_server_that_never_answers_was_not_called_and_is_not_held_on_to() {
-    // Nothing at all, or the beginning of an answer that does not go on.
+    // No response, or an incomplete one.
     for begins in [
         "",
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n",
@@ -254,7 +254,7 @@ async fn a_credential_is_shown_and_a_refusal_told() {
 
     let who = tool(&servers, "known", "who").await;
     let reply = call(&servers, &who, nothing()).await.expect("a reply");
-    // A tool may repeat it, and what it says goes to models and into the history too.
+    // A tool may repeat the credential, and its result goes to models and into the history.
     assert_eq!(text(&reply), "Bearer …");
 
     let error = servers
@@ -265,7 +265,7 @@ async fn a_credential_is_shown_and_a_refusal_told() {
     assert!(error.to_string().contains("401"), "{error}");
     assert!(!error.may_have_run());
 
-    // Words of the server go to models and into the history, where the credential has no place.
+    // Error texts of the server go to models and into the history, so the credential is redacted.
     let broken = tool(&servers, "known", "broken").await;
     let error = call(&servers, &broken, nothing())
         .await
@@ -274,7 +274,7 @@ async fn a_credential_is_shown_and_a_refusal_told() {
     assert!(words.ends_with("full for Bearer …"), "{words}");
     let called = bench.called.load(Ordering::Relaxed);
 
-    // A credential that stopped being good says that nothing was done.
+    // After the credential was revoked, the error says that the tool did not run.
     *bench.credential.lock().expect("no test has failed") = Some("changed".to_owned());
     let error = call(&servers, &who, nothing()).await.expect_err("an error");
     assert_eq!(error.code(), "tool_refused");

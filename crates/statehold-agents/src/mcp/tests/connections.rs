@@ -1,4 +1,4 @@
-//! Connections that break and are made again.
+//! Broken connections and reconnecting.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,7 +29,7 @@ async fn a_server_that_was_started_again_is_used_again() {
     let servers = servers([("bench", served.transport())]);
     let echo = tool(&servers, "bench", "echo").await;
 
-    // It has forgotten its sessions, and the first call finds that out.
+    // The server lost its sessions; the first call discovers it.
     let address = served.stop().await;
     let served = Served::start_at(address, &bench, true).await;
     let reply = call(&servers, &echo, json!({"text": "back"})).await;
@@ -123,8 +123,8 @@ async fn whoever_lost_a_connection_does_not_wait_for_the_next() {
             bench.called.load(Ordering::Relaxed) == 1
         })
         .await;
-        // Somebody else is about to make the next connection, and does not come to an end.
-        let next = servers.servers[&name("bench")].current.lock().await;
+        // Another task holds the lock while it connects, and never finishes.
+        let next = servers.servers[&name("bench")].slot.lock().await;
         served.stop().await;
         next
     };

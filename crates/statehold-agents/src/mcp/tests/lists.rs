@@ -1,4 +1,4 @@
-//! Lists of tools, and tools that come and go.
+//! Tool lists, and tools that appear and disappear.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,7 +22,7 @@ async fn tools_are_listed_once_and_again_when_they_changed() {
     assert_eq!(bench.listed.load(Ordering::Relaxed), 1);
 
     bench.change(|tools| tools.retain(|tool| tool.name == "echo"));
-    // Said again and again, because it is lost on a stream that is not open yet.
+    // Repeat the notification, because it is lost while the stream is not open.
     until("the change is heard of", || async {
         bench.say_that_tools_changed();
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -41,7 +41,7 @@ async fn a_list_is_not_believed_for_long() {
     bench.change(|tools| tools.truncate(1));
     assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 12);
 
-    let current = servers.servers[&name("bench")].current.lock().await;
+    let current = servers.servers[&name("bench")].slot.lock().await;
     let connection = current.connection.clone().expect("a connection");
     drop(current);
     connection.grow_older(Duration::from_secs(30)).await;
@@ -65,7 +65,7 @@ async fn a_tool_that_was_removed_is_said_to_be_gone() {
         tool: "echo".to_owned(),
     };
     assert_eq!(error, Err(expected));
-    // The others are as they were, and the list is new.
+    // The other tools are unchanged, and the list is new.
     assert!(call(&servers, &wrong, nothing()).await.is_ok());
     assert_eq!(
         servers.tools(&[name("bench")]).await.expect("tools").len(),
@@ -139,7 +139,7 @@ async fn what_a_server_says_about_its_tools_is_cut_to_size() {
     assert_eq!(tools[0].original, "files.read/ü");
     assert_eq!(tools[0].description.as_ref().map(String::len), Some(4096));
     assert_eq!(tools[1].name, "tool-0");
-    // It is called by the name that its server knows.
+    // The call uses the tool's name on its server.
     let reply = call(&servers, &tools[0], json!({"text": "hello"})).await;
     assert_eq!(text(&reply.expect("a reply")), "hello");
 }

@@ -1,5 +1,5 @@
-//! Servers that are programs. The program is this test binary: one of its tests is the server. Where a server
-//! must do something odd, it is a script.
+//! Tool servers that run as programs. The program is this test binary: one of its tests is the server.
+//! A script stands in where a server must misbehave.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ fn program() -> ToolTransport {
     program_after("")
 }
 
-/// The program, after a script has done something in its place.
+/// The program, wrapped in a script that acts first.
 fn program_after(script: &str) -> ToolTransport {
     let this = std::env::current_exe().expect("a path");
     let script = format!(r#"{script} exec "$@""#);
@@ -49,7 +49,7 @@ fn command(program: &str, arguments: &[&str]) -> ToolTransport {
     }
 }
 
-/// A server with one tool, and what it does once it was asked for the list of them.
+/// A server with one tool, and its behaviour after the list request.
 fn script(after_list: &str) -> ToolTransport {
     const SERVER: &str = r#"
         answer() { printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$id" "$1"; }
@@ -69,7 +69,7 @@ fn script(after_list: &str) -> ToolTransport {
     command("sh", &["-c", &SERVER.replace("AFTER", after_list)])
 }
 
-/// Begins something beside the program, and notes which process that is.
+/// Starts a process beside the program and writes its process id to a file.
 fn helper(note: &Path) -> String {
     format!(
         "sleep 1000 >/dev/null 2>&1 & echo $! >{0}.new; mv {0}.new {0};",
@@ -171,7 +171,7 @@ async fn a_program_gets_the_variables_that_are_declared_and_no_others() {
     let has = |begin: &str| told.lines().any(|line| line.starts_with(begin));
     assert!(has("PATH="), "{told}");
     assert!(has("NOTES_TOKEN=notes-secret"), "{told}");
-    // This test was started with some of these.
+    // The test process itself has some of these variables.
     assert!(
         std::env::var_os("CARGO_PKG_NAME").is_some() && !has("CARGO"),
         "{told}"
@@ -183,7 +183,7 @@ async fn a_program_that_does_not_answer_ends_with_all_that_it_started() {
     let folder = tempfile::tempdir().expect("a folder");
     let note = folder.path().join("pid");
     let stuck = format!("{} wait", helper(&note));
-    // Long enough for the program to have started something on a machine that is busy.
+    // Long enough for the program to start a process on a busy machine.
     let stuck = [("stuck", command("sh", &["-c", &stuck]))];
     let servers = servers_within(Duration::from_secs(10), stuck);
 
@@ -225,7 +225,7 @@ async fn a_program_that_does_not_read_ends_all_the_same() {
     let servers = servers([("deaf", script(&deaf))]);
     let work = tool(&servers, "deaf", "work").await;
     until("it has stopped reading", || async { note.exists() }).await;
-    // More than a pipe holds: this is never written to its end.
+    // More than a pipe buffers, so the write never completes.
     let much = json!({"text": "x".repeat(1 << 20)});
     let answer = tokio::time::timeout(Duration::from_secs(1), call(&servers, &work, much)).await;
     answer.expect_err("nobody answers");
@@ -241,7 +241,7 @@ async fn a_program_that_does_not_read_ends_all_the_same() {
 async fn what_is_asked_of_a_program_that_says_nothing_more_was_not_done() {
     let folder = tempfile::tempdir().expect("a folder");
     let note = folder.path().join("silent");
-    // The first time, it is silent from then on, but does not end. The next one works.
+    // The first instance stops answering but does not exit. The next one works.
     let silent = format!(
         "if [ ! -e {0} ]; then exec >/dev/null; : >{0}; exec sleep 1000; fi",
         note.display()
@@ -249,7 +249,7 @@ async fn what_is_asked_of_a_program_that_says_nothing_more_was_not_done() {
     let servers = servers([("silent", script(&silent))]);
     let work = tool(&servers, "silent", "work").await;
     until("it is silent", || async { note.exists() }).await;
-    // The end of a pipe is seen before a sleep is over, however short.
+    // The end of a pipe is noticed before even the shortest sleep ends.
     tokio::time::sleep(Duration::from_millis(10)).await;
 
     let reply = call(&servers, &work, nothing()).await;
@@ -271,7 +271,7 @@ async fn a_program_that_ends_at_once_is_not_started_for_everybody_who_asks() {
         assert!(!error.may_have_run());
     }
     let count = || std::fs::read_to_string(&starts).map_or(0, |starts| starts.lines().count());
-    // Each pause is longer than the one before: more would take half a minute.
+    // Each delay is longer than the one before; more attempts would take half a minute.
     assert!((1..10).contains(&count()), "{}", count());
 
     until("it is tried again", || async {
@@ -287,7 +287,7 @@ async fn a_program_that_takes_its_time_is_not_ended_because_another_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let starts = folder.path().join("starts");
     let slow = program_after(&format!("echo x >>{}; sleep 1;", starts.display()));
-    // It ends while the other is on its way.
+    // The program exits while the other call is in flight.
     let ends = format!(
         "while [ ! -e {} ]; do sleep 0.01; done; exit 1",
         starts.display()

@@ -1,4 +1,4 @@
-//! A server that nobody here wrote. `scripts/test-tools` sets it up.
+//! A third-party server. `scripts/test-tools` installs it.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ async fn serve(address: SocketAddr) -> Child {
         .expect("python starts");
     until("the port is open", || async move {
         let stream = tokio::net::TcpStream::connect(address).await;
-        // A socket can reach itself while nobody listens.
+        // A socket may connect to itself while the port has no listener.
         stream.is_ok_and(|stream| stream.local_addr().ok() != Some(address))
     })
     .await;
@@ -113,7 +113,7 @@ async fn its_tools_are_used_over_http() {
     let servers = servers([("python", at(address, None))]);
     use_its_tools(&servers).await;
 
-    // It has left. Its port may be open for a moment longer than its connections.
+    // The server has stopped. Its port may stay open for a moment longer than its connections.
     server.wait().await.expect("it has ended");
     let _server = serve(address).await;
     let add = tool(&servers, "python", "add").await;

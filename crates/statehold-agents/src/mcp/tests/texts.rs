@@ -1,4 +1,4 @@
-//! What fits into a reply, without a server.
+//! Size limits of results, without a server.
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::json;
@@ -6,10 +6,10 @@ use statehold_engine::Credential;
 
 use super::*;
 use crate::mcp::reply::REPLY_BYTES_MAX;
-use crate::secrets::Secrets;
+use crate::secrets::SecretRedactor;
 
 fn reply_of(result: CallToolResult) -> ToolReply {
-    ToolReply::of(result, &Secrets::default())
+    ToolReply::of(result, &SecretRedactor::default())
 }
 
 #[test]
@@ -19,7 +19,7 @@ fn secrets_are_left_out_of_a_reply_wherever_they_stand() {
         ContentBlock::image("hunter2", "image/png"),
     ]);
     result.structured_content = Some(json!({"hunter2": [{"header": "Bearer hunter2"}, 2]}));
-    let secrets = Secrets::new(["hunter2", "hunter2-and-more"].into_iter());
+    let secrets = SecretRedactor::new(["hunter2", "hunter2-and-more"].into_iter());
     let reply = ToolReply::of(result, &secrets);
     assert!(reply.is_error);
     assert_eq!(reply.content["text"], "no entry for …");
@@ -49,13 +49,13 @@ fn what_is_no_secret_by_its_name_stays_in_replies_as_it_is() {
         trust_hints: false,
     };
     let said = "/srv/notes/1234567.md needs notes-secret".to_owned();
-    let left = spec.secrets_of_replies().left_out(said);
+    let left = spec.reply_redactor().redact(said);
     assert_eq!(left, "/srv/notes/1234567.md needs …");
 }
 
 #[test]
 fn a_reply_is_measured_as_the_json_it_becomes() {
-    // Each of these is six bytes in JSON.
+    // Each of these characters takes six bytes in JSON.
     let text = "\u{1}".repeat(REPLY_BYTES_MAX / 2);
     let reply = reply_of(CallToolResult::success(vec![ContentBlock::text(text)]));
     let size = reply.content.to_string().len();
@@ -97,7 +97,7 @@ fn the_words_of_a_server_are_one_short_line() {
         timeout: PATIENCE,
         trust_hints: false,
     };
-    let error = ToolError::of(&spec, crate::mcp::connection::Failure::Said(said));
+    let error = ToolError::of(&spec, crate::mcp::connection::McpFailure::ErrorReply(said));
     let words = error.to_string();
     assert!(
         !words.contains('\n') && !words.contains('\u{1b}'),

@@ -1,4 +1,4 @@
-//! People and tool calls: how they are asked, and what a model is told of what they decided.
+//! Approval holds for tool calls, and the texts that report decisions to the model.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -11,49 +11,53 @@ use statehold_core::request::CallState;
 use statehold_engine::kept::{DecisionBody, HoldBody, ItemBody, Raw, parse};
 use statehold_engine::{EngineError, HoldDetail, NewAction, NewAsk, Schema};
 
-use super::{Open, Told, Toolbox, is_meant};
-use crate::mcp::{Tool, ToolReply};
+use super::{CallReport, PendingCall, Toolbox, is_chosen_tool};
+use crate::mcp::{McpTool, ToolReply};
+use crate::message::raw;
 use crate::runner::journal::StepKind;
-use crate::runner::run::{Moment, Run};
+use crate::runner::run::{AgentRun, CommitPhase};
 use crate::turn::TurnError;
-use crate::words::raw;
 
-/// What a model is told of one result. The whole stays in the history.
-const TOLD_BYTES_MAX: usize = 256 * 1024;
+/// Longest text of one result for the model. The history keeps the complete result.
+const RESULT_TEXT_BYTES_MAX: usize = 256 * 1024;
 
-impl Run {
-    /// Opens an approval for each call. Those that nobody can be asked about are told so.
-    pub(super) async fn ask_about(
+impl AgentRun {
+    /// Opens an approval hold for each call. Returns reports for the calls that cannot be put before a
+    /// person.
+    pub(super) async fn open_approvals(
         &self,
-        calls: &[&Open<'_>],
+        calls: &[&PendingCall<'_>],
         toolbox: &mut Toolbox,
-    ) -> Result<Vec<(ItemId, Told)>, TurnError> {
+    ) -> Result<Vec<(ItemId, CallReport)>, TurnError> {
         let Some(first) = calls.first() else {
             return Ok(Vec::new());
         };
-        // What edits must look like is worth having, but not worth losing the approval for.
+        // Editing needs the schema, but an approval without one is better than none.
         let tools = toolbox.tools().await.unwrap_or_default();
         let group = (calls.len() > 1).then(|| first.call.id.to_string());
         let mut stuck = Vec::new();
         for one in calls {
-            let tool = tools.iter().find(|tool| is_meant(tool, one.wish));
-            if let Some(text) = self.ask_one(one, tool, group.clone()).await? {
+            let tool = tools
+                .iter()
+                .find(|tool| is_chosen_tool(tool, one.requested));
+            if let Some(text) = self.open_approval(one, tool, group.clone()).await? {
                 let outcome = None;
-                stuck.push((one.call.id, Told { outcome, text }));
+                stuck.push((one.call.id, CallReport { outcome, text }));
             }
         }
         Ok(stuck)
     }
 
-    /// Asks about one call. Says why if that makes no sense.
-    async fn ask_one(
+    /// Opens an approval hold for one call. Returns a text for the model if the engine refuses the
+    /// hold.
+    async fn open_approval(
         &self,
-        one: &Open<'_>,
-        tool: Option<&Tool>,
+        one: &PendingCall<'_>,
+        tool: Option<&McpTool>,
         group_id: Option<String>,
     ) -> Result<Option<String>, TurnError> {
         let (Ok(name), Some(args)) = (one.call.tool.parse(), one.arguments.clone()) else {
-            return Ok(Some(unaskable("people cannot be asked about it")));
+            return Ok(Some(refused_hold_text("people cannot be asked about it")));
         };
         let schema = tool.map(|tool| tool.input_schema.to_string());
         let schema = schema.filter(|schema| Schema::new(schema).is_ok());
@@ -63,14 +67,17 @@ impl Run {
             kind: HoldKind::Approval,
             title: title(&one.call.tool),
             // Two servers may have tools of the same name.
-            message: Some(format!("It is a tool of the server `{}`.", one.wish.server)),
+            message: Some(format!(
+                "It is a tool of the server `{}`.",
+                one.requested.server
+            )),
             action: Some(NewAction {
                 tool: name,
                 args,
                 args_schema: schema,
                 call_id: one.call.call_id.clone(),
                 call: Some(CallTarget::Recorded(one.call.id)),
-                // The server of a tool can only make it look more dangerous.
+                // Hints of the tool server can only raise the risk shown, never lower it.
                 effect: destroys.then_some(Effect::Destructive),
                 risk: None,
                 idempotent: Some(one.call.idempotent),
@@ -86,25 +93,25 @@ impl Run {
             decide_by: None,
         };
         let nothing = (Vec::new(), self.payloads().await?);
-        self.reach(StepKind::Hold, Moment::Before);
-        let (session, call, by) = (self.place.session, self.call(), self.fenced());
+        self.notify_hook(StepKind::Hold, CommitPhase::Before);
+        let (session, call, by) = (self.request_ref.session, self.call(), self.fenced());
         let opened = self
             .engine
             .open_hold(session, &call, by, ask, nothing)
             .await;
         match opened {
             Ok(_) => {
-                self.reach(StepKind::Hold, Moment::After);
+                self.notify_hook(StepKind::Hold, CommitPhase::After);
                 Ok(None)
             }
             Err(
                 error @ (EngineError::HoldMalformed { .. }
                 | EngineError::InvalidField { .. }
                 | EngineError::PolicyStricter { .. }),
-            ) => Ok(Some(unaskable(&error.to_string()))),
+            ) => Ok(Some(refused_hold_text(&error.to_string()))),
             Err(EngineError::Rejected(Rejection::Limit { limit, max })) => {
                 let message = format!(
-                    "nobody can be asked whether `{}` may run: there are {max} {limit} already; decide \
+                    "no approval of `{}` can be requested: there are {max} {limit} already; decide \
                      some of them, then ask again",
                     one.call.tool
                 );
@@ -115,17 +122,17 @@ impl Run {
     }
 }
 
-fn unaskable(why: &str) -> String {
+fn refused_hold_text(why: &str) -> String {
     format!("It was not called: it needs an approval, and {why}.")
 }
 
-/// What everybody who sees the hold reads. The arguments are for those who may decide: they are in the
+/// Title of the hold, which every reader of the session sees. Only deciders see the arguments, in the
 /// action.
 fn title(tool: &str) -> String {
     format!("{tool} needs an approval")
 }
 
-/// The beginning of a text, and what is put in place of the rest.
+/// Truncates a text and appends `rest` in place of the missing part.
 fn clip(text: &str, most: usize, rest: &str) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -134,20 +141,20 @@ fn clip(text: &str, most: usize, rest: &str) -> String {
     format!("{}{rest}", &text[..end.unwrap_or(0)])
 }
 
-/// What a model is told of a recorded result.
-pub(crate) fn told_of(body: &ItemBody) -> String {
+/// Renders a recorded result as text for the model.
+pub(crate) fn render_for_model(body: &ItemBody) -> String {
     let result = body.result.as_ref();
     let result = result.and_then(|result| serde_json::from_str(result.get()).ok());
     let text = match result {
         Some(Value::Null) | None => "Nothing came back.".to_owned(),
         Some(Value::Object(mut members)) if members.len() == 1 && members.contains_key("error") => {
             let error = members.remove("error").unwrap_or_default();
-            format!("Error: {}", in_words(error))
+            format!("Error: {}", content_text(error))
         }
-        Some(result) => in_words(result),
+        Some(result) => content_text(result),
     };
     let rest = format!("\n… (cut here; all of it has {} bytes)", text.len());
-    let text = clip(&text, TOLD_BYTES_MAX, &rest);
+    let text = clip(&text, RESULT_TEXT_BYTES_MAX, &rest);
     let data = body.data.as_ref();
     let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
     let note = data.as_ref().and_then(|data| data.get("note")?.as_str());
@@ -157,7 +164,7 @@ pub(crate) fn told_of(body: &ItemBody) -> String {
     }
 }
 
-fn in_words(content: Value) -> String {
+fn content_text(content: Value) -> String {
     const PARTS: [&str; 3] = ["text", "structured", "parts"];
     match content {
         Value::Object(members) if members.keys().all(|name| PARTS.contains(&name.as_str())) => {
@@ -170,17 +177,17 @@ fn in_words(content: Value) -> String {
     }
 }
 
-/// What people decided about a call that they did not just let run.
-pub(super) enum Decided {
+/// Decision about a call that did not simply release it.
+pub(super) enum CallDecision {
     Refused(String),
     Answered(Raw),
     Ran(Raw),
 }
 
-pub(super) fn decided(state: CallState, hold: Option<&HoldDetail>) -> Decided {
+pub(super) fn call_decision(state: CallState, hold: Option<&HoldDetail>) -> CallDecision {
     let words: DecisionBody = parse(hold.and_then(|hold| hold.decision_body.as_deref()));
     match state {
-        CallState::Answered => Decided::Answered(words.content.unwrap_or_else(|| raw(&()))),
+        CallState::Answered => CallDecision::Answered(words.content.unwrap_or_else(|| raw(&()))),
         CallState::Confirmed => {
             let content = words
                 .content
@@ -189,9 +196,9 @@ pub(super) fn decided(state: CallState, hold: Option<&HoldDetail>) -> Decided {
                 Some(Ok(Value::Object(mut found))) => found.remove("result"),
                 _ => None,
             };
-            Decided::Ran(raw(&result.unwrap_or(Value::Null)))
+            CallDecision::Ran(raw(&result.unwrap_or(Value::Null)))
         }
-        _ => Decided::Refused(refusal(hold, &words)),
+        _ => CallDecision::Refused(refusal(hold, &words)),
     }
 }
 
@@ -222,13 +229,13 @@ fn refusal(hold: Option<&HoldDetail>, words: &DecisionBody) -> String {
     text
 }
 
-/// The tool that a hold is about.
+/// Tool of an approval hold.
 pub(super) fn tool_of(hold: &HoldDetail) -> String {
     let body: HoldBody = parse(hold.body.as_deref());
     body.action.map(|action| action.tool).unwrap_or_default()
 }
 
-/// What a model is told when a person changed what it wanted: the preview, never what is hidden.
+/// Tells the model that a person edited its arguments. Shows the redacted preview only.
 pub(super) fn edit_note(hold: &HoldDetail) -> String {
     let words: DecisionBody = parse(hold.decision_body.as_deref());
     let shown = words.args.map(|args| args.get().to_owned());
@@ -250,7 +257,10 @@ mod tests {
             ..ItemBody::default()
         };
         let note = raw(&serde_json::json!({"note": "Changed."}));
-        assert_eq!(told_of(&body(raw(&"ok"), Some(note))), "Changed.\n\nok");
+        assert_eq!(
+            render_for_model(&body(raw(&"ok"), Some(note))),
+            "Changed.\n\nok"
+        );
         for (result, told) in [
             (serde_json::json!([1]), "[1]"),
             (serde_json::json!({"a": 1}), r#"{"a":1}"#),
@@ -264,13 +274,13 @@ mod tests {
             ),
             (serde_json::json!(null), "Nothing came back."),
         ] {
-            assert_eq!(told_of(&body(raw(&result), None)), told);
+            assert_eq!(render_for_model(&body(raw(&result), None)), told);
         }
-        let told = told_of(&body(raw(&"x".repeat(TOLD_BYTES_MAX + 1)), None));
+        let told = render_for_model(&body(raw(&"x".repeat(RESULT_TEXT_BYTES_MAX + 1)), None));
         assert!(
             told.ends_with("all of it has 262145 bytes)"),
             "{}",
-            &told[TOLD_BYTES_MAX..]
+            &told[RESULT_TEXT_BYTES_MAX..]
         );
     }
 }

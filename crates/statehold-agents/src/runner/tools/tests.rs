@@ -1,4 +1,4 @@
-//! A decision that arrives in the moment between the last look and the leave.
+//! A decision that arrives between the last snapshot and the release of the lease.
 
 use std::time::Duration;
 
@@ -18,19 +18,19 @@ use statehold_store::memory::MemoryStore;
 use tokio::sync::Semaphore;
 
 use super::super::RunnerOptions;
-use super::super::generation::{Generation, Seat, Works};
+use super::super::generation::{Generation, RunnerShared, TurnPermit};
 use super::*;
-use crate::http::HttpClient;
+use crate::http::HttpPool;
+use crate::message::AgentMessage;
 use crate::spec::{AgentBook, AgentKind, AgentSpec, ChatDefault};
-use crate::turn::Answer;
-use crate::words::Words;
+use crate::turn::TurnAnswer;
 
 fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 
-fn wish() -> Wish {
-    Wish {
+fn requested() -> RequestedCall {
+    RequestedCall {
         id: "c1".to_owned(),
         name: "pay".to_owned(),
         arguments: r#"{"amount":5}"#.to_owned(),
@@ -45,7 +45,7 @@ fn wish() -> Wish {
     }
 }
 
-/// An engine with one request of an agent, and the hands of the server and of a person.
+/// An engine with one request, a runner generation and a person.
 struct Scene {
     engine: Engine,
     person: Caller,
@@ -123,7 +123,7 @@ impl Scene {
         done.await.expect("it is done");
     }
 
-    /// What is claimed, unless people are asked first.
+    /// The claimed request, or None if the engine opened a hold instead.
     async fn claim(&self) -> Option<ClaimedRequest> {
         let claim = Claim {
             agent: name("assistant"),
@@ -136,10 +136,10 @@ impl Scene {
         claimed.expect("a claim").pop()
     }
 
-    async fn open(&self, claimed: ClaimedRequest) -> Run {
-        let http = HttpClient::new().expect("a client");
+    async fn open(&self, claimed: ClaimedRequest) -> AgentRun {
+        let http = HttpPool::new().expect("a client");
         let (engine, options) = (self.engine.clone(), RunnerOptions::default());
-        let works = Arc::new(Works::new(engine, name("default"), http, options));
+        let works = Arc::new(RunnerShared::new(engine, name("default"), http, options));
         let tools = Arc::new(ToolServers::new(&AgentBook::default()));
         let generation = Generation::new(&works, Arc::default(), BTreeMap::new(), tools);
         let spec = AgentSpec {
@@ -157,8 +157,8 @@ impl Scene {
         };
         let turns = Arc::new(Semaphore::new(1));
         let permit = Arc::clone(&turns).acquire_owned().await.expect("a seat");
-        let seat = Seat::new(turns, permit);
-        let run = Run::open(Arc::new(generation), Arc::new(spec), claimed, seat).await;
+        let seat = TurnPermit::new(turns, permit);
+        let run = AgentRun::open(Arc::new(generation), Arc::new(spec), claimed, seat).await;
         run.expect("a run")
     }
 
@@ -179,30 +179,38 @@ impl Scene {
     }
 }
 
-/// A run that has asked a person about the call, and looked for the last time before it leaves.
-async fn about_to_leave<'w>(run: &mut Run, wish: &'w Wish) -> (Open<'w>, Look) {
-    let mut open = run.take_calls(&[wish], None).await.expect("a call");
+/// A run that has opened an approval and taken its last snapshot before it releases the lease.
+async fn about_to_leave<'w>(
+    run: &mut AgentRun,
+    requested: &'w RequestedCall,
+) -> (PendingCall<'w>, RequestSnapshot) {
+    let mut open = run.open_calls(&[requested], None).await.expect("a call");
     let one = open.pop().expect("a call");
     let servers = Arc::new(ToolServers::new(&AgentBook::default()));
     let mut toolbox = Toolbox::new(servers, Vec::new());
-    let stuck = run.ask_about(&[&one], &mut toolbox).await;
+    let stuck = run.open_approvals(&[&one], &mut toolbox).await;
     assert!(stuck.expect("a hold").is_empty());
-    let look = run.look().await.expect("a look");
-    let next = next_of(&one, Some(&look)).expect("something to do");
-    assert!(matches!(next, Next::Wait));
-    (one, look)
+    let snapshot = run.load_snapshot().await.expect("a snapshot");
+    let next = next_action(&one, Some(&snapshot)).expect("something to do");
+    assert!(matches!(next, CallAction::Wait));
+    (one, snapshot)
 }
 
 #[tokio::test]
 async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
-    let (scene, wish) = (Scene::new().await, wish());
+    let (scene, requested) = (Scene::new().await, requested());
     let mut run = scene.open(scene.claim().await.expect("a request")).await;
-    let (one, look) = about_to_leave(&mut run, &wish).await;
-    scene.approve(&look.holds[0]).await;
-    assert!(run.leave_at(look.revision).await.is_none(), "it must stay");
+    let (one, snapshot) = about_to_leave(&mut run, &requested).await;
+    scene.approve(&snapshot.holds[0]).await;
+    assert!(
+        run.release_lease_at(snapshot.revision).await.is_none(),
+        "it must stay"
+    );
 
-    let look = run.look().await.expect("it is still ours");
-    let Next::Run(released) = next_of(&one, Some(&look)).expect("something to do") else {
+    let snapshot = run.load_snapshot().await.expect("it is still ours");
+    let CallAction::Execute(released) =
+        next_action(&one, Some(&snapshot)).expect("something to do")
+    else {
         panic!("what was approved runs");
     };
     assert_eq!(released.arguments.get(), r#"{"amount":5}"#);
@@ -210,9 +218,14 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
     let result = raw(&json!("paid"));
     let recorded = run.record_result(&one, CallOutcome::Ran, result, None);
     assert_eq!(recorded.await.expect("a result").text, "paid");
-    let done = run.complete(&Answer::plain(Words::plain("Paid."))).await;
+    let done = run
+        .complete(&TurnAnswer::plain(AgentMessage::plain("Paid.")))
+        .await;
     done.expect("an end");
-    let ended = scene.engine.request(&scene.person, run.place.request).await;
+    let ended = scene
+        .engine
+        .request(&scene.person, run.request_ref.request)
+        .await;
     let ended = ended.expect("the request");
     let outcome = ended.request.ended().cloned().map(|ended| ended.outcome);
     assert_eq!(outcome, Some(RequestOutcome::Completed));
@@ -226,23 +239,23 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
 
 #[tokio::test]
 async fn a_decision_after_the_leave_is_carried_out_by_the_next_run() {
-    let (scene, wish) = (Scene::new().await, wish());
+    let (scene, requested) = (Scene::new().await, requested());
     let mut run = scene.open(scene.claim().await.expect("a request")).await;
-    let (_, look) = about_to_leave(&mut run, &wish).await;
-    let left = run.leave_at(look.revision).await;
+    let (_, snapshot) = about_to_leave(&mut run, &requested).await;
+    let left = run.release_lease_at(snapshot.revision).await;
     assert!(matches!(left, Some(TurnError::Paused)), "{left:?}");
     assert!(scene.claim().await.is_none(), "it waits for a person");
-    scene.approve(&look.holds[0]).await;
+    scene.approve(&snapshot.holds[0]).await;
 
     let claimed = scene.claim().await.expect("it goes on");
     let live = claimed.detail.request.live().expect("it lives").clone();
     assert_eq!(live.status, LiveStatus::Running);
     assert_eq!(claimed.detail.holds.len(), 1, "nobody is asked again");
     let mut run = scene.open(claimed).await;
-    let mut open = run.take_calls(&[&wish], None).await.expect("the call");
+    let mut open = run.open_calls(&[&requested], None).await.expect("the call");
     let one = open.pop().expect("the call");
-    let look = run.look().await.expect("a look");
-    let next = next_of(&one, Some(&look)).expect("something to do");
-    assert!(matches!(next, Next::Run(_)));
+    let snapshot = run.load_snapshot().await.expect("a snapshot");
+    let next = next_action(&one, Some(&snapshot)).expect("something to do");
+    assert!(matches!(next, CallAction::Execute(_)));
     scene.engine.shut_down().await;
 }

@@ -44,7 +44,7 @@ fn book() -> AgentBook {
         base_url: "http://hidden.example/v1".to_owned(),
         model: "hidden-model".to_owned(),
         credential: Credential::new("hidden-credential".to_owned()),
-        memory: statehold_agents::spec::Memory::Restore,
+        memory: statehold_agents::spec::ChatMemory::Restore,
     }));
     let assistant = AgentKind::Llm(Arc::new(LlmSpec {
         model: name("main"),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use statehold_agents::runner::{Moment, OnStep, StepKind};
+use statehold_agents::runner::{CommitPhase, StepHook, StepKind};
 
 use crate::exit::Failure;
 
@@ -15,7 +15,7 @@ pub(super) const VARIABLE: &str = "STATEHOLD_DIE_AT";
 #[derive(Debug, PartialEq, Eq)]
 struct CrashPoint {
     kind: StepKind,
-    moment: Moment,
+    moment: CommitPhase,
     /// How often the step is reached, the fatal time included.
     times: u64,
 }
@@ -25,7 +25,7 @@ struct CrashPoint {
 /// # Errors
 ///
 /// If the variable names an unknown step.
-pub(super) fn on_step() -> Result<OnStep, Failure> {
+pub(super) fn on_step() -> Result<StepHook, Failure> {
     let Some(told) = std::env::var_os(VARIABLE) else {
         return Ok(Arc::new(|_, _| ()));
     };
@@ -46,8 +46,8 @@ impl CrashPoint {
         let word = parts.next()?;
         let kind = StepKind::ALL.into_iter().find(|kind| kind.word() == word)?;
         let moment = match parts.next()? {
-            "before" => Moment::Before,
-            "after" => Moment::After,
+            "before" => CommitPhase::Before,
+            "after" => CommitPhase::After,
             _ => return None,
         };
         let times = parts.next().map_or(Ok(1), str::parse).ok()?;
@@ -88,7 +88,10 @@ mod tests {
     #[test]
     fn every_step_can_be_named_and_nothing_else() {
         for kind in StepKind::ALL {
-            for (text, moment) in [("before", Moment::Before), ("after", Moment::After)] {
+            for (text, moment) in [
+                ("before", CommitPhase::Before),
+                ("after", CommitPhase::After),
+            ] {
                 let word = kind.word();
                 let at = |times| {
                     Some(CrashPoint {

@@ -6,8 +6,8 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use statehold_agents::runner::{OnStep, Runner, RunnerError};
-use statehold_agents::scratch::{MakeEngine, Scratch};
+use statehold_agents::runner::{Runner, RunnerError, StepHook};
+use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
@@ -58,7 +58,7 @@ impl ActiveConfig {
     }
 
     /// A factory of in-memory engines with the same policies and credentials, for stateless calls.
-    fn make_scratch(&self, clock: &Arc<dyn Clock>) -> MakeEngine {
+    fn make_scratch(&self, clock: &Arc<dyn Clock>) -> EngineFactory {
         let (policies, credentials) = (self.policies.clone(), self.credentials.clone());
         wire::make_in_memory(Arc::clone(clock), policies, credentials)
     }
@@ -87,7 +87,7 @@ impl ReloadContext {
     pub(super) async fn start_agents(
         self,
         active: ActiveConfig,
-        on_step: OnStep,
+        on_step: StepHook,
     ) -> Result<ConfigReloader, RunnerError> {
         let (book, tenant) = (Arc::clone(&active.book), self.tenant.clone());
         let make = active.make_scratch(&self.clock);

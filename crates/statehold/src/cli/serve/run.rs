@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
-use statehold_agents::runner::OnStep;
+use statehold_agents::runner::StepHook;
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
@@ -211,7 +211,7 @@ async fn serve_until_stopped(
 
 /// The hook at each step of a turn: nothing, unless a crash test sets one.
 #[cfg(debug_assertions)]
-fn on_step() -> Result<OnStep, Failure> {
+fn on_step() -> Result<StepHook, Failure> {
     super::die_at::on_step()
 }
 
@@ -220,7 +220,7 @@ fn on_step() -> Result<OnStep, Failure> {
     clippy::unnecessary_wraps,
     reason = "builds for tests may be told something wrong"
 )]
-fn on_step() -> Result<OnStep, Failure> {
+fn on_step() -> Result<StepHook, Failure> {
     Ok(Arc::new(|_, _| ()))
 }
 

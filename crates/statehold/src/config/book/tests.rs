@@ -173,7 +173,7 @@ fn everything_that_is_declared_is_in_the_book() {
     let AgentKind::Openai(openai) = &gpa.kind else {
         panic!("{:?}", gpa.kind);
     };
-    assert_eq!(openai.memory, Memory::Track);
+    assert_eq!(openai.memory, ChatMemory::Track);
     assert!(openai.credential.is_some());
     let own: Vec<&Name> = declared.credentials.keys().collect();
     assert_eq!(own, [&name("gpa")]);

@@ -12,7 +12,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, Memory, ModelSpec, OpenaiSpec,
+    AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, FinalAnswer, ModelSpec, OpenaiSpec,
     RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
@@ -94,7 +94,7 @@ fn book(base_url: &str) -> Arc<AgentBook> {
         base_url: base_url.to_owned(),
         model: "expert".to_owned(),
         credential: None,
-        memory: Memory::Restore,
+        memory: ChatMemory::Restore,
     };
     let router = |answer: FinalAnswer| {
         AgentKind::Router(Arc::new(RouterSpec {

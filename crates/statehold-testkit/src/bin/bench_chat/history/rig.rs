@@ -7,7 +7,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, LlmSpec, Memory, ModelSpec, OpenaiSpec, RETRIES, TIMEOUT,
+    AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES, TIMEOUT,
 };
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
 use statehold_core::digest::BodyRef;
@@ -84,7 +84,7 @@ impl Rig {
             base_url: base_url.to_owned(),
             model: "agent".to_owned(),
             credential: None,
-            memory: Memory::Restore,
+            memory: ChatMemory::Restore,
         };
         let main: Name = "main".parse()?;
         let llm = LlmSpec {

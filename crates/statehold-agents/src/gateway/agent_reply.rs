@@ -1,4 +1,4 @@
-//! What an agent behind chat completions said: as it is recorded, and the answer that it makes.
+//! Reply of an agent behind chat completions: its recorded form, and the turn's answer made from it.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +6,34 @@ use serde::{Deserialize, Serialize};
 use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
 use statehold_engine::kept::{AttachmentBody, Raw};
 
-use super::exchange::{SetAside, StateNote};
-use super::pause::Paused;
-use super::shared::{self, Exported, Told};
+use super::exchange::{DiscardedState, StateNote};
+use super::pause::RemotePause;
+use super::shared::{self, ExportedState, SharedContext};
 use super::state::StateRules;
-use super::{Note, RecordedNote, of_record, recorded, trail};
+use super::{RecordedNote, TraceNote, call_headers, from_recorded, to_recorded};
 use crate::chat::ChatReply;
+use crate::message::{AgentMessage, raw};
 use crate::spec::AgentSpec;
-use crate::turn::{Answer, TurnError};
-use crate::words::{Words, raw};
+use crate::turn::{TurnAnswer, TurnError};
 
-/// The agent's session, as far as a run knows it.
+/// The agent's session, as known to a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Its {
+pub(super) struct RemoteSession {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) session: Option<String>,
     pub(super) generation: u32,
 }
 
-/// What the agent said, as it is recorded.
+/// Recorded reply of the agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Said {
+pub(super) struct AgentReply {
     content: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refusal: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     finish_reason: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall>,
+    tool_calls: Vec<ReplyToolCall>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     state: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,13 +42,13 @@ pub(super) struct Said {
     attachments: Vec<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     statehold: Option<Raw>,
-    /// The session values that it was told.
+    /// Session values that were sent with the message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     told: Option<Raw>,
-    /// Its session that this was said in, and how many it has had.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) its: Option<Its>,
-    /// What it calls its side of the call.
+    /// The session that the agent replied in, and its generation.
+    #[serde(default, rename = "its", skip_serializing_if = "Option::is_none")]
+    pub(super) remote: Option<RemoteSession>,
+    /// Ids that the agent returned for its side of the call.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ids: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -56,32 +56,32 @@ pub(super) struct Said {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct ToolCall {
+struct ReplyToolCall {
     id: String,
     #[serde(rename = "type")]
     kind: String,
-    function: Function,
+    function: ReplyFunction,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Function {
+struct ReplyFunction {
     name: String,
     arguments: String,
 }
 
 #[derive(Serialize)]
 struct AnswerData<'a> {
-    tool_calls: &'a [ToolCall],
+    tool_calls: &'a [ReplyToolCall],
 }
 
-impl Said {
-    pub(super) fn of(reply: ChatReply, told: Option<Told>, notes: Vec<Note>) -> Self {
-        let calls = reply.tool_calls.into_iter().map(|wish| ToolCall {
-            id: wish.id,
+impl AgentReply {
+    pub(super) fn of(reply: ChatReply, told: Option<SharedContext>, notes: Vec<TraceNote>) -> Self {
+        let calls = reply.tool_calls.into_iter().map(|call| ReplyToolCall {
+            id: call.id,
             kind: "function".to_owned(),
-            function: Function {
-                name: wish.name,
-                arguments: wish.arguments,
+            function: ReplyFunction {
+                name: call.name,
+                arguments: call.arguments,
             },
         });
         Self {
@@ -92,42 +92,42 @@ impl Said {
             state: reply.state,
             shared_context: reply.shared_context,
             attachments: reply.attachments,
-            statehold: reply.paused,
+            statehold: reply.statehold,
             told: told.map(|told| told.values),
-            its: None,
-            ids: trail::returned(&reply.headers),
-            notes: recorded(notes),
+            remote: None,
+            ids: call_headers::returned_ids(&reply.headers),
+            notes: to_recorded(notes),
         }
     }
 
-    pub(super) fn pause(&self) -> Result<Option<Paused>, TurnError> {
+    pub(super) fn pause(&self) -> Result<Option<RemotePause>, TurnError> {
         match &self.statehold {
-            Some(said) => Paused::read(said),
+            Some(statehold) => RemotePause::read(statehold),
             None => Ok(None),
         }
     }
 
-    /// The session that the agent answered in.
-    pub(super) fn session<'a>(&'a self, paused: Option<&'a Paused>) -> Option<&'a str> {
-        let named = trail::session_of(&self.ids);
+    /// The session that the agent replied in.
+    pub(super) fn session<'a>(&'a self, paused: Option<&'a RemotePause>) -> Option<&'a str> {
+        let named = call_headers::session_of(&self.ids);
         named.or_else(|| paused.and_then(|paused| paused.session.as_deref()))
     }
 
-    /// What the turn comes to. With `gives_back`, the state is kept for the next one; with `tells_calls`,
-    /// whoever asked is told which tools the agent wants called.
+    /// Builds the turn's answer. `gives_back`: store the state for the next call. `tells_calls`:
+    /// include the requested tool calls for the caller.
     pub(super) async fn into_answer(
         self,
         spec: &AgentSpec,
         gives_back: bool,
         tells_calls: bool,
-    ) -> Result<Answer, TurnError> {
-        let said = self;
+    ) -> Result<TurnAnswer, TurnError> {
+        let reply = self;
         let is_recreated = |note: &RecordedNote| note.name == "conversation_recreated";
-        let was_recreated = said.notes.iter().any(is_recreated);
-        let is_refusal = said.content.is_empty() && said.refusal.is_some();
-        let text = match &said.refusal {
+        let was_recreated = reply.notes.iter().any(is_recreated);
+        let is_refusal = reply.content.is_empty() && reply.refusal.is_some();
+        let text = match &reply.refusal {
             Some(refusal) if is_refusal => refusal,
-            _ => &said.content,
+            _ => &reply.content,
         };
         let annotations = [
             ("conversation_recreated", was_recreated),
@@ -135,33 +135,36 @@ impl Said {
         ];
         let annotations: BTreeMap<&str, bool> =
             annotations.into_iter().filter(|(_, is)| *is).collect();
-        let calls = (!said.tool_calls.is_empty()).then(|| {
+        let calls = (!reply.tool_calls.is_empty()).then(|| {
             raw(&AnswerData {
-                tool_calls: &said.tool_calls,
+                tool_calls: &reply.tool_calls,
             })
         });
-        let words = Words {
-            attachments: files(&said.attachments),
+        let message = AgentMessage {
+            attachments: usable_attachments(&reply.attachments),
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
             data: calls.clone().filter(|_| tells_calls),
-            ..Words::plain(text)
+            ..AgentMessage::plain(text)
         };
-        let mut notes = of_record(said.notes);
+        let mut notes = from_recorded(reply.notes);
         notes.extend(
             calls
                 .filter(|_| !tells_calls)
                 .map(|calls| ("tool_calls", calls)),
         );
         let mut kept = StateNote {
-            state: said.state,
-            attachments: said.attachments,
-            told: said.told,
+            state: reply.state,
+            attachments: reply.attachments,
+            told: reply.told,
         };
         if let (Some(rules), Some(state)) = (StateRules::of(spec), &kept.state) {
-            // Schemas and long states take their time.
+            // Validating large states against schemas is slow, so do it off the async threads.
             let looked_at = state.clone();
             let work = move || rules.apply(&looked_at);
-            match tokio::task::spawn_blocking(work).await.map_err(unjudged)? {
+            match tokio::task::spawn_blocking(work)
+                .await
+                .map_err(state_check_failed)?
+            {
                 Ok(given) if given.was_reset => {
                     let note = raw(&BTreeMap::from([("tool_call_history", "was no list")]));
                     notes.push(("state_reset", note));
@@ -169,20 +172,20 @@ impl Said {
                 Ok(_) => {}
                 Err(reason) => {
                     let reason = reason.as_str();
-                    notes.push(("state_set_aside", raw(&SetAside { reason, state })));
+                    notes.push(("state_set_aside", raw(&DiscardedState { reason, state })));
                     kept.state = None;
                 }
             }
         }
-        let shared = said.shared_context.as_deref();
-        let Exported { values, left_out } =
-            shared::exported(&spec.export, shared, kept.state.as_deref());
+        let shared = reply.shared_context.as_deref();
+        let ExportedState { values, left_out } =
+            shared::export_values(&spec.export, shared, kept.state.as_deref());
         notes.extend(left_out);
         if gives_back {
             notes.extend(kept.note());
         }
-        Ok(Answer {
-            words,
+        Ok(TurnAnswer {
+            message,
             state: values,
             private: None,
             notes,
@@ -190,19 +193,17 @@ impl Said {
     }
 }
 
-fn unjudged(_: tokio::task::JoinError) -> TurnError {
-    let message =
-        "the agent's state could not be looked at; ask again, and look into the log of the server";
+fn state_check_failed(_: tokio::task::JoinError) -> TurnError {
+    let message = "the agent's state could not be validated; ask again, and check the server log";
     TurnError::failed("internal", message)
 }
 
-/// The files of an answer, as far as they say where they are.
-fn files(attachments: &[Raw]) -> Vec<AttachmentBody> {
+/// Attachments of an answer that have a URL or data.
+fn usable_attachments(attachments: &[Raw]) -> Vec<AttachmentBody> {
     let files = attachments.iter().filter_map(|file| {
         let file: AttachmentBody = serde_json::from_str(file.get()).ok()?;
-        let is_somewhere =
-            file.url.is_some() || file.reference_url.is_some() || file.data.is_some();
-        is_somewhere.then_some(file)
+        let has_source = file.url.is_some() || file.reference_url.is_some() || file.data.is_some();
+        has_source.then_some(file)
     });
     files.take(ITEM_ATTACHMENTS_MAX).collect()
 }

@@ -1,5 +1,5 @@
-//! The conversation that a service keeps for an agent of a session: one, shared by all tasks of the agent,
-//! remembered in the private state of the task that began it.
+//! The conversation that a service stores for an agent and session. All tasks of the agent share it;
+//! the task that created it keeps the record in its private state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,45 +8,48 @@ use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
 use statehold_engine::kept::Raw;
 
-use crate::runner::Run;
+use crate::message::raw;
+use crate::runner::AgentRun;
 use crate::turn::TurnError;
-use crate::words::raw;
 
-/// How many locks there are before those that nobody holds are looked for.
+/// Number of locks at which unused ones are removed.
 const LOCKS_SWEPT_AT: usize = 256;
 
-/// What a task remembers.
+/// Private state of a task: the remote conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Remembered {
-    /// What kind of service it is: an agent may be declared anew as something else.
+pub(super) struct ConversationRecord {
+    /// Kind of gateway; the agent may since have been declared with another.
     pub(super) gateway: String,
-    /// The session that it is for. A copy of a session has conversations of its own.
+    /// The local session. A forked session has conversations of its own.
     pub(super) session: SessionId,
-    /// How often one was begun, counted from 1. The highest is the one that counts.
+    /// Counts the conversations created, from 1. The highest generation is current.
     pub(super) generation: u32,
-    /// What the service calls it. None while one is being begun.
+    /// Id that the service assigned. None while the creation is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) conversation: Option<String>,
-    /// It takes the place of one that was lost.
+    /// It replaces a lost one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_another: bool,
 }
 
-impl Remembered {
+impl ConversationRecord {
     pub(super) fn raw(&self) -> Raw {
         raw(self)
     }
 }
 
-/// What is known of the conversation of this run's agent in its session, whichever task remembers it.
-pub(super) async fn look_up(run: &Run, gateway: &str) -> Result<Option<Remembered>, TurnError> {
-    let (session, agent) = (run.place.session, &run.spec.name);
-    let mut newest: Option<Remembered> = None;
+/// The newest record of the agent's conversation in this session, from any task of the agent.
+pub(super) async fn find_newest(
+    run: &AgentRun,
+    gateway: &str,
+) -> Result<Option<ConversationRecord>, TurnError> {
+    let (session, agent) = (run.request_ref.session, &run.spec.name);
+    let mut newest: Option<ConversationRecord> = None;
     for task in run.engine.open_tasks_of(session, agent).await? {
         let Some(kept) = run.engine.private_state(task).await? else {
             continue;
         };
-        let Ok(known) = serde_json::from_slice::<Remembered>(&kept) else {
+        let Ok(known) = serde_json::from_slice::<ConversationRecord>(&kept) else {
             continue;
         };
         let is_newer = newest
@@ -59,20 +62,21 @@ pub(super) async fn look_up(run: &Run, gateway: &str) -> Result<Option<Remembere
     Ok(newest)
 }
 
-/// One turn at a time in each conversation of one agent, however it is declared meanwhile.
+/// Locks that allow one turn at a time in each conversation of one agent. They outlive new declarations
+/// of the agent.
 #[derive(Debug, Default)]
-pub(crate) struct Locks {
+pub(crate) struct ConversationLocks {
     locks: Mutex<HashMap<SessionId, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-impl Locks {
-    /// Waits until no other turn of this agent uses the conversation of this run's session. However many
-    /// turns of one session wait, those of others go on.
-    pub(super) async fn hold(&self, run: &mut Run) -> tokio::sync::OwnedMutexGuard<()> {
-        let lock = self.lock_of(run.place.session);
+impl ConversationLocks {
+    /// Waits until no other turn of this agent uses the session's conversation. Releases the turn's
+    /// permit meanwhile, so that turns of other sessions can run.
+    pub(super) async fn lock(&self, run: &mut AgentRun) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = self.lock_of(run.request_ref.session);
         match Arc::clone(&lock).try_lock_owned() {
             Ok(held) => held,
-            Err(_) => run.seat.left_for(lock.lock_owned()).await,
+            Err(_) => run.permit.release_while(lock.lock_owned()).await,
         }
     }
 

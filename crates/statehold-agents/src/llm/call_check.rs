@@ -1,5 +1,5 @@
-//! What comes of the tool calls that a model wants: which are tried, which a person must approve first,
-//! and what the model is told about those that make no sense.
+//! Checks the tool calls that a model requests: which may run, which need an approval first, and which
+//! are rejected with an error for the model.
 
 use std::collections::BTreeSet;
 
@@ -11,61 +11,64 @@ use statehold_engine::kept::Raw;
 use statehold_engine::policy::Effective;
 use statehold_engine::{Engine, Schema};
 
-use crate::chat::ToolCallWish;
-use crate::mcp::Tool;
-use crate::model::Wish;
+use crate::chat::RawToolCall;
+use crate::mcp::McpTool;
+use crate::message::raw;
+use crate::model::RequestedCall;
 use crate::tool_policy::ToolRules;
-use crate::words::raw;
 
-/// How many calls one message may want.
+/// Most tool calls per reply.
 const CALLS_MAX: usize = 64;
 
-/// Calls that a person refused in this turn: the server, its tool, and the arguments.
-pub(crate) type Refused = BTreeSet<(String, String, String)>;
+/// Calls that a person refused in this turn: server, tool and arguments.
+pub(crate) type RefusedCalls = BTreeSet<(String, String, String)>;
 
-/// A call with its whole arguments, which live in memory only where a policy hides them.
-pub(crate) struct Judged {
-    pub(crate) wish: Wish,
-    /// None if it is not tried.
+/// A checked call, with its complete arguments. Arguments that a policy redacts exist only in memory.
+pub(crate) struct CheckedCall {
+    pub(crate) requested: RequestedCall,
+    /// None if the call is rejected.
     pub(crate) arguments: Option<Raw>,
 }
 
-/// Judges calls by the tools and the policy of now.
-pub(crate) struct Judge<'a> {
+/// Checks calls against the current tools and policies.
+pub(crate) struct CallChecker<'a> {
     pub(crate) engine: &'a Engine,
     pub(crate) agent: &'a Name,
-    pub(crate) tools: &'a [Tool],
-    pub(crate) refused: &'a Refused,
+    pub(crate) tools: &'a [McpTool],
+    pub(crate) refused: &'a RefusedCalls,
 }
 
-impl Judge<'_> {
-    pub(crate) fn all(&self, wanted: Vec<ToolCallWish>) -> Vec<Judged> {
+impl CallChecker<'_> {
+    pub(crate) fn check_all(&self, wanted: Vec<RawToolCall>) -> Vec<CheckedCall> {
         let mut ids = BTreeSet::new();
-        let judged = wanted.into_iter().enumerate().map(|(at, mut call)| {
-            // A result is found by its id, so there can be only one of each.
+        let checked = wanted.into_iter().enumerate().map(|(at, mut call)| {
+            // Results are matched by call id, so make the ids unique.
             while !ids.insert(call.id.clone()) {
                 call.id = format!("{}_{at}", call.id);
             }
             let outcome = if at < CALLS_MAX {
-                self.one(&call)
+                self.check(&call)
             } else {
                 Err(format!(
                     "at most {CALLS_MAX} tools are called at once; it was not called"
                 ))
             };
-            let (wish, arguments) = match outcome {
-                Ok((mut wish, arguments)) => {
-                    wish.id = call.id;
-                    (wish, Some(arguments))
+            let (requested, arguments) = match outcome {
+                Ok((mut requested, arguments)) => {
+                    requested.id = call.id;
+                    (requested, Some(arguments))
                 }
-                Err(error) => (self.refusal(call, error), None),
+                Err(error) => (self.rejected(call, error), None),
             };
-            Judged { wish, arguments }
+            CheckedCall {
+                requested,
+                arguments,
+            }
         });
-        judged.collect()
+        checked.collect()
     }
 
-    fn one(&self, call: &ToolCallWish) -> Result<(Wish, Raw), String> {
+    fn check(&self, call: &RawToolCall) -> Result<(RequestedCall, Raw), String> {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == call.name) else {
             let known: Vec<&str> = self.tools.iter().map(|tool| tool.name.as_str()).collect();
             return Err(format!(
@@ -73,25 +76,25 @@ impl Judge<'_> {
                 known.join(", ")
             ));
         };
-        let arguments = read_arguments(&call.arguments)?;
-        // Once more, in one spelling: what people approve is exactly what the tool gets.
+        let arguments = parse_arguments(&call.arguments)?;
+        // Serialize the parsed arguments again: the tool gets exactly the text that people approve.
         let whole = raw(&arguments);
         let rules = self.rules(tool);
         let name = rules.recorded;
         let shown = self.engine.shown_arguments(self.agent, &name, &whole);
-        require_fit(tool, &arguments, shown.is_some())?;
+        require_valid(tool, &arguments, shown.is_some())?;
         let gated = rules.effective.needs_approval(&arguments);
         if gated {
-            require_askable(&name, &arguments)?;
+            require_holdable(&name, &arguments)?;
         }
         let shown = shown.filter(|_| gated);
         let server = tool.server.to_string();
         let this = (server, tool.original.clone(), whole.get().to_owned());
         if shown.is_none() && self.refused.contains(&this) {
-            let what = "a person refused exactly this call before; it was not called, and nobody is asked again";
+            let what = "a person refused exactly this call before; it was not called, and no new approval was requested";
             return Err(what.to_owned());
         }
-        let wish = Wish {
+        let requested = RequestedCall {
             id: String::new(),
             name: call.name.clone(),
             arguments: shown.as_ref().unwrap_or(&whole).get().to_owned(),
@@ -104,18 +107,18 @@ impl Judge<'_> {
             hidden: shown.is_some(),
             error: None,
         };
-        Ok((wish, whole))
+        Ok((requested, whole))
     }
 
-    /// A call that is not tried. What the model wrote stays, as far as it can be told back to it.
-    fn refusal(&self, call: ToolCallWish, error: String) -> Wish {
-        // Endpoints read the arguments of earlier calls, and not all of them forgive.
-        let written = read_arguments(&call.arguments).map(|arguments| raw(&arguments));
+    /// A rejected call. Keeps the model's arguments as far as they can be sent back to it.
+    fn rejected(&self, call: RawToolCall, error: String) -> RequestedCall {
+        // Some endpoints parse the arguments of earlier calls and reject invalid JSON.
+        let written = parse_arguments(&call.arguments).map(|arguments| raw(&arguments));
         let written = written.unwrap_or_else(|_| raw(&serde_json::Map::new()));
         let tool = self.tools.iter().find(|tool| tool.name == call.name);
         let name = tool.map_or_else(|| call.name.clone(), |tool| self.rules(tool).recorded);
         let shown = self.engine.shown_arguments(self.agent, &name, &written);
-        Wish {
+        RequestedCall {
             id: call.id,
             arguments: shown.unwrap_or(written).get().to_owned(),
             name: call.name,
@@ -130,21 +133,21 @@ impl Judge<'_> {
         }
     }
 
-    fn rules(&self, tool: &Tool) -> ToolRules {
+    fn rules(&self, tool: &McpTool) -> ToolRules {
         let policies = self.engine.policies();
         ToolRules::of(&policies, self.agent, tool.server.as_str(), &tool.original)
     }
 }
 
-/// Whether a tool may be called again under the same key: the policy says so, or else its server, if that
-/// is believed. What a policy says about its effect goes over what its server says.
-fn is_idempotent(tool: &Tool, effective: Effective) -> bool {
+/// Whether a tool may be retried with the same execution key: by policy, or else by its server's hint
+/// if that server is trusted. An effect in the policy overrides the server's hint.
+fn is_idempotent(tool: &McpTool, effective: Effective) -> bool {
     let said = effective.policy.idempotent;
     let only_reads = || effective.or_read(tool.only_reads).policy.effect == Some(Effect::Read);
     said.unwrap_or_else(|| tool.idempotent || tool.only_reads && only_reads())
 }
 
-fn read_arguments(written: &str) -> Result<Value, String> {
+fn parse_arguments(written: &str) -> Result<Value, String> {
     if written.trim().is_empty() {
         return Ok(Value::Object(serde_json::Map::new()));
     }
@@ -159,8 +162,8 @@ fn read_arguments(written: &str) -> Result<Value, String> {
     }
 }
 
-fn require_fit(tool: &Tool, arguments: &Value, hides: bool) -> Result<(), String> {
-    // A schema that cannot be used here is the tool's own to check.
+fn require_valid(tool: &McpTool, arguments: &Value, hides: bool) -> Result<(), String> {
+    // A schema that this server cannot compile is left for the tool to check.
     let Ok(schema) = Schema::new(&tool.input_schema.to_string()) else {
         return Ok(());
     };
@@ -174,7 +177,7 @@ fn require_fit(tool: &Tool, arguments: &Value, hides: bool) -> Result<(), String
         } else {
             &error.path
         };
-        // What is wrong with a value says what it is.
+        // A validation message would reveal a redacted value.
         let what = if hides {
             "does not fit"
         } else {
@@ -189,8 +192,8 @@ fn require_fit(tool: &Tool, arguments: &Value, hides: bool) -> Result<(), String
     ))
 }
 
-/// People can only be asked about what everybody reads alike.
-fn require_askable(name: &str, arguments: &Value) -> Result<(), String> {
+/// Checks that a hold for this call would be accepted: valid name, exact numbers.
+fn require_holdable(name: &str, arguments: &Value) -> Result<(), String> {
     name.parse::<Name>().map_err(|_| {
         "this tool needs an approval, and its name is none that people can be asked about; it was not called"
             .to_owned()

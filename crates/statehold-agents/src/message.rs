@@ -1,4 +1,4 @@
-//! What is asked and answered, as it is kept in items: content, files, and what goes with them.
+//! Messages as stored in items: content, attachments and metadata.
 
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
@@ -10,23 +10,23 @@ use statehold_core::record::Event;
 use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse, to_bytes};
 use statehold_engine::{Payloads, StoredItem, StoredRecord};
 
-/// One message.
+/// One input or output message.
 #[derive(Debug, Clone)]
-pub(crate) struct Words {
-    /// Text, or a list of parts.
+pub(crate) struct AgentMessage {
+    /// A string, or a list of parts.
     pub(crate) content: Raw,
     pub(crate) attachments: Vec<AttachmentBody>,
     pub(crate) annotations: Option<Raw>,
-    /// What clients do not see.
+    /// Data that clients do not see.
     pub(crate) data: Option<Raw>,
 }
 
-/// JSON of something of ours.
+/// Serializes a value of our own types to raw JSON.
 pub(crate) fn raw<T: serde::Serialize>(value: &T) -> Raw {
     to_raw_value(value).expect("our own types always serialize to JSON")
 }
 
-impl Words {
+impl AgentMessage {
     pub(crate) fn plain(text: &str) -> Self {
         Self {
             content: raw(&text),
@@ -36,19 +36,19 @@ impl Words {
         }
     }
 
-    /// What is said, without pictures and files.
+    /// The text, without images and attachments.
     pub(crate) fn text(&self) -> String {
         text_of(&self.content)
     }
 
-    /// What a stored item says. None if it was erased.
-    pub(crate) fn of_item(item: &StoredItem) -> Option<Self> {
+    /// Reads a stored item. None if it was erased.
+    pub(crate) fn from_item(item: &StoredItem) -> Option<Self> {
         let files = item.attachments.iter().map(|file| file.as_deref());
-        Self::of_bodies(item.body.as_deref()?, files)
+        Self::from_bodies(item.body.as_deref()?, files)
     }
 
-    /// The first message of a user, or the last of the assistant, that a record wrote for a request.
-    pub(crate) fn of_record(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Self> {
+    /// Reads the first user message, or the last assistant message, that a record wrote for a request.
+    pub(crate) fn from_record(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Self> {
         let events = stored.record.content.events.iter();
         let mut items = events.filter_map(|event| match event {
             Event::ItemsAppended { request, items, .. } if *request == id => Some(items),
@@ -65,10 +65,10 @@ impl Words {
             stored.bodies.get(index)?.as_deref()
         };
         let files = item.attachments.iter().map(|file| payload(&file.body));
-        Self::of_bodies(payload(&item.body)?, files)
+        Self::from_bodies(payload(&item.body)?, files)
     }
 
-    fn of_bodies<'a>(body: &[u8], files: impl Iterator<Item = Option<&'a [u8]>>) -> Option<Self> {
+    fn from_bodies<'a>(body: &[u8], files: impl Iterator<Item = Option<&'a [u8]>>) -> Option<Self> {
         let body: ItemBody = parse(Some(body));
         let files = files.map(|file| serde_json::from_slice(file?).ok());
         Some(Self {
@@ -79,7 +79,7 @@ impl Words {
         })
     }
 
-    /// Puts the message where the record that names it finds it.
+    /// Adds the message to the payloads of a commit.
     pub(crate) fn put(&self, payloads: &mut Payloads) -> Output {
         let body = ItemBody {
             content: Some(self.content.clone()),
@@ -109,7 +109,7 @@ impl Words {
     }
 }
 
-/// The text of a content: itself, or that of its text parts.
+/// Text of a content: the string, or its text parts joined.
 pub(crate) fn text_of(content: &RawValue) -> String {
     match serde_json::from_str(content.get()) {
         Ok(Value::String(text)) => text,

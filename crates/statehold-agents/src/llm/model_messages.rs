@@ -1,8 +1,8 @@
-//! The conversation as a model is told it: what was said and done before in this task, what a caller
-//! without a session brings along, and this turn.
+//! The messages of a model call: the task's history, the history of a stateless caller, and the current
+//! turn.
 //!
-//! The prompt is not part of it. Whatever comes from outside is a message of the user or the assistant,
-//! so nothing can stand where the prompt stands.
+//! The system prompt is not part of it. All text from outside becomes a user or assistant message, so
+//! none can take the place of the prompt.
 
 use std::collections::HashMap;
 
@@ -14,33 +14,33 @@ use statehold_engine::StoredItem;
 use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 
 use crate::gateway::shared_block;
-use crate::history::newest;
-use crate::model::{Said, Wish};
-use crate::runner::{NotMade, StepKind, recorded_step, told_of};
-use crate::words::{Words, raw, text_of};
+use crate::history::newest_fitting;
+use crate::message::{AgentMessage, raw, text_of};
+use crate::model::{ModelReply, RequestedCall};
+use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
 
-/// What a model is told of a call whose result nobody recorded: an endpoint refuses calls without one.
+/// Text for a call without a recorded result: endpoints reject calls without one.
 pub(crate) const NO_RESULT: &str = "There is no record of what came of this call.";
 
-/// Messages in the form of chat completions, without the prompt.
+/// Messages in chat completions form, without the system prompt.
 #[derive(Default)]
-pub(crate) struct Talk {
+pub(crate) struct ModelMessages {
     messages: Vec<Raw>,
-    /// All of them as bytes: what a step is made from.
+    /// Concatenated messages: the input of a step.
     bytes: Vec<u8>,
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct ModelMessage<'a> {
     role: &'a str,
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<Call<'a>>,
+    tool_calls: Vec<ModelToolCall<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_call_id: Option<&'a str>,
 }
 
-impl<'a> Message<'a> {
+impl<'a> ModelMessage<'a> {
     fn text(role: Role, text: &'a str) -> Self {
         Self {
             role: match role {
@@ -55,55 +55,55 @@ impl<'a> Message<'a> {
 }
 
 #[derive(Serialize)]
-struct Call<'a> {
+struct ModelToolCall<'a> {
     id: &'a str,
     #[serde(rename = "type")]
     kind: &'a str,
-    function: Function<'a>,
+    function: ModelFunction<'a>,
 }
 
 #[derive(Serialize)]
-struct Function<'a> {
+struct ModelFunction<'a> {
     name: &'a str,
     arguments: &'a str,
 }
 
-impl Talk {
+impl ModelMessages {
     pub(crate) fn messages(&self) -> &[Raw] {
         &self.messages
     }
 
-    /// What a step that is asked this is made from.
+    /// Input of the step that sends these messages.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    fn push(&mut self, message: &Message<'_>) {
+    fn push(&mut self, message: &ModelMessage<'_>) {
         let message = raw(message);
-        self.made_from(&message);
+        self.add_input(&message);
         self.messages.push(message);
     }
 
-    fn made_from(&mut self, message: &Raw) {
+    fn add_input(&mut self, message: &Raw) {
         self.bytes.extend_from_slice(message.get().as_bytes());
         self.bytes.push(b'\n');
     }
 
-    /// A message. In one of the user's, nothing stands first that looks like what only we may say.
+    /// Adds a message. Guards a user message against imitating the shared context block.
     pub(crate) fn push_text(&mut self, role: Role, text: &str) {
         let guard = match role {
             Role::User | Role::Tool => shared_block(&[], text),
             Role::Assistant => None,
         };
         match guard {
-            Some(guard) => self.push(&Message::text(role, &format!("{guard}{text}"))),
-            None => self.push(&Message::text(role, text)),
+            Some(guard) => self.push(&ModelMessage::text(role, &format!("{guard}{text}"))),
+            None => self.push(&ModelMessage::text(role, text)),
         }
     }
 
-    /// Earlier exchanges, as many of the newest as there is room for. Says how many are left out.
+    /// Adds the newest exchanges that fit. Returns the number of omitted ones.
     pub(crate) fn push_exchanges(&mut self, exchanges: Vec<Self>) -> usize {
-        let (kept, left_out) = newest(exchanges, |one| one.bytes.len());
+        let (kept, left_out) = newest_fitting(exchanges, |one| one.bytes.len());
         for one in kept {
             self.messages.extend(one.messages);
             self.bytes.extend(one.bytes);
@@ -111,15 +111,15 @@ impl Talk {
         left_out
     }
 
-    /// What a model said, and what it was told of each call, in the order of the calls. What it was not
-    /// told is made up for, so that every call has its result.
-    pub(crate) fn push_said(&mut self, said: &Said, told: &[Option<&str>]) {
-        let calls = said.tool_calls.iter().map(|wish| Call {
-            id: &wish.id,
+    /// Adds a model reply with the results of its calls, in order. A missing result gets a placeholder,
+    /// so that every call has one.
+    pub(crate) fn push_reply(&mut self, said: &ModelReply, told: &[Option<&str>]) {
+        let calls = said.tool_calls.iter().map(|requested| ModelToolCall {
+            id: &requested.id,
             kind: "function",
-            function: Function {
-                name: &wish.name,
-                arguments: &wish.arguments,
+            function: ModelFunction {
+                name: &requested.name,
+                arguments: &requested.arguments,
             },
         });
         let calls: Vec<_> = calls.collect();
@@ -127,38 +127,38 @@ impl Talk {
         if is_silent && calls.is_empty() {
             return;
         }
-        self.push(&Message {
+        self.push(&ModelMessage {
             role: "assistant",
             content: (!is_silent).then_some(said.text.as_str()),
             tool_calls: calls,
             tool_call_id: None,
         });
-        for (at, wish) in said.tool_calls.iter().enumerate() {
+        for (at, requested) in said.tool_calls.iter().enumerate() {
             let told = told.get(at).copied().flatten();
-            self.push(&Message {
+            self.push(&ModelMessage {
                 role: "tool",
-                content: Some(told.or(wish.error.as_deref()).unwrap_or(NO_RESULT)),
+                content: Some(told.or(requested.error.as_deref()).unwrap_or(NO_RESULT)),
                 tool_calls: Vec::new(),
-                tool_call_id: Some(&wish.id),
+                tool_call_id: Some(&requested.id),
             });
         }
     }
 
-    /// What came before in this task. Says how many exchanges are left out.
+    /// Adds the history of the task. Returns the number of omitted exchanges.
     pub(crate) fn push_history(&mut self, items: &[StoredItem]) -> usize {
         let turns = items.chunk_by(|a, b| a.placed.request == b.placed.request);
         let turns = turns.map(|turn| {
             let mut told = Self::default();
-            Turn::read(turn).put(&mut told);
+            RecordedTurn::read(turn).put(&mut told);
             told
         });
         self.push_exchanges(turns.collect())
     }
 
-    /// What a caller without a session brings along: only what users and assistants said. Instructions
-    /// of the caller are words of the user here, and tools that it says were called were not called by us.
-    /// Says how many exchanges are left out.
-    pub(crate) fn push_brought(&mut self, data: Option<&Raw>) -> usize {
+    /// Adds the history of a stateless caller: only user and assistant texts. System messages of the
+    /// caller count as user messages, and its tool messages are dropped, because this server did not
+    /// execute those calls. Returns the number of omitted exchanges.
+    pub(crate) fn push_caller_history(&mut self, data: Option<&Raw>) -> usize {
         let mut exchanges: Vec<Self> = Vec::new();
         let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
         let history = data
@@ -186,55 +186,56 @@ impl Talk {
         self.push_exchanges(exchanges)
     }
 
-    /// What is asked in this turn. What stands before it may be another each time the turn goes on, so it
-    /// is nothing that a step is made from.
-    pub(crate) fn push_input(&mut self, input: &Words, before: Option<&str>) {
+    /// Adds the input of this turn. The shared context before it may differ when the turn resumes, so
+    /// it is not part of the step's input.
+    pub(crate) fn push_input(&mut self, input: &AgentMessage, before: Option<&str>) {
         let text = with_files(input);
-        let plain = raw(&Message::text(Role::User, &text));
-        self.made_from(&plain);
+        let plain = raw(&ModelMessage::text(Role::User, &text));
+        self.add_input(&plain);
         self.messages.push(match before {
-            Some(before) => raw(&Message::text(Role::User, &format!("{before}{text}"))),
+            Some(before) => raw(&ModelMessage::text(Role::User, &format!("{before}{text}"))),
             None => plain,
         });
     }
 }
 
-/// What was recorded of one request.
+/// One recorded request.
 #[derive(Default)]
-struct Turn {
-    said: Vec<Part>,
-    /// What each call was told, by its item.
+struct RecordedTurn {
+    said: Vec<RecordedPart>,
+    /// Result text of each call item.
     told: HashMap<ItemId, String>,
-    /// Items of calls by what the model calls them, in order.
+    /// Call ids of the model with their items, in order.
     calls: Vec<(String, ItemId)>,
     has_steps: bool,
 }
 
-enum Part {
-    Words(Role, String),
-    Model(Said),
-    /// A call that no step of a model is known for: another kind of agent made it.
-    Call(ItemId, Wish),
+enum RecordedPart {
+    Text(Role, String),
+    Model(ModelReply),
+    /// A call without a model step: another kind of agent made it.
+    Orphan(ItemId, RequestedCall),
 }
 
-impl Turn {
+impl RecordedTurn {
     fn read(items: &[StoredItem]) -> Self {
         let mut turn = Self::default();
         for stored in items {
             let item = &stored.placed.item;
             match (item.kind, item.call) {
                 (ItemKind::Step, _) => {
-                    turn.take_step(recorded_step(stored));
+                    turn.add_step(recorded_step(stored));
                 }
-                (ItemKind::ToolCall, _) => turn.take_call(stored),
+                (ItemKind::ToolCall, _) => turn.add_call(stored),
                 (ItemKind::ToolResult, Some(CallMark::Result { call, .. })) => {
                     let body: ItemBody = parse(stored.body.as_deref());
-                    turn.told.insert(call, told_of(&body));
+                    turn.told.insert(call, render_for_model(&body));
                 }
                 (ItemKind::Message, _) => {
-                    let words = Words::of_item(stored).map(|words| with_files(&words));
-                    if let Some((role, words)) = item.role.zip(words) {
-                        turn.said.push(Part::Words(role, words));
+                    let message =
+                        AgentMessage::from_item(stored).map(|message| with_files(&message));
+                    if let Some((role, message)) = item.role.zip(message) {
+                        turn.said.push(RecordedPart::Text(role, message));
                     }
                 }
                 (ItemKind::ToolResult | ItemKind::Note, _) => {}
@@ -243,16 +244,16 @@ impl Turn {
         turn
     }
 
-    fn take_step(&mut self, step: Option<(StepKind, Raw)>) {
+    fn add_step(&mut self, step: Option<(StepKind, Raw)>) {
         match step {
             Some((StepKind::Model, said)) => {
                 if let Ok(said) = serde_json::from_str(said.get()) {
                     self.has_steps = true;
-                    self.said.push(Part::Model(said));
+                    self.said.push(RecordedPart::Model(said));
                 }
             }
             Some((StepKind::ToolResult, told)) => {
-                if let Ok(NotMade { call, told }) = serde_json::from_str(told.get()) {
+                if let Ok(SkippedCall { call, told }) = serde_json::from_str(told.get()) {
                     self.told.insert(call, told);
                 }
             }
@@ -260,7 +261,7 @@ impl Turn {
         }
     }
 
-    fn take_call(&mut self, stored: &StoredItem) {
+    fn add_call(&mut self, stored: &StoredItem) {
         let id = stored.placed.item.id;
         let body: ItemBody = parse(stored.body.as_deref());
         let (Some(name), Some(arguments)) = (body.name, body.arguments) else {
@@ -268,7 +269,7 @@ impl Turn {
         };
         let call_id = body.call_id.unwrap_or_else(|| id.to_string());
         self.calls.push((call_id.clone(), id));
-        let wish = Wish {
+        let requested = RequestedCall {
             id: call_id,
             server: String::new(),
             original: String::new(),
@@ -281,67 +282,68 @@ impl Turn {
             hidden: false,
             error: None,
         };
-        self.said.push(Part::Call(id, wish));
+        self.said.push(RecordedPart::Orphan(id, requested));
     }
 
-    fn put(self, talk: &mut Talk) {
+    fn put(self, conversation: &mut ModelMessages) {
         let mut calls = self.calls.iter();
         let mut parts = self.said.into_iter().peekable();
         while let Some(part) = parts.next() {
             match part {
-                // What models said in steps is all of the answer, and names its calls.
-                Part::Words(Role::Assistant, _) | Part::Call(..) if self.has_steps => {}
-                Part::Words(role, words) => talk.push_text(role, &words),
-                Part::Model(said) => {
-                    // Calls are recorded in the order of the message that wants them, all or none.
+                // Model steps contain the whole answer and its calls, so skip the items.
+                RecordedPart::Text(Role::Assistant, _) | RecordedPart::Orphan(..)
+                    if self.has_steps => {}
+                RecordedPart::Text(role, message) => conversation.push_text(role, &message),
+                RecordedPart::Model(said) => {
+                    // Calls are recorded in the order of the reply, all or none.
                     let told: Vec<_> = said
                         .tool_calls
                         .iter()
-                        .map(|wish| {
-                            if wish.error.is_some() {
+                        .map(|requested| {
+                            if requested.error.is_some() {
                                 return None;
                             }
-                            let (_, id) = calls.find(|(call, _)| *call == wish.id)?;
+                            let (_, id) = calls.find(|(call, _)| *call == requested.id)?;
                             self.told.get(id).map(String::as_str)
                         })
                         .collect();
-                    talk.push_said(&said, &told);
+                    conversation.push_reply(&said, &told);
                 }
-                Part::Call(id, wish) => {
-                    let mut said = Said::default();
+                RecordedPart::Orphan(id, requested) => {
+                    let mut said = ModelReply::default();
                     let mut told = vec![self.told.get(&id).map(String::as_str)];
-                    said.tool_calls.push(wish);
-                    while let Some(Part::Call(id, wish)) =
-                        parts.next_if(|next| matches!(next, Part::Call(..)))
+                    said.tool_calls.push(requested);
+                    while let Some(RecordedPart::Orphan(id, requested)) =
+                        parts.next_if(|next| matches!(next, RecordedPart::Orphan(..)))
                     {
                         told.push(self.told.get(&id).map(String::as_str));
-                        said.tool_calls.push(wish);
+                        said.tool_calls.push(requested);
                     }
-                    talk.push_said(&said, &told);
+                    conversation.push_reply(&said, &told);
                 }
             }
         }
     }
 }
 
-/// What a message says, and where its files are.
-pub(crate) fn with_files(words: &Words) -> String {
-    let mut text = text_of(&words.content);
-    for file in &words.attachments {
+/// Text of a message, with the addresses of its attachments.
+pub(crate) fn with_files(message: &AgentMessage) -> String {
+    let mut text = text_of(&message.content);
+    for file in &message.attachments {
         text.push_str("\n\nAttachment: ");
-        text.push_str(place_of(file));
+        text.push_str(attachment_label(file));
     }
     text
 }
 
-fn place_of(file: &AttachmentBody) -> &str {
+fn attachment_label(file: &AttachmentBody) -> &str {
     let place = file.url.as_deref().or(file.reference_url.as_deref());
     place
         .or(file.title.as_deref())
         .unwrap_or("a file without a name")
 }
 
-/// The text of a message that a caller sends along: a text, or parts.
+/// Text of a message from a caller's history: a string, or text parts.
 fn text_of_value(content: Option<&Value>) -> String {
     match content {
         Some(Value::String(text)) => text.clone(),
