@@ -141,6 +141,12 @@ pub(crate) fn require_any(caller: &Caller, any_of: &[Role]) -> Result<(), Engine
     }
 }
 
+/// Refuses a caller without a role that reads sessions and state.
+pub(crate) fn require_reader(caller: &Caller) -> Result<(), EngineError> {
+    let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
+    require_any(caller, &roles)
+}
+
 /// Lets only those go on who may list sessions.
 ///
 /// # Errors

@@ -12,6 +12,7 @@ use statehold_core::record::Event;
 use statehold_core::scope::{Scope, StateKey};
 
 use super::json::raw_bytes;
+use crate::access::require_reader;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -147,6 +148,8 @@ pub async fn read_user(
     app: &str,
     user: &str,
 ) -> Result<StateView, EngineError> {
+    // Roles before objects: the answer must not tell whether the user exists.
+    require_reader(caller)?;
     let user = engine.known_user(&caller.tenant, user).await?;
     let user = user.ok_or(EngineError::NotFound)?;
     read_shared(engine, caller, app, Some(user)).await

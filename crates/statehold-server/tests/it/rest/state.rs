@@ -52,6 +52,20 @@ async fn scopes_reach_as_far_as_they_say() {
 }
 
 #[tokio::test]
+async fn a_key_without_the_role_learns_nothing_about_users() {
+    let rig = Rig::on_disk().await;
+    let ann = rig.client("ann").await;
+    new_session(&ann).await;
+    let approver = rig.key(&["approver"]).await;
+    for user in ["ann", "nobody-has-this-name"] {
+        approver
+            .get(&format!("/v1/state/user/demo/{user}"))
+            .await
+            .refused(403, "forbidden");
+    }
+}
+
+#[tokio::test]
 async fn versions_that_do_not_fit_are_named() {
     let rig = Rig::on_disk().await;
     let ann = rig.client("ann").await;
