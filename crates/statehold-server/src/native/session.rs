@@ -135,7 +135,7 @@ pub(crate) async fn create(
     Ok(done(StatusCode::CREATED, made, about))
 }
 
-pub(crate) fn entropy() -> Result<u64, Problem> {
+fn entropy() -> Result<u64, Problem> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes)
         .map_err(|_| Problem::new(Code::Internal, "the system gives no random numbers"))?;
