@@ -16,4 +16,5 @@ pub mod session;
 pub mod state;
 pub mod task;
 pub mod tree;
+pub mod turn;
 pub mod work;

@@ -178,6 +178,9 @@ pub enum EngineError {
     /// The engine is stopping, or its store has stopped.
     #[error("the server is stopping; try again")]
     Stopping,
+    /// The engine stops while a caller waits for a chat turn, which continues after the restart.
+    #[error("the server is stopping; nothing is lost, send the same message again for the answer")]
+    TurnInterrupted,
     /// The store failed.
     #[error("the store failed")]
     Store(#[source] StoreError),

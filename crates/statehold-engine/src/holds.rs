@@ -167,7 +167,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn holds_of(
+    pub(crate) async fn holds_of(
         &self,
         caller: &Caller,
         request: RequestId,

@@ -571,6 +571,34 @@ impl Engine {
         }))
     }
 
+    /// The view kept under an idempotency key, if the same call was made before. Waits for a call under this
+    /// key that is in flight, and for its commit if its caller has gone away.
+    pub(crate) async fn kept_view<V: DeserializeOwned>(
+        &self,
+        session: SessionId,
+        key: IdempotencyKey,
+    ) -> Result<Option<V>, EngineError> {
+        let _turn = self.inner().in_flight.enter(key.key).await;
+        self.wait_settled(session).await?;
+        let kept = self.kept_answer(key).await?;
+        // The kept bytes are erased with the session that they are about.
+        kept.map(|kept| serde_json::from_slice(&kept.body).map_err(|_| EngineError::NotFound))
+            .transpose()
+    }
+
+    /// Waits until every commit of a session that is in flight has become durable or failed.
+    async fn wait_settled(&self, session: SessionId) -> Result<(), EngineError> {
+        let mailbox = self.mailbox(session);
+        let mut durable = mailbox.durable.subscribe();
+        let mut slot = mailbox.head.lock().await;
+        let head = mailbox.load(&mut slot, self.inner()).await?;
+        let head = head.ok_or(EngineError::NotFound)?;
+        let (revision, failures) = (head.state.revision, head.failures);
+        drop(slot);
+        settled(&mut durable, revision, failures).await;
+        Ok(())
+    }
+
     /// Decides a command, as often as what it was decided on is lost, and waits until it is durable. What
     /// goes behind it is in line by then, if it came to a commit.
     pub(crate) async fn submit_in_line(

@@ -154,7 +154,7 @@ impl Engine {
     /// # Errors
     ///
     /// If there is no such session.
-    pub async fn live_roots_of(
+    pub(crate) async fn live_roots_of(
         &self,
         session: SessionId,
         agent: &Name,
@@ -175,7 +175,11 @@ impl Engine {
     /// # Errors
     ///
     /// If there is no such task.
-    pub async fn agent_of(&self, session: SessionId, task: TaskId) -> Result<Name, EngineError> {
+    pub(crate) async fn agent_of(
+        &self,
+        session: SessionId,
+        task: TaskId,
+    ) -> Result<Name, EngineError> {
         let state = self.durable_state(session).await?;
         Ok(self.find_task(&state, task).await?.0.agent)
     }
@@ -185,7 +189,7 @@ impl Engine {
     /// # Errors
     ///
     /// If there is no such session.
-    pub async fn has_open_holds(&self, session: SessionId) -> Result<bool, EngineError> {
+    pub(crate) async fn has_open_holds(&self, session: SessionId) -> Result<bool, EngineError> {
         let state = self.durable_state(session).await?;
         Ok(!state.holds.is_empty())
     }

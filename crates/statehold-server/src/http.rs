@@ -1,8 +1,11 @@
-//! HTTP below the surfaces: connections, callers, bodies, problems, cursors, metrics.
+//! HTTP below the surfaces: connections, callers, bodies and their delivery, problems, cursors, metrics.
 
 pub mod accept;
 pub(crate) mod call;
+pub(crate) mod delivery;
 pub mod json;
 pub(crate) mod metrics;
 pub mod problem;
 pub mod seal;
+pub(crate) mod seats;
+pub(crate) mod turn_failure;

@@ -3,21 +3,13 @@
 
 mod ask;
 mod completion;
-mod delivery;
 pub(crate) mod errors;
 mod files;
-mod heard;
 pub(crate) mod models;
-mod paused;
 mod refusal;
-mod said;
-pub(crate) mod seats;
 mod session;
 mod stateless;
 mod stream;
-pub(crate) mod told;
-mod turn;
-mod watch;
 
 use std::time::Duration;
 
@@ -29,27 +21,27 @@ use statehold_agents::spec::AgentBook;
 use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
-use statehold_core::request::RequestOutcome;
-use statehold_engine::Credential;
+use statehold_engine::api::turn::{
+    self, AgentReply, ChatSession, EarlierAnswer, TurnHandle, TurnInput, TurnOutcome, pause_text,
+};
+use statehold_engine::{Call, Credential};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use self::ask::{ChatIn, ChatMessageIn};
+use self::ask::{ChatDecisionIn, ChatIn, ChatMessageIn};
 use self::completion::{CompletionOut, Ending, Voice};
-use self::refusal::{Known, Refusal};
-use self::said::{Account, Answer};
-use self::seats::Seat;
-use self::session::{NewSession, Wanted, unknown_agent, user_of};
+use self::refusal::{Refusal, TurnContext};
+use self::session::{SessionChoice, unknown_agent};
 use self::stateless::{ScratchSession, Stateless, needs_session, not_user};
-use self::stream::{Pauses, Writer};
-use self::told::Receipt;
-use self::turn::{Earlier, Message, Place};
+use self::stream::{PausePolicy, StreamWriter};
 use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
+use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
+use crate::http::seats::Seat;
 
 /// How long a call may wait for a decision: a day.
 const WAIT_SECONDS_MAX: u64 = 86_400;
-/// Whoever waits longer than this takes the place of a stream.
+/// A call that may wait longer than this takes a seat, as a stream does.
 const WAIT_FREE: Duration = Duration::from_mins(1);
 /// How many pieces of a stream wait for a slow client.
 const PIECES_MAX: usize = 16;
@@ -68,7 +60,7 @@ const PIECES_MAX: usize = 16;
 )]
 pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Response, Refusal> {
     let call = ChatCall::read(&app, request).await?;
-    let mut known = Known::default();
+    let mut known = TurnContext::default();
     let answered = call.serve(app, &mut known).await;
     answered.map_err(|problem| Refusal::new(problem, known))
 }
@@ -79,26 +71,26 @@ struct ChatCall {
     credential: Option<Credential>,
     chat: ChatIn,
     body: Bytes,
-    wanted: Wanted,
+    wanted: SessionChoice,
     /// The user of a new session, where a header names one.
     user: Option<String>,
     app_name: Option<Name>,
     task: Option<TaskId>,
-    /// Whose key it is, whoever it speaks for.
+    /// The owner of the API key, also when the call acts for a user.
     key_of: Principal,
     /// How long a pause is waited for, and until when.
     wait: Duration,
     wait_until: Instant,
-    /// Where the server was called.
+    /// The address of the server, as the call names it.
     base: String,
 }
 
 /// The turn that a call waits for.
-struct Turn {
-    place: Place,
+struct ChatTurn {
+    handle: TurnHandle,
     is_replay: bool,
-    earlier: Vec<Earlier>,
-    /// The session in memory that goes with the call.
+    earlier: Vec<EarlierAnswer>,
+    /// The session in memory, which is deleted at the end of the call.
     scratch: Option<ScratchSession>,
 }
 
@@ -123,7 +115,7 @@ impl ChatCall {
         Ok(Self {
             asked,
             credential,
-            wanted: Wanted::of(&headers, &chat)?,
+            wanted: SessionChoice::of(&headers, &chat)?,
             chat,
             body: bytes,
             user,
@@ -136,8 +128,8 @@ impl ChatCall {
         })
     }
 
-    /// Finds the turn and answers. What is known of the turn stays known when that fails.
-    async fn serve(self, app: App, known: &mut Known) -> Result<Response, Problem> {
+    /// Finds the turn and answers. `known` keeps the ids of the turn for a failure.
+    async fn serve(self, app: App, known: &mut TurnContext) -> Result<Response, Problem> {
         self.chat.require_possible()?;
         let (message, path) = self.chat.last_message()?;
         let is_stream = self.chat.stream == Some(true);
@@ -147,7 +139,7 @@ impl ChatCall {
             .transpose()?;
         let turn = self.begin(&app, &message, &path, known).await?;
         if turn.scratch.is_none() {
-            known.found(&turn.place);
+            known.found(&turn.handle);
         }
         match seat {
             Some(seat) if is_stream => self.stream(app, turn, seat, known.only_here()).await,
@@ -164,14 +156,14 @@ impl ChatCall {
         app: &App,
         message: &ChatMessageIn,
         path: &str,
-        known: &mut Known,
-    ) -> Result<Turn, Problem> {
+        known: &mut TurnContext,
+    ) -> Result<ChatTurn, Problem> {
         let book = &app.options.agents.get();
         let model = &self.chat.model;
         let (session, agent) = match self.wanted {
-            Wanted::Session(session) => {
-                let reader = turn::as_client(&self.asked.caller);
-                let own = app.engine.session(&reader, session).await?.owner.agent;
+            SessionChoice::Session(session) => {
+                let caller = &self.asked.caller;
+                let own = turn::agent_of_session(&app.engine, caller, session).await?;
                 let agent = if own.as_str() == model {
                     own
                 } else {
@@ -179,7 +171,7 @@ impl ChatCall {
                 };
                 (Some(session), agent)
             }
-            Wanted::New | Wanted::Unsaid => (None, declared(book, model, None)?),
+            SessionChoice::New | SessionChoice::Unsaid => (None, declared(book, model, None)?),
         };
         let spec = book.agent(&agent);
         let wanted = match spec {
@@ -193,7 +185,7 @@ impl ChatCall {
         if message.role != "user" {
             return Err(not_user(path));
         }
-        let words = message.words(path)?;
+        let message = message.user_message(path)?;
         let session = if let Some(session) = session {
             session
         } else {
@@ -201,35 +193,42 @@ impl ChatCall {
             known.made(made, self.asked.key_text().is_some());
             made
         };
-        let message = Message {
-            app,
-            asked: &self.asked,
-            body: &self.body,
+        let input = TurnInput {
+            call: self.turn_call(session),
+            key: self.asked.key_text(),
             session,
             agent: &agent,
             task: self.task,
-            words: &words,
+            message: &message,
             credential: self.credential.as_ref(),
             decides_elsewhere: self.chat.wants_own_holds(),
         };
-        let taken = message.take_up(self.chat.decisions()).await?;
+        let decisions = self.chat.decisions().iter().cloned();
+        let decisions = decisions.map(ChatDecisionIn::into_decision).collect();
+        let opened = turn::take_up(&app.engine, &app.deliveries, &input, decisions).await?;
         let now = app.options.agents.get();
-        let was_ours = spec.is_some_and(|spec| spec.kind.is_hosted());
-        if was_ours && now.agent(&agent).is_none() && taken.is_begun {
-            // It was declared a moment ago, so perhaps nobody has heard of the turn.
-            message.cancel(taken.place.request).await?;
+        let was_hosted = spec.is_some_and(|spec| spec.kind.is_hosted());
+        if was_hosted && now.agent(&agent).is_none() && opened.is_new {
+            // The agent was removed a moment ago, so perhaps no runner has seen the turn.
+            opened.handle.cancel().await?;
             return Err(unknown_agent(&now, agent.as_str(), None));
         }
-        let place = Place {
-            tells_own_holds: self.chat.wants_own_holds(),
-            ..taken.place
-        };
-        Ok(Turn {
-            place,
-            is_replay: taken.is_replay,
-            earlier: taken.earlier,
+        Ok(ChatTurn {
+            handle: opened.handle,
+            is_replay: opened.is_replay,
+            earlier: opened.earlier,
             scratch: None,
         })
+    }
+
+    /// The call as the engine takes it: its key stands for the session and the body.
+    fn turn_call(&self, session: SessionId) -> Call {
+        let session = session.to_string();
+        Call {
+            caller: self.asked.caller.clone(),
+            key: self.asked.key_of("", &[session.as_bytes(), &self.body]),
+            if_revision: self.asked.if_revision,
+        }
     }
 
     async fn begin_stateless(
@@ -238,7 +237,7 @@ impl ChatCall {
         agent: &Name,
         message: &ChatMessageIn,
         path: &str,
-    ) -> Result<Turn, Problem> {
+    ) -> Result<ChatTurn, Problem> {
         self.require_no_session("a call without a session")?;
         let stateless = Stateless {
             app,
@@ -248,9 +247,9 @@ impl ChatCall {
             agent,
             credential: self.credential.as_ref(),
         };
-        let (place, scratch) = stateless.begin(message, path).await?;
-        Ok(Turn {
-            place,
+        let (handle, scratch) = stateless.begin(message, path).await?;
+        Ok(ChatTurn {
+            handle,
             is_replay: false,
             earlier: Vec::new(),
             scratch: Some(scratch),
@@ -262,17 +261,23 @@ impl ChatCall {
         let caller = &self.asked.caller;
         let name = self.app_name.clone();
         let default = || "default".parse().expect("a fixed name is a name");
-        let new = NewSession {
+        let in_body = self
+            .chat
+            .user
+            .as_ref()
+            .or(self.chat.safety_identifier.as_ref());
+        let named = self.user.as_ref().or(in_body);
+        let new = ChatSession {
             app: name.unwrap_or_else(default),
-            user: user_of(app, caller, self.user.as_deref(), &self.chat).await?,
+            user: turn::user_name(&app.engine, caller, named.map(String::as_str)).await?,
             agent: agent.clone(),
             // No key of a caller has a blank in it.
             key: self.asked.key_of(" session", &[b"new", &self.body]),
         };
-        new.create(&app.engine, caller).await
+        Ok(new.create(&app.engine, caller).await?)
     }
 
-    /// What belongs to a session makes no sense where there is none yet.
+    /// Refuses a task or decisions where no session exists yet.
     fn require_no_session(&self, what: &str) -> Result<(), Problem> {
         if self.task.is_some() {
             let detail = format!("`x-statehold-task`: {what} has no tasks to go on with");
@@ -285,16 +290,21 @@ impl ChatCall {
         Ok(())
     }
 
-    /// Whether the agent may want to have tools called by the caller: only where the caller brought them,
-    /// which sessions take from nobody.
+    /// Whether the agent may ask the caller to run tools: only without a session, and only tools that the
+    /// caller brought.
     fn wants_calls(&self, stays: bool) -> bool {
         !stays && self.chat.has_tools()
     }
 
     /// Waits for the turn and answers whole.
-    async fn answer(&self, app: &App, turn: Turn, known: &mut Known) -> Result<Response, Problem> {
-        let Turn {
-            place,
+    async fn answer(
+        &self,
+        app: &App,
+        turn: ChatTurn,
+        known: &mut TurnContext,
+    ) -> Result<Response, Problem> {
+        let ChatTurn {
+            handle,
             is_replay,
             earlier,
             scratch,
@@ -303,35 +313,41 @@ impl ChatCall {
             Some(_) => Instant::now(),
             None => self.wait_until,
         };
-        let look = place.until_told(app, wait_until).await?;
         let stays = scratch.is_none();
-        let answer = match look.sign.ended {
-            Some((RequestOutcome::Completed, ..)) if self.wants_calls(stays) => {
-                Answer::with_calls(&look.detail)
+        let (snapshot, answer) = match handle.outcome(wait_until).await? {
+            TurnOutcome::Answered(snapshot) => {
+                let answer = if self.wants_calls(stays) {
+                    AgentReply::with_calls(&snapshot.detail)
+                } else {
+                    AgentReply::of(&snapshot.detail)
+                };
+                (snapshot, answer)
             }
-            Some((RequestOutcome::Completed, ..)) => Answer::of(&look.detail),
-            Some(_) => {
-                let problem = place.failure(&look).await;
+            TurnOutcome::Failed(snapshot, failed) => {
                 if stays {
                     // An error has no room for answers of other turns: they come with the next call.
-                    known.ends_with(Receipt::of(app, &place, &[], &look));
+                    known.ends_with(app.deliveries.receipt(&handle, &[], &snapshot));
                 }
-                return Err(problem.unwrap_or_else(Problem::not_found));
+                return Err(failed.into());
             }
-            None if !stays => return Err(needs_session()),
-            None => Answer {
-                text: paused::sentence(&look.holds, &self.base),
-                ..Answer::default()
-            },
+            TurnOutcome::Paused(_) if !stays => return Err(needs_session()),
+            TurnOutcome::Paused(snapshot) => {
+                let text = pause_text(&snapshot.holds, &self.base);
+                let answer = AgentReply {
+                    text,
+                    ..AgentReply::default()
+                };
+                (snapshot, answer)
+            }
         };
-        let receipt = stays.then(|| Receipt::of(app, &place, &earlier, &look));
-        let mut voice = Voice::new(self.chat.model.clone(), &place, &look.sign, stays);
+        let receipt = stays.then(|| app.deliveries.receipt(&handle, &earlier, &snapshot));
+        let mut voice = Voice::new(self.chat.model.clone(), &handle, &snapshot.head, stays);
         voice.earlier = earlier;
-        let account = Account::of(&place.engine, &place.reader, &look.detail).await?;
+        let account = handle.account(&snapshot).await?;
         let ending = Ending {
             answer,
             account,
-            holds: look.holds,
+            holds: snapshot.holds,
         };
         let bytes = voice.whole(&ending);
         let length = HeaderValue::from(bytes.len());
@@ -340,7 +356,7 @@ impl ChatCall {
         headers.insert(header::CONTENT_LENGTH, length);
         let json = HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
-        describe(headers, &place, is_replay, stays);
+        describe(headers, &handle, is_replay, stays);
         Ok(response)
     }
 
@@ -348,20 +364,20 @@ impl ChatCall {
     async fn stream(
         self,
         app: App,
-        turn: Turn,
+        turn: ChatTurn,
         seat: Seat,
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
-        let Turn {
-            place,
+        let ChatTurn {
+            handle,
             is_replay,
             earlier,
             scratch,
         } = turn;
         let stays = scratch.is_none();
-        let look = place.look().await?;
+        let snapshot = handle.read().await?;
         let with_calls = self.wants_calls(stays);
-        let mut voice = Voice::new(self.chat.model, &place, &look.sign, stays);
+        let mut voice = Voice::new(self.chat.model, &handle, &snapshot.head, stays);
         voice.earlier = earlier;
         let options = self.chat.stream_options.unwrap_or_default();
         voice.with_usage = options.include_usage == Some(true);
@@ -371,17 +387,21 @@ impl ChatCall {
         let events = HeaderValue::from_static("text/event-stream");
         headers.insert(header::CONTENT_TYPE, events);
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-        describe(headers, &place, is_replay, stays);
-        let writer = Writer {
+        describe(headers, &handle, is_replay, stays);
+        let writer = StreamWriter {
             app,
-            place,
+            turn: handle,
             voice,
             secret: self.asked.secret,
             wait_until: self.wait_until,
             base: self.base,
             pieces,
             drafted: String::new(),
-            pauses: if stays { Pauses::Told } else { Pauses::Refused },
+            pauses: if stays {
+                PausePolicy::Told
+            } else {
+                PausePolicy::Refused
+            },
             with_calls,
             only_here,
         };
@@ -402,7 +422,7 @@ fn declared(book: &AgentBook, model: &str, own: Option<&Name>) -> Result<Name, P
 }
 
 /// The headers that say what an answer is about.
-fn describe(headers: &mut HeaderMap, place: &Place, is_replay: bool, stays: bool) {
+fn describe(headers: &mut HeaderMap, turn: &TurnHandle, is_replay: bool, stays: bool) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let mut put = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::from_str(&value) {
@@ -410,9 +430,9 @@ fn describe(headers: &mut HeaderMap, place: &Place, is_replay: bool, stays: bool
         }
     };
     if stays {
-        put("x-statehold-session", place.session.to_string());
-        put("x-statehold-task", place.task.to_string());
-        put("x-statehold-request", place.request.to_string());
+        put("x-statehold-session", turn.session.to_string());
+        put("x-statehold-task", turn.task.to_string());
+        put("x-statehold-request", turn.request.to_string());
     }
     if is_replay {
         put("idempotency-replayed", "true".to_owned());
@@ -444,12 +464,12 @@ fn app_name(headers: &HeaderMap) -> Result<Option<Name>, Problem> {
 
 fn task_of(headers: &HeaderMap) -> Result<Option<TaskId>, Problem> {
     let task = text(headers, "x-statehold-task")?;
-    // What cannot be an id is the id of nothing.
+    // A text that is no id names no task.
     task.map(|task| task.parse().map_err(|_| Problem::not_found()))
         .transpose()
 }
 
-/// Where the server was called, as far as the call says; what no address has in it is not repeated.
+/// The address of the server, as the call names it. Characters that no address has are not echoed.
 fn base_of(headers: &HeaderMap) -> Result<String, Problem> {
     let host = text(headers, "host")?.unwrap_or_default();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);

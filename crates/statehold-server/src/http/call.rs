@@ -18,6 +18,7 @@ use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
+use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     Call, Caller, Credential, Current, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock,
 };
@@ -27,8 +28,7 @@ use crate::http::json::{self, JsonLimits};
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
-use crate::openai::seats::Seats;
-use crate::openai::told::Told;
+use crate::http::seats::Seats;
 use crate::reload::Reload;
 
 /// How a server behaves towards its callers.
@@ -83,8 +83,8 @@ pub(crate) struct Shared {
     /// The same places for chats, shared out among keys.
     pub(crate) seats: Seats,
     pub(crate) local: Caller,
-    /// What chat clients have been told, and what they are still to be told.
-    pub(crate) told: Told,
+    /// Which answers chat clients have received, and which they are owed.
+    pub(crate) deliveries: Arc<DeliveryLog>,
 }
 
 impl std::ops::Deref for App {
@@ -103,7 +103,7 @@ impl App {
         metrics: Metrics,
     ) -> Self {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
-        let told = Told::since(engine.now());
+        let deliveries = Arc::new(DeliveryLog::new(engine.now()));
         let feeds = Arc::new(Semaphore::new(options.feeds_max));
         Self(Arc::new(Shared {
             engine,
@@ -113,7 +113,7 @@ impl App {
             options,
             metrics,
             local: Caller::local(tenant),
-            told,
+            deliveries,
         }))
     }
 
@@ -322,13 +322,6 @@ impl CallContext {
             &format!("{key}{step}"),
             &parts,
         ))
-    }
-
-    /// The name under which a decision with this key is kept.
-    pub(crate) fn decision_key(&self) -> Option<Digest> {
-        let key = self.idempotency_key.as_deref()?;
-        let (tenant, principal) = (&self.caller.tenant, self.caller.principal);
-        Some(IdempotencyKey::new(tenant, principal, key, &[]).key)
     }
 
     /// The idempotency key itself, where it means something else too.

@@ -302,7 +302,9 @@ impl From<EngineError> for Problem {
                 tracing::warn!("the disk is full: a write was refused");
                 Self::new(Code::DiskFull, detail)
             }
-            EngineError::Stopping => Self::new(Code::Stopping, detail),
+            EngineError::Stopping | EngineError::TurnInterrupted => {
+                Self::new(Code::Stopping, detail)
+            }
             EngineError::Store(source) => {
                 // The cause is for the log of the operator, never for the caller.
                 let mut causes = source.to_string();

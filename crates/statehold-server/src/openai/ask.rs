@@ -6,19 +6,15 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::command::Output;
+use statehold_core::hold::DecisionKind;
 use statehold_core::ids::HoldId;
-use statehold_core::item::{Attachment, AttachmentSource};
-use statehold_engine::Payloads;
+use statehold_engine::api::hold::DecisionInput;
+use statehold_engine::api::json::Raw;
+use statehold_engine::api::turn::{TurnDecision, UserMessage};
 use utoipa::ToSchema;
 
-use super::files::{FileIn, FileOut, ImageIn};
+use super::files::{FileIn, ImageIn};
 use crate::http::problem::{Code, Problem};
-use statehold_core::hold::DecisionKind;
-use statehold_engine::api::hold::DecisionInput;
-use statehold_engine::kept::ItemBody;
-
-use statehold_engine::api::json::{Raw, raw_text, to_body};
 
 /// A chat call. Other fields are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -151,17 +147,20 @@ pub(crate) struct ChatDecisionIn {
 }
 
 impl ChatDecisionIn {
-    /// The hold, the decision as the native API takes it, and its key.
-    pub(crate) fn split(self) -> (HoldId, DecisionInput, Option<String>) {
-        let wire = DecisionInput {
-            decision: self.decision,
-            digest: self.digest,
-            args: self.args,
-            content: self.content,
-            comment: self.comment,
-            reason: self.reason,
-        };
-        (self.hold_id, wire, self.key)
+    /// The decision as the engine takes it.
+    pub(crate) fn into_decision(self) -> TurnDecision {
+        TurnDecision {
+            hold: self.hold_id,
+            input: DecisionInput {
+                decision: self.decision,
+                digest: self.digest,
+                args: self.args,
+                content: self.content,
+                comment: self.comment,
+                reason: self.reason,
+            },
+            key: self.key,
+        }
     }
 }
 
@@ -180,13 +179,6 @@ pub(crate) struct ChatMessageIn {
     #[serde(default)]
     #[schema(value_type = Option<statehold_engine::api::schema::Content>)]
     content: Option<Raw>,
-}
-
-/// What one message says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Words {
-    pub(crate) text: String,
-    pub(crate) files: Vec<FileOut>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -341,8 +333,8 @@ impl ChatMessageIn {
         content.is_some_and(|content| content.get().starts_with('"'))
     }
 
-    /// What it says: text, joined, and files.
-    pub(crate) fn words(&self, path: &str) -> Result<Words, Problem> {
+    /// The message as the engine takes it: the texts of its parts, joined, and its files.
+    pub(crate) fn user_message(&self, path: &str) -> Result<UserMessage, Problem> {
         let wrong = |what: &str| {
             let path = format!("{path}.content");
             Problem::invalid(format!("`{path}` {what}")).with("path", path)
@@ -353,9 +345,9 @@ impl ChatMessageIn {
         if self.is_text() {
             let text = serde_json::from_str(content.get());
             let text = text.map_err(|_| wrong("is text or a list of parts"))?;
-            return Ok(Words {
+            return Ok(UserMessage {
                 text,
-                files: Vec::new(),
+                ..UserMessage::default()
             });
         }
         let parts: Vec<PartIn> = serde_json::from_str(content.get())
@@ -376,57 +368,36 @@ impl ChatMessageIn {
             }
         }
         let text = texts.join("\n");
-        Ok(Words { text, files })
-    }
-}
-
-impl Words {
-    /// The input of a request. The same words of the same user are the same input.
-    pub(crate) fn to_input(
-        &self,
-        data: Option<Raw>,
-        had_credential: bool,
-        payloads: &mut Payloads,
-    ) -> Output {
-        let body = ItemBody {
-            content: Some(raw_text(&self.text)),
-            data,
-            had_credential,
-            ..ItemBody::default()
-        };
-        let body = payloads.put(to_body(&body));
-        let attachments = self.files.iter().map(|file| Attachment {
-            body: payloads.put(to_body(file)),
-            source: match file.url {
-                Some(_) => AttachmentSource::Url,
-                None => AttachmentSource::Inline,
-            },
-        });
-        let attachments = attachments.collect();
-        Output { body, attachments }
+        Ok(UserMessage {
+            text,
+            files,
+            data: None,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use statehold_engine::api::json::to_body;
+
     use super::*;
 
-    fn words(content: &str) -> Result<Words, Problem> {
+    fn user_message(content: &str) -> Result<UserMessage, Problem> {
         let message = format!(r#"{{"role":"user","content":{content}}}"#);
         let message: ChatMessageIn = serde_json::from_str(&message).expect("a message");
-        message.words("messages[0]")
+        message.user_message("messages[0]")
     }
 
     #[test]
     fn parts_are_joined_and_files_become_attachments() {
-        let found = words(
+        let found = user_message(
             r#"[{"type":"text","text":"look"},
                 {"type":"image_url","image_url":{"url":"https://x.test/a.png"}},
                 {"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}},
                 {"type":"file","file":{"filename":"a.pdf","file_data":"data:application/pdf;base64,BB"}},
                 {"type":"text","text":"here"}]"#,
         );
-        let found = found.expect("words");
+        let found = found.expect("a message");
         assert_eq!(found.text, "look\nhere");
         let files: Vec<_> = found.files.iter().map(to_body).collect();
         assert_eq!(
@@ -453,7 +424,7 @@ mod tests {
             r#"[{"type":"file","file":{"file_data":"https://x.test/a.pdf"}}]"#,
             r#"[{"type":"text"}]"#,
         ] {
-            let refused = words(content).expect_err("no words");
+            let refused = user_message(content).expect_err("no message");
             assert_eq!(refused.code, "invalid_body", "{content}");
             assert_eq!(refused.more["path"], "messages[0].content", "{content}");
         }

@@ -1,17 +1,15 @@
 //! What a chat call answers: one completion, or the chunks of one.
 
 use serde::Serialize;
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_engine::HoldDetail;
-use utoipa::ToSchema;
-
-use super::said::{Account, Answer, Sign, Usage};
-use super::turn::{Earlier, Place};
-use statehold_core::ids::RequestId;
-use statehold_core::ids::SessionId;
-use statehold_core::ids::TaskId;
 use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::schema::NullableText;
+use statehold_engine::api::turn::{
+    AgentReply, EarlierAnswer, RequestHead, TokenUsage, TurnAccount, TurnHandle,
+};
+use utoipa::ToSchema;
 
 /// The answer to a chat call.
 #[derive(Debug, Serialize, ToSchema)]
@@ -24,7 +22,7 @@ pub(crate) struct CompletionOut<'a> {
     /// The agent.
     model: &'a str,
     choices: [ChoiceOut<'a>; 1],
-    usage: Usage,
+    usage: TokenUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<MetadataOut>,
     statehold: StateholdOut,
@@ -130,7 +128,7 @@ struct ChunkOut<'a> {
 #[serde(untagged)]
 enum UsageOut {
     Unasked,
-    Later(Option<Usage>),
+    Later(Option<TokenUsage>),
 }
 
 impl UsageOut {
@@ -161,8 +159,8 @@ struct DeltaView<'a> {
 /// How a call ends.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    pub(crate) answer: Answer,
-    pub(crate) account: Account,
+    pub(crate) answer: AgentReply,
+    pub(crate) account: TurnAccount,
     /// What it waits for, if it is paused.
     pub(crate) holds: Vec<HoldDetail>,
 }
@@ -189,23 +187,23 @@ pub(crate) struct Voice {
     model: String,
     /// Where it was said. None where nothing stays.
     ids: Option<MetadataOut>,
-    pub(crate) earlier: Vec<Earlier>,
+    pub(crate) earlier: Vec<EarlierAnswer>,
     pub(crate) with_usage: bool,
 }
 
 impl Voice {
-    pub(crate) fn new(model: String, place: &Place, sign: &Sign, stays: bool) -> Self {
+    pub(crate) fn new(model: String, turn: &TurnHandle, head: &RequestHead, stays: bool) -> Self {
         Self {
             id: format!(
                 "chatcmpl-{}",
-                place.request.to_string().trim_start_matches("req_")
+                turn.request.to_string().trim_start_matches("req_")
             ),
-            created: sign.started_at.as_micros() / 1_000_000,
+            created: head.started_at.as_micros() / 1_000_000,
             model,
             ids: stays.then(|| MetadataOut {
-                session: place.session.to_string(),
-                task: place.task.to_string(),
-                request: place.request.to_string(),
+                session: turn.session.to_string(),
+                task: turn.task.to_string(),
+                request: turn.request.to_string(),
             }),
             earlier: Vec::new(),
             with_usage: false,
@@ -341,7 +339,7 @@ impl Voice {
     }
 
     /// The chunk with what it took, where that was asked for.
-    pub(crate) fn usage(&self, usage: Usage) -> Option<Vec<u8>> {
+    pub(crate) fn usage(&self, usage: TokenUsage) -> Option<Vec<u8>> {
         self.with_usage.then(|| {
             to_body(&ChunkOut {
                 id: &self.id,

@@ -6,14 +6,14 @@ use axum::response::Response;
 use http::{HeaderMap, HeaderValue, header};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use statehold_core::request::RequestOutcome;
+use statehold_engine::api::json::to_body;
+use statehold_engine::api::schema::NullableText;
+use statehold_engine::api::turn::DeliveryReceipt;
 use utoipa::ToSchema;
 
-use super::delivery::whole;
-use super::told::Receipt;
+use crate::http::delivery::whole;
 use crate::http::problem::{Code, Problem};
-use statehold_engine::api::json::{Raw, to_body};
-use statehold_engine::api::schema::NullableText;
+use crate::http::turn_failure::agent_code;
 
 /// An error.
 #[derive(Debug, Serialize, ToSchema)]
@@ -90,7 +90,7 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
 
 /// Says a problem in their words, if there is one that was not said so yet. The receipt counts when it
 /// has arrived.
-pub(crate) fn in_their_words(mut response: Response, receipt: Option<Receipt>) -> Response {
+pub(crate) fn in_their_words(mut response: Response, receipt: Option<DeliveryReceipt>) -> Response {
     let Some(problem) = response.extensions_mut().remove::<Problem>() else {
         return response;
     };
@@ -117,86 +117,4 @@ fn is_end_of_turn(problem: &Problem) -> bool {
     let code = problem.code;
     let own = [Code::RequestFailed, Code::RequestCancelled];
     own.iter().any(|own| own.text() == code) || agent_code(code).is_some()
-}
-
-/// What went wrong between the server and an agent, if a code says that.
-fn agent_code(text: &str) -> Option<Code> {
-    let codes = [
-        Code::AgentError,
-        Code::AgentUnreachable,
-        Code::AgentTimeout,
-        Code::AgentCutOff,
-        Code::AgentMalformed,
-        Code::AgentTooLarge,
-        Code::ConversationLost,
-        Code::NoRoute,
-    ];
-    let known = match text {
-        // A call that names an agent that is not there is another thing, and has this code.
-        "agent_unknown" | "route_malformed" => Some(Code::NoRoute),
-        _ => codes.into_iter().find(|code| code.text() == text),
-    };
-    known.or_else(|| text.starts_with("agent_").then_some(Code::AgentError))
-}
-
-/// A turn that ended without an answer. `error` is what the agent said; `sees_inside` whether the caller
-/// may read it.
-pub(crate) fn failure(
-    outcome: RequestOutcome,
-    alias: &str,
-    error: Option<&Raw>,
-    sees_inside: bool,
-) -> Problem {
-    if outcome == RequestOutcome::Cancelled {
-        let detail = format!("{alias} was cancelled; send the message again to begin another turn");
-        return Problem::new(Code::RequestCancelled, detail);
-    }
-    let error: Value = error
-        .and_then(|error| serde_json::from_str(error.get()).ok())
-        .unwrap_or_default();
-    let code = error["code"].as_str().and_then(agent_code);
-    let code = code.unwrap_or(Code::RequestFailed);
-    let said = error.as_str().or_else(|| error["message"].as_str());
-    let said = said.filter(|said| sees_inside && !said.is_empty());
-    let what = code.title();
-    let detail = match said {
-        Some(said) => format!("{alias}: {what}: {said}"),
-        None => format!(
-            "{alias}: {what}; its trace says more, send the message again to begin another turn"
-        ),
-    };
-    Problem::new(code, detail)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use statehold_engine::api::json::raw_bytes;
-
-    #[test]
-    fn what_an_agent_said_is_told_to_those_who_see_inside() {
-        let error = raw_bytes(br#"{"code":"agent_timeout","message":"after 60 s, as bob@secret"}"#);
-        let shown = failure(RequestOutcome::Failed, "R3", Some(&error), true);
-        assert_eq!((shown.code, shown.status), ("agent_timeout", 502));
-        assert!(shown.detail.contains("bob@secret"));
-        let hidden = failure(RequestOutcome::Failed, "R3", Some(&error), false);
-        assert_eq!(hidden.code, "agent_timeout");
-        assert!(!hidden.detail.contains("bob@secret"));
-    }
-
-    #[test]
-    fn other_codes_of_agents_are_errors_of_theirs_and_the_rest_is_ours() {
-        let code = |error: &str| {
-            let error = raw_bytes(error.as_bytes());
-            failure(RequestOutcome::Failed, "R1", Some(&error), true).code
-        };
-        assert_eq!(code(r#"{"code":"agent_on_strike"}"#), "agent_error");
-        assert_eq!(code(r#"{"code":"step_mismatch"}"#), "request_failed");
-        for of_router in ["agent_unknown", "no_route", "route_malformed"] {
-            assert_eq!(code(&format!(r#"{{"code":"{of_router}"}}"#)), "no_route");
-        }
-        assert_eq!(code(r#""boom""#), "request_failed");
-        let gone = failure(RequestOutcome::Cancelled, "R1", None, true);
-        assert_eq!(gone.code, "request_cancelled");
-    }
 }

@@ -1,19 +1,7 @@
 //! Files that come with a message.
 
-use serde::{Deserialize, Serialize};
-
-/// A file as it is kept: the form of attachments on the native API.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct FileOut {
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    kind: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) url: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<String>,
-}
+use serde::Deserialize;
+use statehold_engine::kept::AttachmentBody;
 
 /// An image behind an address.
 #[derive(Debug, Deserialize)]
@@ -31,39 +19,36 @@ pub(crate) struct FileIn {
 }
 
 impl ImageIn {
-    pub(crate) fn into_file(self) -> FileOut {
+    pub(crate) fn into_file(self) -> AttachmentBody {
         match inline(&self.url) {
-            Some((kind, data)) => FileOut {
+            Some((kind, data)) => AttachmentBody {
                 kind: Some(kind.to_owned()).filter(|kind| !kind.is_empty()),
-                title: None,
-                url: None,
                 data: Some(data.to_owned()),
+                ..AttachmentBody::default()
             },
-            None => FileOut::at(self.url, None),
+            None => linked(self.url, None),
         }
     }
 }
 
-impl FileOut {
-    fn at(url: String, title: Option<String>) -> Self {
-        Self {
-            kind: None,
-            title,
-            url: Some(url),
-            data: None,
-        }
+/// A file behind an address.
+fn linked(url: String, title: Option<String>) -> AttachmentBody {
+    AttachmentBody {
+        title,
+        url: Some(url),
+        ..AttachmentBody::default()
     }
 }
 
 impl FileIn {
     /// The file, or what is wrong with it.
-    pub(crate) fn into_file(self) -> Result<FileOut, &'static str> {
+    pub(crate) fn into_file(self) -> Result<AttachmentBody, &'static str> {
         let Some(sent) = self.file_data else {
             return Err("has a `file` without `file_data`; send its data");
         };
         let (kind, data) = match inline(&sent) {
             Some((kind, data)) => (Some(kind).filter(|kind| !kind.is_empty()), data),
-            None if sent.starts_with("data:") => return Ok(FileOut::at(sent, self.filename)),
+            None if sent.starts_with("data:") => return Ok(linked(sent, self.filename)),
             None => (None, sent.as_str()),
         };
         if !is_base64(data) {
@@ -73,11 +58,11 @@ impl FileIn {
             );
         }
         let known = self.filename.as_deref().and_then(kind_of);
-        Ok(FileOut {
+        Ok(AttachmentBody {
             kind: kind.or(known).map(str::to_owned),
             data: Some(data.to_owned()),
             title: self.filename,
-            url: None,
+            ..AttachmentBody::default()
         })
     }
 }
@@ -134,7 +119,7 @@ fn kind_of(name: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn file(name: Option<&str>, data: &str) -> Result<FileOut, &'static str> {
+    fn file(name: Option<&str>, data: &str) -> Result<AttachmentBody, &'static str> {
         let sent = FileIn {
             filename: name.map(str::to_owned),
             file_data: Some(data.to_owned()),

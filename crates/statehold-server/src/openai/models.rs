@@ -34,7 +34,7 @@ impl ModelOut {
         Self {
             id: name.to_owned(),
             object: "model",
-            created: app.told.began_at().as_micros() / 1_000_000,
+            created: app.deliveries.since().as_micros() / 1_000_000,
             owned_by: "statehold",
         }
     }

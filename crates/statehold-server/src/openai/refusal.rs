@@ -1,50 +1,49 @@
-//! Errors of a chat call, with what was known of its turn by then: whoever gets one goes on from there.
+//! Errors of a chat call, with the ids of its turn: the client goes on from there.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_engine::api::turn::{DeliveryReceipt, TurnHandle};
 
 use super::errors::{in_their_words, never_again};
-use super::told::Receipt;
-use super::turn::Place;
 use crate::http::problem::Problem;
 
-/// What is known of the turn that a call is about.
+/// The turn of a call that may fail, as far as it has been found.
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct TurnContext {
     session: Option<SessionId>,
     turn: Option<(TaskId, RequestId)>,
-    /// The session, if the same call made again would make another.
+    /// The session, if a repeat of the call would create another one.
     only_here: Option<SessionId>,
-    /// What counts as told when the error has arrived.
-    receipt: Option<Receipt>,
+    /// The receipt to confirm when the error has been delivered.
+    receipt: Option<DeliveryReceipt>,
 }
 
-impl Known {
-    /// A session was made for the call.
+impl TurnContext {
+    /// Notes the session that was created for the call.
     pub(crate) fn made(&mut self, session: SessionId, has_key: bool) {
         self.session = Some(session);
         self.only_here = (!has_key).then_some(session);
     }
 
-    /// The turn was found or begun, and stays when the call is over.
-    pub(crate) fn found(&mut self, place: &Place) {
-        self.session = Some(place.session);
-        self.turn = Some((place.task, place.request));
+    /// Notes a turn that stays when the call is over.
+    pub(crate) fn found(&mut self, turn: &TurnHandle) {
+        self.session = Some(turn.session);
+        self.turn = Some((turn.task, turn.request));
     }
 
-    /// The error is how the turn ended.
-    pub(crate) fn ends_with(&mut self, receipt: Receipt) {
+    /// Notes that the error is the end of the turn.
+    pub(crate) fn ends_with(&mut self, receipt: DeliveryReceipt) {
         self.receipt = Some(receipt);
     }
 
-    /// The session, if the same call made again would make another.
+    /// The session, if a repeat of the call would create another one.
     pub(crate) fn only_here(&self) -> Option<SessionId> {
         self.only_here
     }
 }
 
-/// Says where to go on after a problem, where the client cannot know it.
+/// Adds the session to a problem, if the client cannot know it otherwise.
 pub(crate) fn with_session(mut problem: Problem, only_here: Option<SessionId>) -> Problem {
     if let Some(session) = only_here {
         let hint = format!(
@@ -55,17 +54,17 @@ pub(crate) fn with_session(mut problem: Problem, only_here: Option<SessionId>) -
     problem
 }
 
-/// An error, with what is known.
+/// An error of a chat call.
 pub(crate) struct Refusal {
     problem: Box<Problem>,
-    known: Known,
+    known: TurnContext,
 }
 
 impl Refusal {
-    pub(crate) fn new(problem: Problem, known: Known) -> Self {
-        // Whoever has no right any more is told nothing.
+    pub(crate) fn new(problem: Problem, known: TurnContext) -> Self {
+        // A caller whose key was revoked learns nothing of the turn.
         let known = match problem.status {
-            401 => Known::default(),
+            401 => TurnContext::default(),
             _ => known,
         };
         Self {
@@ -77,7 +76,7 @@ impl Refusal {
 
 impl From<Problem> for Refusal {
     fn from(problem: Problem) -> Self {
-        Self::new(problem, Known::default())
+        Self::new(problem, TurnContext::default())
     }
 }
 

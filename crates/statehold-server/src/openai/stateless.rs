@@ -1,28 +1,29 @@
-//! Calls that leave nothing: the caller sends the conversation, an agent of this server answers in a
-//! session in memory, and the session goes with the call.
+//! Calls without a session: the caller sends the whole conversation, and an agent of this server answers in
+//! a session in memory, which is deleted at the end of the call.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use statehold_agents::scratch::ScratchEngine;
 use statehold_agents::spec::{AgentBook, AgentKind};
-use statehold_core::command::{Command, StartRequest, StatePatch};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
-use statehold_engine::{Call, Caller, Credential, Engine, Reply};
+use statehold_engine::api::json::{raw_bytes, to_body};
+use statehold_engine::api::turn::{
+    ChatSession, TurnHandle, TurnInput, UserMessage, as_client, delete_session, start_alone,
+};
+use statehold_engine::{Call, Caller, Credential, Engine};
 
 use super::ask::{CallerMessages, ChatIn, ChatMessageIn};
-use super::session::{NewSession, unknown_agent};
-use super::turn::{Place, as_client, start_on};
+use super::session::unknown_agent;
 use crate::http::call::{App, CallContext};
 use crate::http::problem::{Code, Problem};
-use statehold_engine::api::json::{raw_bytes, to_body};
 
-/// Whose sessions these are: nobody's.
-const NOBODY: &str = "stateless";
+/// The app and the user of sessions in memory.
+const STATELESS: &str = "stateless";
 
-/// A session in memory, which goes when this does.
+/// A session in memory, which is deleted when this is dropped.
 pub(crate) struct ScratchSession {
     room: Arc<ScratchEngine>,
     caller: Caller,
@@ -32,16 +33,9 @@ pub(crate) struct ScratchSession {
 impl Drop for ScratchSession {
     fn drop(&mut self) {
         let (room, session) = (Arc::clone(&self.room), self.session);
-        let call = Call::by(self.caller.clone());
+        let caller = self.caller.clone();
         let forget = async move {
-            let engine = room.engine();
-            let payloads = engine.no_payloads();
-            let reply: Reply = Arc::new(|_| Vec::new());
-            // It stops whatever still runs there.
-            let deleted = engine
-                .submit(session, &call, &Command::DeleteSession, &payloads, &reply)
-                .await;
-            if let Err(error) = deleted {
+            if let Err(error) = delete_session(room.engine(), &caller, session).await {
                 tracing::debug!(%error, "a session in memory stays until the server stops");
             }
         };
@@ -67,7 +61,7 @@ impl Stateless<'_> {
         &self,
         message: &ChatMessageIn,
         path: &str,
-    ) -> Result<(Place, ScratchSession), Problem> {
+    ) -> Result<(TurnHandle, ScratchSession), Problem> {
         let declared = self.app.options.agents.get();
         self.require_no_session(&declared)?;
         let scratch = self.app.options.scratch.as_ref();
@@ -79,7 +73,7 @@ impl Stateless<'_> {
                 "the server cannot take calls without a session now",
             )
         })?;
-        // It may have been declared otherwise, or not at all, since we looked: what counts in there counts.
+        // The configuration may have been reloaded meanwhile: the declarations of the room count.
         let book = room.book().unwrap_or(&declared);
         self.require_no_session(book)?;
         let spec = book.agent(self.agent);
@@ -91,14 +85,18 @@ impl Stateless<'_> {
                 return Err(not_user(path));
             }
         }
-        let words = message.words(path)?;
         let is_plain = is_user && message.is_text();
-        let data = CallerMessages::of(self.chat, self.body, passes, is_plain);
+        let message = UserMessage {
+            data: Some(raw_bytes(&to_body(&CallerMessages::of(
+                self.chat, self.body, passes, is_plain,
+            )))),
+            ..message.user_message(path)?
+        };
         let engine = room.engine();
         let caller = self.caller(engine).await?;
-        let new = NewSession {
-            app: NOBODY.parse().expect("a fixed name is a name"),
-            user: NOBODY.to_owned(),
+        let new = ChatSession {
+            app: STATELESS.parse().expect("a fixed name is a name"),
+            user: STATELESS.to_owned(),
             agent: self.agent.clone(),
             key: None,
         };
@@ -108,46 +106,21 @@ impl Stateless<'_> {
             caller: caller.clone(),
             session,
         };
-        let owner = engine.owner(session).await?;
-        let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
-        let data = Some(raw_bytes(&to_body(&data)));
-        let input = words.to_input(data, self.credential.is_some(), &mut payloads);
-        let start = Command::StartRequest(StartRequest {
-            agent: self.agent.clone(),
+        let input = TurnInput {
+            call: Call::by(caller),
+            key: None,
+            session,
+            agent: self.agent,
             task: None,
-            parent: None,
-            input: input.body,
-            attachments: input.attachments,
-            close_on: statehold_core::task::CloseOn::default(),
-            lease_ttl_ms: None,
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
-        });
-        let call = Call::by(caller.clone());
-        let begun = start_on(
-            engine,
-            session,
-            &call,
-            &start,
-            &payloads,
-            self.credential,
-            None,
-        );
-        let (request, task, _) = begun.await?;
-        let place = Place {
-            engine: engine.clone(),
-            reader: as_client(&caller),
-            caller,
-            session,
-            task,
-            request,
-            tells_own_holds: false,
+            message: &message,
+            credential: self.credential,
+            decides_elsewhere: false,
         };
-        Ok((place, scratch))
+        let turn = start_alone(&self.app.engine, engine, &input).await?;
+        Ok((turn, scratch))
     }
 
-    /// The agent is there, and can do without a session.
+    /// Requires that the agent is declared and can work without a session.
     fn require_no_session(&self, book: &AgentBook) -> Result<(), Problem> {
         if book.agent(self.agent).is_none() {
             return Err(unknown_agent(book, self.agent.as_str(), None));
@@ -169,18 +142,18 @@ impl Stateless<'_> {
         )
     }
 
-    /// Who calls there: nobody in particular, unless it is the developer, who sees inside.
+    /// The caller in the session in memory: one user for all, except the developer, who sees inside.
     async fn caller(&self, engine: &Engine) -> Result<Caller, Problem> {
         let asked = &self.asked.caller;
         if asked.principal == Principal::Local {
             return Ok(asked.clone());
         }
-        // A right that is missing here is missing there.
+        // The engine in memory knows no keys: the role is checked here.
         if !asked.has(statehold_engine::Role::Client) {
             let needs = statehold_engine::Role::Client;
             return Err(statehold_engine::EngineError::Forbidden { needs }.into());
         }
-        let user = engine.user_id(&asked.tenant, NOBODY).await?;
+        let user = engine.user_id(&asked.tenant, STATELESS).await?;
         Ok(Caller {
             principal: Principal::User(user),
             user: Some(user),
@@ -190,13 +163,13 @@ impl Stateless<'_> {
     }
 }
 
-/// The last message of a call is what a user says.
+/// The problem for a last message that is not of a user.
 pub(crate) fn not_user(path: &str) -> Problem {
     let detail = format!("`{path}` is the last message; it must have the role `user`");
     Problem::invalid(detail).with("path", format!("{path}.role"))
 }
 
-/// A pause in a call that leaves nothing.
+/// The problem for a pause in a call without a session.
 pub(crate) fn needs_session() -> Problem {
     Problem::new(
         Code::ApprovalNeedsSession,
@@ -205,8 +178,8 @@ pub(crate) fn needs_session() -> Problem {
     )
 }
 
-/// Whether an agent, or one that it asks, cannot do without a session: it works in another process, or it
-/// keeps the conversation elsewhere, where it would stay, and hears only what is new.
+/// Whether an agent, or an agent that it routes to, needs a session: it works in another process, or its
+/// service keeps the conversation and receives only new messages.
 fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
     let (mut open, mut seen) = (vec![agent], BTreeSet::new());
     while let Some(agent) = open.pop() {

@@ -1,78 +1,82 @@
-//! The answer as it is written: pieces of the draft while there is one, then whatever the committed
-//! answer has beyond it. The end is said only after the commit.
+//! The answer as a stream: pieces of the draft while the agent writes it, then the rest of the committed
+//! answer. The stream ends only after the commit.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_core::request::RequestOutcome;
+use statehold_engine::EngineError;
+use statehold_engine::api::json::to_body;
+use statehold_engine::api::turn::{
+    AgentReply, DeliveryReceipt, TurnEvent, TurnFollower, TurnHandle, TurnOutcome, TurnSnapshot,
+    pause_text,
+};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::completion::{Ending, Voice};
-use super::delivery::Piece;
 use super::errors::ErrorOut;
-use super::paused::sentence;
 use super::refusal::with_session;
-use super::said::{Account, Answer};
-use super::told::Receipt;
-use super::turn::Place;
-use super::watch::{Look, stopping};
 use crate::http::call::{App, unauthenticated};
+use crate::http::delivery::BodyPiece;
 use crate::http::problem::Problem;
-use statehold_engine::api::json::to_body;
 
 /// How often a comment keeps the connection awake.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// A stream in the making.
-pub(crate) struct Writer {
+/// Writes one stream.
+pub(crate) struct StreamWriter {
     pub(crate) app: App,
-    pub(crate) place: Place,
+    pub(crate) turn: TurnHandle,
     pub(crate) voice: Voice,
-    /// The key it came with: the right to read goes with it.
+    /// The digest of the API key of the call: a revoked key ends the stream.
     pub(crate) secret: Option<Digest>,
-    /// How long a pause is waited for.
+    /// The time until which the stream waits for a paused turn.
     pub(crate) wait_until: Instant,
-    /// Where the server was called.
+    /// The address of the server, as the call names it.
     pub(crate) base: String,
-    pub(crate) pieces: mpsc::Sender<Piece>,
-    /// What has been sent of this turn's answer.
+    pub(crate) pieces: mpsc::Sender<BodyPiece>,
+    /// The pieces of this turn's answer that have been sent.
     pub(crate) drafted: String,
-    /// What to do about a pause.
-    pub(crate) pauses: Pauses,
-    /// Whether the caller brought tools that the agent may want to have called.
+    pub(crate) pauses: PausePolicy,
+    /// Whether the agent may ask for calls of tools that the caller brought.
     pub(crate) with_calls: bool,
-    /// The session, if the same call made again would make another.
+    /// The session, if a repeat of the call would create another one.
     pub(crate) only_here: Option<SessionId>,
 }
 
-/// What a pause means for a stream.
+/// How a stream treats a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pauses {
-    /// It is told.
+pub(crate) enum PausePolicy {
+    /// The client is told of the pause, and may come back for the answer.
     Told,
-    /// Nobody could be told later: the call is refused.
+    /// The call fails: it has no session to come back to.
     Refused,
 }
 
-/// Why a stream ends early.
-enum Early {
-    /// The client is gone.
-    Gone,
-    /// Something is wrong.
-    Wrong(Box<Problem>),
+/// Why a stream ends before its answer does.
+enum StreamError {
+    /// The client has disconnected.
+    Disconnected,
+    /// The stream ends with this problem.
+    Problem(Box<Problem>),
 }
 
-impl From<Problem> for Early {
+impl From<Problem> for StreamError {
     fn from(problem: Problem) -> Self {
-        Self::Wrong(Box::new(problem))
+        Self::Problem(Box::new(problem))
     }
 }
 
-impl Writer {
-    /// Writes the stream. Whatever happens to it, the turn goes on.
+impl From<EngineError> for StreamError {
+    fn from(error: EngineError) -> Self {
+        Problem::from(error).into()
+    }
+}
+
+impl StreamWriter {
+    /// Writes the stream. The turn goes on when the stream breaks.
     pub(crate) async fn write(mut self) {
         let secret = self.secret;
         let (app, pieces) = (self.app.clone(), self.pieces.clone());
@@ -88,7 +92,7 @@ impl Writer {
             () = revoked => Err(unauthenticated().into()),
             ended = self.write_turn() => ended,
         };
-        if let Err(Early::Wrong(problem)) = ended {
+        if let Err(StreamError::Problem(problem)) = ended {
             let problem = match problem.status {
                 401 => *problem,
                 _ => with_session(*problem, self.only_here),
@@ -98,97 +102,72 @@ impl Writer {
         }
     }
 
-    async fn write_turn(&mut self) -> Result<(), Early> {
+    async fn write_turn(&mut self) -> Result<(), StreamError> {
         let first = self.voice.first();
         self.send(&first, None).await?;
         let earlier = self.voice.earlier_text();
         self.send_text(&earlier).await?;
-        let look = self.follow().await?;
-        match look.sign.ended {
-            Some((RequestOutcome::Completed, ..)) => self.end_answered(&look).await,
-            Some(_) => {
-                let problem = self.place.failure(&look).await;
-                let problem = problem.unwrap_or_else(Problem::not_found);
-                let problem = with_session(problem, self.only_here);
+        let deadline = match self.pauses {
+            PausePolicy::Told => self.wait_until,
+            PausePolicy::Refused => Instant::now(),
+        };
+        let mut follower = self.turn.follow(deadline);
+        loop {
+            match self.next_event(&mut follower).await? {
+                TurnEvent::Delta(piece) => {
+                    self.drafted.push_str(&piece);
+                    self.send_text(&piece).await?;
+                }
+                TurnEvent::Paused(snapshot) => self.tell_pause(&snapshot).await?,
+                TurnEvent::Over(outcome) => return self.end(outcome).await,
+            }
+        }
+    }
+
+    /// Waits for the next event, and keeps the connection awake meanwhile.
+    async fn next_event(&mut self, follower: &mut TurnFollower) -> Result<TurnEvent, StreamError> {
+        let mut next = std::pin::pin!(follower.next());
+        loop {
+            tokio::select! {
+                biased;
+                event = &mut next => return Ok(event?),
+                () = tokio::time::sleep(KEEP_ALIVE) => {
+                    let comment = Bytes::from_static(b": still here\n\n");
+                    self.hand_over(comment, None).await?;
+                }
+            }
+        }
+    }
+
+    async fn end(&mut self, outcome: TurnOutcome) -> Result<(), StreamError> {
+        match outcome {
+            TurnOutcome::Answered(snapshot) => self.end_answered(&snapshot).await,
+            TurnOutcome::Failed(snapshot, failed) => {
+                let problem = with_session(failed.into(), self.only_here);
                 let body = to_body(&ErrorOut::of(&problem));
-                let receipt = self.receipt(&look);
+                let receipt = self.receipt(&snapshot);
                 self.send(&body, receipt).await
             }
-            None => self.end_paused(&look).await,
+            TurnOutcome::Paused(snapshot) => self.end_paused(&snapshot).await,
         }
     }
 
-    /// Sends the draft as it grows, until the turn has ended, or is paused and nobody waits for that.
-    async fn follow(&mut self) -> Result<Look, Early> {
-        let place = self.place.clone();
-        // Begun before looking, it misses nothing.
-        let mut draft = place.engine.follow_draft(place.request);
-        let mut is_drafted = true;
-        let mut told = Vec::new();
-        loop {
-            let (look, revision) = place.glance().await?;
-            let is_paused = look.as_ref().is_some_and(Look::is_paused);
-            if let Some(look) = look {
-                if look.sign.ended.is_some() {
-                    place.engine.forget_draft(place.request);
-                    return Ok(look);
-                }
-                let waits = Instant::now() < self.wait_until && self.pauses == Pauses::Told;
-                if is_paused && !waits {
-                    return Ok(look);
-                }
-                let holds = look.hold_ids();
-                if is_paused && told != holds {
-                    self.tell_pause(&look).await?;
-                    told = holds;
-                }
-            }
-            let changed = place.engine.changed_after(place.session, revision);
-            let mut changed = std::pin::pin!(changed);
-            let app = self.app.clone();
-            let mut stopping_now = std::pin::pin!(app.engine.stopping());
-            loop {
-                let keep_alive = tokio::time::sleep(KEEP_ALIVE);
-                tokio::select! {
-                    biased;
-                    piece = draft.next(), if is_drafted => match piece {
-                        Some(piece) => {
-                            self.drafted.push_str(&piece);
-                            self.send_text(&piece).await?;
-                        }
-                        None => is_drafted = false,
-                    },
-                    changed = &mut changed => {
-                        changed.map_err(Problem::from)?;
-                        break;
-                    }
-                    () = &mut stopping_now => return Err(stopping().into()),
-                    () = tokio::time::sleep_until(self.wait_until), if is_paused => break,
-                    () = keep_alive => {
-                        let comment = Bytes::from_static(b": still here\n\n");
-                        self.hand_over(comment, None).await?;
-                    }
-                }
-            }
-        }
-    }
-
-    async fn tell_pause(&mut self, look: &Look) -> Result<(), Early> {
-        let account = self.account(look).await?;
-        let chunk = self.voice.paused(account.via, &look.holds);
-        let receipt = self.receipt(look);
+    async fn tell_pause(&mut self, snapshot: &TurnSnapshot) -> Result<(), StreamError> {
+        let account = self.turn.account(snapshot).await?;
+        let chunk = self.voice.paused(account.via, &snapshot.holds);
+        let receipt = self.receipt(snapshot);
         self.send(&chunk, receipt).await
     }
 
-    async fn end_answered(&mut self, look: &Look) -> Result<(), Early> {
+    async fn end_answered(&mut self, snapshot: &TurnSnapshot) -> Result<(), StreamError> {
         let mut answer = if self.with_calls {
-            Answer::with_calls(&look.detail)
+            AgentReply::with_calls(&snapshot.detail)
         } else {
-            Answer::of(&look.detail)
+            AgentReply::of(&snapshot.detail)
         };
         match answer.text.strip_prefix(&self.drafted) {
             Some(rest) => answer.text = rest.to_owned(),
-            // What was committed counts, whatever the draft said.
+            // The committed answer counts, also where it differs from the draft.
             None if !answer.text.is_empty() => answer.text.insert_str(0, "\n\n"),
             None => {}
         }
@@ -196,32 +175,36 @@ impl Writer {
         self.send_text(&text).await?;
         let ending = Ending {
             answer,
-            account: self.account(look).await?,
+            account: self.turn.account(snapshot).await?,
             holds: Vec::new(),
         };
-        let receipt = self.receipt(look);
-        self.end(&ending, receipt).await
+        let receipt = self.receipt(snapshot);
+        self.end_stream(&ending, receipt).await
     }
 
-    async fn end_paused(&mut self, look: &Look) -> Result<(), Early> {
-        if self.pauses == Pauses::Refused {
+    async fn end_paused(&mut self, snapshot: &TurnSnapshot) -> Result<(), StreamError> {
+        if self.pauses == PausePolicy::Refused {
             return Err(super::stateless::needs_session().into());
         }
-        let mut text = sentence(&look.holds, &self.base);
+        let mut text = pause_text(&snapshot.holds, &self.base);
         if !self.drafted.is_empty() {
             text.insert_str(0, "\n\n");
         }
         self.send_text(&text).await?;
         let ending = Ending {
-            answer: Answer::default(),
-            account: self.account(look).await?,
-            holds: look.holds.clone(),
+            answer: AgentReply::default(),
+            account: self.turn.account(snapshot).await?,
+            holds: snapshot.holds.clone(),
         };
-        let receipt = self.receipt(look);
-        self.end(&ending, receipt).await
+        let receipt = self.receipt(snapshot);
+        self.end_stream(&ending, receipt).await
     }
 
-    async fn end(&mut self, ending: &Ending, receipt: Option<Receipt>) -> Result<(), Early> {
+    async fn end_stream(
+        &mut self,
+        ending: &Ending,
+        receipt: Option<DeliveryReceipt>,
+    ) -> Result<(), StreamError> {
         let last = self.voice.last(ending);
         self.send(&last, None).await?;
         if let Some(usage) = self.voice.usage(ending.account.usage) {
@@ -230,18 +213,14 @@ impl Writer {
         self.send(b"[DONE]", receipt).await
     }
 
-    async fn account(&self, look: &Look) -> Result<Account, Problem> {
-        let place = &self.place;
-        Ok(Account::of(&place.engine, &place.reader, &look.detail).await?)
+    /// The receipt for an answer that shows this snapshot. None for a turn without a session.
+    fn receipt(&self, snapshot: &TurnSnapshot) -> Option<DeliveryReceipt> {
+        let deliveries = &self.app.deliveries;
+        (self.pauses == PausePolicy::Told)
+            .then(|| deliveries.receipt(&self.turn, &self.voice.earlier, snapshot))
     }
 
-    /// What the client knows when it has all of this. None where nothing stays.
-    fn receipt(&self, look: &Look) -> Option<Receipt> {
-        (self.pauses == Pauses::Told)
-            .then(|| Receipt::of(&self.app, &self.place, &self.voice.earlier, look))
-    }
-
-    async fn send_text(&mut self, text: &str) -> Result<(), Early> {
+    async fn send_text(&mut self, text: &str) -> Result<(), StreamError> {
         if text.is_empty() {
             return Ok(());
         }
@@ -250,10 +229,14 @@ impl Writer {
     }
 
     /// Sends one event.
-    async fn send(&mut self, data: &[u8], receipt: Option<Receipt>) -> Result<(), Early> {
+    async fn send(
+        &mut self,
+        data: &[u8],
+        receipt: Option<DeliveryReceipt>,
+    ) -> Result<(), StreamError> {
         let mut event = Vec::with_capacity(data.len() + 8);
         event.extend_from_slice(b"data: ");
-        // JSON that came with line breaks keeps them; between its tokens a blank is as good.
+        // An event is one line; between JSON tokens, the only place for line breaks, a blank means the same.
         event.extend(data.iter().map(|byte| match byte {
             b'\n' | b'\r' => b' ',
             other => *other,
@@ -262,9 +245,13 @@ impl Writer {
         self.hand_over(event.into(), receipt).await
     }
 
-    async fn hand_over(&mut self, bytes: Bytes, receipt: Option<Receipt>) -> Result<(), Early> {
-        let piece = Piece { bytes, receipt };
+    async fn hand_over(
+        &mut self,
+        bytes: Bytes,
+        receipt: Option<DeliveryReceipt>,
+    ) -> Result<(), StreamError> {
+        let piece = BodyPiece { bytes, receipt };
         let sent = self.pieces.send(piece).await;
-        sent.map_err(|_| Early::Gone)
+        sent.map_err(|_| StreamError::Disconnected)
     }
 }

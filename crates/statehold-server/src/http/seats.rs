@@ -1,4 +1,4 @@
-//! Places for calls that stay open: streams, and calls that wait long for a decision.
+//! Seats for calls that stay open: streams, and calls that wait long for a decision.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::http::problem::{Code, Problem};
 
-/// One key takes at most this part of all places.
+/// One key takes at most this part of all seats: a fourth.
 const SHARE: usize = 4;
 
 type Taken = Arc<Mutex<HashMap<Principal, usize>>>;
@@ -17,7 +17,7 @@ fn lock(taken: &Taken) -> MutexGuard<'_, HashMap<Principal, usize>> {
     taken.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The places, which chats share with feeds.
+/// The seats, which chats share with feeds.
 #[derive(Debug)]
 pub(crate) struct Seats {
     all: Arc<Semaphore>,
@@ -25,7 +25,7 @@ pub(crate) struct Seats {
     taken: Taken,
 }
 
-/// A place, which is free again when this goes.
+/// A seat, which is free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Seat {
     _permit: OwnedSemaphorePermit,
@@ -41,7 +41,7 @@ impl Seats {
         }
     }
 
-    /// Takes a place for a key. The developer has all of them.
+    /// Takes a seat for a key. The developer may take all of them.
     pub(crate) fn take(&self, who: Principal) -> Result<Seat, Problem> {
         let permit = self.all.clone().try_acquire_owned();
         let permit = permit.map_err(|_| {

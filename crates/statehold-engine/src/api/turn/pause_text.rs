@@ -1,18 +1,18 @@
-//! A turn that waits for people, in words that any chat window can show.
+//! A paused turn as text that any chat window can show.
 
 use statehold_core::hold::HoldKind;
-use statehold_engine::HoldDetail;
 
-use statehold_engine::api::hold::{HoldView, title_of};
+use crate::api::hold::{HoldView, title_of};
+use crate::holds::HoldDetail;
 
-/// What a person reads. `base` is where the server was called.
-pub(crate) fn sentence(holds: &[HoldDetail], base: &str) -> String {
-    let mut said: Vec<String> = holds.iter().map(|hold| one(hold, base)).collect();
-    said.push("The answer comes with your next message here.".to_owned());
-    said.join("\n")
+/// The text for a person who waits for a paused turn. `base` is the address of the server.
+pub fn pause_text(holds: &[HoldDetail], base: &str) -> String {
+    let mut lines: Vec<String> = holds.iter().map(|hold| hold_text(hold, base)).collect();
+    lines.push("The answer comes with your next message here.".to_owned());
+    lines.join("\n")
 }
 
-fn one(detail: &HoldDetail, base: &str) -> String {
+fn hold_text(detail: &HoldDetail, base: &str) -> String {
     let HoldView {
         id,
         alias,
@@ -49,7 +49,7 @@ fn one(detail: &HoldDetail, base: &str) -> String {
         ),
         HoldKind::Approval | HoldKind::Reconcile => {
             let who = if may_decide { "" } else { " of somebody else" };
-            // To approve one that asks whether something ran is to run it again: look at it first.
+            // Approving a reconcile hold runs the action again: the person has to look at it first.
             let verb = match detail.hold.kind {
                 HoldKind::Reconcile => "show",
                 _ => "approve",

@@ -1,0 +1,296 @@
+//! Chat turns: a message of a user to an agent, and the answer that comes back.
+//!
+//! A chat surface turns its protocol into a [`TurnInput`] and calls [`take_up`], which gives it a
+//! [`TurnHandle`] to follow: pieces of the answer, pauses, the end. Clients repeat calls whose answer they
+//! have lost, so `take_up` looks first for the turn that a call is about, and a [`DeliveryLog`] remembers
+//! which answers have not arrived yet.
+
+mod account;
+mod agent_reply;
+mod delivery;
+mod find;
+mod follow;
+mod message;
+mod pause_text;
+mod question;
+mod repeat;
+mod request_head;
+mod session;
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::command::{Command, Output, Rejection, StartRequest, StatePatch};
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::task::CloseOn;
+
+use super::hold::DecisionInput;
+use super::request;
+use crate::caller::{Caller, Role, Roles};
+use crate::credentials::Credential;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::mailbox::{Call, Committed, Receipt};
+use crate::payloads::Payloads;
+use crate::rights::Act;
+
+pub use account::{TokenUsage, TurnAccount};
+pub use agent_reply::AgentReply;
+pub use delivery::{DeliveryLog, DeliveryReceipt};
+pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnOutcome, TurnSnapshot};
+pub use message::UserMessage;
+pub use pause_text::pause_text;
+pub use request_head::{RequestEnd, RequestHead};
+pub use session::{ChatSession, agent_of_session, delete_session, user_name};
+
+/// A message to an agent, in a session that exists.
+#[derive(Debug)]
+pub struct TurnInput<'a> {
+    /// The caller, and the idempotency key, which stands for the session and all that the client sent.
+    pub call: Call,
+    /// The text of the idempotency key: the decision key, if the message answers a question.
+    pub key: Option<&'a str>,
+    /// The session.
+    pub session: SessionId,
+    /// The agent.
+    pub agent: &'a Name,
+    /// The task to continue. None opens a new one.
+    pub task: Option<TaskId>,
+    /// The message.
+    pub message: &'a UserMessage,
+    /// A credential for the worker.
+    pub credential: Option<&'a Credential>,
+    /// Whether people decide holds in another place than this chat: the caller reads holds with all that it
+    /// may see, and no message answers a question.
+    pub decides_elsewhere: bool,
+}
+
+impl TurnInput<'_> {
+    fn has_key(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// The call of a decision. A decision is kept under its own key, which outlives every idempotency key.
+    fn decision_call(&self) -> Call {
+        Call {
+            key: None,
+            ..self.call.clone()
+        }
+    }
+
+    fn start_command(&self, input: Output) -> Command {
+        Command::StartRequest(StartRequest {
+            agent: self.agent.clone(),
+            task: self.task,
+            parent: None,
+            input: input.body,
+            attachments: input.attachments,
+            close_on: CloseOn::default(),
+            lease_ttl_ms: None,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        })
+    }
+
+    fn handle(&self, (host, engine): (&Engine, &Engine), turn: StartedTurn) -> TurnHandle {
+        TurnHandle {
+            engine: engine.clone(),
+            host: host.clone(),
+            reader: as_client(&self.call.caller),
+            caller: self.call.caller.clone(),
+            session: self.session,
+            task: turn.task,
+            request: turn.request,
+            shows_whole_holds: self.decides_elsewhere,
+        }
+    }
+}
+
+/// A decision for a hold of the session, sent along with a message.
+#[derive(Debug)]
+pub struct TurnDecision {
+    /// The hold.
+    pub hold: HoldId,
+    /// The decision.
+    pub input: DecisionInput,
+    /// The decision key.
+    pub key: Option<String>,
+}
+
+/// A turn, the engine that runs it, and the caller who follows it.
+#[derive(Debug, Clone)]
+pub struct TurnHandle {
+    engine: Engine,
+    /// The engine of the server: waiting ends when it stops, also for a turn of an engine in memory.
+    host: Engine,
+    /// The caller with the role of a client alone: a chat shows what clients see.
+    reader: Caller,
+    caller: Caller,
+    /// The session.
+    pub session: SessionId,
+    /// The task.
+    pub task: TaskId,
+    /// The request at the root of the turn.
+    pub request: RequestId,
+    shows_whole_holds: bool,
+}
+
+impl TurnHandle {
+    /// Cancels the turn. A turn that has ended is left alone.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or the store fails.
+    pub async fn cancel(&self) -> Result<(), EngineError> {
+        let call = Call::by(self.caller.clone());
+        match request::cancel(&self.engine, &call, self.request).await {
+            Ok(_) | Err(EngineError::Rejected(Rejection::RequestEnded { .. })) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The turn that a call is about.
+#[derive(Debug)]
+pub struct OpenTurn {
+    /// The turn.
+    pub handle: TurnHandle,
+    /// Whether this call started it.
+    pub is_new: bool,
+    /// Whether the client has made the same call before.
+    pub is_replay: bool,
+    /// Answers of other turns that the client was told to wait for.
+    pub earlier: Vec<EarlierAnswer>,
+}
+
+/// The answer of a turn that a client knows as paused, and that has ended since.
+#[derive(Debug, Clone)]
+pub struct EarlierAnswer {
+    /// The turn.
+    pub request: RequestId,
+    /// Its answer.
+    pub content: String,
+}
+
+/// The caller with the role of a client alone, or with no role.
+pub fn as_client(caller: &Caller) -> Caller {
+    let names = caller.roles.names().iter().cloned();
+    let client: BTreeSet<Name> = names
+        .filter(|name| name.as_str() == Role::Client.name())
+        .collect();
+    Caller {
+        roles: Roles::from(client),
+        ..caller.clone()
+    }
+}
+
+/// Finds the turn that a call is about, or starts it. Chat calls of a session do this one after the other,
+/// so that two calls with the same message are one turn.
+///
+/// # Errors
+///
+/// If the caller may not, a decision or an answer is refused, or the core refuses the start.
+pub async fn take_up(
+    engine: &Engine,
+    log: &DeliveryLog,
+    input: &TurnInput<'_>,
+    decisions: Vec<TurnDecision>,
+) -> Result<OpenTurn, EngineError> {
+    let (caller, session) = (&input.call.caller, input.session);
+    engine.authorise(caller, session, &Act::Start).await?;
+    let (start, payloads, output) = prepare(engine, input).await?;
+    let reader = as_client(caller);
+    let summary = engine.session(&reader, session).await?;
+    let mut search = repeat::RepeatSearch::new((engine, log), input, reader, (summary, output));
+    let _lock = engine.turn(session).await;
+    let finder = find::TurnFinder { engine, log, input };
+    let found = if decisions.is_empty() {
+        finder
+            .find_or_start(&mut search, (&start, &payloads))
+            .await?
+    } else {
+        find::FoundTurn::existing(finder.decide(decisions).await?, false)
+    };
+    log.begin(session, found.request);
+    let task = match found.new_task {
+        Some(task) => task,
+        None => search.task_of(found.request).await?,
+    };
+    let earlier = search.earlier(found.request).await?;
+    let turn = StartedTurn {
+        request: found.request,
+        task,
+    };
+    Ok(OpenTurn {
+        handle: input.handle((engine, engine), turn),
+        is_new: found.new_task.is_some(),
+        is_replay: found.is_replay,
+        earlier,
+    })
+}
+
+/// Starts a turn in a session that no other call can name: there is nothing to find, and nothing is owed to
+/// a client that goes away. Waiting for it ends when `host` stops.
+///
+/// # Errors
+///
+/// If the caller may not, or the core refuses the start.
+pub async fn start_alone(
+    host: &Engine,
+    engine: &Engine,
+    input: &TurnInput<'_>,
+) -> Result<TurnHandle, EngineError> {
+    let (start, payloads, _) = prepare(engine, input).await?;
+    let started = start_turn(engine, None, input, (&start, &payloads)).await?;
+    Ok(input.handle((host, engine), started.view))
+}
+
+/// The command that starts the turn, its payloads, and the message as its request records it.
+async fn prepare(
+    engine: &Engine,
+    input: &TurnInput<'_>,
+) -> Result<(Command, Payloads, Output), EngineError> {
+    let owner = engine.owner(input.session).await?;
+    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let had_credential = input.credential.is_some();
+    let output = input.message.to_output(had_credential, &mut payloads);
+    Ok((input.start_command(output.clone()), payloads, output))
+}
+
+/// The ids of a turn, as they are kept under the idempotency key of the call that started it.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct StartedTurn {
+    request: RequestId,
+    task: TaskId,
+}
+
+/// Starts a turn, or finds the one that was started under the same key. The log has the turn before the
+/// commit is durable: a client that goes away in between is owed the answer too.
+async fn start_turn(
+    engine: &Engine,
+    log: Option<&DeliveryLog>,
+    input: &TurnInput<'_>,
+    command: (&Command, &Payloads),
+) -> Result<Receipt<StartedTurn>, EngineError> {
+    let session = input.session;
+    let view = |made: &Committed<'_>| {
+        let mut events = made.record.content.events.iter();
+        let started = events.find_map(|event| match event {
+            Event::RequestStarted { request, task, .. } => Some(StartedTurn {
+                request: *request,
+                task: *task,
+            }),
+            _ => None,
+        })?;
+        if let Some(log) = log {
+            log.begin(session, started.request);
+        }
+        Some(started)
+    };
+    engine
+        .commit(session, &input.call, command, input.credential, view)
+        .await
+}

@@ -1,0 +1,147 @@
+//! The account of a turn: the agents that took part, and the tokens they used.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::item::{Item, ItemKind};
+use statehold_core::record::Event;
+use statehold_store::StoredRecord;
+use utoipa::ToSchema;
+
+use super::RequestHead;
+use super::agent_reply::payload;
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::feed::FeedEntry;
+use crate::kept::ItemBody;
+use crate::read::RequestDetail;
+
+/// How many records of a turn are read at most.
+const RECORDS_MAX: usize = 4_000;
+/// How many records are read at a time.
+const PAGE: usize = 200;
+
+/// Tokens, as far as agents recorded them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+#[schema(as = ChatUsage)]
+pub struct TokenUsage {
+    #[serde(rename = "prompt_tokens")]
+    prompt: u64,
+    #[serde(rename = "completion_tokens")]
+    completion: u64,
+    #[serde(rename = "total_tokens")]
+    total: u64,
+}
+
+impl TokenUsage {
+    fn add(&mut self, other: Self) {
+        let total = match other.total {
+            0 => other.prompt.saturating_add(other.completion),
+            total => total,
+        };
+        self.prompt = self.prompt.saturating_add(other.prompt);
+        self.completion = self.completion.saturating_add(other.completion);
+        self.total = self.total.saturating_add(total);
+    }
+}
+
+/// The agents that took part in a turn, and their tokens.
+#[derive(Debug, Default)]
+pub struct TurnAccount {
+    /// The agents below the root, in the order in which they were first asked.
+    pub via: Vec<String>,
+    /// The tokens of all of them.
+    pub usage: TokenUsage,
+}
+
+impl TurnAccount {
+    /// Adds up a turn so far.
+    pub(super) async fn of(
+        engine: &Engine,
+        reader: &Caller,
+        detail: &RequestDetail,
+    ) -> Result<Self, EngineError> {
+        let Some(head) = RequestHead::of(detail) else {
+            return Ok(Self::default());
+        };
+        let session = detail.session.id;
+        let last = head.ended.map_or(detail.revision, |end| end.by);
+        let mut ledger = TurnLedger {
+            requests: vec![head.id],
+            agents: BTreeMap::new(),
+            account: Self::default(),
+        };
+        let (mut after, mut read) = (head.started_by.saturating_sub(1), 0);
+        while after < last && read < RECORDS_MAX {
+            let entries = engine.feed(reader, session, after, PAGE).await?;
+            let Some(newest) = entries.last() else { break };
+            after = newest.stored.record.content.seq;
+            read += entries.len();
+            let of_turn = |entry: &&FeedEntry| entry.stored.record.content.seq <= last;
+            for entry in entries.iter().take_while(of_turn) {
+                ledger.add(engine, &entry.stored).await?;
+            }
+        }
+        Ok(ledger.account)
+    }
+}
+
+/// An account while records are added to it.
+struct TurnLedger {
+    /// The requests of the turn.
+    requests: Vec<RequestId>,
+    /// The agents of the tasks that were opened meanwhile.
+    agents: BTreeMap<TaskId, String>,
+    account: TurnAccount,
+}
+
+impl TurnLedger {
+    async fn add(&mut self, engine: &Engine, stored: &StoredRecord) -> Result<(), EngineError> {
+        let content = &stored.record.content;
+        for event in &content.events {
+            match event {
+                Event::TaskOpened { task, agent, .. } => {
+                    self.agents.insert(*task, agent.to_string());
+                }
+                Event::RequestStarted {
+                    request,
+                    parent: Some(parent),
+                    task,
+                    ..
+                } if self.requests.contains(parent) => {
+                    self.requests.push(*request);
+                    let agent = match self.agents.get(task) {
+                        Some(agent) => agent.clone(),
+                        None => engine.agent_of(content.session, *task).await?.to_string(),
+                    };
+                    if !self.account.via.contains(&agent) {
+                        self.account.via.push(agent);
+                    }
+                }
+                Event::ItemsAppended { request, items, .. } if self.requests.contains(request) => {
+                    for item in items.iter().filter(|item| item.kind == ItemKind::Step) {
+                        self.account.usage.add(usage_of(stored, item));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn usage_of(stored: &StoredRecord, item: &Item) -> TokenUsage {
+    #[derive(Default, Deserialize)]
+    struct Data {
+        #[serde(default)]
+        usage: Option<TokenUsage>,
+    }
+    let body = payload(stored, item.body);
+    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
+    let data = body.and_then(|body| body.data);
+    let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
+    data.and_then(|data| data.usage).unwrap_or_default()
+}

@@ -1,0 +1,284 @@
+//! Delivery of answers to chat clients: which answers a client has not received yet, and which holds it
+//! has seen.
+//!
+//! The log is bounded and in memory. A turn that it has dropped counts as delivered: at worst a repeated
+//! message starts another turn. Answers that an earlier process may not have delivered are owed by this one.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use statehold_core::ids::{HoldId, RequestId, SessionId};
+use statehold_core::time::Timestamp;
+
+use super::{EarlierAnswer, TurnHandle, TurnSnapshot};
+
+/// How many turns the log has at most.
+const TURNS_MAX: usize = 20_000;
+/// How long before the start of this process an answer may have been committed and not delivered.
+const BEFORE_START_MS: u64 = 5 * 60 * 1_000;
+
+/// The answers that chat clients have received or are owed.
+#[derive(Debug)]
+pub struct DeliveryLog {
+    /// When this process started.
+    since: Timestamp,
+    entries: Mutex<DeliveryEntries>,
+}
+
+#[derive(Debug, Default)]
+struct DeliveryEntries {
+    /// Turns whose answer was not delivered yet, by session; true if the client knows them as paused.
+    owed: HashMap<SessionId, BTreeMap<RequestId, bool>>,
+    /// The same turns in the order in which they began.
+    begun: VecDeque<(SessionId, RequestId)>,
+    sent: RecentSet<RequestId>,
+    seen: RecentSet<HoldId>,
+}
+
+impl DeliveryLog {
+    /// An empty log of a process that starts now.
+    pub fn new(now: Timestamp) -> Self {
+        Self {
+            since: now,
+            entries: Mutex::default(),
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, DeliveryEntries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When this process started.
+    pub fn since(&self) -> Timestamp {
+        self.since
+    }
+
+    /// Whether that time is before the start of this process, so that the log may be incomplete.
+    pub(super) fn predates(&self, at: Timestamp) -> bool {
+        at < self.since
+    }
+
+    /// Notes that a client waits for the answer of a turn.
+    pub(super) fn begin(&self, session: SessionId, request: RequestId) {
+        let mut entries = self.entries();
+        let turns = entries.owed.entry(session).or_default();
+        if turns.contains_key(&request) {
+            return;
+        }
+        turns.insert(request, false);
+        entries.begun.push_back((session, request));
+        while entries.begun.len() > TURNS_MAX {
+            if let Some((session, request)) = entries.begun.pop_front() {
+                entries.settle(session, request);
+            }
+        }
+    }
+
+    /// The turns of a session whose answer is owed, oldest first; true if the client knows them as paused.
+    pub(super) fn owed_in(&self, session: SessionId) -> Vec<(RequestId, bool)> {
+        let entries = self.entries();
+        let turns = entries.owed.get(&session).into_iter().flatten();
+        turns.map(|(request, paused)| (*request, *paused)).collect()
+    }
+
+    /// Whether the answer of a turn that has ended is owed.
+    pub(super) fn is_owed(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        started_at: Timestamp,
+        ended_at: Timestamp,
+    ) -> bool {
+        let entries = self.entries();
+        if entries.has(session, request) {
+            return true;
+        }
+        let may_be_unsent = ended_at.plus_ms(BEFORE_START_MS) >= self.since;
+        self.predates(started_at) && may_be_unsent && !entries.sent.has(&request)
+    }
+
+    /// Whether the next call is owed the answer of a turn that was paused. An answer that is younger than
+    /// this process cannot have been delivered by an earlier one.
+    pub(super) fn is_news(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        started_at: Timestamp,
+        ended_at: Timestamp,
+    ) -> bool {
+        let is_known = || self.entries().has(session, request);
+        (!self.predates(ended_at) || is_known())
+            && self.is_owed(session, request, started_at, ended_at)
+    }
+
+    /// Drops a turn whose answer no client waits for.
+    pub(super) fn forget(&self, session: SessionId, request: RequestId) {
+        self.entries().settle(session, request);
+    }
+
+    /// Whether a client has seen that this hold is open.
+    pub(super) fn has_seen(&self, hold: HoldId) -> bool {
+        self.entries().seen.has(&hold)
+    }
+
+    /// The receipt for an answer that shows this snapshot of a turn, after the answers of `earlier` turns.
+    pub fn receipt(
+        self: &Arc<Self>,
+        turn: &TurnHandle,
+        earlier: &[EarlierAnswer],
+        snapshot: &TurnSnapshot,
+    ) -> DeliveryReceipt {
+        let has_ended = snapshot.head.ended.is_some();
+        let own = has_ended.then_some(turn.request);
+        DeliveryReceipt {
+            log: Arc::clone(self),
+            session: turn.session,
+            sent: earlier
+                .iter()
+                .map(|earlier| earlier.request)
+                .chain(own)
+                .collect(),
+            paused: (!has_ended).then_some(turn.request),
+            seen: snapshot.hold_ids(),
+        }
+    }
+}
+
+impl DeliveryEntries {
+    fn has(&self, session: SessionId, request: RequestId) -> bool {
+        let turns = self.owed.get(&session);
+        turns.is_some_and(|turns| turns.contains_key(&request))
+    }
+
+    fn settle(&mut self, session: SessionId, request: RequestId) {
+        if let Some(turns) = self.owed.get_mut(&session) {
+            turns.remove(&request);
+            if turns.is_empty() {
+                self.owed.remove(&session);
+            }
+        }
+        // Most turns are settled in the order they began, so the queue stays short without a search.
+        if self.begun.front() == Some(&(session, request)) {
+            self.begun.pop_front();
+        }
+    }
+}
+
+/// The receipt for one answer, to be confirmed when the client has received all of it.
+#[derive(Debug)]
+pub struct DeliveryReceipt {
+    log: Arc<DeliveryLog>,
+    session: SessionId,
+    /// Turns whose answer it contains.
+    sent: Vec<RequestId>,
+    /// The turn that it shows as paused.
+    paused: Option<RequestId>,
+    /// Holds that it shows.
+    seen: Vec<HoldId>,
+}
+
+impl DeliveryReceipt {
+    /// Notes that the client has received the answer.
+    pub fn confirm(self) {
+        let mut entries = self.log.entries();
+        for request in self.sent {
+            entries.settle(self.session, request);
+            entries.sent.add(request);
+        }
+        if let Some(request) = self.paused
+            && let Some(turns) = entries.owed.get_mut(&self.session)
+            && let Some(was_paused) = turns.get_mut(&request)
+        {
+            *was_paused = true;
+        }
+        for hold in self.seen {
+            entries.seen.add(hold);
+        }
+    }
+}
+
+/// A set of the keys that were added last; the oldest are evicted.
+#[derive(Debug)]
+struct RecentSet<K> {
+    known: HashSet<K>,
+    order: VecDeque<K>,
+}
+
+impl<K> Default for RecentSet<K> {
+    fn default() -> Self {
+        Self {
+            known: HashSet::new(),
+            order: VecDeque::new(),
+        }
+    }
+}
+
+impl<K: Hash + Eq + Copy> RecentSet<K> {
+    fn has(&self, key: &K) -> bool {
+        self.known.contains(key)
+    }
+
+    fn add(&mut self, key: K) {
+        if self.known.insert(key) {
+            self.order.push_back(key);
+        }
+        while self.order.len() > TURNS_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.known.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn session(n: u128) -> SessionId {
+        SessionId::from_uuid(Uuid::from_u128(n))
+    }
+
+    fn request(n: usize) -> RequestId {
+        RequestId::from_uuid(Uuid::from_u128(n as u128))
+    }
+
+    #[test]
+    fn a_dropped_turn_counts_as_delivered() {
+        let now = Timestamp::from_micros(1_000_000_000_000);
+        let log = DeliveryLog::new(now);
+        log.begin(session(1), request(0));
+        assert_eq!(log.owed_in(session(1)), [(request(0), false)]);
+        for n in 1..=TURNS_MAX {
+            log.begin(session(2), request(n));
+        }
+        assert!(log.owed_in(session(1)).is_empty());
+        assert_eq!(log.owed_in(session(2)).len(), TURNS_MAX);
+        assert!(log.is_owed(session(2), request(1), now, now));
+        log.forget(session(2), request(1));
+        assert!(!log.is_owed(session(2), request(1), now, now));
+    }
+
+    #[test]
+    fn an_answer_of_the_earlier_process_is_owed_for_some_minutes() {
+        let now = Timestamp::from_micros(1_000_000_000_000);
+        let log = DeliveryLog::new(now);
+        let minutes_ago =
+            |minutes: i64| Timestamp::from_micros(now.as_micros() - minutes * 60_000_000);
+        let owes = |started, ended| log.is_owed(session(1), request(1), started, ended);
+        assert!(owes(minutes_ago(60), minutes_ago(4)));
+        assert!(owes(minutes_ago(60), now));
+        assert!(!owes(minutes_ago(60), minutes_ago(6)));
+        assert!(!owes(now, now), "this process would know");
+        let is_news = |ended| log.is_news(session(1), request(1), minutes_ago(60), ended);
+        assert!(is_news(now));
+        assert!(
+            !is_news(minutes_ago(1)),
+            "the earlier process may have delivered it"
+        );
+        log.entries().sent.add(request(1));
+        assert!(!owes(minutes_ago(60), now), "it has been sent since");
+    }
+}

@@ -1,0 +1,141 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use statehold_core::command::Fenced;
+use statehold_core::hold::{DecisionKind, HoldKind};
+use statehold_store::memory::MemoryStore;
+
+use super::super::{ChatSession, DeliveryLog, TurnInput, UserMessage, take_up};
+use super::*;
+use crate::ask::NewAsk;
+use crate::caller::Caller;
+use crate::claim::Claim;
+use crate::engine::{Engine, EngineOptions};
+use crate::mailbox::Call;
+use crate::ports::{MemoryKeys, SystemClock};
+
+async fn engine() -> Engine {
+    let (store, keys) = (MemoryStore::new(), MemoryKeys::default());
+    let clock = Arc::new(SystemClock);
+    let options = EngineOptions::default();
+    let engine = Engine::start(Arc::new(store), Arc::new(keys), clock, options).await;
+    engine.expect("an engine in memory")
+}
+
+/// A turn that no worker has claimed yet.
+async fn turn() -> TurnHandle {
+    let engine = engine().await;
+    let caller = Caller::local("default".parse().expect("a name"));
+    let agent = "helper".parse().expect("a name");
+    let session = ChatSession {
+        app: "app".parse().expect("a name"),
+        user: "bob".to_owned(),
+        agent: "helper".parse().expect("a name"),
+        key: None,
+    };
+    let session = session.create(&engine, &caller).await.expect("a session");
+    let message = UserMessage {
+        text: "hello".to_owned(),
+        ..UserMessage::default()
+    };
+    let input = TurnInput {
+        call: Call::by(caller),
+        key: None,
+        session,
+        agent: &agent,
+        task: None,
+        message: &message,
+        credential: None,
+        decides_elsewhere: false,
+    };
+    let log = DeliveryLog::new(engine.now());
+    let opened = take_up(&engine, &log, &input, Vec::new()).await;
+    let opened = opened.expect("a turn");
+    assert!(opened.is_new && !opened.is_replay);
+    opened.handle
+}
+
+async fn claimed(turn: &TurnHandle) -> Fenced {
+    let claim = Claim {
+        agent: "helper".parse().expect("a name"),
+        max: 1,
+        wait: Duration::ZERO,
+        lease_ms: 60_000,
+        request: None,
+    };
+    let claimed = turn.engine.claim(&turn.caller, &claim).await;
+    let mut claimed = claimed.expect("a claim");
+    let live = claimed
+        .pop()
+        .expect("the turn")
+        .detail
+        .request
+        .live()
+        .cloned();
+    Fenced {
+        request: turn.request,
+        fence: live.expect("it is live").fence,
+    }
+}
+
+/// The worker asks a question, which pauses the turn.
+async fn ask(turn: &TurnHandle, by: Fenced) {
+    let ask = NewAsk {
+        kind: HoldKind::Question,
+        title: "Which?".to_owned(),
+        message: None,
+        action: None,
+        response_schema: None,
+        url: None,
+        reasons: None,
+        group_id: None,
+        allowed: [DecisionKind::Respond].into(),
+        quorum: None,
+        expires_in_seconds: None,
+        on_expiry: None,
+        decide_by: None,
+    };
+    let (engine, call) = (&turn.engine, Call::by(turn.caller.clone()));
+    let owner = engine.owner(turn.session).await.expect("an owner");
+    let keys = engine.payloads_for(&owner.tenant, owner.user).await;
+    let written = (Vec::new(), keys.expect("keys"));
+    let asked = engine
+        .open_hold(turn.session, &call, by, ask, written)
+        .await;
+    asked.expect("a question");
+}
+
+#[tokio::test]
+async fn a_turn_is_read_when_it_is_paused_or_has_ended_and_not_while_it_runs() {
+    let turn = turn().await;
+    let (snapshot, queued) = turn.look().await.expect("a look");
+    assert!(snapshot.is_none());
+    let by = claimed(&turn).await;
+    let (snapshot, running) = turn.look().await.expect("a look");
+    assert!(snapshot.is_none() && running == queued + 1);
+    ask(&turn, by).await;
+    let (snapshot, asking) = turn.look().await.expect("a look");
+    assert!(snapshot.is_some_and(|snapshot| snapshot.is_paused()) && asking > running);
+    turn.cancel().await.expect("it is cancelled");
+    let (snapshot, _) = turn.look().await.expect("a look");
+    let snapshot = snapshot.expect("it has ended");
+    assert!(snapshot.head.ended.is_some() && !snapshot.is_paused());
+}
+
+#[tokio::test]
+async fn a_follower_reports_a_pause_once_and_the_end_last() {
+    let turn = turn().await;
+    let by = claimed(&turn).await;
+    ask(&turn, by).await;
+    let mut follower = turn.follow(Instant::now() + Duration::from_mins(1));
+    let paused = follower.next().await.expect("an event");
+    assert!(matches!(paused, TurnEvent::Paused(snapshot) if snapshot.holds.len() == 1));
+    let late = turn.outcome(Instant::now()).await.expect("an outcome");
+    assert!(matches!(late, TurnOutcome::Paused(_)));
+    turn.cancel().await.expect("it is cancelled");
+    let over = follower.next().await.expect("an event");
+    let TurnEvent::Over(TurnOutcome::Failed(_, failed)) = over else {
+        panic!("the turn was cancelled: {over:?}");
+    };
+    assert_eq!(failed.outcome, RequestOutcome::Cancelled);
+}

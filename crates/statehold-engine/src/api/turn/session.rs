@@ -1,0 +1,114 @@
+//! Sessions that chat calls name or create.
+
+use statehold_core::command::{Command, StatePatch};
+use statehold_core::ids::{IdMint, SessionId, Shard};
+use statehold_core::name::Name;
+use statehold_core::session::Owner;
+
+use super::as_client;
+use crate::caller::Caller;
+use crate::engine::{Engine, entropy};
+use crate::error::EngineError;
+use crate::idempotency::IdempotencyKey;
+use crate::mailbox::{Call, Committed};
+
+/// The user of a session that no user was named for.
+const ANONYMOUS: &str = "anonymous";
+
+/// A session for a chat call to create.
+#[derive(Debug)]
+pub struct ChatSession {
+    /// The app.
+    pub app: Name,
+    /// The user.
+    pub user: String,
+    /// The agent.
+    pub agent: Name,
+    /// The idempotency key: repeats of the call find the session that the first one created.
+    pub key: Option<IdempotencyKey>,
+}
+
+impl ChatSession {
+    /// Creates the session, or finds the one that was created under the same key.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not, or the session of the key has been deleted since.
+    pub async fn create(self, engine: &Engine, caller: &Caller) -> Result<SessionId, EngineError> {
+        let tenant = caller.tenant.clone();
+        let shard = Shard::of_owner(tenant.as_str(), self.app.as_str(), &self.user);
+        let user = engine.user_id(&tenant, &self.user).await?;
+        let command = Command::CreateSession {
+            owner: Owner {
+                agent: self.agent,
+                app: self.app,
+                user,
+                tenant,
+            },
+            name: None,
+            labels: None,
+            state: StatePatch::default(),
+            ttl: None,
+        };
+        let mut mint = IdMint::new(engine.now(), shard, entropy()?);
+        let session = SessionId::from_uuid(mint.next_uuid());
+        let call = Call {
+            caller: caller.clone(),
+            key: self.key,
+            if_revision: None,
+        };
+        let payloads = engine.no_payloads();
+        let view = |made: &Committed<'_>| Some(made.record.content.session);
+        let created = engine.commit(session, &call, (&command, &payloads), None, view);
+        Ok(created.await?.view)
+    }
+}
+
+/// Deletes a session, and stops everything that runs in it.
+///
+/// # Errors
+///
+/// If the caller may not, or the store fails.
+pub async fn delete_session(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+) -> Result<(), EngineError> {
+    let (call, payloads) = (Call::by(caller.clone()), engine.no_payloads());
+    let command = (&Command::DeleteSession, &payloads);
+    let deleted = engine.commit(session, &call, command, None, |_| Some(()));
+    deleted.await?;
+    Ok(())
+}
+
+/// The agent that answers in a session when a client names none.
+///
+/// # Errors
+///
+/// If the caller may not read the session as a client.
+pub async fn agent_of_session(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+) -> Result<Name, EngineError> {
+    let summary = engine.session(&as_client(caller), session).await?;
+    Ok(summary.owner.agent)
+}
+
+/// The name of the user of a new session: the one that the key is bound to, else the one that the call
+/// names.
+///
+/// # Errors
+///
+/// If the user of the key is gone.
+pub async fn user_name(
+    engine: &Engine,
+    caller: &Caller,
+    named: Option<&str>,
+) -> Result<String, EngineError> {
+    if let Some(bound) = caller.user {
+        return engine.user_name(&caller.tenant, bound).await;
+    }
+    let named = named.filter(|name| !name.is_empty());
+    Ok(named.unwrap_or(ANONYMOUS).to_owned())
+}

@@ -1,0 +1,57 @@
+//! Bodies of chat answers that confirm their delivery, as far as a server can know of it: the last byte
+//! is handed over when all bytes before it have left and the client is still connected.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use statehold_engine::api::turn::DeliveryReceipt;
+use tokio::sync::mpsc;
+
+use super::seats::Seat;
+
+/// A piece of a body, with the receipt to confirm when the piece has left.
+pub(crate) struct BodyPiece {
+    pub(crate) bytes: Bytes,
+    pub(crate) receipt: Option<DeliveryReceipt>,
+}
+
+/// A whole body, of known length.
+pub(crate) fn whole(bytes: Vec<u8>, receipt: Option<DeliveryReceipt>) -> Body {
+    let bytes = Bytes::from(bytes);
+    let pieces = stream::iter([BodyPiece { bytes, receipt }]);
+    Body::from_stream(with_receipts(pieces))
+}
+
+/// A body that is written piece by piece, until the writer closes the channel.
+pub(crate) fn streamed(pieces: mpsc::Receiver<BodyPiece>, seat: Seat) -> Body {
+    let pieces = stream::unfold((pieces, seat), |(mut pieces, seat)| async {
+        let piece = pieces.recv().await?;
+        Some((piece, (pieces, seat)))
+    });
+    Body::from_stream(with_receipts(pieces))
+}
+
+/// Hands out pieces. The last byte of a piece with a receipt follows when the rest has left: the receipt of
+/// a client that has the whole piece is confirmed, that of a client that disconnected is not.
+fn with_receipts(
+    pieces: impl Stream<Item = BodyPiece> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let begin = (Box::pin(pieces), None);
+    stream::unfold(begin, |(mut pieces, held_back)| async {
+        if let Some((last, receipt)) = held_back {
+            // While this task yields, the connection flushes its buffer, and drops this body if the client
+            // has disconnected.
+            tokio::task::yield_now().await;
+            DeliveryReceipt::confirm(receipt);
+            return Some((Ok(last), (pieces, None)));
+        }
+        let BodyPiece { mut bytes, receipt } = pieces.next().await?;
+        let held_back = receipt.map(|receipt| {
+            let last = bytes.split_off(bytes.len().saturating_sub(1));
+            (last, receipt)
+        });
+        Some((Ok(bytes), (pieces, held_back)))
+    })
+}
