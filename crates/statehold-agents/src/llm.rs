@@ -92,10 +92,10 @@ impl LlmAgent {
                 tools: &tools,
                 refused,
             };
-            let checked = checker.check_all(reply.tool_calls);
-            let (requested_calls, arguments): (Vec<RequestedCall>, Vec<Option<Raw>>) = checked
+            let calls = checker.check_all(reply.tool_calls);
+            let (requested_calls, arguments): (Vec<RequestedCall>, Vec<Option<Raw>>) = calls
                 .into_iter()
-                .map(|checked| (checked.requested, checked.arguments))
+                .map(|call| (call.requested, call.arguments))
                 .unzip();
             complete_arguments = Some(arguments.into_iter().flatten().collect());
             let model_reply = ModelReply {

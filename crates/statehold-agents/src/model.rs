@@ -249,7 +249,7 @@ impl ModelUsage {
     }
 
     /// The reported usage, in chat completions form.
-    pub(crate) fn to_json(&self) -> Option<Raw> {
+    pub(crate) fn to_json(self) -> Option<Raw> {
         self.reported.map(|usage| {
             raw(&serde_json::json!({
                 "prompt_tokens": usage.prompt_tokens,

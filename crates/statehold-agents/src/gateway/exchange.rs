@@ -163,7 +163,7 @@ impl PastExchange {
                 self.asked = AgentMessage::from_item(stored);
             }
             (ItemKind::Message, Some(Role::Assistant)) => {
-                self.answered = AgentMessage::from_item(stored)
+                self.answered = AgentMessage::from_item(stored);
             }
             (ItemKind::Note, _) => {
                 let body: ItemBody = parse(stored.body.as_deref());
