@@ -373,17 +373,14 @@ impl Engine {
     /// # Errors
     ///
     /// If the caller may not, the core refuses, or the store fails. Nothing has changed then.
-    pub(crate) async fn commit<V: Serialize + DeserializeOwned>(
+    pub(crate) async fn commit<V: Serialize + DeserializeOwned + Send>(
         &self,
         session: SessionId,
         call: &Call,
         (command, payloads): (&Command, &Payloads),
         credential: Option<&Credential>,
         view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
-    ) -> Result<Receipt<V>, EngineError>
-    where
-        V: Send,
-    {
+    ) -> Result<Receipt<V>, EngineError> {
         let made = std::sync::Mutex::new(None);
         let reply = |committed: &Committed<'_>| {
             let view = view(committed);

@@ -148,13 +148,13 @@ impl Engine {
         loop {
             tries += 1;
             let merged = self.merge_command(session, &owner, submission).await?;
-            let attempt = Submission {
+            let with_merges = Submission {
                 command: &merged.command,
                 payloads: &merged.payloads,
                 merged: Some(&merged.results),
                 ..*submission
             };
-            match self.submit_in_line(session, &attempt, None).await {
+            match self.submit_in_line(session, &with_merges, None).await {
                 Err(EngineError::VersionConflict { key, expected, .. })
                     if tries < TRIES_MAX
                         && merged.results.has(&key, expected)

@@ -155,7 +155,7 @@ fn reference_patch(old: &Value, new: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Numbers that look random and are the same in every run (SplitMix64).
+/// Numbers that look random and are the same in every run (`SplitMix64`).
 struct Dice(u64);
 
 impl Dice {

@@ -35,14 +35,14 @@ pub use decision_input::{DecisionInput, ResumeInput};
 pub use evidence::{EvidenceView, ToolRunView};
 pub use input::{ActionInput, HoldInput};
 pub use pending::PendingHoldView;
-pub use pending::pending_views;
+pub(crate) use pending::pending_views;
 pub use summary::{
     DecisionReceipt, HoldCountsView, HoldNewsView, HoldPage, HoldRef, KindCounts, RiskCounts,
 };
 pub use view::{DecideRefusal, DecisionView, HoldGroupView, HoldView};
 
 /// The title of a hold. A `reconcile` hold is opened by the server, which gives it a fixed one.
-pub fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
+pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
     let body: HoldBody = parse(body);
     if body.title.is_empty() && kind == HoldKind::Reconcile {
         RECONCILE_TITLE.to_owned()

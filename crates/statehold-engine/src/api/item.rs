@@ -2,7 +2,7 @@
 
 mod input;
 mod view;
-pub mod write;
+pub(crate) mod write;
 
 pub use input::{AttachmentInput, ItemInput, MessageInput};
 pub use view::{ItemRef, ItemView, MessageView};

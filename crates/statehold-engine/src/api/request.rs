@@ -29,9 +29,8 @@ pub use input::{
     AppendInput, ClaimInput, CompleteInput, EmptyInput, FailInput, HeartbeatInput, LeaseInput,
     ReleaseInput, StartInput,
 };
-pub use view::{
-    CallProgress, CallView, ClaimView, HeartbeatView, ItemsWritten, RequestView, error_of,
-};
+pub(crate) use view::error_of;
+pub use view::{CallProgress, CallView, ClaimView, HeartbeatView, ItemsWritten, RequestView};
 
 /// How long a note about a worker may be.
 const WORKER_BYTES_MAX: usize = 256;
@@ -241,11 +240,13 @@ pub async fn append(
     };
     let command = (&command, &target.payloads);
     engine
-        .commit(session, call, command, None, items_written)
+        .commit(session, call, command, None, |made| {
+            Some(items_written(made))
+        })
         .await
 }
 
-fn items_written(made: &Committed<'_>) -> Option<ItemsWritten> {
+fn items_written(made: &Committed<'_>) -> ItemsWritten {
     let content = &made.record.content;
     let items = content.events.iter().filter_map(|event| match event {
         Event::ItemsAppended { items, .. } => Some(items),
@@ -259,10 +260,10 @@ fn items_written(made: &Committed<'_>) -> Option<ItemsWritten> {
             call_id: body.call_id,
         }
     });
-    Some(ItemsWritten {
+    ItemsWritten {
         items: refs.collect(),
         revision: content.seq,
-    })
+    }
 }
 
 /// Ends a request with its answer.

@@ -139,7 +139,7 @@ pub(crate) fn app_name(text: &str) -> Result<Name, EngineError> {
 }
 
 /// The user of a new session: the one the key is bound to, or the one it names.
-pub async fn session_user(
+async fn session_user(
     engine: &Engine,
     caller: &Caller,
     named: Option<&str>,
@@ -494,7 +494,7 @@ pub async fn records(
 }
 
 /// The canonical bytes of a record, with its hash as one more field.
-pub fn with_hash(bytes: &[u8], hash: &str) -> Box<RawValue> {
+pub(crate) fn with_hash(bytes: &[u8], hash: &str) -> Box<RawValue> {
     let text = String::from_utf8_lossy(bytes);
     let open = text.strip_suffix('}').unwrap_or(&text);
     raw_bytes(format!("{open},\"hash\":\"{hash}\"}}").as_bytes())

@@ -19,7 +19,7 @@ use crate::error::EngineError;
 use crate::mailbox::{Call, Committed, Receipt};
 use crate::rights::{self, Act};
 
-pub use input::{SessionStateInput, StatePatchInput, StateWrite, StateWrites};
+pub use input::{SessionStateInput, StatePatchInput};
 pub use view::{StateView, StateWritten};
 
 /// The values that a session sees, with the `temp:` values around a request if one is named.
@@ -82,7 +82,9 @@ pub async fn patch(
     let command = Command::PutState { patch, by };
     let command = (&command, &payloads);
     engine
-        .commit(session, call, command, None, state_written)
+        .commit(session, call, command, None, |made| {
+            Some(state_written(made))
+        })
         .await
 }
 
@@ -112,16 +114,16 @@ async fn patch_temp(
     Ok(Receipt::uncommitted(session, revision, written))
 }
 
-fn state_written(made: &Committed<'_>) -> Option<StateWritten> {
+fn state_written(made: &Committed<'_>) -> StateWritten {
     let content = &made.record.content;
     let versions = content.events.iter().filter_map(|event| match event {
         Event::StatePut { key, .. } => Some((key.to_string(), content.seq)),
         _ => None,
     });
-    Some(StateWritten {
+    StateWritten {
         revision: content.seq,
         versions: versions.collect(),
-    })
+    }
 }
 
 /// The values of an app.
@@ -231,6 +233,8 @@ async fn patch_shared(
     let command = Command::PutState { patch, by: None };
     let command = (&command, &payloads);
     engine
-        .commit(keeper, call, command, None, state_written)
+        .commit(keeper, call, command, None, |made| {
+            Some(state_written(made))
+        })
         .await
 }

@@ -80,7 +80,7 @@ impl From<ActionBody> for ActionView {
 
 impl ActionView {
     /// The action as its worker gets it.
-    pub fn opened(mut self, opened: &OpenedArgs) -> Self {
+    pub(crate) fn opened(mut self, opened: &OpenedArgs) -> Self {
         if opened.lost {
             // A worker that overlooks the loss must not run the preview.
             self.args = raw_null();

@@ -59,7 +59,7 @@ pub struct ResumeInput {
 }
 
 impl ResumeInput {
-    pub fn split(self) -> (Option<HoldId>, DecisionInput) {
+    pub(crate) fn split(self) -> (Option<HoldId>, DecisionInput) {
         let decision = DecisionInput {
             decision: self.decision,
             digest: self.digest,

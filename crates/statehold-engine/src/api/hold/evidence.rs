@@ -54,7 +54,7 @@ pub struct ToolRunView {
 
 impl EvidenceView {
     /// None while the hold is open.
-    pub fn of(detail: &HoldDetail) -> Option<Self> {
+    pub(crate) fn of(detail: &HoldDetail) -> Option<Self> {
         let closed = detail.closed.as_ref()?;
         let (hold, decision) = (&detail.hold, &closed.decision);
         let right = decision.right.map(|right| match (right, &hold.decide_by) {

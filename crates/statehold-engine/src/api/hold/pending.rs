@@ -32,7 +32,7 @@ pub struct PendingHoldView {
 }
 
 /// The open holds, and how many there are.
-pub fn pending_views(pending: &Pending) -> (Vec<PendingHoldView>, usize) {
+pub(crate) fn pending_views(pending: &Pending) -> (Vec<PendingHoldView>, usize) {
     let holds = pending.holds.iter().map(PendingHoldView::of).collect();
     (holds, pending.total)
 }

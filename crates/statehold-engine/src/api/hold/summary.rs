@@ -30,7 +30,7 @@ pub struct HoldRef {
 }
 
 impl HoldRef {
-    pub fn of(detail: &HoldDetail) -> Self {
+    pub(crate) fn of(detail: &HoldDetail) -> Self {
         let hold = &detail.hold;
         let closed = detail.closed.as_ref();
         Self {
@@ -89,7 +89,7 @@ pub struct RiskCounts {
 }
 
 impl HoldCountsView {
-    pub fn of(counts: &HoldCounts) -> Self {
+    pub(crate) fn of(counts: &HoldCounts) -> Self {
         fn count<K: Ord>(counts: &BTreeMap<K, usize>, key: &K) -> usize {
             counts.get(key).copied().unwrap_or(0)
         }
@@ -145,7 +145,7 @@ pub struct DecisionReceipt {
 }
 
 impl DecisionReceipt {
-    pub fn of_commit(done: &Committed<'_>, id: HoldId) -> Option<Self> {
+    pub(crate) fn of_commit(done: &Committed<'_>, id: HoldId) -> Option<Self> {
         let content = &done.record.content;
         let hold = done
             .before

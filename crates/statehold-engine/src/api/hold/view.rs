@@ -257,7 +257,7 @@ impl HoldView {
     }
 
     /// A hold that a commit opens, as its opener sees it: it wrote all of it.
-    pub fn of_commit(made: &Committed<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
+    pub(crate) fn of_commit(made: &Committed<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
         let content = &made.record.content;
         let hold = made.after.holds.get(&id)?;
         let (mut path, mut steps) = (Vec::new(), Vec::new());

@@ -66,7 +66,7 @@ pub struct ItemView {
 }
 
 impl ItemView {
-    pub fn of(stored: &StoredItem) -> Self {
+    pub(crate) fn of(stored: &StoredItem) -> Self {
         let placed = &stored.placed;
         let mut shown = Self::of_parts(
             &placed.item,
@@ -80,14 +80,14 @@ impl ItemView {
     }
 
     /// The same as a view shows it: what agents keep for themselves is not for clients.
-    pub fn seen_by(mut self, view: View) -> Self {
+    pub(crate) fn seen_by(mut self, view: View) -> Self {
         if view == View::Client {
             self.data = None;
         }
         self
     }
 
-    pub fn of_parts(
+    pub(crate) fn of_parts(
         item: &Item,
         (task_id, request_id): (TaskId, RequestId),
         created_at: Time,
@@ -168,7 +168,7 @@ pub struct MessageView {
 }
 
 impl MessageView {
-    pub fn of(stored: &StoredItem) -> Self {
+    pub(crate) fn of(stored: &StoredItem) -> Self {
         let shown = ItemView::of(stored);
         Self {
             id: shown.id,

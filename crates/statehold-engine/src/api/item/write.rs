@@ -19,7 +19,7 @@ use crate::payloads::Payloads;
 const CALLS_READ_MAX: usize = 1_000;
 
 /// Where a result finds its call.
-pub enum CallPlace {
+enum CallPlace {
     /// By id, or earlier in the same body.
     Known(CallTarget),
     /// By the caller's own name, in what was written before.
@@ -27,12 +27,16 @@ pub enum CallPlace {
 }
 
 /// Reads `input` or `output`: text, or an object with content.
-pub fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<Output, EngineError> {
+pub(crate) fn message(
+    raw: &Raw,
+    path: &str,
+    payloads: &mut Payloads,
+) -> Result<Output, EngineError> {
     labelled_message(raw, path, payloads, false)
 }
 
 /// A message, with a note of whether a credential came with it.
-pub fn labelled_message(
+pub(crate) fn labelled_message(
     raw: &Raw,
     path: &str,
     payloads: &mut Payloads,
@@ -103,7 +107,7 @@ fn attachments(
 
 impl ItemInput {
     /// The item as the core takes it; `place` is where a result finds its call.
-    pub fn into_new(
+    pub(crate) fn into_new(
         self,
         index: usize,
         place: Option<CallTarget>,
@@ -183,7 +187,7 @@ impl ItemInput {
 }
 
 /// Where each result of a body finds its call; None for items that are no results.
-pub fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
+fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
     let place_of = |index: usize, item: &ItemInput| {
         if item.kind != ItemKind::ToolResult {
             return None;
@@ -207,7 +211,7 @@ pub fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
 impl Engine {
     /// The items of a command in a request that is not started yet: results can only name calls of the
     /// same command.
-    pub fn first_items(
+    pub(crate) fn first_items(
         items: Vec<ItemInput>,
         payloads: &mut Payloads,
     ) -> Result<Vec<NewItem>, EngineError> {
@@ -222,7 +226,7 @@ impl Engine {
 
     /// The items of a command in a live request. Results may name calls by the caller's own names, which
     /// are looked up in the history; gated calls are stored as their preview.
-    pub async fn next_items(
+    pub(crate) async fn next_items(
         &self,
         session: SessionId,
         request: RequestId,
@@ -242,7 +246,7 @@ impl Engine {
     }
 
     /// The calls that the results among `items` belong to, read from the history where needed.
-    pub async fn call_targets(
+    pub(crate) async fn call_targets(
         &self,
         session: SessionId,
         request: RequestId,
@@ -284,7 +288,7 @@ fn unknown_call(name: &str) -> EngineError {
 }
 
 /// Items as the core takes them; `targets` has the call of each result.
-pub fn new_items(
+pub(crate) fn new_items(
     items: Vec<ItemInput>,
     targets: &[Option<CallTarget>],
     payloads: &mut Payloads,

@@ -154,7 +154,7 @@ impl From<&CallState> for CallProgress {
 
 impl RequestView {
     /// What a commit made of a request, before it is durable.
-    pub fn of_commit(done: &Committed<'_>, id: RequestId, agent_view: bool) -> Option<Self> {
+    pub(crate) fn of_commit(done: &Committed<'_>, id: RequestId, agent_view: bool) -> Option<Self> {
         let content = &done.record.content;
         let live = done
             .after
@@ -228,7 +228,7 @@ impl RequestView {
     }
 
     /// A request as it was read.
-    pub fn of(detail: &RequestDetail) -> Self {
+    pub(crate) fn of(detail: &RequestDetail) -> Self {
         let request = &detail.request;
         let (id, parent, live) = (request.id(), request.parent(), request.live());
         let sees_answer = detail.sees_hidden || detail.sees_answer;
@@ -275,7 +275,7 @@ impl RequestView {
     }
 
     /// A request as its new worker gets it.
-    pub fn of_claim(claimed: &ClaimedRequest) -> Self {
+    pub(crate) fn of_claim(claimed: &ClaimedRequest) -> Self {
         let decided = claimed
             .detail
             .holds
@@ -340,7 +340,7 @@ fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw>
 }
 
 /// The error that a record ended a request with.
-pub fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
+pub(crate) fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
     let named = stored.record.bodies();
     let error = stored
         .record

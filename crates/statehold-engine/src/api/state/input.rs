@@ -1,7 +1,5 @@
 //! Writes of state as callers send them.
 
-#![expect(missing_docs, reason = "fields are named as the API names them")]
-
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
@@ -67,7 +65,7 @@ pub struct SessionStateInput {
 }
 
 impl SessionStateInput {
-    pub fn split(self) -> (StatePatchInput, Option<RequestId>, Option<u64>) {
+    pub(crate) fn split(self) -> (StatePatchInput, Option<RequestId>, Option<u64>) {
         let patch = StatePatchInput {
             set: self.set,
             delete: self.delete,
@@ -80,18 +78,18 @@ impl SessionStateInput {
 
 /// One key to write, before its value has a name.
 #[derive(Debug, Clone)]
-pub struct StateWrite {
-    pub key: StateKey,
-    pub value: Vec<u8>,
-    pub merge: MergePolicy,
+pub(crate) struct StateWrite {
+    pub(crate) key: StateKey,
+    pub(crate) value: Vec<u8>,
+    pub(crate) merge: MergePolicy,
 }
 
 /// A patch whose keys are keys.
 #[derive(Debug, Clone, Default)]
-pub struct StateWrites {
-    pub set: Vec<StateWrite>,
-    pub delete: Vec<StateKey>,
-    pub if_versions: BTreeMap<StateKey, u64>,
+pub(crate) struct StateWrites {
+    pub(crate) set: Vec<StateWrite>,
+    pub(crate) delete: Vec<StateKey>,
+    pub(crate) if_versions: BTreeMap<StateKey, u64>,
 }
 
 /// Reads a key. In the routes of one scope its prefix may be left out.
@@ -125,7 +123,7 @@ fn clip(text: &str) -> String {
 }
 
 impl StatePatchInput {
-    pub fn parse(self, scope: Option<Scope>) -> Result<StateWrites, EngineError> {
+    pub(crate) fn parse(self, scope: Option<Scope>) -> Result<StateWrites, EngineError> {
         let mut merges = BTreeMap::new();
         for (text, merge) in self.merge {
             merges.insert(key(&text, scope)?, merge);
@@ -158,13 +156,13 @@ impl StatePatchInput {
 
 impl StateWrites {
     /// Whether some key has this scope.
-    pub fn touches(&self, scope: Scope) -> bool {
+    pub(crate) fn touches(&self, scope: Scope) -> bool {
         let mut keys = self.set.iter().map(|write| &write.key).chain(&self.delete);
         keys.any(|key| key.scope() == scope)
     }
 
     /// Takes out what lives in memory.
-    pub fn take_temp(&mut self) -> (Vec<(StateKey, Vec<u8>)>, Vec<StateKey>) {
+    pub(crate) fn take_temp(&mut self) -> (Vec<(StateKey, Vec<u8>)>, Vec<StateKey>) {
         let is_temp = |key: &StateKey| key.scope() == Scope::Temp;
         let set = self.set.extract_if(.., |write| is_temp(&write.key));
         let set = set.map(|write| (write.key, write.value)).collect();
@@ -173,7 +171,7 @@ impl StateWrites {
     }
 
     /// The patch as the core takes it.
-    pub fn into_core(self, payloads: &mut Payloads) -> StatePatch {
+    pub(crate) fn into_core(self, payloads: &mut Payloads) -> StatePatch {
         let set = self.set.into_iter().map(|write| StateSet {
             value: if write.key.scope() == Scope::App {
                 payloads.put_app(write.value)
