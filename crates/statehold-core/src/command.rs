@@ -15,7 +15,7 @@ use crate::session::{Owner, TimeToLive};
 use crate::task::CloseOn;
 use crate::time::Timestamp;
 
-/// What somebody wants to happen to one session.
+/// A change that a caller asks for in one session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Begin a session.
@@ -63,7 +63,7 @@ pub enum Command {
         /// The request.
         request: RequestId,
     },
-    /// Give the right to write back, because nobody stays to wait.
+    /// Release the lease, because the worker does not wait.
     ReleaseLease {
         /// The request, and who gives it back.
         by: Fenced,
@@ -83,7 +83,7 @@ pub enum Command {
     OpenHold {
         /// The request that waits.
         by: Fenced,
-        /// What is asked.
+        /// The hold to open.
         hold: NewHold,
         /// Items to write along.
         items: Vec<NewItem>,
@@ -121,7 +121,7 @@ pub enum Command {
     FailRequest {
         /// The request.
         by: Fenced,
-        /// What went wrong.
+        /// The error.
         error: BodyRef,
         /// Stop child requests that still run; otherwise they are a reason to refuse.
         cancel_children: bool,
@@ -143,7 +143,7 @@ pub enum Command {
     },
     /// Write scoped state.
     PutState {
-        /// What to write.
+        /// The values to write.
         patch: StatePatch,
         /// The request that writes, if one does.
         by: Option<Fenced>,
@@ -165,11 +165,11 @@ pub enum Command {
 pub struct StartRequest {
     /// The agent. Must be the task's, if a task is named.
     pub agent: Name,
-    /// The task to go on with. None takes the agent's idle task here, or opens one.
+    /// The task to continue. None takes the agent's idle task here, or opens one.
     pub task: Option<TaskId>,
     /// The request that asks, if an agent asks.
     pub parent: Option<Fenced>,
-    /// What is asked.
+    /// The input of the request.
     pub input: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
@@ -188,7 +188,7 @@ pub struct StartRequest {
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Output {
-    /// What is answered.
+    /// The content of the answer.
     pub body: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
@@ -259,8 +259,8 @@ pub struct Cold {
     pub task: Option<TaskId>,
     /// The past it goes back to.
     pub past: Option<Past>,
-    /// For a claim: what is laid down about calls that nobody was asked about, in case people must be
-    /// asked whether they ran.
+    /// For a claim: the policy terms of calls without an approval hold. A `reconcile` hold about
+    /// such a call uses them.
     pub laid_down: BTreeMap<ItemId, AskedAbout>,
     /// For a claim: calls whose tools gave no answer, also when they were called again. People are asked
     /// about them even if they may be repeated.
@@ -278,7 +278,7 @@ pub struct DecidedHold {
     pub revision: u64,
 }
 
-/// What a rewind needs to know about the revision it goes back to.
+/// The facts about an earlier revision that a rewind to it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Past {
     /// The last item at that revision.
@@ -287,7 +287,7 @@ pub struct Past {
     pub keys: BTreeMap<StateKey, u64>,
 }
 
-/// What becomes of a command that is not refused.
+/// The result of a command that is not refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Commit this record.
@@ -297,7 +297,7 @@ pub enum Outcome {
     /// The same decision of a hold was taken before, by the record of this revision; give the same
     /// answer.
     AlreadyDone {
-        /// That revision.
+        /// The revision of the first decision.
         revision: u64,
     },
 }
@@ -328,7 +328,7 @@ fn words(values: &BTreeSet<DecisionKind>) -> String {
 /// Why a command is not allowed now. Changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Rejection {
-    /// There is no such thing, or it belongs to somebody else.
+    /// The object does not exist, or it belongs to another tenant or user.
     #[error("there is no such object")]
     NotFound,
     /// The session exists already.
@@ -394,13 +394,13 @@ pub enum Rejection {
         /// The request.
         request: RequestId,
     },
-    /// Nobody holds the request.
+    /// No worker holds the lease of the request.
     #[error("request {request} waits for a worker; claim it first")]
     NotLeased {
         /// The request.
         request: RequestId,
     },
-    /// Somebody else holds the request now.
+    /// Another worker holds the lease of the request now.
     #[error("fence {shown} is stale, the current one is {current}; claim the request again")]
     StaleFence {
         /// The fence that was shown.
@@ -440,7 +440,7 @@ pub enum Rejection {
         /// The decision that stands.
         decision: Box<Decision>,
     },
-    /// Nobody decided the hold in time.
+    /// The deadline of the hold passed without a decision.
     #[error("hold {hold} has expired")]
     HoldExpired {
         /// The hold.
@@ -468,9 +468,9 @@ pub enum Rejection {
         words(allowed)
     )]
     DecisionNotOffered {
-        /// What was decided.
+        /// The decision that was sent.
         decision: DecisionKind,
-        /// What may be decided.
+        /// The decisions that the hold allows.
         allowed: BTreeSet<DecisionKind>,
     },
     /// The decision was made on another action.
@@ -550,14 +550,14 @@ pub enum Rejection {
     /// A limit is reached.
     #[error("limit reached: {limit} is at most {max}")]
     Limit {
-        /// What is limited.
+        /// The name of the limit.
         limit: &'static str,
         /// The most there may be.
         max: u64,
     },
 }
 
-/// Things that a command names. Those that are finished must be loaded for its context.
+/// The objects that a command names. The caller must load the finished ones into the context.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Named {
     /// The hold it opens or decides.
@@ -571,7 +571,7 @@ pub struct Named {
 }
 
 impl Command {
-    /// What the command names.
+    /// The objects that the command names.
     pub fn named(&self) -> Named {
         let mut named = Named::default();
         match self {

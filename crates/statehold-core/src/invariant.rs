@@ -48,7 +48,7 @@ pub enum Invariant {
     ExpiryIsADecision,
     /// Every answer is preceded by the durable commit of its record.
     AcknowledgedMeansDurable,
-    /// What is recovered is the fold of a prefix of whole records.
+    /// The recovered state is the fold of a prefix of whole records.
     PrefixRecovery,
     /// Folding is a function of the log; a snapshot plus the tail gives the same state.
     ReplayDeterminism,
@@ -147,7 +147,7 @@ impl Invariant {
     }
 }
 
-/// What a predicate says about an observation.
+/// The judgement of a predicate about an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The rule has nothing to do with it.
@@ -176,7 +176,7 @@ pub struct CommandStep<'a> {
     pub before: &'a SessionState,
     /// The command.
     pub command: &'a Command,
-    /// What surrounded it.
+    /// The context of the command.
     pub ctx: &'a Context,
     /// The answer.
     pub result: &'a Result<Outcome, Rejection>,
@@ -198,7 +198,7 @@ pub struct RecordStep<'a> {
 /// A crash, seen from outside.
 #[derive(Debug, Clone, Copy)]
 pub struct Recovery<'a> {
-    /// The last revision that somebody was told about.
+    /// The last revision acknowledged to a caller.
     pub acknowledged: u64,
     /// The session before its first record.
     pub origin: &'a SessionState,

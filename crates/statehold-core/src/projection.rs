@@ -1,4 +1,4 @@
-//! What a record changes in the tables that stores keep beside the log.
+//! The changes that a record makes to the tables that stores keep beside the log.
 //!
 //! Open tasks, live requests, open holds and key versions are the snapshot from which a session is
 //! loaded; ended requests and decided holds are found by id. All of it is a function of the log, so
@@ -76,7 +76,7 @@ impl From<ClosedHold> for DecidedHold {
     }
 }
 
-/// What one record changes. Rows that stay as they were are not listed.
+/// The rows that one record changes. Unchanged rows are not listed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Open tasks that are new or different.
@@ -95,7 +95,7 @@ pub struct Changes {
     pub closed_holds: Vec<ClosedHold>,
 }
 
-/// What `record` changes, given the states around it.
+/// Computes the rows that `record` changes, given the states before and after it.
 pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> Changes {
     let content = &record.content;
     let mut changes = Changes::default();

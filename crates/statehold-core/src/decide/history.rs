@@ -38,7 +38,7 @@ impl Batch {
         })
     }
 
-    /// Adds what was asked, or the answer, as a message.
+    /// Appends the input or the output of a request as a message.
     pub(super) fn push_message(
         &mut self,
         draft: &mut Draft<'_>,
@@ -202,7 +202,8 @@ impl Batch {
         self.calls.get(&id)
     }
 
-    /// Lets a result through only if it fits what was decided about the call, and says what ran.
+    /// Accepts a result only if it matches the decision about its call; returns the digest of the
+    /// executed action.
     fn take_result(
         &mut self,
         call: ItemId,

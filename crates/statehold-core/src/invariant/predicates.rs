@@ -395,7 +395,7 @@ fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
                 }
                 Event::RequestLeased { request, .. } => (request, LiveStatus::Running),
                 Event::LeaseLapsed { request } => (request, LiveStatus::Queued),
-                // Who waits for people or children goes on waiting.
+                // A held or waiting request keeps its status without a lease.
                 Event::LeaseReleased { request }
                     if statuses.get(request) == Some(&LiveStatus::Running) =>
                 {
