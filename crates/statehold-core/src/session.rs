@@ -41,7 +41,7 @@ pub enum SessionStatus {
     Running,
     /// Waits for a person.
     Paused,
-    /// No request is running or waiting.
+    /// No root task is running or paused.
     Idle,
     /// Takes no more commands.
     Closed,

@@ -1,4 +1,4 @@
-//! What a check of a store finds, and the judgements that every adapter shares: records by the
+//! The report of a store check, and the judgements that every adapter shares: records by the
 //! promises of the core, payloads by their digests, audit streams by their chains, and the ends of
 //! chains by signed roots.
 
@@ -24,7 +24,7 @@ use crate::signing::{RootSigner, is_signed};
 /// How many problems are kept; the others are only counted.
 const PROBLEMS_KEPT_MAX: usize = 1_000;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Default, Serialize)]
 pub struct CheckReport {
     /// Sessions looked at.
@@ -35,7 +35,7 @@ pub struct CheckReport {
     pub payloads: usize,
     /// Payloads that were erased.
     pub erased: usize,
-    /// Payloads whose key is gone, deleted on purpose or lost: nobody can say what they must be.
+    /// Payloads that cannot be verified, because their key was deleted or lost.
     pub unverified: usize,
     /// Entries of audit streams verified.
     pub entries: usize,
@@ -48,12 +48,12 @@ pub struct CheckReport {
     pub head: TenantHead,
     /// How many problems there are.
     pub problems_total: usize,
-    /// What is wrong, with its place; the first of them, if there are very many.
+    /// The problems with their places; only the first ones if there are very many.
     pub problems: Vec<Problem>,
 }
 
 impl CheckReport {
-    /// Adds what was found, if anything was.
+    /// Adds problems.
     pub fn add_all(&mut self, problems: impl IntoIterator<Item = Problem>) {
         for problem in problems {
             self.add(problem);
@@ -68,7 +68,7 @@ impl CheckReport {
     }
 }
 
-/// What kind of thing is wrong.
+/// Kind of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
@@ -76,7 +76,7 @@ pub enum ProblemKind {
     Record,
     /// A payload is not what its digest says, or is gone or left against the records.
     Payload,
-    /// What is kept beside the log is not what the log says.
+    /// A projection differs from the log.
     Projection,
     /// A chain ends before a record that it once had.
     MissingTail,
@@ -106,7 +106,7 @@ impl ProblemKind {
 /// Something that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// What kind of thing.
+    /// The kind of the problem.
     pub kind: ProblemKind,
     /// The session it is in.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct Problem {
     pub entry: Option<u64>,
     /// Where.
     pub place: String,
-    /// What.
+    /// The description.
     pub what: String,
 }
 
@@ -281,7 +281,7 @@ impl Anchor {
     }
 }
 
-/// What the roots of audit streams say about sessions: the newest of each.
+/// The newest signed head of each session, collected from the roots of audit streams.
 #[derive(Debug, Default)]
 pub struct Anchors(BTreeMap<SessionId, Anchor>);
 
@@ -300,19 +300,19 @@ impl Anchors {
         }
     }
 
-    /// What is said about a session that is there.
+    /// Removes and returns the anchor of a session that exists.
     pub fn take(&mut self, session: SessionId) -> Option<Anchor> {
         self.0.remove(&session)
     }
 
-    /// Only what is said about one session.
+    /// Keeps only the anchor of one session.
     #[must_use]
     pub fn only(mut self, session: SessionId) -> Self {
         self.0.retain(|other, _| *other == session);
         self
     }
 
-    /// Whatever was not taken is missing.
+    /// Reports every session whose anchor was not taken as missing.
     pub fn report_missing(self, report: &mut CheckReport) {
         for (session, anchor) in self.0 {
             let place = format!("session {session}");
@@ -330,7 +330,7 @@ impl Anchors {
 /// The key that roots are signed with now, and since when it is the one.
 #[derive(Debug, Clone, Copy)]
 pub struct Signer {
-    /// What verifies its signatures.
+    /// The key that verifies its signatures.
     pub public_key: PublicKey,
     /// Roots before this may be signed with a key that is gone.
     pub since: Timestamp,

@@ -182,7 +182,7 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
     }
 }
 
-/// The same payloads, with those that `erased` marks replaced by the mark of one that is gone.
+/// Replaces the payloads that `erased` marks with the erased mark.
 ///
 /// # Errors
 ///
@@ -236,7 +236,7 @@ fn decompress(bytes: &[u8], max: usize) -> Result<Vec<u8>, CodecError> {
             Some(decompressor) => decompressor,
             None => kept.insert(Decompressor::new().map_err(CodecError::Compressed)?),
         };
-        // What is packed says how long it was; room for more would be made and thrown away.
+        // The frame states its decompressed length; a larger buffer would be wasted.
         let said = Decompressor::upper_bound(bytes).unwrap_or(max);
         decompressor
             .decompress(bytes, said.min(max))

@@ -1,4 +1,4 @@
-//! What one decision wants written: all of it or none of it.
+//! The commit of one decision: a store writes all of it or nothing.
 
 use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
@@ -23,7 +23,7 @@ pub struct Commit {
     pub record: Record,
     /// The state after it.
     pub after: SessionState,
-    /// What it changes in the projections.
+    /// The rows it changes in the projections.
     pub changes: Changes,
     /// The answer to keep for the idempotency key of the call.
     pub answer: Option<Answer>,
@@ -34,10 +34,10 @@ pub struct Commit {
     pub(crate) writes: Writes,
 }
 
-/// The payloads of a record, by what they are for.
+/// The payloads of a record, by purpose.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Writes {
-    /// What the session is called from now on.
+    /// The new name of the session.
     pub(crate) name: Option<Change<String>>,
     pub(crate) labels: Option<Change<String>>,
     /// Payloads of all records so far that are to be removed.
@@ -124,7 +124,7 @@ pub struct Answer {
     pub session: SessionId,
     /// The revision it committed.
     pub revision: u64,
-    /// What the caller was told.
+    /// The body of the answer.
     pub body: Vec<u8>,
     /// When the answer may be forgotten; the key is free once it is.
     pub expires_at: Timestamp,
@@ -382,8 +382,8 @@ pub(crate) fn results_in(record: &Record) -> impl Iterator<Item = (ItemId, CallR
     })
 }
 
-/// What a record, committed at `place`, does to holds. What a fork ends is a copy: nothing happens to
-/// the holds themselves.
+/// The changes of holds in a record committed at `place`. A fork ends copies; the holds of the
+/// origin do not change.
 pub(crate) fn hold_changes_in(record: &Record, place: u64) -> Vec<HoldChange> {
     let content = &record.content;
     let is_fork = |event: &Event| matches!(event, Event::SessionForked { .. });

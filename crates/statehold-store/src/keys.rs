@@ -1,10 +1,10 @@
-//! The key file: the secrets under which payloads are digested, one per user or tenant, the one under
-//! which the server seals what it hands out, and the one with which it signs roots.
+//! The key file: the secrets under which payloads are digested, one per user or tenant, the key
+//! under which the server seals cursors and tokens, and the key with which it signs roots.
 //!
-//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes
-//! every digest of their payloads meaningless, everywhere, while the chains still verify. One line
-//! per key: the owner, a space, 64 hexadecimal digits, a space, and when it was made in microseconds
-//! since 1970. What was written before that was digested under a key that is gone.
+//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key
+//! makes every digest of their payloads meaningless, everywhere, while the chains still verify. One
+//! line per key: the owner, a space, 64 hexadecimal digits, a space, and the time of creation in
+//! microseconds since 1970. Payloads older than that time were digested under a deleted key.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -45,12 +45,12 @@ impl std::fmt::Display for KeyOwner {
     }
 }
 
-/// Keys that are there, for whoever verifies.
+/// Read access to existing keys, for verification.
 pub trait KnownKeys: Send + Sync {
     /// The key of an owner, if there is one.
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
 
-    /// Since when that key is the one. What is older was made under a key that is gone.
+    /// The creation time of that key. Older digests were made under a deleted key.
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 

@@ -53,7 +53,7 @@ use writer::Writer;
 pub use crate::check::{CheckReport, Problem, ProblemKind};
 pub use schema::{APPLICATION_ID, LAYOUT_VERSION};
 
-/// What to do when the disk does not confirm a write.
+/// Called when the disk does not confirm a write.
 pub type OnStop = Arc<dyn Fn(&StoreError) + Send + Sync>;
 
 /// The name of the data file in a data directory.
@@ -66,7 +66,7 @@ pub const LOCK_NAME: &str = "statehold.lock";
 pub struct SqliteOptions {
     /// Reading threads.
     pub readers: usize,
-    /// What to do when the disk does not confirm a write. The default ends the process.
+    /// Called when the disk does not confirm a write. The default ends the process.
     pub on_stop: OnStop,
     /// The most pages the file may have; a full disk for tests.
     pub pages_max: Option<u32>,

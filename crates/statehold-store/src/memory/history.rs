@@ -1,4 +1,4 @@
-//! What the log of one session says about items and values.
+//! Items and values of one session, read from its log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

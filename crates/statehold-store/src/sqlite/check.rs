@@ -37,7 +37,7 @@ use crate::port::{StateValue, StoreError, StoredRecord};
 /// How many records are held in memory at a time.
 const PAGE: u64 = 1_000;
 
-/// What is looked at: everything, or what one tenant may know of.
+/// The extent of a check: the whole store, or the data of one tenant.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extent<'a> {
     pub(super) tenant: Option<&'a Name>,
@@ -90,7 +90,7 @@ fn check_all(
 ) -> Result<(), StoreError> {
     check_pages(conn, report)?;
     if !report.problems.is_empty() {
-        // What lies on damaged pages cannot be judged any further.
+        // Data on damaged pages cannot be checked further.
         return Ok(());
     }
     check_meta(conn, report)?;
@@ -126,7 +126,7 @@ fn check_all(
     Ok(())
 }
 
-/// Whether whoever waits for the report has gone.
+/// Whether the check was interrupted: its caller dropped the future, or the store closes.
 fn is_interrupted(error: &StoreError) -> bool {
     let StoreError::Unavailable(source) = error else {
         return false;
@@ -137,7 +137,7 @@ fn is_interrupted(error: &StoreError) -> bool {
     code == Some(ErrorCode::OperationInterrupted)
 }
 
-/// Whether nobody else has data in the file.
+/// Whether no other tenant has data in the file.
 fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError> {
     let Some(tenant) = tenant else {
         return Ok(true);
@@ -149,7 +149,7 @@ fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError
         .map_err(corrupt_or_unavailable("the table `session`"))
 }
 
-/// The first record of a session that is not as it should be, or what was found instead.
+/// The first damaged record of a session, or else the error itself.
 fn damage_of(conn: &Connection, session: SessionId, error: &StoreError) -> Problem {
     let row = log::session_row(conn, session).ok().flatten();
     let damage = row.and_then(|row| log::first_damage(conn, &row));

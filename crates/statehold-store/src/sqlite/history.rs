@@ -45,7 +45,7 @@ pub(super) fn items(
         (None, Some(_)) => (0, None),
         (None, None) => (row.last_log, None),
     };
-    // What is not asked for is not even unpacked.
+    // Payloads of other items are not unpacked.
     let is_asked = |item: &PlacedItem| {
         item.item.seq < before && query.task.is_none_or(|wanted| item.task == wanted)
     };
@@ -67,8 +67,8 @@ pub(super) fn items(
     Ok(found)
 }
 
-/// A page of what clients see, newest first, and where the next page begins. Payloads of what they do
-/// not see are not even unpacked.
+/// A page of the transcript, newest first, and the start of the next page. Payloads of hidden items
+/// are not unpacked.
 pub(super) fn transcript(
     conn: &Connection,
     session: SessionId,
@@ -105,7 +105,8 @@ pub(super) fn transcript(
         found.truncate(limit);
         found.last().map(|last| last.placed.item.seq)
     } else if at != 0 {
-        // Nothing of the caller's for a long time: the next page goes on below this record.
+        // The page ended early after many records without a visible item; the next page starts
+        // below this record.
         let below = log::row(conn, at)?;
         let last = last_item_until(conn, below)?;
         (last > 0).then_some(last + 1)
@@ -134,7 +135,7 @@ fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
     }
 }
 
-/// What is needed to say where an item belongs.
+/// The facts that locate an item: rewinds, renamed tasks and root tasks.
 struct Placing {
     /// The ranges of items that rewinds took out.
     rewinds: Vec<(u64, u64)>,
@@ -189,9 +190,9 @@ fn last_log_of(
     log::last_growth(conn, shared.id, task)
 }
 
-/// Where a page of a task's history begins, and the name that the task has there. Pages follow each
-/// other, so that what is before an item is most often near it; walking there from the newest would read
-/// all that the pages before have read.
+/// Finds the start of a page of a task's history, and the name of the task there. Pages follow each
+/// other, so the start is usually near the `before` item; a walk from the newest record would read
+/// all earlier pages again.
 fn log_of_page(
     conn: &Connection,
     session: &SessionRow,

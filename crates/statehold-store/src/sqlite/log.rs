@@ -250,7 +250,7 @@ fn blob(
     codec::unpack(&packed).map_err(|error| damaged(place, error))
 }
 
-/// Where the history of a task goes on, backwards.
+/// A backward link in the history of a task.
 pub(super) struct Link {
     pub(super) task: TaskId,
     pub(super) prev: i64,
@@ -445,7 +445,7 @@ pub(super) fn read_range(
     Ok(records)
 }
 
-/// What is wrong with a record.
+/// Damage of a record.
 #[derive(Debug)]
 pub(super) struct Damage {
     pub(super) seq: u64,

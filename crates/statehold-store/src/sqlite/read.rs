@@ -424,7 +424,7 @@ pub(super) fn sessions(
     conn: &Connection,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, StoreError> {
-    // One index each for the tenant, its apps and its users; what is left is filtered on the way.
+    // One index each for the tenant, its apps and its users; the query filters by the rest.
     let by = match (&query.app, &query.user) {
         (_, Some(_)) => "session_by_user",
         (Some(_), None) => "session_by_app",
@@ -469,7 +469,7 @@ pub(super) fn session(
         .transpose()
 }
 
-/// What [`SummaryRow::read`] reads, from the first column on.
+/// The columns that [`SummaryRow::read`] reads, starting at the first.
 pub(super) const SUMMARY_COLUMNS: &str = "session.pk, session.id, session.tenant, session.app, \
     session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
     session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \

@@ -12,7 +12,7 @@ pub(super) fn corrupt_or_unavailable(
 ) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
     let place = place.to_owned();
     move |error| {
-        // A value of another type than we write is damage, or somebody else's hand.
+        // A value of an unexpected type means damage or tampering.
         let is_odd_value = matches!(
             error,
             rusqlite::Error::InvalidColumnType(..)

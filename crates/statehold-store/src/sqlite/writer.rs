@@ -1,9 +1,9 @@
-//! The one thread that writes: it takes whatever waits, commits it in one transaction, and answers
+//! The writer thread: group commit. It commits all queued commits in one transaction and answers
 //! only when the disk has confirmed it.
 //!
 //! Each commit runs in a savepoint of its own, so that a conflict refuses one caller and not the
-//! group. If the disk does not confirm, nobody is answered `Ok`, now or later: what the kernel has
-//! dropped after a failed sync cannot be written again by trying again.
+//! group. If the disk does not confirm, no caller gets `Ok`, now or later: pages that the kernel
+//! dropped after a failed sync cannot be recovered by a retry.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -89,7 +89,7 @@ impl Writer {
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
-    /// A handle for whoever wants the log folded and does not wait for it.
+    /// A handle that requests a checkpoint without waiting for it.
     pub(super) fn folder(&self) -> Folder {
         Folder(self.jobs.as_ref().map(mpsc::Sender::downgrade))
     }
@@ -272,7 +272,7 @@ impl Group {
             .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         match folded {
             Ok(()) => {}
-            // No room to grow the file: the log keeps what is acknowledged until there is.
+            // No room to grow the file: the log keeps acknowledged commits until there is.
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {}
             Err(error) => self.stop(&corrupt_or_unavailable("folding the log")(error)),
         }

@@ -90,7 +90,7 @@ pub(super) fn compare_ended(
     Ok(())
 }
 
-/// Compares what decided holds are found by, and what came of what they were about.
+/// Compares the lookup columns of decided holds, and the results of their calls.
 pub(super) fn compare_decided(
     conn: &Connection,
     owner: &Owner,
