@@ -193,7 +193,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         Event::StateDeleted { key, .. } => {
             Arc::make_mut(&mut state.keys).remove(key);
         }
-        // These say what the store keeps; no later decision of this session depends on them.
+        // These change stored values; no later decision of this session depends on them.
         Event::Rewound { .. } | Event::SharedStatePut { .. } | Event::TaskStatePut { .. } => {}
     }
 }

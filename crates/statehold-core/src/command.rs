@@ -1,4 +1,4 @@
-//! Commands, what surrounds them, and the answers they get.
+//! Commands, their context, and their outcomes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ pub enum Command {
         /// How long it lives.
         ttl: Option<TimeToLive>,
     },
-    /// Change what a session is called, or how long it lives.
+    /// Change the name, labels or lifetime of a session.
     PatchSession {
         /// All of its labels from now on.
         labels: Option<BodyRef>,
@@ -42,10 +42,10 @@ pub enum Command {
     },
     /// Take no more commands.
     CloseSession {
-        /// Stop what still runs; otherwise live requests are a reason to refuse.
+        /// Cancel live requests; otherwise they are a reason to refuse.
         cancel_live: bool,
     },
-    /// End a session whose time is over, and remove what clients do not see.
+    /// Close an expired session and erase its hidden payloads.
     ExpireSession,
     /// Remove every payload of a session. Its records stay.
     DeleteSession,
@@ -175,7 +175,7 @@ pub struct StartRequest {
     pub attachments: Vec<Attachment>,
     /// When a newly opened task closes by itself.
     pub close_on: CloseOn,
-    /// Claim it in the same breath, for so many milliseconds.
+    /// Claim the request in the same commit, with a lease of this many milliseconds.
     pub lease_ttl_ms: Option<u64>,
     /// With a lease: items to write at once.
     pub items: Vec<NewItem>,
@@ -482,7 +482,7 @@ pub enum Rejection {
     /// An answer or an edit without content.
     #[error("`respond` needs the answer and `edit` needs the edited arguments")]
     AnswerMissing,
-    /// An edit needs the digest of what it changes to.
+    /// An edit needs the digest of the edited action.
     #[error("an edit needs the edited action, and a hold that one person decides")]
     EditImpossible,
     /// A hold is malformed.
@@ -510,7 +510,7 @@ pub enum Rejection {
         key: StateKey,
         /// The version that was expected.
         expected: u64,
-        /// The version that is there.
+        /// The current version.
         found: u64,
     },
     /// `temp:` values are never written.

@@ -113,7 +113,7 @@ impl fmt::Debug for PayloadKey {
     }
 }
 
-/// A payload as a record sees it: how long it is and what it digests to, never what it says.
+/// A payload in a record: its length and keyed digest, never its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BodyRef {

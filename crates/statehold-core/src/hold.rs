@@ -89,7 +89,7 @@ pub enum HoldStatus {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecideBy {
-    /// An approver who is neither the session's user nor the one who opened it.
+    /// An approver who is neither the session's user nor the principal that opened the hold.
     Other,
     /// The session's user, or an approver.
     User,

@@ -169,7 +169,7 @@ pub enum Observation<'a> {
     Recovery(Recovery<'a>),
 }
 
-/// A command with what became of it.
+/// A command and its outcome.
 #[derive(Debug, Clone, Copy)]
 pub struct CommandStep<'a> {
     /// The state it was decided on.
@@ -218,7 +218,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Adds what another observation found.
+    /// Adds the findings of another observation.
     pub fn add(&mut self, other: Self) {
         self.exercised |= other.exercised;
         self.broken |= other.broken;

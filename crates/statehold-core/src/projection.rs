@@ -19,7 +19,7 @@ use crate::session::SessionState;
 use crate::task::{Task, TaskStatus};
 use crate::time::Timestamp;
 
-/// A request that has ended, as it is kept.
+/// The stored row of an ended request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndedRequest {
@@ -42,7 +42,7 @@ pub struct EndedRequest {
     pub ended_at: Timestamp,
 }
 
-/// A task that is final, as it is kept.
+/// The stored row of a final task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedTask {
@@ -54,7 +54,7 @@ pub struct ClosedTask {
     pub closed_by: u64,
 }
 
-/// A hold that is decided, as it is kept.
+/// The stored row of a decided hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedHold {

@@ -1,4 +1,4 @@
-//! Records: what one command commits, all of it or nothing.
+//! Records: the commit of one command, all of its events or none.
 //!
 //! A record holds ids, enums, numbers, times, state keys, pseudonyms and keyed digests; never free
 //! text. Its bytes are canonical JSON and contain the hash of the record before, so anyone who has a
@@ -331,7 +331,7 @@ pub enum Event {
         expected: Option<u64>,
         /// The key, with its prefix.
         key: StateKey,
-        /// How it meets the value that is there.
+        /// The policy that merges it with the existing value.
         merge: MergePolicy,
         /// The operand of the merge policy. None removes the key.
         #[serde(default, skip_serializing_if = "Option::is_none")]

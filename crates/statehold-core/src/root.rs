@@ -32,7 +32,7 @@ pub struct SignedHead {
     pub session: SessionId,
 }
 
-/// A text that is not the hexadecimal form of so many bytes.
+/// A text that is not hexadecimal of the expected length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {digits} lower-case hexadecimal digits")]
 pub struct HexError {

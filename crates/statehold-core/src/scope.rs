@@ -48,7 +48,7 @@ pub enum StateKeyError {
 }
 
 impl StateKey {
-    /// The key as it is written, prefix included.
+    /// The text of the key, with its prefix.
     pub fn as_str(&self) -> &str {
         &self.0
     }

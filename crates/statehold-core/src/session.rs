@@ -1,4 +1,4 @@
-//! The state of one session: only what decisions need.
+//! The state of one session, limited to the facts that decisions need.
 //!
 //! Open tasks, live requests, open holds and the versions of session keys. Finished things leave it,
 //! so a command costs the same at turn 10,000 as at turn 1.

@@ -1,4 +1,4 @@
-//! The audit stream of a tenant: what happens beside sessions, as a chain of its own.
+//! The audit stream of a tenant: events outside of sessions, in a hash chain of their own.
 //!
 //! Changes of keys and of addresses, reads of traces, and signed roots. Like the records of sessions,
 //! its entries hold ids, enums,
@@ -80,7 +80,7 @@ pub enum TenantEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         user: Option<UserId>,
     },
-    /// A key was taken back.
+    /// A key was revoked.
     KeyRevoked {
         /// The key.
         key: KeyId,

@@ -1,4 +1,4 @@
-//! Views: what leaves the process, for whom. One function builds each.
+//! Views: the fields that each kind of reader may see. One function builds each.
 
 use crate::item::{PlacedItem, Visibility};
 use crate::mutant::{self, Mutant};

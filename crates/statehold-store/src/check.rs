@@ -27,7 +27,7 @@ const PROBLEMS_KEPT_MAX: usize = 1_000;
 /// The result of a check.
 #[derive(Debug, Default, Serialize)]
 pub struct CheckReport {
-    /// Sessions looked at.
+    /// Sessions checked.
     pub sessions: usize,
     /// Records verified.
     pub records: usize,
@@ -41,9 +41,9 @@ pub struct CheckReport {
     pub entries: usize,
     /// Roots among them that are signed with the key of this server.
     pub roots: usize,
-    /// Roots that are signed with a key that is gone.
+    /// Roots signed with a deleted or lost key.
     pub unverified_roots: usize,
-    /// The end of the audit stream, if one tenant was looked at.
+    /// The end of the audit stream, if the check covers one tenant.
     #[serde(skip)]
     pub head: TenantHead,
     /// How many problems there are.
@@ -74,7 +74,7 @@ impl CheckReport {
 pub enum ProblemKind {
     /// A record is missing, or is not the one that was written.
     Record,
-    /// A payload is not what its digest says, or is gone or left against the records.
+    /// A payload does not match its digest, or is missing or left over against the records.
     Payload,
     /// A projection differs from the log.
     Projection,
@@ -226,7 +226,7 @@ pub(crate) fn check_payloads(
                     if Digest::keyed(key, payload) == name.digest {
                         report.payloads += 1;
                     } else if *since > content.at {
-                        // It was digested under a key that is gone: the one there is younger.
+                        // It was digested under a deleted key: the current one is younger.
                         report.unverified += 1;
                     } else {
                         let what = "is not what its digest says";
@@ -332,7 +332,7 @@ impl Anchors {
 pub struct Signer {
     /// The key that verifies its signatures.
     pub public_key: PublicKey,
-    /// Roots before this may be signed with a key that is gone.
+    /// Roots before this time may be signed with a deleted or lost key.
     pub since: Timestamp,
 }
 
@@ -432,7 +432,7 @@ impl StreamCheck {
         let seq = record.content.seq;
         let is_ordered = heads.is_sorted_by(|one, next| one.session < next.session);
         let is_own = self.signer.is_some_and(|own| own.public_key == public_key);
-        // A root of a key that is gone is older than the key there is now.
+        // A root signed with a lost key is older than the current key.
         let may_be_old =
             !self.has_own_root && self.signer.is_none_or(|own| own.since > record.content.at);
         let what = if !is_signed(record) {

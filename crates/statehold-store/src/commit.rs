@@ -79,7 +79,7 @@ pub(crate) enum SharedChange {
         packed: Vec<u8>,
         merged_with: Option<u64>,
     },
-    /// None yet: the operand has to be merged with the value that is there.
+    /// Not merged yet: the operand must be merged with the existing value.
     Unmerged {
         policy: MergePolicy,
         operand: Vec<u8>,
@@ -103,7 +103,7 @@ pub enum MergeRefusal {
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The operand of a key does not merge with the value that is there.
+    /// The operand of a key does not merge with the existing value.
     #[error("`{key}`: {source}")]
     Merge {
         /// The key.
@@ -271,7 +271,7 @@ impl SharedChange {
 }
 
 impl SharedWrite {
-    /// The new value, packed; None removes the key. `found` is the version that is there, 0 for none.
+    /// The new value, packed; None removes the key. `found` is the current version, 0 for none.
     pub(crate) fn packed_at(&self, found: u64) -> Result<Option<&[u8]>, StoreError> {
         let (packed, merged_with) = match &self.change {
             SharedChange::Remove => (None, None),

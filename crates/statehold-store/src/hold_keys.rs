@@ -159,7 +159,7 @@ impl HoldKeyFile {
         Ok(key)
     }
 
-    /// Forgets keys for ever. After `Ok` they are gone from the file, also after a crash.
+    /// Deletes keys. After `Ok` the file no longer contains them, even after a crash.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
 //! The key file: the secrets under which payloads are digested, one per user or tenant, the key
-//! under which the server seals cursors and tokens, and the key with which it signs roots.
+//! under which the server seals values that it hands out, and the key with which it signs roots.
 //!
 //! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key
 //! makes every digest of their payloads meaningless, everywhere, while the chains still verify. One
@@ -28,9 +28,9 @@ pub enum KeyOwner {
     User(UserId),
     /// A tenant: `app:` state.
     Tenant(Name),
-    /// The server itself: what it seals and hands out.
+    /// The server itself: values that it seals and hands out.
     Server,
-    /// The server as the one who signs roots of audit streams.
+    /// The server as the signer of roots of audit streams.
     Signer,
 }
 
@@ -64,7 +64,7 @@ impl KnownKeys for KeyFile {
     }
 }
 
-/// A key, and since when it is the one.
+/// A key and its creation time.
 #[derive(Debug, Clone)]
 struct Kept {
     key: PayloadKey,
@@ -173,7 +173,7 @@ impl KeyFile {
 
     /// Forgets a key for ever.
     ///
-    /// After `Ok` the key is gone from the file, also after a crash.
+    /// After `Ok` the file no longer contains the key, even after a crash.
     ///
     /// # Errors
     ///

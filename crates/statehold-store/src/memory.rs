@@ -302,7 +302,7 @@ impl Tables {
     }
 }
 
-/// A shared key after `write`, which finds `there`. None leaves it as it is.
+/// A shared key after `write`, which finds `there`. None leaves it unchanged.
 fn shared_after(
     there: Option<&Shared>,
     write: &SharedWrite,

@@ -1,4 +1,4 @@
-//! The store port: what the engine asks of a store, and what it may rely on after a crash.
+//! The store port: the operations the engine needs, and the guarantees that hold after a crash.
 
 mod holds;
 
@@ -34,7 +34,7 @@ use crate::keys::KnownKeys;
 /// An error of the engine below, kept as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a store did not do what it was asked.
+/// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The session has moved on; read again, decide again.
@@ -44,7 +44,7 @@ pub enum StoreError {
         session: SessionId,
         /// The revision the commit was decided on.
         expected: u64,
-        /// The revision that is there.
+        /// The current revision.
         found: u64,
     },
     /// A shared key has moved on.
@@ -54,7 +54,7 @@ pub enum StoreError {
         key: StateKey,
         /// The version the commit expects.
         expected: u64,
-        /// The version that is there.
+        /// The current version.
         found: u64,
     },
     /// A session of this user and app has this name.
@@ -66,7 +66,7 @@ pub enum StoreError {
     /// The audit stream has moved on.
     #[error("the audit stream has moved on to entry {found}")]
     TenantConflict {
-        /// The entry that is there.
+        /// The current entry.
         found: u64,
     },
     /// The idempotency key was used by another call in the meantime.
@@ -92,7 +92,7 @@ pub enum StoreError {
         #[source]
         source: BoxError,
     },
-    /// The files are not what this build writes.
+    /// This build cannot use the files.
     #[error("{0}")]
     Unusable(String),
     /// The engine below failed.
@@ -324,7 +324,7 @@ pub trait Store: Send + Sync + 'static {
     /// Who is behind a pseudonym.
     async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError>;
 
-    /// Who is behind some pseudonyms, in the order asked for.
+    /// The users behind some pseudonyms, in the requested order.
     async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError>;
 
     /// Appends to the audit stream of a tenant, and changes keys and addresses in the same transaction.
@@ -424,7 +424,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// Leases, holds and sessions whose time has come, those due exactly at `now` included, earliest first.
+    /// Leases, holds and sessions that are due at `now` or earlier, earliest first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
 }
 
@@ -444,7 +444,7 @@ pub struct ItemQuery {
     pub task: Option<TaskId>,
     /// Only items before this `seq`.
     pub before: Option<u64>,
-    /// At most so many.
+    /// The maximum size of the page.
     pub limit: usize,
 }
 
@@ -524,7 +524,7 @@ pub struct SessionQuery {
     pub user: Option<UserId>,
     /// Continue after this place of the previous page.
     pub after: Option<u64>,
-    /// At most so many.
+    /// The maximum size of the page.
     pub limit: usize,
 }
 
@@ -633,7 +633,7 @@ pub struct LiveWork {
     pub live: LiveRequest,
 }
 
-/// An API key as it is kept: never the key itself.
+/// The stored form of an API key: its digest, never the key itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApiKey {
@@ -655,7 +655,7 @@ pub struct ApiKey {
     pub created_at: Timestamp,
     /// When it ends.
     pub expires_at: Option<Timestamp>,
-    /// When it was taken back.
+    /// When it was revoked.
     pub revoked_at: Option<Timestamp>,
 }
 

@@ -329,7 +329,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Refuses what goes beyond a limit.
+/// Refuses a count beyond a limit.
 pub(super) fn require_limit(
     limit: &'static str,
     found: usize,

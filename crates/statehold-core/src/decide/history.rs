@@ -18,7 +18,7 @@ pub(super) struct Batch {
     request: RequestId,
     is_root: bool,
     items: Vec<Item>,
-    /// Tool calls that these items open or close, on top of what the request has.
+    /// The open tool calls of the request, with the calls that these items open or close.
     calls: std::collections::BTreeMap<ItemId, OpenCall>,
     fence: u64,
 }
@@ -62,7 +62,7 @@ impl Batch {
         self.push_message(draft, Role::Assistant, output.body, &output.attachments)
     }
 
-    /// Adds what a worker sends.
+    /// Adds the items that a worker sends.
     pub(super) fn push_all(
         &mut self,
         draft: &mut Draft<'_>,

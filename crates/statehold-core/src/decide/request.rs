@@ -145,7 +145,7 @@ pub(super) fn claim(
     if uncertain.is_empty() {
         return lease(draft, request, ttl_ms);
     }
-    // The lost worker must not come back while people find out what it did.
+    // Revoke the lease: the lost worker must not write while the `reconcile` holds are open.
     if is_lost {
         draft.emit(Event::LeaseLapsed { request });
     }

@@ -336,7 +336,7 @@ fn terminal_is_final(facts: &Facts, seen: &Observation<'_>) -> Verdict {
                 _ => {}
             }
         }
-        // A rule about what comes after an end has something to say only once there was one.
+        // The rule concerns events after an end, so it applies only once something has ended.
         if facts.ended.is_empty() && facts.closed.is_empty() && !cases.contains(&false) {
             return Verdict::NotConcerned;
         }

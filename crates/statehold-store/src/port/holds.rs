@@ -1,4 +1,4 @@
-//! Holds as lists show them: in which order, with what, and what happened to them.
+//! Holds in lists: orders, summaries and changes.
 
 use serde::{Deserialize, Serialize};
 use statehold_core::hold::{Decision, Hold, Risk};
@@ -63,7 +63,7 @@ pub struct HoldQuery {
     pub order: HoldOrder,
     /// Continue after this place of the previous page.
     pub after: Option<HoldPlace>,
-    /// At most so many.
+    /// The maximum size of the page.
     pub limit: usize,
 }
 
@@ -121,7 +121,7 @@ pub enum HoldChangeKind {
     Opened,
     /// One of several people approved.
     Voted,
-    /// It is decided.
+    /// The hold was decided.
     Decided,
 }
 

@@ -113,7 +113,7 @@ fn give_up_leases(conn: &Connection) -> Result<(), StoreError> {
             decide(&state, command, &ctx)
         };
         let lapsed = decided(&Command::LapseLease { request }, until);
-        // A session that ends before the lease takes nothing after its end; what runs in it stops.
+        // A session that ends before the lease accepts nothing after its end, and its requests stop.
         let given_up = match lapsed {
             Err(Rejection::SessionExpired) => {
                 decided(&Command::CancelRequest { request }, state.last_at)

@@ -1,4 +1,4 @@
-//! Everything the file says, compared with what its log says.
+//! Compares all tables of the file with its log.
 //!
 //! The pages are checked by the engine, the log by its hash chain and by the roots that were signed,
 //! payloads by their digests (where the owner's key still exists), every record by the promises of
@@ -63,7 +63,7 @@ pub(super) fn check(
     check_snapshot(&conn, keys, Extent::default(), progress)
 }
 
-/// Compares what a connection sees, which must be the same snapshot all the time.
+/// Checks the snapshot that a connection reads; it must stay the same during the check.
 pub(super) fn check_snapshot(
     conn: &Connection,
     keys: Option<&dyn KnownKeys>,
@@ -72,7 +72,7 @@ pub(super) fn check_snapshot(
 ) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport::default();
     match check_all(conn, keys, extent, &mut report, progress) {
-        // Damage is what a check is there to report.
+        // Damage is a finding, not a failure of the check.
         Err(error @ StoreError::Corrupt { .. }) => {
             report.add(Problem::of(ProblemKind::Projection, &error));
         }
@@ -305,7 +305,7 @@ fn check_session(
     compare_projections(conn, &row, &folded, report, rows)
 }
 
-/// Compares what a record ended with the rows kept for it.
+/// Compares the requests, tasks and holds that a record ended with their rows.
 fn check_ended(
     conn: &Connection,
     pk: i64,

@@ -91,7 +91,7 @@ pub(super) fn transcript(
     let before = before.unwrap_or(u64::MAX);
     let is_asked = |item: &PlacedItem| item.item.seq < before && View::Client.shows(item);
     let mut found = Vec::new();
-    // One more than asked for says whether there is a next page.
+    // One item more than the limit shows whether there is a next page.
     for _ in 0..TRANSCRIPT_RECORDS_MAX {
         if at == 0 || found.len() > limit {
             break;
@@ -105,8 +105,7 @@ pub(super) fn transcript(
         found.truncate(limit);
         found.last().map(|last| last.placed.item.seq)
     } else if at != 0 {
-        // The page ended early after many records without a visible item; the next page starts
-        // below this record.
+        // The read limit came before the page was full; the next page continues at this record.
         let below = log::row(conn, at)?;
         let last = last_item_until(conn, below)?;
         (last > 0).then_some(last + 1)
@@ -208,7 +207,7 @@ fn log_of_page(
     }
 }
 
-/// The items of a record that are asked for, with their payloads, oldest first.
+/// The requested items of a record with their payloads, oldest first.
 fn place_items(
     conn: &Connection,
     log: &LogRow,
@@ -266,7 +265,7 @@ fn is_root(conn: &Connection, task: TaskId) -> Result<bool, StoreError> {
     Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
 }
 
-/// The ranges of items that rewinds took out, also those inherited by a fork.
+/// The ranges of items that rewinds removed, including ranges that a fork inherited.
 fn rewinds(conn: &Connection, session: &SessionRow) -> Result<Vec<(u64, u64)>, StoreError> {
     let mut ranges = Vec::new();
     let (mut pk, mut until, mut inherited) = (session.pk, u64::MAX, session.clone());

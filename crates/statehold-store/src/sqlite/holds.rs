@@ -327,7 +327,7 @@ pub(super) fn changes(
     Ok((found, seen))
 }
 
-/// The way down to a request from the root.
+/// The lineage of a request, from the root request down.
 pub(super) fn lineage(
     conn: &Connection,
     request: RequestId,
@@ -375,7 +375,7 @@ fn task_of(conn: &Connection, id: TaskId) -> Result<(u64, Name), StoreError> {
     Ok((task.number, task.agent))
 }
 
-/// Single records of any sessions, in the order asked for.
+/// Single records of any sessions, in the requested order.
 pub(super) fn records_at(
     conn: &Connection,
     places: &[(SessionId, u64)],

@@ -400,7 +400,7 @@ fn waypoint(
     Ok(found.unwrap_or(session.last_log))
 }
 
-/// Records `first..=last` of a session, in order, verified against each other and what follows.
+/// Records `first..=last` of a session, in order, verified against each other and the next record.
 pub(super) fn read_range(
     conn: &Connection,
     session: &SessionRow,
@@ -411,7 +411,7 @@ pub(super) fn read_range(
     if first > last {
         return Ok(Vec::new());
     }
-    // The record after the last one says what the last one's hash must be.
+    // The record after the last one contains the last one's hash.
     let mut at = seek(conn, session, (last + 1).min(session.revision))?;
     let mut expected = session.head;
     if at.seq > last {

@@ -350,7 +350,7 @@ fn user_of(owner: &SharedOwner) -> Vec<u8> {
     user.unwrap_or_default()
 }
 
-/// A row of the table `shared`, as it is stored.
+/// A row of the table `shared`.
 struct SharedRow {
     key: String,
     version: i64,
@@ -474,7 +474,7 @@ pub(super) const SUMMARY_COLUMNS: &str = "session.pk, session.id, session.tenant
     session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
     session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \
     session.last_at";
-/// How many columns that are.
+/// The number of `SUMMARY_COLUMNS`.
 pub(super) const SUMMARY_WIDTH: usize = 16;
 
 /// The columns of a session that lists show, before they are understood.

@@ -22,7 +22,7 @@ const MIGRATIONS: &[&str] = &[include_str!("sql/0001_initial.sql")];
 )]
 pub const LAYOUT_VERSION: i32 = MIGRATIONS.len() as i32;
 
-/// Refuses an engine that can lose what it committed.
+/// Refuses a SQLite build that can lose committed data.
 pub(super) fn require_engine() -> Result<(), StoreError> {
     let found = rusqlite::version_number();
     if found >= SQLITE_VERSION_MIN {
@@ -177,7 +177,7 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
     require_known_schema(conn)
 }
 
-/// Refuses a file of anybody else, of a newer version, or with anything in it that we did not make.
+/// Refuses a file of another program, of a newer version, or with an unknown schema object.
 pub(super) fn require_ours(conn: &Connection) -> Result<(), StoreError> {
     match header(conn)? {
         (APPLICATION_ID, version) if version == LAYOUT_VERSION => require_known_schema(conn),

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::port::StoreError;
 
-/// Turns an error of the engine into what it means for the caller.
+/// Maps a SQLite error to a store error.
 pub(super) fn corrupt_or_unavailable(
     place: &str,
 ) -> impl Fn(rusqlite::Error) -> StoreError + use<> {

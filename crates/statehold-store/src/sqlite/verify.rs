@@ -21,7 +21,7 @@ use crate::check::CheckReport;
 use crate::keys::KnownKeys;
 use crate::port::StoreError;
 
-/// How many steps of the engine lie between two looks at whether anybody still waits.
+/// SQLite steps between two checks whether the caller still waits.
 const STEPS_BETWEEN_LOOKS: i32 = 10_000;
 
 /// Verifications under way. Dropping this ends them.

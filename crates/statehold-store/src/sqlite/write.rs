@@ -148,7 +148,7 @@ fn take_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
     .map(drop)
 }
 
-/// Appends to the log, with links to what came before in the session and in each task.
+/// Appends to the log, with links to the previous rows of the session and of each task.
 fn append(
     conn: &Connection,
     commit: &Commit,
@@ -318,7 +318,7 @@ fn status_name(status: SessionStatus) -> &'static str {
     }
 }
 
-/// Changes the name and the labels of a session that is there.
+/// Changes the name and the labels of an existing session.
 fn write_names(
     conn: &Connection,
     commit: &Commit,
@@ -505,8 +505,7 @@ fn write_requests(
             run(conn, "INSERT INTO child_request VALUES(?1, ?2)", row)?;
         }
     }
-    // A fork does not end the live requests and holds of its origin, and has no rows for its own
-    // copies.
+    // A fork ends no live request of its origin, and never has live rows of its own for them.
     let is_fork = commit.writes.fork.is_some();
     for ended in commit.changes.ended_requests.iter().filter(|_| !is_fork) {
         let id = id_bytes(ended.id.as_uuid());

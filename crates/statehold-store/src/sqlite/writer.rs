@@ -81,7 +81,7 @@ impl Writer {
                 Err(error @ StoreError::Unavailable(_)) => (Err(StoreError::Stopped), Err(error)),
                 other => (other, Ok(())),
             };
-            // The caller may have gone away; what it asked for is done all the same.
+            // The caller may have dropped its future; the task has run anyway.
             drop(reply.send(answer));
             failed
         });
@@ -218,7 +218,7 @@ impl Group {
             return results;
         };
         if !self.conn.is_autocommit() {
-            // If this fails too, the stop below ends the process before anybody hears of it.
+            // If this fails too, the stop below ends the process before any caller gets an answer.
             drop(self.conn.execute_batch("ROLLBACK"));
         }
         if matches!(error, StoreError::Full) {
@@ -272,7 +272,7 @@ impl Group {
             .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         match folded {
             Ok(()) => {}
-            // No room to grow the file: the log keeps acknowledged commits until there is.
+            // The disk is full: the log keeps acknowledged commits until a later checkpoint succeeds.
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {}
             Err(error) => self.stop(&corrupt_or_unavailable("folding the log")(error)),
         }

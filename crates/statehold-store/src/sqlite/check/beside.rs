@@ -37,7 +37,7 @@ type WrittenBy = (Vec<u8>, i64, String, i64, Option<Vec<u8>>);
 enum Operand {
     Remove,
     Write(MergePolicy, Vec<u8>),
-    /// The payload is gone, on purpose.
+    /// The payload was erased on purpose.
     Erased,
 }
 
@@ -65,7 +65,7 @@ struct Pass {
     problems: Vec<Problem>,
 }
 
-/// Compares every row beside the log with what the log says.
+/// Compares every row beside the log with the log.
 pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
     let mut pass = Pass::default();
     let mut last = 0;
@@ -572,7 +572,7 @@ fn shared_key(owner: &Owner, key: &StateKey) -> SharedKey {
     )
 }
 
-/// All rows of a query, in order: one that is there twice is there twice.
+/// All rows of a query, in order, duplicates included.
 fn quadruples(conn: &Connection, sql: &str) -> Result<Vec<(i64, i64, i64, i64)>, StoreError> {
     conn.prepare(&format!("{sql} ORDER BY 1, 2, 3, 4"))
         .and_then(|mut statement| {

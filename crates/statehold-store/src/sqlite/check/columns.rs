@@ -45,7 +45,7 @@ pub(super) fn compare_beginning(
     Ok(())
 }
 
-/// Compares what lists find a session by.
+/// Compares the lookup columns of a session.
 pub(super) fn compare_life(
     conn: &Connection,
     row: &SessionRow,
@@ -134,7 +134,7 @@ pub(super) fn compare_decided(
     Ok(())
 }
 
-/// Compares what workers, approvers and timers are found by.
+/// Compares the lookup columns that serve workers, approvers and timers.
 pub(super) fn compare_queues(
     conn: &Connection,
     folded: &SessionState,
