@@ -26,7 +26,7 @@ pub fn apply(state: &mut SessionState, record: &Record) {
     state.head = record.hash;
 }
 
-/// When the session ends by itself, after a record of these events.
+/// The expiry of the session after a record of these events.
 fn expiry(state: &SessionState, events: &[Event], at: Timestamp) -> Option<Timestamp> {
     let TimeToLive { mode, ms } = state.ttl?;
     let is_set = events.iter().any(|event| {

@@ -40,7 +40,7 @@ pub enum Command {
         /// How long it lives from now on.
         ttl: Option<Change<TimeToLive>>,
     },
-    /// Take no more commands.
+    /// Close the session: it accepts no more commands.
     CloseSession {
         /// Cancel live requests; otherwise they are a reason to refuse.
         cancel_live: bool,
@@ -173,7 +173,7 @@ pub struct StartRequest {
     pub input: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
-    /// When a newly opened task closes by itself.
+    /// The event that closes a newly opened task automatically.
     pub close_on: CloseOn,
     /// Claim the request in the same commit, with a lease of this many milliseconds.
     pub lease_ttl_ms: Option<u64>,
@@ -221,8 +221,8 @@ pub struct StateSet {
     pub key: StateKey,
     /// The value.
     pub value: BodyRef,
-    /// How it meets a value that is there. The engine merges session keys before they are decided, and then
-    /// this is `Replace`.
+    /// The policy that merges it with the existing value. `Replace` for session keys: the engine
+    /// merges them before the command is decided.
     pub merge: MergePolicy,
 }
 
@@ -240,15 +240,15 @@ pub struct Context {
     pub now: Timestamp,
     /// Who sends the command.
     pub actor: Actor,
-    /// Makes the ids of this command unlike those of any other of this millisecond.
+    /// Makes the ids of this command unique among all commands of the same millisecond.
     pub entropy: u64,
     /// How far heartbeats extended leases. In memory only.
     pub leases: BTreeMap<RequestId, Timestamp>,
-    /// Finished things that the command names.
+    /// The finished objects that the command names.
     pub cold: Cold,
 }
 
-/// Finished things, loaded because the command names them.
+/// Finished objects, loaded because the command names them.
 #[derive(Debug, Clone, Default)]
 pub struct Cold {
     /// The hold it decides, if that is decided.
@@ -257,13 +257,13 @@ pub struct Cold {
     pub request: Option<(RequestId, RequestOutcome)>,
     /// The task it names, if that is final.
     pub task: Option<TaskId>,
-    /// The past it goes back to.
+    /// The revision that a rewind returns to.
     pub past: Option<Past>,
     /// For a claim: the policy terms of calls without an approval hold. A `reconcile` hold about
     /// such a call uses them.
     pub laid_down: BTreeMap<ItemId, AskedAbout>,
-    /// For a claim: calls whose tools gave no answer, also when they were called again. People are asked
-    /// about them even if they may be repeated.
+    /// For a claim: calls whose tools gave no answer, even after a retry. They get a `reconcile` hold
+    /// even if they are idempotent.
     pub unanswered: BTreeSet<ItemId>,
 }
 
@@ -366,7 +366,7 @@ pub enum Rejection {
         /// Its live request.
         request: RequestId,
     },
-    /// The task hangs elsewhere in the tree, or belongs to another agent.
+    /// The task has another parent, or belongs to another agent.
     #[error("task {task} does not belong to this agent under this parent")]
     TaskElsewhere {
         /// The task.
@@ -405,7 +405,7 @@ pub enum Rejection {
     StaleFence {
         /// The fence that was shown.
         shown: u64,
-        /// The fence that counts.
+        /// The current fence.
         current: u64,
     },
     /// The lease belongs to another principal.
@@ -446,7 +446,7 @@ pub enum Rejection {
         /// The hold.
         hold: HoldId,
     },
-    /// The deadline is still to come, or there is none.
+    /// The hold has no deadline, or its deadline has not passed.
     #[error("hold {hold} has not expired")]
     NotExpired {
         /// The hold.
@@ -503,7 +503,7 @@ pub enum Rejection {
         /// The call.
         call: ItemId,
     },
-    /// Another version is there.
+    /// The key has another version.
     #[error("`{key}` is at version {found}, not {expected}")]
     VersionConflict {
         /// The key.

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use crate::ids::HoldId;
 use crate::limits::EXACT_INTEGER_MAX;
 
-/// Thirty-two bytes that stand for something longer. Printed as 64 hexadecimal digits.
+/// A digest of 32 bytes. Printed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Digest([u8; 32]);
 

@@ -140,7 +140,7 @@ id_type!(
 pub struct Shard(u16);
 
 impl Shard {
-    /// How many partitions there are. Fixed for ever: ids carry the number.
+    /// The number of partitions. It can never change, because ids carry the partition.
     pub const COUNT: u16 = 4096;
 
     /// The partition of an owner.

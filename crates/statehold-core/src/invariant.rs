@@ -158,7 +158,7 @@ pub enum Verdict {
     Broken,
 }
 
-/// Something that can be judged.
+/// An observation that predicates judge.
 #[derive(Debug, Clone, Copy)]
 pub enum Observation<'a> {
     /// A command was decided.
@@ -211,7 +211,7 @@ pub struct Recovery<'a> {
 /// Which promises applied, and which were broken, as bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Findings {
-    /// Promises that had something to say.
+    /// Promises that applied.
     pub exercised: u32,
     /// Promises that were broken.
     pub broken: u32,

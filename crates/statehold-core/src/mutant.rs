@@ -53,7 +53,7 @@ pub enum Mutant {
     SkipFence,
     /// One person's votes count each time.
     CountVotesTwice,
-    /// The one who asked may decide.
+    /// The principal that opened a hold may decide it.
     RequesterDecides,
     /// The inbox does not look below reused child tasks.
     InboxMissesReused,

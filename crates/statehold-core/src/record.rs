@@ -134,7 +134,7 @@ pub enum Event {
     Rewound {
         /// The last item that stays.
         items_kept: u64,
-        /// The last item that is taken out.
+        /// The last item that the rewind removes.
         items_until: u64,
         /// The revision it went back to.
         to: u64,
@@ -143,11 +143,11 @@ pub enum Event {
     TaskOpened {
         /// Its agent.
         agent: Name,
-        /// When it closes by itself.
+        /// The event that closes it automatically.
         close_on: CloseOn,
         /// The n of its alias.
         number: u64,
-        /// Where it hangs in the tree.
+        /// Its place in the tree.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<ParentLink>,
         /// The task.
@@ -209,7 +209,7 @@ pub enum Event {
         /// The request.
         request: RequestId,
     },
-    /// A live request waits for something else now.
+    /// The status of a live request changed.
     RequestStatusChanged {
         /// The request.
         request: RequestId,

@@ -72,7 +72,7 @@ pub struct Task {
     pub number: u64,
     /// The agent that does the job.
     pub agent: Name,
-    /// Where it hangs in the tree. None for root tasks.
+    /// Its place in the tree. None for root tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentLink>,
     /// Cached status.
@@ -83,7 +83,7 @@ pub struct Task {
     /// How its last request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<RequestOutcome>,
-    /// When it closes by itself.
+    /// The event that closes it automatically.
     pub close_on: CloseOn,
     /// The revision that opened it.
     pub opened_at: u64,

@@ -92,7 +92,7 @@ pub enum TenantEvent {
         /// The agent.
         agent: Name,
     },
-    /// Decisions for an agent are pushed no more.
+    /// Decisions for an agent are no longer pushed.
     ResumeAddressRemoved {
         /// The agent.
         agent: Name,

@@ -72,7 +72,7 @@ impl CheckReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// A record is missing, or is not the one that was written.
+    /// A record is missing or was altered.
     Record,
     /// A payload does not match its digest, or is missing or left over against the records.
     Payload,
@@ -103,7 +103,7 @@ impl ProblemKind {
     }
 }
 
-/// Something that is wrong.
+/// A problem that a check found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The kind of the problem.
@@ -327,7 +327,7 @@ impl Anchors {
     }
 }
 
-/// The key that roots are signed with now, and since when it is the one.
+/// The current signing key of roots, and its creation time.
 #[derive(Debug, Clone, Copy)]
 pub struct Signer {
     /// The key that verifies its signatures.

@@ -161,7 +161,7 @@ impl KeyFile {
         keys.get(&owner.to_string()).map(|kept| kept.key.clone())
     }
 
-    /// Since when the key of an owner is the one.
+    /// The creation time of an owner's key.
     pub fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
         self.lock().get(&owner.to_string()).map(|kept| kept.since)
     }
@@ -171,7 +171,7 @@ impl KeyFile {
         self.lock().is_empty()
     }
 
-    /// Forgets a key for ever.
+    /// Deletes a key.
     ///
     /// After `Ok` the file no longer contains the key, even after a crash.
     ///

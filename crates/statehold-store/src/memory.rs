@@ -1,8 +1,8 @@
 //! The reference adapter: plain collections behind one lock.
 //!
 //! It keeps each session as its log and the fold of it, and answers every question by walking the
-//! log. That is slow for long sessions and easy to believe, which is what the other adapters are
-//! compared with. Nothing survives the process.
+//! log. That is slow for long sessions and obviously correct, so the suite compares the other
+//! adapters with it. Nothing survives the process.
 
 mod erase;
 mod history;

@@ -396,7 +396,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<(Vec<HoldChange>, u64), StoreError>;
 
-    /// The way down to each request, live or ended, from the root. Empty for one that is not there.
+    /// The lineage of each request, live or ended, from the root down. Empty for unknown requests.
     async fn lineages(&self, requests: Vec<RequestId>)
     -> Result<Vec<Vec<LineageStep>>, StoreError>;
 
@@ -659,7 +659,7 @@ pub struct ApiKey {
     pub revoked_at: Option<Timestamp>,
 }
 
-/// Something whose time has come.
+/// A deadline that has passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Due {
     /// The session.

@@ -203,7 +203,7 @@ pub(super) fn open_reconcile(
     Ok(())
 }
 
-/// The same decision again gets the same answer; any other gets the one that stands.
+/// A retry gets the same answer; another decision is refused with the decision that stands.
 pub(super) fn already_decided(
     draft: &Draft<'_>,
     id: HoldId,

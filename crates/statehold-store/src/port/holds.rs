@@ -96,7 +96,7 @@ pub struct CallResult {
     pub revision: u64,
 }
 
-/// Something that happened to a hold.
+/// A change of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldChange {
     /// The place of the commit.
@@ -125,7 +125,7 @@ pub enum HoldChangeKind {
     Decided,
 }
 
-/// One request on the way down to another, and the task it belongs to.
+/// One request in the lineage of another, and its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineageStep {
     /// The request.

@@ -56,7 +56,7 @@ pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
                 .to_owned(),
         ));
     }
-    // A restore that is cut short must not be in the way of the next.
+    // An interrupted restore must not block the next one.
     let part = part_of(to)?;
     create_private(&part)?;
     let mut target = Connection::open(&part).map_err(&place)?;

@@ -136,7 +136,7 @@ fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
 
 /// The facts that locate an item: rewinds, renamed tasks and root tasks.
 struct Placing {
-    /// The ranges of items that rewinds took out.
+    /// The ranges of items that rewinds removed.
     rewinds: Vec<(u64, u64)>,
     /// The ids that inherited tasks have here, by the ids they had before.
     names: BTreeMap<TaskId, TaskId>,

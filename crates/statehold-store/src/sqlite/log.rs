@@ -143,7 +143,7 @@ impl LogRow {
             && parse_links(&self.links).all(|link| link.prev < self.id)
     }
 
-    /// The record, which must be the one this row says.
+    /// The record. Its number must match the row.
     pub(super) fn record(&self) -> Result<Record, StoreError> {
         let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
         let record = Record::from_bytes(&bytes).map_err(|error| damaged(self.place(), error))?;

@@ -58,7 +58,7 @@ fn harden(conn: &Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Makes the connection the one that writes, and the file durable.
+/// Configures the writing connection, and makes the file durable.
 pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the settings");
     // Stepping to the end matters: a failed sync while switching shows only after the first row.

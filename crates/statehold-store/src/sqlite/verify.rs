@@ -125,7 +125,7 @@ impl Drop for Verifier {
         self.shared.is_closing.store(true, Ordering::Relaxed);
         let threads = self.threads.get_mut();
         for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A panic of a verification has been reported by itself.
+            // The panic hook has already reported a panic of a verification.
             drop(thread.join());
         }
     }

@@ -411,7 +411,7 @@ impl Pass {
                     statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?)))
                 })
                 .map_err(corrupt_or_unavailable("the table `session`"))?;
-            // A fork has neither: they belong to the one who named the origin.
+            // A fork inherits neither the name nor the labels of its origin.
             if kept != self.names.remove(&pk).unwrap_or_default() {
                 let place = format!("session {}", session.id);
                 self.wrong(place, "has another name or other labels than the log says");
