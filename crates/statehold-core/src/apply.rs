@@ -1,4 +1,4 @@
-//! Folding records into state. Total: what was decided always applies.
+//! Folds records into state. The fold is total: every record that `decide` returns applies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub fn apply(state: &mut SessionState, record: &Record) {
     state.head = record.hash;
 }
 
-/// When the session ends by itself, after a record of these events.
+/// The expiry of the session after a record of these events.
 fn expiry(state: &SessionState, events: &[Event], at: Timestamp) -> Option<Timestamp> {
     let TimeToLive { mode, ms } = state.ttl?;
     let is_set = events.iter().any(|event| {
@@ -56,7 +56,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             }
         }
         Event::PayloadsErased { payloads } => {
-            // What is gone cannot expire again.
+            // Erased payloads cannot expire again.
             state.ttl = None;
             state.deleted |= *payloads == ErasedPayloads::All;
         }
@@ -193,7 +193,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         Event::StateDeleted { key, .. } => {
             Arc::make_mut(&mut state.keys).remove(key);
         }
-        // These say what the store keeps; no later decision of this session depends on them.
+        // These change stored values; no later decision of this session depends on them.
         Event::Rewound { .. } | Event::SharedStatePut { .. } | Event::TaskStatePut { .. } => {}
     }
 }
@@ -204,7 +204,7 @@ fn with_request(state: &mut SessionState, id: RequestId, change: impl FnOnce(&mu
     }
 }
 
-/// A request that waits for a worker has no lease; one that runs on has started what was released.
+/// Sets the status. A queued request has no lease; a running one has started its released calls.
 fn set_status(live: &mut LiveRequest, status: LiveStatus) {
     live.status = status;
     match status {

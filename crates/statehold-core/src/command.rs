@@ -1,4 +1,4 @@
-//! Commands, what surrounds them, and the answers they get.
+//! Commands, their context, and their outcomes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::session::{Owner, TimeToLive};
 use crate::task::CloseOn;
 use crate::time::Timestamp;
 
-/// What somebody wants to happen to one session.
+/// A change that a caller asks for in one session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Begin a session.
@@ -31,7 +31,7 @@ pub enum Command {
         /// How long it lives.
         ttl: Option<TimeToLive>,
     },
-    /// Change what a session is called, or how long it lives.
+    /// Change the name, labels or lifetime of a session.
     PatchSession {
         /// All of its labels from now on.
         labels: Option<BodyRef>,
@@ -40,12 +40,12 @@ pub enum Command {
         /// How long it lives from now on.
         ttl: Option<Change<TimeToLive>>,
     },
-    /// Take no more commands.
+    /// Close the session: it accepts no more commands.
     CloseSession {
-        /// Stop what still runs; otherwise live requests are a reason to refuse.
+        /// Cancel live requests; otherwise they are a reason to refuse.
         cancel_live: bool,
     },
-    /// End a session whose time is over, and remove what clients do not see.
+    /// Close an expired session and erase its hidden payloads.
     ExpireSession,
     /// Remove every payload of a session. Its records stay.
     DeleteSession,
@@ -63,7 +63,7 @@ pub enum Command {
         /// The request.
         request: RequestId,
     },
-    /// Give the right to write back, because nobody stays to wait.
+    /// Release the lease, because the worker does not wait.
     ReleaseLease {
         /// The request, and who gives it back.
         by: Fenced,
@@ -83,7 +83,7 @@ pub enum Command {
     OpenHold {
         /// The request that waits.
         by: Fenced,
-        /// What is asked.
+        /// The hold to open.
         hold: NewHold,
         /// Items to write along.
         items: Vec<NewItem>,
@@ -121,7 +121,7 @@ pub enum Command {
     FailRequest {
         /// The request.
         by: Fenced,
-        /// What went wrong.
+        /// The error.
         error: BodyRef,
         /// Stop child requests that still run; otherwise they are a reason to refuse.
         cancel_children: bool,
@@ -143,7 +143,7 @@ pub enum Command {
     },
     /// Write scoped state.
     PutState {
-        /// What to write.
+        /// The values to write.
         patch: StatePatch,
         /// The request that writes, if one does.
         by: Option<Fenced>,
@@ -165,17 +165,17 @@ pub enum Command {
 pub struct StartRequest {
     /// The agent. Must be the task's, if a task is named.
     pub agent: Name,
-    /// The task to go on with. None takes the agent's idle task here, or opens one.
+    /// The task to continue. None takes the agent's idle task here, or opens one.
     pub task: Option<TaskId>,
     /// The request that asks, if an agent asks.
     pub parent: Option<Fenced>,
-    /// What is asked.
+    /// The input of the request.
     pub input: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
-    /// When a newly opened task closes by itself.
+    /// The event that closes a newly opened task automatically.
     pub close_on: CloseOn,
-    /// Claim it in the same breath, for so many milliseconds.
+    /// Claim the request in the same commit, with a lease of this many milliseconds.
     pub lease_ttl_ms: Option<u64>,
     /// With a lease: items to write at once.
     pub items: Vec<NewItem>,
@@ -188,7 +188,7 @@ pub struct StartRequest {
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Output {
-    /// What is answered.
+    /// The content of the answer.
     pub body: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
@@ -221,8 +221,8 @@ pub struct StateSet {
     pub key: StateKey,
     /// The value.
     pub value: BodyRef,
-    /// How it meets a value that is there. The engine merges session keys before they are decided, and then
-    /// this is `Replace`.
+    /// The policy that merges it with the existing value. `Replace` for session keys: the engine
+    /// merges them before the command is decided.
     pub merge: MergePolicy,
 }
 
@@ -240,15 +240,15 @@ pub struct Context {
     pub now: Timestamp,
     /// Who sends the command.
     pub actor: Actor,
-    /// Makes the ids of this command unlike those of any other of this millisecond.
+    /// Makes the ids of this command unique among all commands of the same millisecond.
     pub entropy: u64,
     /// How far heartbeats extended leases. In memory only.
     pub leases: BTreeMap<RequestId, Timestamp>,
-    /// Finished things that the command names.
+    /// The finished objects that the command names.
     pub cold: Cold,
 }
 
-/// Finished things, loaded because the command names them.
+/// Finished objects, loaded because the command names them.
 #[derive(Debug, Clone, Default)]
 pub struct Cold {
     /// The hold it decides, if that is decided.
@@ -257,13 +257,13 @@ pub struct Cold {
     pub request: Option<(RequestId, RequestOutcome)>,
     /// The task it names, if that is final.
     pub task: Option<TaskId>,
-    /// The past it goes back to.
+    /// The revision that a rewind returns to.
     pub past: Option<Past>,
-    /// For a claim: what is laid down about calls that nobody was asked about, in case people must be
-    /// asked whether they ran.
+    /// For a claim: the policy terms of calls without an approval hold. A `reconcile` hold about
+    /// such a call uses them.
     pub laid_down: BTreeMap<ItemId, AskedAbout>,
-    /// For a claim: calls whose tools gave no answer, also when they were called again. People are asked
-    /// about them even if they may be repeated.
+    /// For a claim: calls whose tools gave no answer, even after a retry. They get a `reconcile` hold
+    /// even if they are idempotent.
     pub unanswered: BTreeSet<ItemId>,
 }
 
@@ -278,7 +278,7 @@ pub struct DecidedHold {
     pub revision: u64,
 }
 
-/// What a rewind needs to know about the revision it goes back to.
+/// The facts about an earlier revision that a rewind to it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Past {
     /// The last item at that revision.
@@ -287,7 +287,7 @@ pub struct Past {
     pub keys: BTreeMap<StateKey, u64>,
 }
 
-/// What becomes of a command that is not refused.
+/// The result of a command that is not refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Commit this record.
@@ -297,7 +297,7 @@ pub enum Outcome {
     /// The same decision of a hold was taken before, by the record of this revision; give the same
     /// answer.
     AlreadyDone {
-        /// That revision.
+        /// The revision of the first decision.
         revision: u64,
     },
 }
@@ -328,7 +328,7 @@ fn words(values: &BTreeSet<DecisionKind>) -> String {
 /// Why a command is not allowed now. Changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Rejection {
-    /// There is no such thing, or it belongs to somebody else.
+    /// The object does not exist, or it belongs to another tenant or user.
     #[error("there is no such object")]
     NotFound,
     /// The session exists already.
@@ -366,7 +366,7 @@ pub enum Rejection {
         /// Its live request.
         request: RequestId,
     },
-    /// The task hangs elsewhere in the tree, or belongs to another agent.
+    /// The task has another parent, or belongs to another agent.
     #[error("task {task} does not belong to this agent under this parent")]
     TaskElsewhere {
         /// The task.
@@ -394,18 +394,18 @@ pub enum Rejection {
         /// The request.
         request: RequestId,
     },
-    /// Nobody holds the request.
+    /// No worker holds the lease of the request.
     #[error("request {request} waits for a worker; claim it first")]
     NotLeased {
         /// The request.
         request: RequestId,
     },
-    /// Somebody else holds the request now.
+    /// Another worker holds the lease of the request now.
     #[error("fence {shown} is stale, the current one is {current}; claim the request again")]
     StaleFence {
         /// The fence that was shown.
         shown: u64,
-        /// The fence that counts.
+        /// The current fence.
         current: u64,
     },
     /// The lease belongs to another principal.
@@ -440,13 +440,13 @@ pub enum Rejection {
         /// The decision that stands.
         decision: Box<Decision>,
     },
-    /// Nobody decided the hold in time.
+    /// The deadline of the hold passed without a decision.
     #[error("hold {hold} has expired")]
     HoldExpired {
         /// The hold.
         hold: HoldId,
     },
-    /// The deadline is still to come, or there is none.
+    /// The hold has no deadline, or its deadline has not passed.
     #[error("hold {hold} has not expired")]
     NotExpired {
         /// The hold.
@@ -468,9 +468,9 @@ pub enum Rejection {
         words(allowed)
     )]
     DecisionNotOffered {
-        /// What was decided.
+        /// The decision that was sent.
         decision: DecisionKind,
-        /// What may be decided.
+        /// The decisions that the hold allows.
         allowed: BTreeSet<DecisionKind>,
     },
     /// The decision was made on another action.
@@ -482,7 +482,7 @@ pub enum Rejection {
     /// An answer or an edit without content.
     #[error("`respond` needs the answer and `edit` needs the edited arguments")]
     AnswerMissing,
-    /// An edit needs the digest of what it changes to.
+    /// An edit needs the digest of the edited action.
     #[error("an edit needs the edited action, and a hold that one person decides")]
     EditImpossible,
     /// A hold is malformed.
@@ -503,14 +503,14 @@ pub enum Rejection {
         /// The call.
         call: ItemId,
     },
-    /// Another version is there.
+    /// The key has another version.
     #[error("`{key}` is at version {found}, not {expected}")]
     VersionConflict {
         /// The key.
         key: StateKey,
         /// The version that was expected.
         expected: u64,
-        /// The version that is there.
+        /// The current version.
         found: u64,
     },
     /// `temp:` values are never written.
@@ -550,14 +550,14 @@ pub enum Rejection {
     /// A limit is reached.
     #[error("limit reached: {limit} is at most {max}")]
     Limit {
-        /// What is limited.
+        /// The name of the limit.
         limit: &'static str,
         /// The most there may be.
         max: u64,
     },
 }
 
-/// Things that a command names. Those that are finished must be loaded for its context.
+/// The objects that a command names. The caller must load the finished ones into the context.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Named {
     /// The hold it opens or decides.
@@ -571,7 +571,7 @@ pub struct Named {
 }
 
 impl Command {
-    /// What the command names.
+    /// The objects that the command names.
     pub fn named(&self) -> Named {
         let mut named = Named::default();
         match self {

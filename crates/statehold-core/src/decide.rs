@@ -18,7 +18,7 @@ use crate::mutant::{self, Mutant};
 use crate::session::SessionState;
 use draft::Draft;
 
-/// Decides what a command does to a session.
+/// Decides a command: returns the record it commits, or a rejection.
 ///
 /// # Errors
 ///
@@ -116,7 +116,7 @@ pub fn decide(
     Ok(Outcome::Commit(draft.finish(command.name())?))
 }
 
-/// Decides and folds: what every driver of the core does with a command.
+/// Decides a command and folds its record, as every driver of the core does.
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use crate::ids::HoldId;
 use crate::limits::EXACT_INTEGER_MAX;
 
-/// Thirty-two bytes that stand for something longer. Printed as 64 hexadecimal digits.
+/// A digest of 32 bytes. Printed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Digest([u8; 32]);
 
@@ -113,7 +113,7 @@ impl fmt::Debug for PayloadKey {
     }
 }
 
-/// A payload as a record sees it: how long it is and what it digests to, never what it says.
+/// A payload in a record: its length and keyed digest, never its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BodyRef {

@@ -12,26 +12,26 @@ use crate::name::Name;
 use crate::principal::Principal;
 use crate::time::Timestamp;
 
-/// What a person is asked for.
+/// Kind of a hold. It determines the decisions that a person may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum HoldKind {
-    /// May this action run?
+    /// Approval of an action before it runs.
     Approval,
     /// A question, answered in free text.
     Question,
     /// A question with typed answers.
     Form,
-    /// Something to do behind a link; the value never passes through here.
+    /// A task behind a link; the value the person enters there never passes through Statehold.
     Link,
-    /// A credential for this one request is needed again.
+    /// A credential that this one request needs again.
     Credential,
     /// An action whose outcome is unknown after a crash: did it run?
     Reconcile,
 }
 
-/// What a person may answer.
+/// Kind of a decision on a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -40,38 +40,38 @@ pub enum DecisionKind {
     Approve,
     /// The action runs with other arguments.
     Edit,
-    /// The action does not run, and the agent is told so.
+    /// The action does not run, and the agent gets the refusal as its result.
     Reject,
     /// The action does not run; the answer is its result. For questions and forms: the answer.
     Respond,
-    /// Nobody answers; the request and everything below it is cancelled.
+    /// The person declines to answer; the request and everything below it is cancelled.
     Dismiss,
 }
 
-/// What happens when nobody decides in time. There is no `approve`.
+/// Outcome of a hold whose deadline passes without a decision. There is no `approve`.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnExpiry {
-    /// As if a person had rejected.
+    /// The hold is rejected.
     #[default]
     Reject,
-    /// As if a person had dismissed: the request is cancelled.
+    /// The hold is dismissed, which cancels the request.
     Dismiss,
     /// The request fails.
     Fail,
 }
 
-/// How a hold ended, or that it has not.
+/// Status of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum HoldStatus {
-    /// Waits for its decision.
+    /// Waiting for a decision.
     Open,
-    /// Approved as it stood.
+    /// Approved unchanged.
     Approved,
     /// Approved with other arguments.
     Edited,
@@ -79,7 +79,7 @@ pub enum HoldStatus {
     Answered,
     /// Refused by a person.
     Rejected,
-    /// Nobody decided in time.
+    /// The deadline passed without a decision.
     Expired,
     /// Dismissed, or its request ended otherwise.
     Cancelled,
@@ -89,28 +89,28 @@ pub enum HoldStatus {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecideBy {
-    /// An approver who is neither the session's user nor the one who opened it.
+    /// An approver who is neither the session's user nor the principal that opened the hold.
     Other,
     /// The session's user, or an approver.
     User,
-    /// Whoever holds this role, except the session's user and the one who opened it.
+    /// Principals with this role, except the session's user and the principal that opened the hold.
     Role(Name),
 }
 
-/// What an action does to the world.
+/// Effect of an action on the outside world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
-    /// It only looks.
+    /// The action only reads.
     Read,
-    /// It changes something that can be changed back.
+    /// The action makes a change that can be undone.
     Write,
-    /// It cannot be undone.
+    /// The action cannot be undone.
     Destructive,
 }
 
-/// How much can go wrong.
+/// Risk of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -121,7 +121,7 @@ pub enum Risk {
     High,
 }
 
-/// The right by which somebody decided.
+/// The right by which a principal decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Right {
@@ -133,7 +133,7 @@ pub enum Right {
     Role,
 }
 
-/// Why somebody may not decide a hold.
+/// Why a principal may not decide a hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WhyNot {
     /// It is their own session.
@@ -157,12 +157,12 @@ impl std::fmt::Display for WhyNot {
     }
 }
 
-/// What a worker asks a person. The id comes with the command, because the digest covers it.
+/// A hold as a worker sends it. The id comes with the command, because the digest covers it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NewHold {
     /// Fresh id of the hold.
     pub id: HoldId,
-    /// What is asked for.
+    /// The kind of the hold.
     pub kind: HoldKind,
     /// Title, message, action, schemas: everything a person reads.
     pub body: BodyRef,
@@ -176,13 +176,13 @@ pub struct NewHold {
     pub need: u16,
     /// When the hold expires.
     pub expires_in_ms: Option<u64>,
-    /// What happens then.
+    /// The outcome at the deadline.
     pub on_expiry: OnExpiry,
     /// Who may decide. `None` takes the default of the kind.
     pub decide_by: Option<DecideBy>,
-    /// What the action does to the world.
+    /// The effect of the action on the outside world.
     pub effect: Option<Effect>,
-    /// How much can go wrong.
+    /// The risk of the action.
     pub risk: Option<Risk>,
     /// The policy it is opened under.
     pub policy: Option<Digest>,
@@ -211,7 +211,7 @@ pub struct Hold {
     pub task: TaskId,
     /// The revision that opened it.
     pub opened_at: u64,
-    /// What is asked for.
+    /// The kind of the hold.
     pub kind: HoldKind,
     /// Everything a person reads. Absent for holds the server opens itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -230,10 +230,10 @@ pub struct Hold {
     pub decide_by: DecideBy,
     /// Who opened it, and so never decides it.
     pub opened_by: Principal,
-    /// What the action does to the world.
+    /// The effect of the action on the outside world.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<Effect>,
-    /// How much can go wrong.
+    /// The risk of the action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub risk: Option<Risk>,
     /// The policy it was opened under.
@@ -242,7 +242,7 @@ pub struct Hold {
     /// When it expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// What happens then.
+    /// The outcome at the deadline.
     pub on_expiry: OnExpiry,
     /// Approvals so far, one per person.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -255,7 +255,7 @@ pub struct Hold {
 pub struct Vote {
     /// The decision key it came with.
     pub key: Digest,
-    /// What exactly was decided.
+    /// Digest of the whole decision, to tell a retry from another decision.
     pub fingerprint: Digest,
     /// The revision that recorded it.
     pub revision: u64,
@@ -270,7 +270,7 @@ pub struct NewDecision {
     pub key: Digest,
     /// Digest of everything that was decided, to tell a retry from another decision.
     pub fingerprint: Digest,
-    /// What was decided.
+    /// The kind of the decision.
     pub kind: DecisionKind,
     /// The digest that was shown. Required for `approve` and `edit` of an action.
     pub digest: Option<Digest>,
@@ -289,7 +289,7 @@ pub struct Decision {
     pub body: Option<BodyRef>,
     /// Who decided. The server, for expiry and cancellation.
     pub by: Principal,
-    /// What exactly was decided.
+    /// Digest of the whole decision, to tell a retry from another decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Digest>,
     /// The decision key. Absent when no person decided.

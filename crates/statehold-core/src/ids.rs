@@ -23,7 +23,7 @@ pub enum IdError {
         /// The prefix that was expected.
         expected: &'static str,
     },
-    /// What follows the prefix is not 32 lower-case hexadecimal digits.
+    /// The text after the prefix is not 32 lower-case hexadecimal digits.
     #[error("after its prefix an id is 32 lower-case hexadecimal digits")]
     Body,
 }
@@ -107,31 +107,31 @@ macro_rules! id_type {
 }
 
 id_type!(
-    /// One conversation of one user with one app.
+    /// Id of a session, one conversation of one user with one app.
     SessionId, "ses"
 );
 id_type!(
-    /// One job of one agent inside a session.
+    /// Id of a task, one job of one agent inside a session.
     TaskId, "tsk"
 );
 id_type!(
-    /// One invocation of an agent within a task.
+    /// Id of a request, one invocation of an agent within a task.
     RequestId, "req"
 );
 id_type!(
-    /// One reason why a request waits for a person.
+    /// Id of a hold, one reason why a request waits for a person.
     HoldId, "hld"
 );
 id_type!(
-    /// One thing in a task's history. The id of a tool call is its execution key.
+    /// Id of an item of a task's history. The id of a tool call is its execution key.
     ItemId, "itm"
 );
 id_type!(
-    /// The pseudonym of a user. Who it stands for is kept outside the log.
+    /// Pseudonym of a user. A table outside the log maps it to the user's name.
     UserId, "usr"
 );
 id_type!(
-    /// An API key, as the principal it stands for.
+    /// Id of an API key.
     KeyId, "key"
 );
 
@@ -140,7 +140,7 @@ id_type!(
 pub struct Shard(u16);
 
 impl Shard {
-    /// How many partitions there are. Fixed for ever: ids carry the number.
+    /// The number of partitions. It can never change, because ids carry the partition.
     pub const COUNT: u16 = 4096;
 
     /// The partition of an owner.

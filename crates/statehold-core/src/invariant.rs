@@ -48,7 +48,7 @@ pub enum Invariant {
     ExpiryIsADecision,
     /// Every answer is preceded by the durable commit of its record.
     AcknowledgedMeansDurable,
-    /// What is recovered is the fold of a prefix of whole records.
+    /// The recovered state is the fold of a prefix of whole records.
     PrefixRecovery,
     /// Folding is a function of the log; a snapshot plus the tail gives the same state.
     ReplayDeterminism,
@@ -147,7 +147,7 @@ impl Invariant {
     }
 }
 
-/// What a predicate says about an observation.
+/// The judgement of a predicate about an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The rule has nothing to do with it.
@@ -158,7 +158,7 @@ pub enum Verdict {
     Broken,
 }
 
-/// Something that can be judged.
+/// An observation that predicates judge.
 #[derive(Debug, Clone, Copy)]
 pub enum Observation<'a> {
     /// A command was decided.
@@ -169,14 +169,14 @@ pub enum Observation<'a> {
     Recovery(Recovery<'a>),
 }
 
-/// A command with what became of it.
+/// A command and its outcome.
 #[derive(Debug, Clone, Copy)]
 pub struct CommandStep<'a> {
     /// The state it was decided on.
     pub before: &'a SessionState,
     /// The command.
     pub command: &'a Command,
-    /// What surrounded it.
+    /// The context of the command.
     pub ctx: &'a Context,
     /// The answer.
     pub result: &'a Result<Outcome, Rejection>,
@@ -198,7 +198,7 @@ pub struct RecordStep<'a> {
 /// A crash, seen from outside.
 #[derive(Debug, Clone, Copy)]
 pub struct Recovery<'a> {
-    /// The last revision that somebody was told about.
+    /// The last revision acknowledged to a caller.
     pub acknowledged: u64,
     /// The session before its first record.
     pub origin: &'a SessionState,
@@ -211,14 +211,14 @@ pub struct Recovery<'a> {
 /// Which promises applied, and which were broken, as bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Findings {
-    /// Promises that had something to say.
+    /// Promises that applied.
     pub exercised: u32,
     /// Promises that were broken.
     pub broken: u32,
 }
 
 impl Findings {
-    /// Adds what another observation found.
+    /// Adds the findings of another observation.
     pub fn add(&mut self, other: Self) {
         self.exercised |= other.exercised;
         self.broken |= other.broken;

@@ -5,40 +5,40 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{BodyRef, Digest};
 use crate::ids::{ItemId, RequestId, TaskId};
 
-/// What an item is.
+/// Kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ItemKind {
-    /// Something said.
+    /// A message.
     Message,
     /// A tool call. Its id is the execution key.
     ToolCall,
-    /// What a tool call came to.
+    /// The result of a tool call.
     ToolResult,
     /// A step of an agent: routing, model call, plan.
     Step,
-    /// Anything else worth keeping.
+    /// Any other entry.
     Note,
 }
 
-/// Whether clients see an item.
+/// Visibility of an item to clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Visibility {
-    /// In the transcript, if its task is a root task.
+    /// Shown in the transcript, if its task is a root task.
     Visible,
-    /// Only for the agent itself and for traces.
+    /// Shown only to the agent of the task and in the trace.
     Hidden,
 }
 
-/// Who speaks in a message. There is no `system`: prompts are never stored.
+/// Author role of a message. There is no `system` role: prompts are never stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The one who asks.
+    /// The user, or the agent that gave the task.
     User,
     /// The agent that answers.
     Assistant,
@@ -68,20 +68,20 @@ pub struct Attachment {
     pub source: AttachmentSource,
 }
 
-/// What a tool call came to.
+/// Outcome of a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CallOutcome {
     /// The tool ran.
     Ran,
-    /// It did not run: a person refused.
+    /// The tool did not run: a person rejected the call.
     Refused,
-    /// It did not run: a person gave the result.
+    /// The tool did not run: a person gave the result.
     Answered,
 }
 
-/// What an item says about a tool call.
+/// The part of an item that concerns a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum CallMark {
@@ -99,7 +99,7 @@ pub enum CallMark {
         /// The digest of the action that ran, for gated calls.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         executed: Option<Digest>,
-        /// What it came to.
+        /// The outcome of the call.
         outcome: CallOutcome,
     },
 }
@@ -107,7 +107,7 @@ pub enum CallMark {
 /// An item as a worker sends it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NewItem {
-    /// What it is.
+    /// The kind of the item.
     pub kind: ItemKind,
     /// Whether clients may see it.
     pub visibility: Visibility,
@@ -117,11 +117,11 @@ pub struct NewItem {
     pub body: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
-    /// What it says about a tool call; required for tool calls and results, and only there.
+    /// The tool call it concerns; required for tool calls and results, refused for other items.
     pub call: Option<NewCallMark>,
 }
 
-/// What a worker says about a tool call.
+/// The part of a new item that concerns a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NewCallMark {
     /// This item is the call.
@@ -135,7 +135,7 @@ pub enum NewCallMark {
     Result {
         /// The call it belongs to: recorded before, or the n-th item of the same command.
         call: crate::hold::CallTarget,
-        /// What it came to.
+        /// The outcome of the call.
         outcome: CallOutcome,
     },
 }
@@ -163,12 +163,12 @@ pub struct Item {
     pub attachments: Vec<Attachment>,
     /// The content.
     pub body: BodyRef,
-    /// What it says about a tool call.
+    /// The tool call it concerns, for tool calls and results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<CallMark>,
     /// The id. For a tool call, the execution key.
     pub id: ItemId,
-    /// What it is.
+    /// The kind of the item.
     pub kind: ItemKind,
     /// Who speaks, for messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,10 +1,10 @@
-//! What is true: sessions, tasks, requests, holds, items and state, as pure functions.
+//! The rules of Statehold as pure functions over sessions, tasks, requests, holds, items and state.
 //!
 //! [`decide::decide`] turns a command into the one record that it commits, or a rejection;
 //! [`apply::apply`] folds a record into the state. Nothing in this crate reads a clock, a random
 //! source, a file or a socket, and nothing is asynchronous: time, ids and entropy come in as
-//! arguments. What is promised is in [`invariant`], as predicates that the model checker, the
-//! property tests and `statehold check` share.
+//! arguments. The promises are in [`invariant`], as predicates that the model checker, the property
+//! tests and `statehold check` share.
 
 pub mod apply;
 pub mod command;

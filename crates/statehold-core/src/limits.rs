@@ -12,7 +12,7 @@ pub const OPEN_TASKS_MAX: usize = 4_096;
 pub const OPEN_HOLDS_MAX: usize = 2_048;
 /// Open holds of one request.
 pub const REQUEST_HOLDS_MAX: usize = 256;
-/// Holds that one request ever opens: whoever reads a request reads them all.
+/// Holds that one request ever opens. Reading a request reads all of its holds.
 pub const REQUEST_HOLDS_OPENED_MAX: usize = 4_096;
 /// Tool calls of one request without a result. Each may become a hold after a crash.
 pub const REQUEST_CALLS_MAX: usize = REQUEST_HOLDS_MAX;

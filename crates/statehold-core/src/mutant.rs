@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-/// A bug that somebody could write. Each breaks one rule of the core.
+/// A plausible bug. Each breaks one rule of the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mutant {
@@ -17,13 +17,13 @@ pub enum Mutant {
     DoubleRelease,
     /// A rejected action is released.
     ReleaseRejected,
-    /// The result of an action that nobody approved is taken.
+    /// The core accepts the result of an action without an approval.
     RunUngated,
     /// A pause stops at the parent and never reaches the task above it.
     SkipAncestor,
     /// The statuses of ancestors are changed by the next command instead of this one.
     CascadeLater,
-    /// A decision wakes every task above it, also those that wait for another hold.
+    /// A decision wakes every task above it, including tasks that wait for another hold.
     UnpauseAll,
     /// An ancestor shows a hold under an id of its own.
     RenameHold,
@@ -53,7 +53,7 @@ pub enum Mutant {
     SkipFence,
     /// One person's votes count each time.
     CountVotesTwice,
-    /// The one who asked may decide.
+    /// The principal that opened a hold may decide it.
     RequesterDecides,
     /// The inbox does not look below reused child tasks.
     InboxMissesReused,
@@ -75,7 +75,7 @@ pub enum Mutant {
     LostWake,
     /// A parent is not told that its last child ended.
     ForgetParent,
-    /// A fork keeps what was in flight in its origin.
+    /// A fork keeps the requests and holds that are in flight in its origin.
     ForkKeepsLive,
 }
 

@@ -11,7 +11,7 @@ use crate::ids::{IdError, KeyId, UserId};
 use crate::mutant::{self, Mutant};
 use crate::name::Name;
 
-/// The canonical identity of whoever acts. The only form in which people appear in records.
+/// Identity of an actor. Records name people only in this form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Principal {
     /// The developer at the loopback of a development server.
@@ -20,7 +20,7 @@ pub enum Principal {
     System,
     /// An API key that is not bound to a user.
     Key(KeyId),
-    /// A user, whatever key they came with.
+    /// A user. All API keys of one user stand for the same principal.
     User(UserId),
 }
 
@@ -61,10 +61,10 @@ impl<'de> Deserialize<'de> for Principal {
     }
 }
 
-/// Whoever sends a command, as the server knows them at that moment.
+/// The sender of a command: tenant, principal and roles at that moment.
 ///
-/// What an actor may do in general is the server's affair; the core only asks who may decide a hold,
-/// because that answer is part of what an approval means.
+/// The server checks general rights. The core only checks who may decide a hold, because that right
+/// is part of the meaning of an approval.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Actor {
     /// The isolation wall this actor lives behind.

@@ -1,4 +1,4 @@
-//! What a record changes in the tables that stores keep beside the log.
+//! The changes that a record makes to the tables that stores keep beside the log.
 //!
 //! Open tasks, live requests, open holds and key versions are the snapshot from which a session is
 //! loaded; ended requests and decided holds are found by id. All of it is a function of the log, so
@@ -19,7 +19,7 @@ use crate::session::SessionState;
 use crate::task::{Task, TaskStatus};
 use crate::time::Timestamp;
 
-/// A request that has ended, as it is kept.
+/// The stored row of an ended request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndedRequest {
@@ -42,7 +42,7 @@ pub struct EndedRequest {
     pub ended_at: Timestamp,
 }
 
-/// A task that is final, as it is kept.
+/// The stored row of a final task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedTask {
@@ -54,7 +54,7 @@ pub struct ClosedTask {
     pub closed_by: u64,
 }
 
-/// A hold that is decided, as it is kept.
+/// The stored row of a decided hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedHold {
@@ -76,7 +76,7 @@ impl From<ClosedHold> for DecidedHold {
     }
 }
 
-/// What one record changes. Rows that stay as they were are not listed.
+/// The rows that one record changes. Unchanged rows are not listed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Open tasks that are new or different.
@@ -95,7 +95,7 @@ pub struct Changes {
     pub closed_holds: Vec<ClosedHold>,
 }
 
-/// What `record` changes, given the states around it.
+/// Computes the rows that `record` changes, given the states before and after it.
 pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> Changes {
     let content = &record.content;
     let mut changes = Changes::default();

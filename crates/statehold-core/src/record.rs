@@ -1,4 +1,4 @@
-//! Records: what one command commits, all of it or nothing.
+//! Records: the commit of one command, all of its events or none.
 //!
 //! A record holds ids, enums, numbers, times, state keys, pseudonyms and keyed digests; never free
 //! text. Its bytes are canonical JSON and contain the hash of the record before, so anyone who has a
@@ -23,10 +23,10 @@ use crate::time::Timestamp;
 /// The only version of the record format so far. A newer one is refused.
 pub const RECORD_VERSION: u8 = 1;
 
-/// What one command commits.
+/// The commit of one command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The content; its canonical bytes are what is hashed.
+    /// The content. `hash` covers its canonical bytes.
     pub content: RecordContent,
     /// SHA-256 of the canonical bytes of the content.
     pub hash: Digest,
@@ -42,7 +42,7 @@ pub struct RecordContent {
     pub at: Timestamp,
     /// Which command it was.
     pub command: CommandName,
-    /// What happened, in order.
+    /// The events, in order.
     pub events: Vec<Event>,
     /// Hash of the record before; zeros for the first.
     pub prev_hash: Digest,
@@ -102,7 +102,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ttl: Option<TimeToLive>,
     },
-    /// What a session is called, or how long it lives, changed.
+    /// The name, labels or lifetime of a session changed.
     SessionPatched {
         /// All of its labels from now on.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -134,7 +134,7 @@ pub enum Event {
     Rewound {
         /// The last item that stays.
         items_kept: u64,
-        /// The last item that is taken out.
+        /// The last item that the rewind removes.
         items_until: u64,
         /// The revision it went back to.
         to: u64,
@@ -143,11 +143,11 @@ pub enum Event {
     TaskOpened {
         /// Its agent.
         agent: Name,
-        /// When it closes by itself.
+        /// The event that closes it automatically.
         close_on: CloseOn,
         /// The n of its alias.
         number: u64,
-        /// Where it hangs in the tree.
+        /// Its place in the tree.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<ParentLink>,
         /// The task.
@@ -209,7 +209,7 @@ pub enum Event {
         /// The request.
         request: RequestId,
     },
-    /// A live request waits for something else now.
+    /// The status of a live request changed.
     RequestStatusChanged {
         /// The request.
         request: RequestId,
@@ -218,7 +218,7 @@ pub enum Event {
     },
     /// An invocation ended.
     RequestEnded {
-        /// What went wrong.
+        /// The error of a failed request.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<BodyRef>,
         /// How it ended.
@@ -253,18 +253,18 @@ pub enum Event {
         /// The digest a person approves.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         digest: Option<Digest>,
-        /// What the action does to the world.
+        /// The effect of the action on the outside world.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         effect: Option<Effect>,
         /// The hold.
         hold: HoldId,
-        /// What is asked for.
+        /// The kind of the hold.
         kind: HoldKind,
         /// How many people must approve.
         need: u16,
         /// The n of its alias.
         number: u32,
-        /// What happens then.
+        /// The outcome at the deadline.
         on_expiry: OnExpiry,
         /// Who opened it, or whose lost action it is about.
         opened_by: Principal,
@@ -273,13 +273,13 @@ pub enum Event {
         policy: Option<Digest>,
         /// The request that waits.
         request: RequestId,
-        /// How much can go wrong.
+        /// The risk of the action.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         risk: Option<Risk>,
     },
     /// One of several people approved.
     VoteRecorded {
-        /// What exactly was decided.
+        /// Digest of the whole decision, to tell a retry from another decision.
         fingerprint: Digest,
         /// The hold.
         hold: HoldId,
@@ -331,9 +331,9 @@ pub enum Event {
         expected: Option<u64>,
         /// The key, with its prefix.
         key: StateKey,
-        /// How it meets the value that is there.
+        /// The policy that merges it with the existing value.
         merge: MergePolicy,
-        /// What was written. None removes the key.
+        /// The operand of the merge policy. None removes the key.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operand: Option<BodyRef>,
         /// The request that wrote it.
@@ -351,13 +351,13 @@ pub enum Event {
     },
 }
 
-/// A new value, or none any more.
+/// An update of an optional value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Change<T> {
-    /// This value.
+    /// Sets this value.
     Set(T),
-    /// None any more.
+    /// Removes the value.
     Clear,
 }
 
@@ -375,7 +375,7 @@ impl<T> Change<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErasedPayloads {
-    /// What clients do not see: hidden items, private state, holds, errors.
+    /// Payloads hidden from clients: hidden items, private state, holds, errors.
     Hidden,
     /// Everything.
     All,
@@ -415,7 +415,7 @@ impl Record {
         }
     }
 
-    /// The canonical bytes: what is stored, hashed and exported.
+    /// The canonical bytes, as hashed, stored and exported.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -13,7 +13,7 @@ use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::principal::Principal;
 use crate::time::Timestamp;
 
-/// What a live request does.
+/// Status of a request that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -24,7 +24,7 @@ use crate::time::Timestamp;
 pub enum LiveStatus {
     /// Waits for a worker.
     Queued,
-    /// A worker is at it.
+    /// A worker carries it out.
     Running,
     /// Waits for a person.
     Held,
@@ -32,27 +32,27 @@ pub enum LiveStatus {
     Waiting,
 }
 
-/// How a request ended.
+/// Outcome of an ended request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RequestOutcome {
-    /// With an answer.
+    /// Ended with an answer.
     Completed,
-    /// With an error.
+    /// Ended with an error.
     Failed,
-    /// Somebody stopped it.
+    /// Cancelled before it completed.
     Cancelled,
 }
 
-/// What a request does, or how it ended: one word for every reader.
+/// Status of a request, live or ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RequestStatus {
     /// Waits for a worker.
     Queued,
-    /// A worker is at it.
+    /// A worker carries it out.
     Running,
     /// Waits for a person.
     Held,
@@ -62,7 +62,7 @@ pub enum RequestStatus {
     Completed,
     /// Ended with an error.
     Failed,
-    /// Was stopped.
+    /// Ended by a cancellation.
     Cancelled,
 }
 
@@ -112,13 +112,13 @@ pub struct Lease {
 pub enum CallState {
     /// Waits for an approval; must not run.
     Proposed,
-    /// May have run since the fence given: nobody can tell until there is a result.
+    /// May have run since the given fence; unknown until a result is recorded.
     Started {
         /// The fence under which it was started last.
         fence: u64,
     },
-    /// Approved while no worker held the lease. It is nobody's to run until the request runs again,
-    /// so that a worker that is lost in between is asked about.
+    /// Approved while no worker held the lease. The call becomes `Started` when the request runs
+    /// again, under the fence of the worker that may run it, so the loss of that worker is noticed.
     Released,
     /// Asked a person whether it ran.
     Unknown {
@@ -146,8 +146,8 @@ pub struct OpenCall {
     /// The digest that was approved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// What the people who were asked about it were told. Whoever is asked what became of it must
-    /// have the same right.
+    /// The terms of its approval hold. A later `reconcile` hold has the same terms, so its deciders
+    /// need the same right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<AskedAbout>,
 }
@@ -158,13 +158,13 @@ pub struct OpenCall {
 pub struct AskedAbout {
     /// Who may decide.
     pub decide_by: DecideBy,
-    /// What the action does to the world.
+    /// The effect of the action on the outside world.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<Effect>,
     /// The policy it was opened under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Digest>,
-    /// How much can go wrong.
+    /// The risk of the action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub risk: Option<Risk>,
 }
@@ -186,7 +186,7 @@ pub struct LiveRequest {
     pub parent: Option<RequestId>,
     /// How many requests are above it.
     pub depth: u16,
-    /// What it does.
+    /// The status.
     pub status: LiveStatus,
     /// How often it was claimed. The number a worker must show.
     pub fence: u64,

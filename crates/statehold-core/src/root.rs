@@ -1,9 +1,9 @@
 //! Signed roots: entries of the audit stream that name the newest records of sessions and are
 //! signed by the server.
 //!
-//! A chain whose end was cut off is a shorter valid chain. A root says how far chains reached, and
-//! whoever cannot sign cannot take that back. This module has the form of a root and the bytes that
-//! are signed; signing and verifying need a key and are done elsewhere.
+//! A chain whose end was cut off is a shorter valid chain. A root states how far the chains
+//! reached, and an attacker without the signing key cannot forge another one. This module defines
+//! the form of a root and the signed bytes; signing and verifying need a key and happen elsewhere.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ use crate::ids::SessionId;
 /// How many heads one root names at most; more than these are in several roots.
 pub const HEADS_PER_ROOT_MAX: usize = 1_000;
 
-/// What every signed message begins with, so that a signature can be taken for nothing else.
+/// Prefix of every signed message, so that no signature is valid in another context.
 pub const ROOT_CONTEXT: &[u8] = b"statehold audit root v1\n";
 
 /// The newest record that a session had when the root was made.
@@ -32,7 +32,7 @@ pub struct SignedHead {
     pub session: SessionId,
 }
 
-/// A text that is not the hexadecimal form of so many bytes.
+/// A text that is not hexadecimal of the expected length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {digits} lower-case hexadecimal digits")]
 pub struct HexError {

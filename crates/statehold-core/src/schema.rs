@@ -1,4 +1,4 @@
-//! How the texts of the model look in the document of an API. Compiled with the feature `schema` only.
+//! OpenAPI schemas of the text types. Compiled with the feature `schema` only.
 
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::STATE_KEY_BYTES_MAX;
 
-/// How far a value reaches and how long it lives.
+/// Scope of a state key: how far its value reaches and how long it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
@@ -42,13 +42,13 @@ pub enum StateKeyError {
     /// A prefix that is none of the four, or one of them in other letters.
     #[error("`{prefix}:` is not a scope; use `app:`, `user:`, `temp:` or no prefix")]
     UnknownScope {
-        /// What stands before the colon.
+        /// The text before the colon.
         prefix: String,
     },
 }
 
 impl StateKey {
-    /// The key as it is written, prefix included.
+    /// The text of the key, with its prefix.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -135,25 +135,25 @@ impl<'de> Deserialize<'de> for StateKey {
     }
 }
 
-/// How a write meets the value that is there. [`crate::merge`] computes the result.
+/// Policy that merges a state write with the existing value.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Merge))]
 #[serde(rename_all = "snake_case")]
 pub enum MergePolicy {
-    /// The new value stands.
+    /// The new value replaces the old one.
     #[default]
     Replace,
-    /// The first value stands.
+    /// The first value stays.
     KeepFirst,
-    /// Numbers are added.
+    /// Adds numbers.
     Add,
-    /// Lists are joined, new at the end.
+    /// Joins lists, new values last.
     Append,
-    /// Lists are joined; a value that is there is not added again.
+    /// Joins lists without adding a value that is already present.
     Union,
-    /// Objects are merged field by field, as in RFC 7396: null removes.
+    /// Merges objects field by field, as in RFC 7396: null removes.
     Patch,
 }
 

@@ -1,4 +1,4 @@
-//! The state of one session: only what decisions need.
+//! The state of one session, limited to the facts that decisions need.
 //!
 //! Open tasks, live requests, open holds and the versions of session keys. Finished things leave it,
 //! so a command costs the same at turn 10,000 as at turn 1.
@@ -32,51 +32,52 @@ pub struct Owner {
     pub user: UserId,
 }
 
-/// What a session does, seen from outside.
+/// Status of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SessionStatus {
-    /// Somebody works.
+    /// An agent works.
     Running,
     /// Waits for a person.
     Paused,
-    /// Nothing to do.
+    /// No root task is running or paused.
     Idle,
     /// Takes no more commands.
     Closed,
 }
 
-/// How long a session lives when nobody ends it.
+/// Time after which an open session expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimeToLive {
-    /// From when it counts.
+    /// The start of the time to live.
     pub mode: TtlMode,
-    /// How long, in milliseconds.
+    /// The length in milliseconds.
     pub ms: u64,
 }
 
-/// From when a time to live counts.
+/// Start of a session's time to live.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TtlMode {
-    /// From the last commit: every use starts it again.
+    /// The last commit: every commit starts it again.
     #[default]
     Sliding,
-    /// From the commit that set it.
+    /// The commit that set it.
     Fixed,
 }
 
 /// The agent of sessions that only carry writes of shared state. Lists leave them out.
 pub const STATE_KEEPER: &str = "statehold.state";
 
-/// What the next decision needs to know. The fold of the session's records.
+/// The state on which the next command is decided: the fold of the session's records.
 ///
-/// The maps are shared on clone and copied on the first write, so a draft of the next state is cheap.
+/// The maps are shared on clone and copied on the first write, so a draft of the next state is
+/// cheap.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionState {
@@ -140,7 +141,7 @@ impl SessionState {
         }
     }
 
-    /// The state as bytes, from which recovery goes on without folding the whole log.
+    /// The snapshot of the state, from which recovery continues without folding the whole log.
     ///
     /// # Panics
     ///
@@ -165,13 +166,14 @@ impl SessionState {
         serde_json::from_slice(bytes)
     }
 
-    /// Whether its time is over. The deadline counts, not the moment at which somebody notices it.
+    /// Whether the session has expired. The deadline counts, even before a timer commits the
+    /// expiry.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         let now = now.max(self.last_at);
         self.expires_at.is_some_and(|deadline| now >= deadline)
     }
 
-    /// What the session does, seen from outside.
+    /// The status of the session, derived from its root tasks.
     pub fn status(&self) -> SessionStatus {
         let roots = || self.tasks.values().filter(|task| task.parent.is_none());
         if self.closed {

@@ -6,14 +6,15 @@ use crate::ids::{RequestId, TaskId};
 use crate::name::Name;
 use crate::request::RequestOutcome;
 
-/// What a task does. Derived from its requests and holds; stored as a cache of that.
+/// Status of a task, derived from its requests and holds.
+// The stored status is a cache of that derivation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TaskStatus {
-    /// An agent is at it, or will be.
+    /// An agent works on it, or will.
     Running,
-    /// Waits for a person, here or further down.
+    /// Waits for a person, in this task or in one below it.
     Paused,
     /// Nothing to do; open for the next request.
     Idle,
@@ -26,7 +27,7 @@ pub enum TaskStatus {
 }
 
 impl TaskStatus {
-    /// Whether nothing can happen to the task any more.
+    /// Whether the status can never change again.
     pub fn is_final(self) -> bool {
         match self {
             Self::Running | Self::Paused | Self::Idle => false,
@@ -35,23 +36,23 @@ impl TaskStatus {
     }
 }
 
-/// When a task closes by itself.
+/// Event that closes a task automatically.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CloseOn {
-    /// Never; somebody closes it.
+    /// Never; a caller closes the task.
     #[default]
     Never,
-    /// With its first answer.
+    /// The first answer.
     Reply,
-    /// With its first failure.
+    /// The first failure.
     Failure,
 }
 
-/// Where a task hangs in the tree: the request that first spawned it, and that request's task.
+/// Place of a task in the tree: the request that first spawned it, and that request's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParentLink {
@@ -71,7 +72,7 @@ pub struct Task {
     pub number: u64,
     /// The agent that does the job.
     pub agent: Name,
-    /// Where it hangs in the tree. None for root tasks.
+    /// Its place in the tree. None for root tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentLink>,
     /// Cached status.
@@ -82,7 +83,7 @@ pub struct Task {
     /// How its last request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<RequestOutcome>,
-    /// When it closes by itself.
+    /// The event that closes it automatically.
     pub close_on: CloseOn,
     /// The revision that opened it.
     pub opened_at: u64,

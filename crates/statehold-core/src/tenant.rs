@@ -1,4 +1,4 @@
-//! The audit stream of a tenant: what happens beside sessions, as a chain of its own.
+//! The audit stream of a tenant: events outside of sessions, in a hash chain of their own.
 //!
 //! Changes of keys and of addresses, reads of traces, and signed roots. Like the records of sessions,
 //! its entries hold ids, enums,
@@ -20,7 +20,7 @@ use crate::time::Timestamp;
 /// One entry of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantRecord {
-    /// The content; its canonical bytes are what is hashed.
+    /// The content. `hash` covers its canonical bytes.
     pub content: TenantContent,
     /// SHA-256 of the canonical bytes of the content.
     pub hash: Digest,
@@ -33,7 +33,7 @@ pub struct TenantRecord {
 pub struct TenantContent {
     /// When it was committed. Never earlier than the entry before.
     pub at: Timestamp,
-    /// What happened.
+    /// The event.
     pub event: TenantEvent,
     /// Hash of the entry before; zeros for the first.
     pub prev_hash: Digest,
@@ -74,30 +74,30 @@ pub enum TenantEvent {
         expires_at: Option<Timestamp>,
         /// The key.
         key: KeyId,
-        /// What it may do.
+        /// The roles it grants.
         roles: BTreeSet<Name>,
         /// The user it is bound to.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         user: Option<UserId>,
     },
-    /// A key was taken back.
+    /// A key was revoked.
     KeyRevoked {
         /// The key.
         key: KeyId,
     },
     /// Decisions for an agent are pushed to an address.
     ResumeAddressSet {
-        /// What is kept of the address, with a salt: a guess cannot be tried on it.
+        /// Salted digest of the address. The salt prevents guessing the address from the digest.
         address: Digest,
         /// The agent.
         agent: Name,
     },
-    /// Decisions for an agent are pushed no more.
+    /// Decisions for an agent are no longer pushed.
     ResumeAddressRemoved {
         /// The agent.
         agent: Name,
     },
-    /// Somebody read what clients do not see.
+    /// A principal read the `trace` view.
     TraceRead {
         /// The session that was read.
         session: SessionId,
@@ -172,7 +172,7 @@ impl TenantRecord {
         Some([ROOT_CONTEXT, unsigned.as_bytes()].concat())
     }
 
-    /// The canonical bytes: what is stored, hashed and exported.
+    /// The canonical bytes, as hashed, stored and exported.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -197,7 +197,7 @@ impl TenantRecord {
         }
     }
 
-    /// What the next entry goes on from.
+    /// The head of the stream after this entry; the next entry continues from it.
     pub fn head(&self) -> TenantHead {
         TenantHead {
             seq: self.content.seq,
@@ -207,7 +207,7 @@ impl TenantRecord {
     }
 }
 
-/// What a root is to say.
+/// The content of a root before it is signed.
 #[derive(Debug, Clone)]
 pub struct NewRoot {
     /// Newest records of sessions, by session.

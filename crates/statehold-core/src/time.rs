@@ -1,4 +1,4 @@
-//! Points in time, in microseconds. The core never asks what time it is: it is told.
+//! Points in time, in microseconds. The core never reads a clock: callers pass the time in.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,16 +1,16 @@
-//! Views: what leaves the process, for whom. One function builds each.
+//! Views: the fields that each kind of reader may see. One function builds each.
 
 use crate::item::{PlacedItem, Visibility};
 use crate::mutant::{self, Mutant};
 
-/// Who looks.
+/// The fields that a reader may see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum View {
     /// The session's user and their programs: the transcript.
     Client,
     /// The agent of one task: all of its own history.
     Agent(crate::ids::TaskId),
-    /// Whoever holds the trace right: everything, also what a rewind took out.
+    /// Operators with the `trace` right: everything, including items that a rewind removed.
     Trace,
 }
 

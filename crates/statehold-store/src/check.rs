@@ -1,4 +1,4 @@
-//! What a check of a store finds, and the judgements that every adapter shares: records by the
+//! The report of a store check, and the judgements that every adapter shares: records by the
 //! promises of the core, payloads by their digests, audit streams by their chains, and the ends of
 //! chains by signed roots.
 
@@ -24,10 +24,10 @@ use crate::signing::{RootSigner, is_signed};
 /// How many problems are kept; the others are only counted.
 const PROBLEMS_KEPT_MAX: usize = 1_000;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Default, Serialize)]
 pub struct CheckReport {
-    /// Sessions looked at.
+    /// Sessions checked.
     pub sessions: usize,
     /// Records verified.
     pub records: usize,
@@ -35,25 +35,25 @@ pub struct CheckReport {
     pub payloads: usize,
     /// Payloads that were erased.
     pub erased: usize,
-    /// Payloads whose key is gone, deleted on purpose or lost: nobody can say what they must be.
+    /// Payloads that cannot be verified, because their key was deleted or lost.
     pub unverified: usize,
     /// Entries of audit streams verified.
     pub entries: usize,
     /// Roots among them that are signed with the key of this server.
     pub roots: usize,
-    /// Roots that are signed with a key that is gone.
+    /// Roots signed with a deleted or lost key.
     pub unverified_roots: usize,
-    /// The end of the audit stream, if one tenant was looked at.
+    /// The end of the audit stream, if the check covers one tenant.
     #[serde(skip)]
     pub head: TenantHead,
     /// How many problems there are.
     pub problems_total: usize,
-    /// What is wrong, with its place; the first of them, if there are very many.
+    /// The problems with their places; only the first ones if there are very many.
     pub problems: Vec<Problem>,
 }
 
 impl CheckReport {
-    /// Adds what was found, if anything was.
+    /// Adds problems.
     pub fn add_all(&mut self, problems: impl IntoIterator<Item = Problem>) {
         for problem in problems {
             self.add(problem);
@@ -68,15 +68,15 @@ impl CheckReport {
     }
 }
 
-/// What kind of thing is wrong.
+/// Kind of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// A record is missing, or is not the one that was written.
+    /// A record is missing or was altered.
     Record,
-    /// A payload is not what its digest says, or is gone or left against the records.
+    /// A payload does not match its digest, or is missing or left over against the records.
     Payload,
-    /// What is kept beside the log is not what the log says.
+    /// A projection differs from the log.
     Projection,
     /// A chain ends before a record that it once had.
     MissingTail,
@@ -103,10 +103,10 @@ impl ProblemKind {
     }
 }
 
-/// Something that is wrong.
+/// A problem that a check found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// What kind of thing.
+    /// The kind of the problem.
     pub kind: ProblemKind,
     /// The session it is in.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct Problem {
     pub entry: Option<u64>,
     /// Where.
     pub place: String,
-    /// What.
+    /// The description.
     pub what: String,
 }
 
@@ -226,7 +226,7 @@ pub(crate) fn check_payloads(
                     if Digest::keyed(key, payload) == name.digest {
                         report.payloads += 1;
                     } else if *since > content.at {
-                        // It was digested under a key that is gone: the one there is younger.
+                        // It was digested under a deleted key: the current one is younger.
                         report.unverified += 1;
                     } else {
                         let what = "is not what its digest says";
@@ -281,7 +281,7 @@ impl Anchor {
     }
 }
 
-/// What the roots of audit streams say about sessions: the newest of each.
+/// The newest signed head of each session, collected from the roots of audit streams.
 #[derive(Debug, Default)]
 pub struct Anchors(BTreeMap<SessionId, Anchor>);
 
@@ -300,19 +300,19 @@ impl Anchors {
         }
     }
 
-    /// What is said about a session that is there.
+    /// Removes and returns the anchor of a session that exists.
     pub fn take(&mut self, session: SessionId) -> Option<Anchor> {
         self.0.remove(&session)
     }
 
-    /// Only what is said about one session.
+    /// Keeps only the anchor of one session.
     #[must_use]
     pub fn only(mut self, session: SessionId) -> Self {
         self.0.retain(|other, _| *other == session);
         self
     }
 
-    /// Whatever was not taken is missing.
+    /// Reports every session whose anchor was not taken as missing.
     pub fn report_missing(self, report: &mut CheckReport) {
         for (session, anchor) in self.0 {
             let place = format!("session {session}");
@@ -327,12 +327,12 @@ impl Anchors {
     }
 }
 
-/// The key that roots are signed with now, and since when it is the one.
+/// The current signing key of roots, and its creation time.
 #[derive(Debug, Clone, Copy)]
 pub struct Signer {
-    /// What verifies its signatures.
+    /// The key that verifies its signatures.
     pub public_key: PublicKey,
-    /// Roots before this may be signed with a key that is gone.
+    /// Roots before this time may be signed with a deleted or lost key.
     pub since: Timestamp,
 }
 
@@ -432,7 +432,7 @@ impl StreamCheck {
         let seq = record.content.seq;
         let is_ordered = heads.is_sorted_by(|one, next| one.session < next.session);
         let is_own = self.signer.is_some_and(|own| own.public_key == public_key);
-        // A root of a key that is gone is older than the key there is now.
+        // A root signed with a lost key is older than the current key.
         let may_be_old =
             !self.has_own_root && self.signer.is_none_or(|own| own.since > record.content.at);
         let what = if !is_signed(record) {

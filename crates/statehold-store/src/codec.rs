@@ -46,7 +46,7 @@ pub enum CodecError {
     Compressed(#[source] std::io::Error),
 }
 
-/// A payload as it is kept.
+/// A stored payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoredBody {
     /// Here.
@@ -70,7 +70,7 @@ pub fn pack(bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// Unpacks what [`pack`] made.
+/// Reverses [`pack`].
 ///
 /// # Errors
 ///
@@ -113,7 +113,7 @@ fn push_body(packed: &mut Vec<u8>, codec: u8, bytes: &[u8]) {
 ///
 /// # Errors
 ///
-/// If the bytes are damaged or do not fit what the record says.
+/// If the bytes are damaged or do not match the record.
 pub fn unpack_some(
     packed: &[u8],
     first: usize,
@@ -136,7 +136,7 @@ pub fn unpack_some(
 /// Codec and seal of a payload.
 type Head = (u8, u8);
 
-/// The head of the next payload, its stored bytes, and what follows.
+/// The head of the next payload, its stored bytes, and the rest.
 fn split_body(packed: &[u8]) -> Result<(Head, &[u8], &[u8]), CodecError> {
     let (head, tail) = packed.split_at_checked(6).ok_or(CodecError::Length)?;
     let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
@@ -166,7 +166,7 @@ fn unpack_body(
 ///
 /// # Errors
 ///
-/// If the bytes are damaged or do not fit what the record says.
+/// If the bytes are damaged or do not match the record.
 pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
     let mut rest = packed;
     let mut bodies = Vec::with_capacity(named.len());
@@ -182,7 +182,7 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
     }
 }
 
-/// The same payloads, with those that `erased` marks replaced by the mark of one that is gone.
+/// Replaces the payloads that `erased` marks with the erased mark.
 ///
 /// # Errors
 ///
@@ -236,7 +236,7 @@ fn decompress(bytes: &[u8], max: usize) -> Result<Vec<u8>, CodecError> {
             Some(decompressor) => decompressor,
             None => kept.insert(Decompressor::new().map_err(CodecError::Compressed)?),
         };
-        // What is packed says how long it was; room for more would be made and thrown away.
+        // The frame states its decompressed length; a larger buffer would be wasted.
         let said = Decompressor::upper_bound(bytes).unwrap_or(max);
         decompressor
             .decompress(bytes, said.min(max))

@@ -1,4 +1,4 @@
-//! What one decision wants written: all of it or none of it.
+//! The commit of one decision: a store writes all of it or nothing.
 
 use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
@@ -23,7 +23,7 @@ pub struct Commit {
     pub record: Record,
     /// The state after it.
     pub after: SessionState,
-    /// What it changes in the projections.
+    /// The rows it changes in the projections.
     pub changes: Changes,
     /// The answer to keep for the idempotency key of the call.
     pub answer: Option<Answer>,
@@ -34,10 +34,10 @@ pub struct Commit {
     pub(crate) writes: Writes,
 }
 
-/// The payloads of a record, by what they are for.
+/// The payloads of a record, by purpose.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Writes {
-    /// What the session is called from now on.
+    /// The new name of the session.
     pub(crate) name: Option<Change<String>>,
     pub(crate) labels: Option<Change<String>>,
     /// Payloads of all records so far that are to be removed.
@@ -79,7 +79,7 @@ pub(crate) enum SharedChange {
         packed: Vec<u8>,
         merged_with: Option<u64>,
     },
-    /// None yet: the operand has to be merged with the value that is there.
+    /// Not merged yet: the operand must be merged with the existing value.
     Unmerged {
         policy: MergePolicy,
         operand: Vec<u8>,
@@ -103,7 +103,7 @@ pub enum MergeRefusal {
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The operand of a key does not merge with the value that is there.
+    /// The operand of a key does not merge with the existing value.
     #[error("`{key}`: {source}")]
     Merge {
         /// The key.
@@ -124,7 +124,7 @@ pub struct Answer {
     pub session: SessionId,
     /// The revision it committed.
     pub revision: u64,
-    /// What the caller was told.
+    /// The body of the answer.
     pub body: Vec<u8>,
     /// When the answer may be forgotten; the key is free once it is.
     pub expires_at: Timestamp,
@@ -271,7 +271,7 @@ impl SharedChange {
 }
 
 impl SharedWrite {
-    /// The new value, packed; None removes the key. `found` is the version that is there, 0 for none.
+    /// The new value, packed; None removes the key. `found` is the current version, 0 for none.
     pub(crate) fn packed_at(&self, found: u64) -> Result<Option<&[u8]>, StoreError> {
         let (packed, merged_with) = match &self.change {
             SharedChange::Remove => (None, None),
@@ -382,8 +382,8 @@ pub(crate) fn results_in(record: &Record) -> impl Iterator<Item = (ItemId, CallR
     })
 }
 
-/// What a record, committed at `place`, does to holds. What a fork ends is a copy: nothing happens to
-/// the holds themselves.
+/// The changes of holds in a record committed at `place`. A fork ends copies; the holds of the
+/// origin do not change.
 pub(crate) fn hold_changes_in(record: &Record, place: u64) -> Vec<HoldChange> {
     let content = &record.content;
     let is_fork = |event: &Event| matches!(event, Event::SessionForked { .. });

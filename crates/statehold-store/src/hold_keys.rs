@@ -1,12 +1,12 @@
 //! The file `hold-keys`: the secrets under which the arguments of undecided and running actions are
 //! sealed, one per hold.
 //!
-//! It lies beside the data with mode 0600 and is not part of backups. A key is written and synced
-//! before the hold it belongs to is, and overwritten with zeros and synced when the action has ended;
-//! then nobody can read the arguments any more, from whatever copy of the data. The file is made of
-//! slots of 128 bytes: a version byte, 15 zeros, the hold (16), the request (16), the key (32), 16
-//! zeros, and the SHA-256 of all that (32). A slot of zeros is free; one whose digest does not fit was
-//! cut by a crash before anybody used its key, and is free too.
+//! It lies beside the data with mode 0600 and is not part of backups. The store writes and syncs a
+//! key before its hold, and overwrites it with zeros and syncs when the action has ended; then the
+//! arguments cannot be read from any copy of the data. The file is made of slots of 128 bytes: a
+//! version byte, 15 zeros, the hold (16), the request (16), the key (32), 16 zeros, and the SHA-256
+//! of all that (32). A slot of zeros is free; a slot with a wrong digest was torn by a crash before
+//! its key was used, and is free too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -59,8 +59,8 @@ impl std::fmt::Debug for HoldKey {
 pub struct HoldKeyFile {
     directory: PathBuf,
     slots: Mutex<Slots>,
-    /// How many writes are known to be on disk. Held while syncing, so that those who wait for it find
-    /// their write synced by whoever was before them.
+    /// How many writes are known to be on disk. The lock is held during a sync, so a waiting writer
+    /// finds its write already synced by the thread before it.
     synced: Mutex<u64>,
 }
 
@@ -151,14 +151,15 @@ impl HoldKeyFile {
             (file, slots.written)
         };
         if let Err(error) = self.sync(&file, write) {
-            // It may not survive a crash: nobody gets it, and the next start frees its slot.
+            // The key may not survive a crash, so the caller must not use it; the next start frees
+            // its slot.
             self.lock().remove(hold);
             return Err(error);
         }
         Ok(key)
     }
 
-    /// Forgets keys for ever. After `Ok` they are gone from the file, also after a crash.
+    /// Deletes keys. After `Ok` the file no longer contains them, even after a crash.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
-//! The key file: the secrets under which payloads are digested, one per user or tenant, the one under
-//! which the server seals what it hands out, and the one with which it signs roots.
+//! The key file: the secrets under which payloads are digested, one per user or tenant, the key
+//! under which the server seals values that it hands out, and the key with which it signs roots.
 //!
-//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes
-//! every digest of their payloads meaningless, everywhere, while the chains still verify. One line
-//! per key: the owner, a space, 64 hexadecimal digits, a space, and when it was made in microseconds
-//! since 1970. What was written before that was digested under a key that is gone.
+//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key
+//! makes every digest of their payloads meaningless, everywhere, while the chains still verify. One
+//! line per key: the owner, a space, 64 hexadecimal digits, a space, and the time of creation in
+//! microseconds since 1970. Payloads older than that time were digested under a deleted key.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -28,9 +28,9 @@ pub enum KeyOwner {
     User(UserId),
     /// A tenant: `app:` state.
     Tenant(Name),
-    /// The server itself: what it seals and hands out.
+    /// The server itself: values that it seals and hands out.
     Server,
-    /// The server as the one who signs roots of audit streams.
+    /// The server as the signer of roots of audit streams.
     Signer,
 }
 
@@ -45,12 +45,12 @@ impl std::fmt::Display for KeyOwner {
     }
 }
 
-/// Keys that are there, for whoever verifies.
+/// Read access to existing keys, for verification.
 pub trait KnownKeys: Send + Sync {
     /// The key of an owner, if there is one.
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
 
-    /// Since when that key is the one. What is older was made under a key that is gone.
+    /// The creation time of that key. Older digests were made under a deleted key.
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 
@@ -64,7 +64,7 @@ impl KnownKeys for KeyFile {
     }
 }
 
-/// A key, and since when it is the one.
+/// A key and its creation time.
 #[derive(Debug, Clone)]
 struct Kept {
     key: PayloadKey,
@@ -161,7 +161,7 @@ impl KeyFile {
         keys.get(&owner.to_string()).map(|kept| kept.key.clone())
     }
 
-    /// Since when the key of an owner is the one.
+    /// The creation time of an owner's key.
     pub fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
         self.lock().get(&owner.to_string()).map(|kept| kept.since)
     }
@@ -171,9 +171,9 @@ impl KeyFile {
         self.lock().is_empty()
     }
 
-    /// Forgets a key for ever.
+    /// Deletes a key.
     ///
-    /// After `Ok` the key is gone from the file, also after a crash.
+    /// After `Ok` the file no longer contains the key, even after a crash.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! What lasts: the store port, the stored form of records, and the adapters.
+//! Durable storage: the store port, the stored form of records, and the adapters.
 //!
-//! [`Store`] is the contract; its documentation says what holds after a crash. One conformance suite
-//! (feature `suite`) is run against every adapter: [`memory`], the reference, and [`sqlite`], the
-//! default. No type of an adapter's engine appears in a public signature.
+//! [`Store`] is the contract; its documentation says what holds after a crash. One conformance
+//! suite (feature `suite`) is run against every adapter: [`memory`], the reference, and [`sqlite`],
+//! the default. No type of an adapter's engine appears in a public signature.
 
 pub mod check;
 pub mod codec;

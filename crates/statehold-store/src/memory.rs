@@ -1,8 +1,8 @@
 //! The reference adapter: plain collections behind one lock.
 //!
 //! It keeps each session as its log and the fold of it, and answers every question by walking the
-//! log. That is slow for long sessions and easy to believe, which is what the other adapters are
-//! compared with. Nothing survives the process.
+//! log. That is slow for long sessions and obviously correct, so the suite compares the other
+//! adapters with it. Nothing survives the process.
 
 mod erase;
 mod history;
@@ -74,7 +74,7 @@ struct Tables {
     hold_places: BTreeMap<HoldId, u64>,
     /// When each hold was decided, in the order of decisions.
     decided_places: BTreeMap<u64, HoldId>,
-    /// What came of every tool call that has a result.
+    /// The result of every tool call that has one.
     call_results: BTreeMap<ItemId, CallResult>,
     holds_of: BTreeMap<RequestId, Vec<HoldId>>,
     children_of: BTreeMap<RequestId, Vec<RequestId>>,
@@ -94,7 +94,7 @@ struct Session {
     created_at: Timestamp,
     /// Where a fork comes from, and the last revision both share.
     origin: Option<(SessionId, u64)>,
-    /// All records, those that a fork shares with its origin included: record n is at n - 1.
+    /// All records, including the records a fork shares with its origin: record n is at n - 1.
     log: Vec<Arc<Entry>>,
     /// Invariant: the fold of `log`.
     state: SessionState,
@@ -159,7 +159,7 @@ impl Tables {
         Ok(revision)
     }
 
-    /// The log and the state that the commit goes on from.
+    /// The log and the state that the commit builds on.
     fn require_head(&self, commit: &Commit) -> Result<(Vec<Arc<Entry>>, SessionState), StoreError> {
         let (session, expected) = (commit.session(), commit.expected());
         let conflict = |session, found| StoreError::Conflict {
@@ -277,7 +277,7 @@ impl Tables {
             }
         }
         self.call_results.extend(results_in(&commit.record));
-        // What a fork ends is a copy: the ids still stand for what the origin has.
+        // A fork ends copies: the ids still stand for the requests and holds of the origin.
         if commit.writes.fork.is_none() {
             let changes = &commit.changes;
             let ended = changes.ended_requests.iter().cloned();
@@ -302,7 +302,7 @@ impl Tables {
     }
 }
 
-/// A shared key after `write`, which finds `there`. None leaves it as it is.
+/// A shared key after `write`, which finds `there`. None leaves it unchanged.
 fn shared_after(
     there: Option<&Shared>,
     write: &SharedWrite,
@@ -441,7 +441,7 @@ impl Store for MemoryStore {
         keys: Arc<dyn KnownKeys>,
     ) -> Result<CheckReport, StoreError> {
         let snapshot = verify::Snapshot::take(&*self.lock()?, &tenant);
-        // Commits go on while the copy is looked at, and the thread is given back now and then.
+        // The check works on a copy and yields now and then, so commits continue meanwhile.
         Ok(snapshot.check(&tenant, expected, &*keys).await)
     }
 

@@ -1,4 +1,4 @@
-//! The store port: what the engine asks of a store, and what it may rely on after a crash.
+//! The store port: the operations the engine needs, and the guarantees that hold after a crash.
 
 mod holds;
 
@@ -34,7 +34,7 @@ use crate::keys::KnownKeys;
 /// An error of the engine below, kept as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a store did not do what it was asked.
+/// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The session has moved on; read again, decide again.
@@ -44,7 +44,7 @@ pub enum StoreError {
         session: SessionId,
         /// The revision the commit was decided on.
         expected: u64,
-        /// The revision that is there.
+        /// The current revision.
         found: u64,
     },
     /// A shared key has moved on.
@@ -54,19 +54,19 @@ pub enum StoreError {
         key: StateKey,
         /// The version the commit expects.
         expected: u64,
-        /// The version that is there.
+        /// The current version.
         found: u64,
     },
     /// A session of this user and app has this name.
     #[error("the name is taken by session {session}")]
     NameTaken {
-        /// That session.
+        /// The session that has the name.
         session: SessionId,
     },
     /// The audit stream has moved on.
     #[error("the audit stream has moved on to entry {found}")]
     TenantConflict {
-        /// The entry that is there.
+        /// The current entry.
         found: u64,
     },
     /// The idempotency key was used by another call in the meantime.
@@ -77,22 +77,22 @@ pub enum StoreError {
         /// The revision it committed.
         revision: u64,
     },
-    /// There is no room. Nothing was written; reads go on.
+    /// The disk is full. Nothing was written; reads still work.
     #[error("the store is full; free some disk space, then try again")]
     Full,
     /// The disk did not confirm a write. Nothing more is written by this process.
     #[error("the store has stopped, because the disk did not confirm a write")]
     Stopped,
-    /// What is stored is damaged.
+    /// The stored data is damaged.
     #[error("the store is damaged at {place}")]
     Corrupt {
         /// Where.
         place: String,
-        /// What was found there.
+        /// The cause.
         #[source]
         source: BoxError,
     },
-    /// The files are not what this build writes.
+    /// This build cannot use the files.
     #[error("{0}")]
     Unusable(String),
     /// The engine below failed.
@@ -127,40 +127,41 @@ pub type PendingCommit = Pin<Box<dyn Future<Output = Result<u64, StoreError>> + 
 /// see whole commits only.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of them
-    /// or none.
+    /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of
+    /// them or none.
     ///
     /// After `Ok`, all of it survives a crash of this process and a loss of power. After an error
     /// nothing of it is there; a crash before the answer leaves all of it or nothing.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Conflict`] if the session is at another revision or has another head, the other
-    /// conflicts if shared state, a name or an idempotency key has been taken in between. If several
-    /// apply: revision, key, name, shared state. [`StoreError::Unusable`] if a shared key has a merge
-    /// policy and no merged value.
+    /// [`StoreError::Conflict`] if the session is at another revision or has another head, the
+    /// other conflicts if shared state, a name or an idempotency key has been taken in between. If
+    /// several apply: revision, key, name, shared state. [`StoreError::Unusable`] if a shared key
+    /// has a merge policy and no merged value.
     ///
     /// # Shared state
     ///
-    /// A store merges nothing: a commit brings the merged value, and the version it was merged with. If
-    /// the key has another version by then, that is a [`StoreError::SharedConflict`], as it is for a
-    /// version that the record expects.
+    /// A store merges nothing: a commit brings the merged value, and the version it was merged
+    /// with. If the key has another version by then, that is a [`StoreError::SharedConflict`], as
+    /// it is for a version that the record expects.
     ///
     /// # Forks
     ///
-    /// The first record of a fork ends requests and holds that are still live in the origin; they are
-    /// not ended there, and look-ups by id go on answering for the origin. State keys and private
+    /// The first record of a fork ends requests and holds that are still live in the origin; they
+    /// are not ended there, and look-ups by id still answer for the origin. State keys and private
     /// states are copied as they were at the revision the fork was made from. A deleted session is
     /// not copied: that is a conflict.
     async fn commit(&self, commit: Commit) -> Result<u64, StoreError> {
         self.begin_commit(commit).await?.await
     }
 
-    /// Puts a commit in line and returns at once; what it returns resolves as [`Store::commit`] does.
+    /// Enqueues a commit and returns at once; the returned future resolves as [`Store::commit`]
+    /// does.
     ///
-    /// Commits are written in the order in which they were put in line, so that a session may go on
-    /// deciding on a state that is not durable yet: if one is refused, those behind it that build on
-    /// it are refused with a conflict.
+    /// The store writes commits in the order of the queue, so a session may decide on a state that
+    /// is not durable yet: if one commit is refused, later commits that build on it are refused
+    /// with a conflict.
     ///
     /// # Errors
     ///
@@ -290,12 +291,12 @@ pub trait Store: Send + Sync + 'static {
     /// The tenants that have sessions or an audit stream.
     async fn tenants(&self) -> Result<Vec<Name>, StoreError>;
 
-    /// Verifies what the store holds for a tenant, as of one moment, while it is in use: chains,
-    /// payloads as far as `keys` go, everything that is kept beside the log, the audit stream, and
-    /// that everything is there that its roots name. `expected` is an entry that the stream must have.
+    /// Verifies the data of a tenant on one snapshot, while the store is in use: chains, payloads
+    /// as far as `keys` go, all projections, the audit stream, and that every record its roots name
+    /// exists. `expected` is an entry that the stream must have.
     ///
-    /// What is about the whole store is looked at only if nobody else has data in it. Commits go on
-    /// meanwhile. Whoever drops the future stops the work.
+    /// Checks of the whole store run only if no other tenant has data in it. Commits continue
+    /// meanwhile. Dropping the future stops the check.
     async fn verify(
         &self,
         tenant: Name,
@@ -303,8 +304,8 @@ pub trait Store: Send + Sync + 'static {
         keys: Arc<dyn KnownKeys>,
     ) -> Result<CheckReport, StoreError>;
 
-    /// Goes on removing payloads of sessions that were deleted or have expired, in at most `limit`
-    /// records; returns whether there is more to do. What a living fork shares is kept.
+    /// Continues erasing payloads of deleted or expired sessions, in at most `limit` records;
+    /// returns whether more are left. Payloads shared with a living fork are kept.
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError>;
 
     /// The pseudonym of a user, which is `fresh` if the name is new.
@@ -323,7 +324,7 @@ pub trait Store: Send + Sync + 'static {
     /// Who is behind a pseudonym.
     async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError>;
 
-    /// Who is behind some pseudonyms, in the order asked for.
+    /// The users behind some pseudonyms, in the requested order.
     async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError>;
 
     /// Appends to the audit stream of a tenant, and changes keys and addresses in the same transaction.
@@ -358,7 +359,7 @@ pub trait Store: Send + Sync + 'static {
     /// The addresses of all agents of all tenants, by tenant and agent.
     async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError>;
 
-    /// Up to `limit` live requests of an agent after the one named, by id, whatever they wait for.
+    /// Up to `limit` live requests of an agent in any status, by id, after the named one.
     async fn live_work(
         &self,
         tenant: Name,
@@ -367,27 +368,27 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<LiveWork>, StoreError>;
 
-    /// A page of sessions, newest first. Deleted ones and those that only carry shared state are left
-    /// out.
+    /// A page of sessions, newest first, without deleted sessions and sessions that only carry
+    /// shared state.
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError>;
 
-    /// A page of open holds. What an order sorts by never changes while a hold is open, so that a page
-    /// after a place misses none and repeats none, whatever was decided in between.
+    /// A page of open holds. The sort keys of a hold never change while it is open, so the next
+    /// page misses none and repeats none, even if holds were decided in between.
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
 
     /// A page of decided holds in the order of their decisions: the last first, unless the oldest are
     /// asked for.
     async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError>;
 
-    /// Holds by their ids, open or decided. Those that are not there are left out.
+    /// Holds by their ids, open or decided. Unknown ids are left out.
     async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError>;
 
     /// All holds that some requests ever opened, open or decided; those of one request in the order of
     /// opening.
     async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError>;
 
-    /// What happened to the holds of a tenant after a place in the order of commits, and the place up
-    /// to which was looked; at most `limit` commits are looked at, those of other tenants included.
+    /// The changes of a tenant's holds after a place in the order of commits, and the last place
+    /// that was read. Reads at most `limit` commits, including commits of other tenants.
     async fn hold_changes(
         &self,
         tenant: Name,
@@ -395,7 +396,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<(Vec<HoldChange>, u64), StoreError>;
 
-    /// The way down to each request, live or ended, from the root. Empty for one that is not there.
+    /// The lineage of each request, live or ended, from the root down. Empty for unknown requests.
     async fn lineages(&self, requests: Vec<RequestId>)
     -> Result<Vec<Vec<LineageStep>>, StoreError>;
 
@@ -423,7 +424,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// Leases, holds and sessions whose time has come, those due exactly at `now` included, earliest first.
+    /// Leases, holds and sessions that are due at `now` or earlier, earliest first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
 }
 
@@ -443,7 +444,7 @@ pub struct ItemQuery {
     pub task: Option<TaskId>,
     /// Only items before this `seq`.
     pub before: Option<u64>,
-    /// At most so many.
+    /// The maximum size of the page.
     pub limit: usize,
 }
 
@@ -521,9 +522,9 @@ pub struct SessionQuery {
     pub app: Option<Name>,
     /// Only sessions of this user.
     pub user: Option<UserId>,
-    /// Go on after this place of the page before.
+    /// Continue after this place of the previous page.
     pub after: Option<u64>,
-    /// At most so many.
+    /// The maximum size of the page.
     pub limit: usize,
 }
 
@@ -540,7 +541,7 @@ pub struct SessionSummary {
     pub name: Option<String>,
     /// The labels the client gave it, as JSON.
     pub labels: Option<String>,
-    /// What it does.
+    /// The status of the session.
     pub status: SessionStatus,
     /// Whether its payloads were removed for good.
     pub deleted: bool,
@@ -589,12 +590,12 @@ pub struct TenantCommit {
     pub address: Option<AddressChange>,
 }
 
-/// What becomes of the address of an agent.
+/// A change of the resume address of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AddressChange {
     /// It is this one now.
     Set(ResumeAddress),
-    /// The agent of this name, of the tenant of the entry, has none any more.
+    /// The agent of this name, in the tenant of the entry, has no address now.
     Removed(Name),
 }
 
@@ -616,7 +617,7 @@ pub struct ResumeAddress {
 }
 
 impl ResumeAddress {
-    /// What the audit stream says about it.
+    /// The salted digest of the address in the audit stream.
     pub fn commitment(&self) -> Digest {
         let parts = [self.salt.as_bytes().as_slice(), self.url.as_bytes()];
         Digest::sha256(&parts.concat())
@@ -632,7 +633,7 @@ pub struct LiveWork {
     pub live: LiveRequest,
 }
 
-/// An API key as it is kept: never the key itself.
+/// The stored form of an API key: its digest, never the key itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApiKey {
@@ -642,9 +643,9 @@ pub struct ApiKey {
     pub tenant: Name,
     /// SHA-256 of the key.
     pub secret: Digest,
-    /// What people call it.
+    /// The display name.
     pub name: Option<String>,
-    /// What it may do.
+    /// The roles it grants.
     pub roles: BTreeSet<Name>,
     /// The user it is bound to.
     pub user: Option<UserId>,
@@ -654,22 +655,22 @@ pub struct ApiKey {
     pub created_at: Timestamp,
     /// When it ends.
     pub expires_at: Option<Timestamp>,
-    /// When it was taken back.
+    /// When it was revoked.
     pub revoked_at: Option<Timestamp>,
 }
 
-/// Something whose time has come.
+/// A deadline that has passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Due {
     /// The session.
     pub session: SessionId,
     /// When it was due.
     pub at: Timestamp,
-    /// What it is.
+    /// The kind of the deadline.
     pub kind: DueKind,
 }
 
-/// What is due.
+/// Kind of a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DueKind {
     /// The lease of a running request.

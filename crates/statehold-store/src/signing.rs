@@ -23,7 +23,7 @@ impl RootSigner {
         Self(SigningKey::from_bytes(secret.expose()))
     }
 
-    /// What others verify its signatures with.
+    /// The public key that verifies its signatures.
     pub fn public_key(&self) -> PublicKey {
         PublicKey::from_bytes(self.0.verifying_key().to_bytes())
     }

@@ -53,7 +53,7 @@ use writer::Writer;
 pub use crate::check::{CheckReport, Problem, ProblemKind};
 pub use schema::{APPLICATION_ID, LAYOUT_VERSION};
 
-/// What to do when the disk does not confirm a write.
+/// Called when the disk does not confirm a write.
 pub type OnStop = Arc<dyn Fn(&StoreError) + Send + Sync>;
 
 /// The name of the data file in a data directory.
@@ -66,13 +66,13 @@ pub const LOCK_NAME: &str = "statehold.lock";
 pub struct SqliteOptions {
     /// Reading threads.
     pub readers: usize,
-    /// What to do when the disk does not confirm a write. The default ends the process.
+    /// Called when the disk does not confirm a write. The default ends the process.
     pub on_stop: OnStop,
     /// The most pages the file may have; a full disk for tests.
     pub pages_max: Option<u32>,
     /// Whether the disk must confirm each commit. Only a test that wants to see a loss says no.
     pub sync: bool,
-    /// Counts what the writing connection does.
+    /// Counts the operations of the writing connection.
     pub meter: Option<Arc<Meter>>,
 }
 
@@ -186,7 +186,7 @@ impl SqliteStore {
         sync_directory(directory)
     }
 
-    /// Compares everything the file says with what its log says. Changes nothing.
+    /// Compares all tables of the file with its log. Changes nothing.
     ///
     /// # Errors
     ///
@@ -218,7 +218,7 @@ impl SqliteStore {
     }
 }
 
-/// A new data directory is for its owner only; one that is there stays as it is.
+/// Creates a data directory that only its owner can read; an existing one keeps its mode.
 fn create_directory(directory: &Path) -> Result<(), StoreError> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()

@@ -245,7 +245,8 @@ impl<'a> Draft<'a> {
         self.unsettle(request);
     }
 
-    /// Brings the statuses of requests and tasks in line with what they wait for, up to the root.
+    /// Updates the statuses of requests and tasks to match the holds and children they wait for, up
+    /// to the root task.
     fn settle(&mut self) {
         while let Some((_, request)) = self.unsettled.pop_first() {
             let Some(live) = self.state.requests.get(&request) else {
@@ -328,7 +329,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Refuses what goes beyond a limit.
+/// Refuses a count beyond a limit.
 pub(super) fn require_limit(
     limit: &'static str,
     found: usize,

@@ -18,7 +18,7 @@ pub(super) struct Batch {
     request: RequestId,
     is_root: bool,
     items: Vec<Item>,
-    /// Tool calls that these items open or close, on top of what the request has.
+    /// The open tool calls of the request, with the calls that these items open or close.
     calls: std::collections::BTreeMap<ItemId, OpenCall>,
     fence: u64,
 }
@@ -38,7 +38,7 @@ impl Batch {
         })
     }
 
-    /// Adds what was asked, or the answer, as a message.
+    /// Appends the input or the output of a request as a message.
     pub(super) fn push_message(
         &mut self,
         draft: &mut Draft<'_>,
@@ -62,7 +62,7 @@ impl Batch {
         self.push_message(draft, Role::Assistant, output.body, &output.attachments)
     }
 
-    /// Adds what a worker sends.
+    /// Adds the items that a worker sends.
     pub(super) fn push_all(
         &mut self,
         draft: &mut Draft<'_>,
@@ -202,7 +202,8 @@ impl Batch {
         self.calls.get(&id)
     }
 
-    /// Lets a result through only if it fits what was decided about the call, and says what ran.
+    /// Accepts a result only if it matches the decision about its call; returns the digest of the
+    /// executed action.
     fn take_result(
         &mut self,
         call: ItemId,

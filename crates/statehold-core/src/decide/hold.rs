@@ -110,7 +110,8 @@ fn offered_decisions(hold: &NewHold) -> Result<Vec<DecisionKind>, Rejection> {
     }
     let mut possible = hold.kind.decisions();
     if hold.need > 1 {
-        // People approve what they saw; an edit would make their votes mean something else.
+        // Votes cover the action that people saw. An edit would change the meaning of earlier
+        // votes.
         possible.remove(&DecisionKind::Edit);
     }
     if hold.allowed.is_empty() {
@@ -175,7 +176,8 @@ pub(super) fn open_reconcile(
     let number = live.holds_opened + 1;
     let open = live.calls.get(&call);
     let digest = open.and_then(|open| open.digest);
-    // Whoever may have it run again must be somebody who could have approved it.
+    // Reuse the terms of the approval: only a person who could have approved the call may let it
+    // run again.
     let laid_down = || draft.ctx.cold.laid_down.get(&call).cloned();
     let asked = open.and_then(|open| open.asked.clone()).or_else(laid_down);
     let opened_by = live.last_worker.unwrap_or(draft.ctx.actor.principal);
@@ -201,7 +203,7 @@ pub(super) fn open_reconcile(
     Ok(())
 }
 
-/// The same decision again gets the same answer; any other gets the one that stands.
+/// A retry gets the same answer; another decision is refused with the decision that stands.
 pub(super) fn already_decided(
     draft: &Draft<'_>,
     id: HoldId,
@@ -267,7 +269,7 @@ pub(super) fn decide(
         return Err(Rejection::NotFound);
     };
     let actor = &draft.ctx.actor;
-    // What was decided in time is answered for; what is open can no longer be decided.
+    // In an expired session a decided hold still answers a retry; an open hold cannot be decided.
     if open.is_some() && draft.state.is_expired(draft.at) {
         return Err(Rejection::SessionExpired);
     }

@@ -72,7 +72,7 @@ fn require_parent(draft: &Draft<'_>, by: Fenced) -> Result<ParentLink, Rejection
     })
 }
 
-/// The task to go on with: the one that is named, the agent's idle one here, or a new one.
+/// Picks the task of a new request: the named one, the agent's idle one here, or a new one.
 fn pick_task(
     draft: &mut Draft<'_>,
     start: &StartRequest,
@@ -121,8 +121,8 @@ fn pick_task(
     Ok(task)
 }
 
-/// Takes a request. If the worker before was lost in the middle of something that cannot be repeated,
-/// people are asked first and nobody gets the request.
+/// Claims a request. If the previous worker was lost during a call that cannot be repeated, opens
+/// `reconcile` holds and grants no lease.
 pub(super) fn claim(
     draft: &mut Draft<'_>,
     request: RequestId,
@@ -145,7 +145,7 @@ pub(super) fn claim(
     if uncertain.is_empty() {
         return lease(draft, request, ttl_ms);
     }
-    // The lost worker must not come back while people find out what it did.
+    // Revoke the lease: the lost worker must not write while the `reconcile` holds are open.
     if is_lost {
         draft.emit(Event::LeaseLapsed { request });
     }
@@ -195,8 +195,8 @@ pub(super) fn lapse(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rej
     }
 }
 
-/// A worker that leaves. Whatever people decide then waits for the next claim, and nothing counts as
-/// begun in between.
+/// Releases the lease of a worker that does not wait. Later decisions wait for the next claim, and
+/// approved calls do not count as started before it.
 pub(super) fn release(draft: &mut Draft<'_>, by: Fenced) -> Result<(), Rejection> {
     let request = draft.require_fence(by)?.id;
     draft.emit(Event::LeaseReleased { request });
@@ -219,7 +219,7 @@ pub(super) fn append(
     put_task_state(draft, by.request, task_state)
 }
 
-/// What comes with an answer.
+/// The parts of a command that completes a request.
 pub(super) struct Completion<'a> {
     pub(super) output: &'a Output,
     pub(super) items: &'a [NewItem],

@@ -105,7 +105,8 @@ pub(super) fn close(draft: &mut Draft<'_>, cancel_live: bool) -> Result<(), Reje
     Ok(())
 }
 
-/// A copy goes on with the numbering and the chain; what was in flight stays with the origin.
+/// Forks a session. The copy continues the numbering and the hash chain; requests and holds in
+/// flight stay with the origin.
 pub(super) fn fork(draft: &mut Draft<'_>, session: SessionId) -> Result<(), Rejection> {
     let (origin, at) = (draft.state.session, draft.state.revision);
     if session == origin {

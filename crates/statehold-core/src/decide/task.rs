@@ -27,7 +27,7 @@ pub(super) fn cancel(draft: &mut Draft<'_>, task: TaskId) -> Result<(), Rejectio
             draft.cancel_request_tree(request);
         }
     }
-    // A task may have closed by itself when its request ended.
+    // `close_on` may have closed the task when its request ended.
     if draft.state.tasks.contains_key(&task) {
         draft.close_subtree(task, TaskStatus::Cancelled);
     }

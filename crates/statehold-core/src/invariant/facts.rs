@@ -1,4 +1,4 @@
-//! What the records alone say, gathered without looking at the folded state.
+//! Facts gathered from the records alone, without the folded state.
 
 use std::collections::{BTreeMap, BTreeSet};
 

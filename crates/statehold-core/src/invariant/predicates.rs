@@ -336,7 +336,7 @@ fn terminal_is_final(facts: &Facts, seen: &Observation<'_>) -> Verdict {
                 _ => {}
             }
         }
-        // A rule about what comes after an end has something to say only once there was one.
+        // The rule concerns events after an end, so it applies only once something has ended.
         if facts.ended.is_empty() && facts.closed.is_empty() && !cases.contains(&false) {
             return Verdict::NotConcerned;
         }
@@ -395,7 +395,7 @@ fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
                 }
                 Event::RequestLeased { request, .. } => (request, LiveStatus::Running),
                 Event::LeaseLapsed { request } => (request, LiveStatus::Queued),
-                // Who waits for people or children goes on waiting.
+                // A held or waiting request keeps its status without a lease.
                 Event::LeaseReleased { request }
                     if statuses.get(request) == Some(&LiveStatus::Running) =>
                 {

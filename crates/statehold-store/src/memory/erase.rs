@@ -17,7 +17,7 @@ impl Tables {
         if payloads == ErasedPayloads::Hidden {
             return;
         }
-        // What its origins could not remove because this session shared it can go now.
+        // Its origins can now erase the payloads that they kept because this session shared them.
         let origin_of = |of: SessionId| {
             let (origin, _) = self.sessions.get(&of)?.origin?;
             Some(origin)

@@ -1,4 +1,4 @@
-//! What the log of one session says about items and values.
+//! Items and values of one session, read from its log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Session {
             match event {
                 Event::TaskStatePut { task, .. } => {
                     let value = bodies.first().cloned().flatten();
-                    // One that was removed does not bring back the one before.
+                    // A removed value does not bring back the value before it.
                     states.remove(task);
                     states.extend(value.map(|value| (*task, value)));
                 }

@@ -1,4 +1,4 @@
-//! Holds: lists of them, what happened to them, and the way down to whoever asks.
+//! Holds: lists, changes, and the lineage from the root request to the request that waits.
 
 use std::cmp::Reverse;
 

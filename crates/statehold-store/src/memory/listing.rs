@@ -34,7 +34,7 @@ impl Tables {
         Some(summary(kept, kept.state.owner.as_ref()?))
     }
 
-    /// The oldest is the one that was started first, however often it was claimed in between.
+    /// The oldest request is the one that was started first, regardless of later claims.
     pub(super) fn list_claimable(
         &self,
         tenant: &Name,

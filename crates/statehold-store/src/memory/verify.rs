@@ -1,7 +1,7 @@
-//! Looking at a copy of what one tenant has: chains, payloads, folds, the audit stream and its roots.
+//! Verifies a copy of one tenant's data: chains, payloads, folds, the audit stream and its roots.
 //!
-//! There is nothing on a disk that somebody could have changed. What is left to verify is the code
-//! itself, and that is worth it where everything else is compared with this adapter.
+//! Memory cannot be tampered with like a disk. The check verifies the code itself, because the
+//! suite compares every other adapter with this one.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::check::{
 use crate::keys::KnownKeys;
 use crate::port::StoredRecord;
 
-/// What one tenant had at one moment. The records are shared, not copied.
+/// The data of one tenant at one moment. The records are shared, not copied.
 pub(super) struct Snapshot {
     sessions: Vec<(SessionId, Vec<Arc<Entry>>, SessionState)>,
     stream: Vec<TenantRecord>,

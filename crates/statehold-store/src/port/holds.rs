@@ -1,4 +1,4 @@
-//! Holds as lists show them: in which order, with what, and what happened to them.
+//! Holds in lists: orders, summaries and changes.
 
 use serde::{Deserialize, Serialize};
 use statehold_core::hold::{Decision, Hold, Risk};
@@ -61,9 +61,9 @@ pub struct HoldQuery {
     pub session: Option<SessionId>,
     /// In this order.
     pub order: HoldOrder,
-    /// Go on after this place of the page before.
+    /// Continue after this place of the previous page.
     pub after: Option<HoldPlace>,
-    /// At most so many.
+    /// The maximum size of the page.
     pub limit: usize,
 }
 
@@ -80,23 +80,23 @@ pub struct HoldSummary {
     pub hold: Hold,
     /// The decision that stands, and the revision that made it.
     pub decision: Option<(Decision, u64)>,
-    /// What came of the action it was about, once it is decided.
+    /// The result of its tool call, once the hold is decided.
     pub result: Option<CallResult>,
 }
 
-/// What came of a tool call.
+/// Result of a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallResult {
     /// When it was recorded.
     pub at: Timestamp,
-    /// What it came to.
+    /// The outcome of the call.
     pub outcome: CallOutcome,
     /// The revision that recorded it.
     pub revision: u64,
 }
 
-/// Something that happened to a hold.
+/// A change of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldChange {
     /// The place of the commit.
@@ -109,23 +109,23 @@ pub struct HoldChange {
     pub revision: u64,
     /// The hold.
     pub hold: HoldId,
-    /// What happened.
+    /// The kind of the change.
     pub kind: HoldChangeKind,
 }
 
-/// What can happen to a hold.
+/// Kind of a change of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HoldChangeKind {
-    /// Somebody is asked.
+    /// The hold was opened.
     Opened,
     /// One of several people approved.
     Voted,
-    /// It is decided.
+    /// The hold was decided.
     Decided,
 }
 
-/// One request on the way down to another, and the task it belongs to.
+/// One request in the lineage of another, and its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineageStep {
     /// The request.

@@ -56,7 +56,7 @@ pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
                 .to_owned(),
         ));
     }
-    // A restore that is cut short must not be in the way of the next.
+    // An interrupted restore must not block the next one.
     let part = part_of(to)?;
     create_private(&part)?;
     let mut target = Connection::open(&part).map_err(&place)?;
@@ -113,7 +113,7 @@ fn give_up_leases(conn: &Connection) -> Result<(), StoreError> {
             decide(&state, command, &ctx)
         };
         let lapsed = decided(&Command::LapseLease { request }, until);
-        // A session that ends before the lease takes nothing after its end; what runs in it stops.
+        // A session that ends before the lease accepts nothing after its end, and its requests stop.
         let given_up = match lapsed {
             Err(Rejection::SessionExpired) => {
                 decided(&Command::CancelRequest { request }, state.last_at)

@@ -1,4 +1,4 @@
-//! Everything the file says, compared with what its log says.
+//! Compares all tables of the file with its log.
 //!
 //! The pages are checked by the engine, the log by its hash chain and by the roots that were signed,
 //! payloads by their digests (where the owner's key still exists), every record by the promises of
@@ -37,7 +37,7 @@ use crate::port::{StateValue, StoreError, StoredRecord};
 /// How many records are held in memory at a time.
 const PAGE: u64 = 1_000;
 
-/// What is looked at: everything, or what one tenant may know of.
+/// The extent of a check: the whole store, or the data of one tenant.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extent<'a> {
     pub(super) tenant: Option<&'a Name>,
@@ -63,7 +63,7 @@ pub(super) fn check(
     check_snapshot(&conn, keys, Extent::default(), progress)
 }
 
-/// Compares what a connection sees, which must be the same snapshot all the time.
+/// Checks the snapshot that a connection reads; it must stay the same during the check.
 pub(super) fn check_snapshot(
     conn: &Connection,
     keys: Option<&dyn KnownKeys>,
@@ -72,7 +72,7 @@ pub(super) fn check_snapshot(
 ) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport::default();
     match check_all(conn, keys, extent, &mut report, progress) {
-        // Damage is what a check is there to report.
+        // Damage is a finding, not a failure of the check.
         Err(error @ StoreError::Corrupt { .. }) => {
             report.add(Problem::of(ProblemKind::Projection, &error));
         }
@@ -90,7 +90,7 @@ fn check_all(
 ) -> Result<(), StoreError> {
     check_pages(conn, report)?;
     if !report.problems.is_empty() {
-        // What lies on damaged pages cannot be judged any further.
+        // Data on damaged pages cannot be checked further.
         return Ok(());
     }
     check_meta(conn, report)?;
@@ -126,7 +126,7 @@ fn check_all(
     Ok(())
 }
 
-/// Whether whoever waits for the report has gone.
+/// Whether the check was interrupted: its caller dropped the future, or the store closes.
 fn is_interrupted(error: &StoreError) -> bool {
     let StoreError::Unavailable(source) = error else {
         return false;
@@ -137,7 +137,7 @@ fn is_interrupted(error: &StoreError) -> bool {
     code == Some(ErrorCode::OperationInterrupted)
 }
 
-/// Whether nobody else has data in the file.
+/// Whether no other tenant has data in the file.
 fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError> {
     let Some(tenant) = tenant else {
         return Ok(true);
@@ -149,7 +149,7 @@ fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError
         .map_err(corrupt_or_unavailable("the table `session`"))
 }
 
-/// The first record of a session that is not as it should be, or what was found instead.
+/// The first damaged record of a session, or else the error itself.
 fn damage_of(conn: &Connection, session: SessionId, error: &StoreError) -> Problem {
     let row = log::session_row(conn, session).ok().flatten();
     let damage = row.and_then(|row| log::first_damage(conn, &row));
@@ -305,7 +305,7 @@ fn check_session(
     compare_projections(conn, &row, &folded, report, rows)
 }
 
-/// Compares what a record ended with the rows kept for it.
+/// Compares the requests, tasks and holds that a record ended with their rows.
 fn check_ended(
     conn: &Connection,
     pk: i64,

@@ -154,7 +154,7 @@ pub(super) fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError
         .map_err(corrupt_or_unavailable("the table `session`"))
 }
 
-/// Notes that the payloads of a session have to go, and those that its origins could not remove
+/// Schedules the erasure of a session's payloads, and of payloads that its origins had to keep
 /// because this session shared them.
 pub(super) fn begin(
     conn: &Connection,
@@ -193,7 +193,7 @@ fn note(
 }
 
 impl log::LogRow {
-    /// The packed payloads without those that are marked.
+    /// The packed payloads with the marked ones erased.
     fn erased_bodies(&self, erased: &[bool]) -> Result<Vec<u8>, StoreError> {
         codec::erase_bodies(&self.bodies, erased).map_err(|error| damaged(self.place(), error))
     }

@@ -45,7 +45,7 @@ pub(super) fn items(
         (None, Some(_)) => (0, None),
         (None, None) => (row.last_log, None),
     };
-    // What is not asked for is not even unpacked.
+    // Payloads of other items are not unpacked.
     let is_asked = |item: &PlacedItem| {
         item.item.seq < before && query.task.is_none_or(|wanted| item.task == wanted)
     };
@@ -67,8 +67,8 @@ pub(super) fn items(
     Ok(found)
 }
 
-/// A page of what clients see, newest first, and where the next page begins. Payloads of what they do
-/// not see are not even unpacked.
+/// A page of the transcript, newest first, and the start of the next page. Payloads of hidden items
+/// are not unpacked.
 pub(super) fn transcript(
     conn: &Connection,
     session: SessionId,
@@ -91,7 +91,7 @@ pub(super) fn transcript(
     let before = before.unwrap_or(u64::MAX);
     let is_asked = |item: &PlacedItem| item.item.seq < before && View::Client.shows(item);
     let mut found = Vec::new();
-    // One more than asked for says whether there is a next page.
+    // One item more than the limit shows whether there is a next page.
     for _ in 0..TRANSCRIPT_RECORDS_MAX {
         if at == 0 || found.len() > limit {
             break;
@@ -105,7 +105,7 @@ pub(super) fn transcript(
         found.truncate(limit);
         found.last().map(|last| last.placed.item.seq)
     } else if at != 0 {
-        // Nothing of the caller's for a long time: the next page goes on below this record.
+        // The read limit came before the page was full; the next page continues at this record.
         let below = log::row(conn, at)?;
         let last = last_item_until(conn, below)?;
         (last > 0).then_some(last + 1)
@@ -134,9 +134,9 @@ fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
     }
 }
 
-/// What is needed to say where an item belongs.
+/// The facts that locate an item: rewinds, renamed tasks and root tasks.
 struct Placing {
-    /// The ranges of items that rewinds took out.
+    /// The ranges of items that rewinds removed.
     rewinds: Vec<(u64, u64)>,
     /// The ids that inherited tasks have here, by the ids they had before.
     names: BTreeMap<TaskId, TaskId>,
@@ -189,9 +189,9 @@ fn last_log_of(
     log::last_growth(conn, shared.id, task)
 }
 
-/// Where a page of a task's history begins, and the name that the task has there. Pages follow each
-/// other, so that what is before an item is most often near it; walking there from the newest would read
-/// all that the pages before have read.
+/// Finds the start of a page of a task's history, and the name of the task there. Pages follow each
+/// other, so the start is usually near the `before` item; a walk from the newest record would read
+/// all earlier pages again.
 fn log_of_page(
     conn: &Connection,
     session: &SessionRow,
@@ -207,7 +207,7 @@ fn log_of_page(
     }
 }
 
-/// The items of a record that are asked for, with their payloads, oldest first.
+/// The requested items of a record with their payloads, oldest first.
 fn place_items(
     conn: &Connection,
     log: &LogRow,
@@ -265,7 +265,7 @@ fn is_root(conn: &Connection, task: TaskId) -> Result<bool, StoreError> {
     Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
 }
 
-/// The ranges of items that rewinds took out, also those inherited by a fork.
+/// The ranges of items that rewinds removed, including ranges that a fork inherited.
 fn rewinds(conn: &Connection, session: &SessionRow) -> Result<Vec<(u64, u64)>, StoreError> {
     let mut ranges = Vec::new();
     let (mut pk, mut until, mut inherited) = (session.pk, u64::MAX, session.clone());

@@ -1,4 +1,4 @@
-//! Holds: lists of them, what happened to them, and the way down to whoever asks.
+//! Holds: lists, changes, and the lineage from the root request to the request that waits.
 
 use rusqlite::{Connection, Row, params};
 use statehold_core::hold::Hold;
@@ -32,7 +32,7 @@ pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<Hold
         let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
         found.push(closed.hold);
     }
-    // Ids say nothing: whoever opens a hold chooses its id.
+    // Sort by number: ids have no order, because the worker that opens a hold chooses its id.
     found.sort_unstable_by_key(|hold| hold.number);
     Ok(found.into_iter().map(|hold| hold.id).collect())
 }
@@ -293,7 +293,7 @@ fn name(place: &str, text: &str) -> Result<Name, StoreError> {
 /// The words that every record about a hold has in it. Others need not be understood.
 const HOLD_WORDS: [&[u8]; 2] = [b"hold_", b"vote_recorded"];
 
-/// What happened to the holds of a tenant after a place, and the place up to which was looked.
+/// The changes of a tenant's holds after a place, and the last place that was read.
 pub(super) fn changes(
     conn: &Connection,
     tenant: &Name,
@@ -327,7 +327,7 @@ pub(super) fn changes(
     Ok((found, seen))
 }
 
-/// The way down to a request from the root.
+/// The lineage of a request, from the root request down.
 pub(super) fn lineage(
     conn: &Connection,
     request: RequestId,
@@ -346,7 +346,8 @@ pub(super) fn lineage(
                 None => return Err(damaged(format!("request {id}"), "it is missing")),
             }
         };
-        // Whoever asks was started before whoever is asked: a walk upwards ends because of this.
+        // A parent has a lower number than its child, so the walk upwards ends even in a damaged
+        // file.
         if steps.last().is_some_and(|below| below.number <= number) {
             return Err(damaged(format!("request {id}"), "it waits for itself"));
         }
@@ -374,7 +375,7 @@ fn task_of(conn: &Connection, id: TaskId) -> Result<(u64, Name), StoreError> {
     Ok((task.number, task.agent))
 }
 
-/// Single records of any sessions, in the order asked for.
+/// Single records of any sessions, in the requested order.
 pub(super) fn records_at(
     conn: &Connection,
     places: &[(SessionId, u64)],

@@ -143,7 +143,7 @@ impl LogRow {
             && parse_links(&self.links).all(|link| link.prev < self.id)
     }
 
-    /// The record, which must be the one this row says.
+    /// The record. Its number must match the row.
     pub(super) fn record(&self) -> Result<Record, StoreError> {
         let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
         let record = Record::from_bytes(&bytes).map_err(|error| damaged(self.place(), error))?;
@@ -250,7 +250,7 @@ fn blob(
     codec::unpack(&packed).map_err(|error| damaged(place, error))
 }
 
-/// Where the history of a task goes on, backwards.
+/// A backward link in the history of a task.
 pub(super) struct Link {
     pub(super) task: TaskId,
     pub(super) prev: i64,
@@ -400,7 +400,7 @@ fn waypoint(
     Ok(found.unwrap_or(session.last_log))
 }
 
-/// Records `first..=last` of a session, in order, verified against each other and what follows.
+/// Records `first..=last` of a session, in order, verified against each other and the next record.
 pub(super) fn read_range(
     conn: &Connection,
     session: &SessionRow,
@@ -411,7 +411,7 @@ pub(super) fn read_range(
     if first > last {
         return Ok(Vec::new());
     }
-    // The record after the last one says what the last one's hash must be.
+    // The record after the last one contains the last one's hash.
     let mut at = seek(conn, session, (last + 1).min(session.revision))?;
     let mut expected = session.head;
     if at.seq > last {
@@ -445,7 +445,7 @@ pub(super) fn read_range(
     Ok(records)
 }
 
-/// What is wrong with a record.
+/// Damage of a record.
 #[derive(Debug)]
 pub(super) struct Damage {
     pub(super) seq: u64,

@@ -350,7 +350,7 @@ fn user_of(owner: &SharedOwner) -> Vec<u8> {
     user.unwrap_or_default()
 }
 
-/// A row of the table `shared`, as it is stored.
+/// A row of the table `shared`.
 struct SharedRow {
     key: String,
     version: i64,
@@ -424,7 +424,7 @@ pub(super) fn sessions(
     conn: &Connection,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, StoreError> {
-    // One index each for the tenant, its apps and its users; what is left is filtered on the way.
+    // One index each for the tenant, its apps and its users; the query filters by the rest.
     let by = match (&query.app, &query.user) {
         (_, Some(_)) => "session_by_user",
         (Some(_), None) => "session_by_app",
@@ -469,12 +469,12 @@ pub(super) fn session(
         .transpose()
 }
 
-/// What [`SummaryRow::read`] reads, from the first column on.
+/// The columns that [`SummaryRow::read`] reads, starting at the first.
 pub(super) const SUMMARY_COLUMNS: &str = "session.pk, session.id, session.tenant, session.app, \
     session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
     session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \
     session.last_at";
-/// How many columns that are.
+/// The number of `SUMMARY_COLUMNS`.
 pub(super) const SUMMARY_WIDTH: usize = 16;
 
 /// The columns of a session that lists show, before they are understood.

@@ -1,4 +1,4 @@
-//! Threads that read, each with a connection of its own that cannot write.
+//! Reader threads, each with its own read-only connection.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -93,7 +93,7 @@ impl Drop for Readers {
     fn drop(&mut self) {
         self.queries = None;
         for thread in self.threads.drain(..) {
-            // A panic of a reader has been reported by itself.
+            // The panic hook has already reported a panic of a reader.
             drop(thread.join());
         }
     }

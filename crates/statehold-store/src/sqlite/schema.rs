@@ -22,7 +22,7 @@ const MIGRATIONS: &[&str] = &[include_str!("sql/0001_initial.sql")];
 )]
 pub const LAYOUT_VERSION: i32 = MIGRATIONS.len() as i32;
 
-/// Refuses an engine that can lose what it committed.
+/// Refuses a SQLite build that can lose committed data.
 pub(super) fn require_engine() -> Result<(), StoreError> {
     let found = rusqlite::version_number();
     if found >= SQLITE_VERSION_MIN {
@@ -51,14 +51,14 @@ fn harden(conn: &Connection) -> Result<(), StoreError> {
     )
     .map_err(corrupt_or_unavailable("the settings"))?;
     conn.set_prepared_statement_cache_capacity(128);
-    // Plans do not depend on what is bound: otherwise every use of a statement with a bound limit would
-    // parse and plan it again.
+    // Query plans must not depend on bound values: otherwise SQLite would prepare a statement with
+    // a bound limit again on every use.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)
         .map_err(corrupt_or_unavailable("the settings"))?;
     Ok(())
 }
 
-/// Makes the connection the one that writes, and the file durable.
+/// Configures the writing connection, and makes the file durable.
 pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the settings");
     // Stepping to the end matters: a failed sync while switching shows only after the first row.
@@ -76,9 +76,9 @@ pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreErro
         )));
     }
     let sync = if sync { "FULL" } else { "OFF" };
-    // Rows move in their pages with every commit: what is removed later must not stay readable where
-    // it was before. So the engine always overwrites what it frees in pages that it writes anyway;
-    // where payloads are removed on purpose, see `erase`, also in pages that fall free.
+    // Rows move within their pages with every commit, and an erased payload must not stay readable
+    // in its old place. So SQLite always overwrites freed bytes in pages that it writes anyway;
+    // `erase` also overwrites freed pages.
     conn.execute_batch(&format!(
         "PRAGMA synchronous = {sync}; PRAGMA wal_autocheckpoint = 0; PRAGMA foreign_keys = OFF;
          PRAGMA cache_size = -65536; PRAGMA temp_store = MEMORY; PRAGMA secure_delete = FAST;",
@@ -86,8 +86,8 @@ pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreErro
     .map_err(&place)
 }
 
-/// Lets in a file that nobody has written to, or the data file of a store up to this version; reads
-/// only, so that what is refused stays as it is.
+/// Accepts an empty file, or the data file of a store up to this version. Only reads, so that a
+/// refused file stays unchanged.
 pub(super) fn require_usable(conn: &Connection, path: &Path) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
     let (application, version) = header(conn)?;
@@ -157,7 +157,7 @@ pub(super) fn require_length(conn: &Connection, path: &Path) -> Result<(), Store
     }
 }
 
-/// Brings a file to the current layout: makes a new one, or applies what is missing.
+/// Migrates a file to the current layout: creates a new one, or applies the missing migrations.
 pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
     let (_, version) = header(conn)?;
@@ -177,7 +177,7 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
     require_known_schema(conn)
 }
 
-/// Refuses a file of anybody else, of a newer version, or with anything in it that we did not make.
+/// Refuses a file of another program, of a newer version, or with an unknown schema object.
 pub(super) fn require_ours(conn: &Connection) -> Result<(), StoreError> {
     match header(conn)? {
         (APPLICATION_ID, version) if version == LAYOUT_VERSION => require_known_schema(conn),
@@ -203,7 +203,7 @@ fn header(conn: &Connection) -> Result<(i32, i32), StoreError> {
     ))
 }
 
-/// A file that somebody crafted may hold triggers, views or odd indexes: compare it with our own.
+/// Compares the schema with our own: a crafted file may contain triggers, views or odd indexes.
 fn require_known_schema(conn: &Connection) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
     let expected = Connection::open_in_memory().map_err(&place)?;

@@ -6,13 +6,13 @@ use uuid::Uuid;
 
 use crate::port::StoreError;
 
-/// Turns an error of the engine into what it means for the caller.
+/// Maps a SQLite error to a store error.
 pub(super) fn corrupt_or_unavailable(
     place: &str,
 ) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
     let place = place.to_owned();
     move |error| {
-        // A value of another type than we write is damage, or somebody else's hand.
+        // A value of an unexpected type means damage or tampering.
         let is_odd_value = matches!(
             error,
             rusqlite::Error::InvalidColumnType(..)

@@ -1,7 +1,7 @@
-//! Verifying a file while it is in use: a thread and a connection of their own, on one snapshot.
+//! Verification of a file in use: on a thread and a connection of its own, on one snapshot.
 //!
-//! The snapshot keeps the engine from emptying its write-ahead log, so the log grows while this
-//! runs, and whatever wants it emptied waits until the last verification has ended.
+//! The snapshot blocks checkpoints of the write-ahead log, so the log grows meanwhile, and
+//! checkpoints wait until the last verification has ended.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::check::CheckReport;
 use crate::keys::KnownKeys;
 use crate::port::StoreError;
 
-/// How many steps of the engine lie between two looks at whether anybody still waits.
+/// SQLite steps between two checks whether the caller still waits.
 const STEPS_BETWEEN_LOOKS: i32 = 10_000;
 
 /// Verifications under way. Dropping this ends them.
@@ -34,19 +34,19 @@ pub(super) struct Verifier {
 struct Shared {
     is_closing: AtomicBool,
     running: AtomicUsize,
-    /// Whether somebody wanted the log emptied in the meantime.
+    /// Whether a checkpoint was requested during a verification.
     wants_folding: AtomicBool,
     folder: Folder,
 }
 
-/// What is to be verified.
+/// One verification job.
 pub(super) struct Task {
     pub(super) tenant: Name,
     pub(super) expected: Option<TenantHead>,
     pub(super) keys: Arc<dyn KnownKeys>,
 }
 
-/// Says that nobody waits any more.
+/// Sets its flag on drop, when the caller no longer waits.
 struct Abandon(Arc<AtomicBool>);
 
 impl Drop for Abandon {
@@ -125,7 +125,7 @@ impl Drop for Verifier {
         self.shared.is_closing.store(true, Ordering::Relaxed);
         let threads = self.threads.get_mut();
         for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A panic of a verification has been reported by itself.
+            // The panic hook has already reported a panic of a verification.
             drop(thread.join());
         }
     }
@@ -145,7 +145,7 @@ fn run(
     conn.progress_handler(STEPS_BETWEEN_LOOKS, Some(nobody_waits))
         .and_then(|()| conn.execute_batch("BEGIN"))
         .map_err(&place)?;
-    // The first read begins the snapshot; what is compared with it was there before.
+    // The first read begins the snapshot; the `expected` entry was committed before it.
     let extent = Extent {
         tenant: Some(&task.tenant),
         expected: task.expected,

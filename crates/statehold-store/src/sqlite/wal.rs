@@ -1,9 +1,9 @@
-//! Telling damage in the write-ahead log from a torn tail.
+//! Tells damage in the write-ahead log from a torn tail.
 //!
-//! The engine reads the log up to the first frame that is not sound and silently drops the rest. After
-//! a loss of power that is right: the last transaction was never confirmed. But each transaction is
-//! synced before the next one is written, so if anything follows the end of the unsound transaction,
-//! that one had been confirmed, and dropping it would lose what was acknowledged.
+//! SQLite reads the log up to the first unsound frame and silently drops the rest. After a loss of
+//! power that is right: the last transaction was never confirmed. But each transaction is synced
+//! before the next one is written, so if anything follows the end of the unsound transaction, that
+//! transaction had been confirmed, and dropping it would lose an acknowledged commit.
 
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
@@ -76,7 +76,7 @@ fn page_bytes(file: &Path) -> std::io::Result<usize> {
     }
 }
 
-/// What was seen of a log so far.
+/// Progress of a scan of the log.
 struct Scan {
     is_big_endian: bool,
     sums: (u32, u32),
@@ -119,7 +119,7 @@ impl Scan {
                 self.sums = sums;
             } else {
                 self.unsound = Some(self.frames);
-                // What is left of its header may still say that it ended its transaction.
+                // The remains of its header may still show that it ended its transaction.
                 self.has_ended = ends_transaction;
             }
             return;

@@ -60,9 +60,9 @@ fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     write_holds(conn, commit, owner, pk)?;
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
-        // What lies beside the log goes at once, and the log has to follow.
+        // Delete rows beside the log now; `erase` removes the payloads in the log later.
         run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
-        // The keys stay taken; what was answered goes with what it was about.
+        // Idempotency keys stay taken; the kept answers are erased.
         let id = id_bytes(content.session.as_uuid());
         run(
             conn,
@@ -148,7 +148,7 @@ fn take_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
     .map(drop)
 }
 
-/// Appends to the log, with links to what came before in the session and in each task.
+/// Appends to the log, with links to the previous rows of the session and of each task.
 fn append(
     conn: &Connection,
     commit: &Commit,
@@ -287,7 +287,7 @@ fn write_session(
     Ok(conn.last_insert_rowid())
 }
 
-/// What lists and timers find a session by, beside what every session has.
+/// The columns of a session by which lists and timers find it.
 pub(super) struct LifeColumns {
     pub(super) status: &'static str,
     pub(super) ttl_mode: Option<&'static str>,
@@ -318,7 +318,7 @@ fn status_name(status: SessionStatus) -> &'static str {
     }
 }
 
-/// Changes the name and the labels of a session that is there.
+/// Changes the name and the labels of an existing session.
 fn write_names(
     conn: &Connection,
     commit: &Commit,
@@ -445,7 +445,8 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
         )?;
     }
     for (old, new) in &commit.changes.renamed_tasks {
-        // The origin may have gone on; the copy has the state of the time it was made from.
+        // The origin may have newer commits; the fork gets the private state of the revision it was
+        // made from.
         let user = commit.after.owner.as_ref().map(|owner| owner.user);
         let before = log::row(conn, log)?.prev;
         let value = user
@@ -504,7 +505,7 @@ fn write_requests(
             run(conn, "INSERT INTO child_request VALUES(?1, ?2)", row)?;
         }
     }
-    // In a fork, what was live stays live in the origin; here it has never been.
+    // A fork ends no live request of its origin, and never has live rows of its own for them.
     let is_fork = commit.writes.fork.is_some();
     for ended in commit.changes.ended_requests.iter().filter(|_| !is_fork) {
         let id = id_bytes(ended.id.as_uuid());
@@ -571,7 +572,7 @@ fn write_holds(
             ],
         )?;
     }
-    // Whoever asks about a decision later finds what came of it.
+    // Keep the result of a call with its decided hold, for later readers of the decision.
     for (call, result) in results_in(&commit.record) {
         let sql = "UPDATE closed_hold SET result = ?2 WHERE call = ?1";
         run(conn, sql, (id_bytes(call.as_uuid()), json(&result)))?;

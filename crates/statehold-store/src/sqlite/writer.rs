@@ -1,9 +1,9 @@
-//! The one thread that writes: it takes whatever waits, commits it in one transaction, and answers
+//! The writer thread: group commit. It commits all queued commits in one transaction and answers
 //! only when the disk has confirmed it.
 //!
 //! Each commit runs in a savepoint of its own, so that a conflict refuses one caller and not the
-//! group. If the disk does not confirm, nobody is answered `Ok`, now or later: what the kernel has
-//! dropped after a failed sync cannot be written again by trying again.
+//! group. If the disk does not confirm, no caller gets `Ok`, now or later: pages that the kernel
+//! dropped after a failed sync cannot be recovered by a retry.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,12 +20,12 @@ use crate::port::{PendingCommit, StoreError};
 const QUEUE_MAX: usize = 1024;
 /// How many commits share one transaction at most.
 const GROUP_MAX: usize = 512;
-/// How many bytes of records and payloads go by before the log is folded into the file.
+/// Bytes of records and payloads between two checkpoints of the log.
 const CHECKPOINT_BYTES: usize = 2 * 1024 * 1024;
 
 type Reply = oneshot::Sender<Result<u64, StoreError>>;
-/// Runs on the writing connection, or learns that it has stopped, and answers by itself. What it
-/// returns is a failure of the disk.
+/// Work for the writing connection, or the error that the writer has stopped. It answers its caller
+/// itself and returns only a failure of the disk.
 type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) -> Result<(), StoreError> + Send>;
 
 enum Job {
@@ -70,7 +70,7 @@ impl Writer {
         }))
     }
 
-    /// Runs something else on the writing connection, between groups.
+    /// Runs a task on the writing connection, between groups.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         task: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
@@ -81,7 +81,7 @@ impl Writer {
                 Err(error @ StoreError::Unavailable(_)) => (Err(StoreError::Stopped), Err(error)),
                 other => (other, Ok(())),
             };
-            // The caller may have gone away; what it asked for is done all the same.
+            // The caller may have dropped its future; the task has run anyway.
             drop(reply.send(answer));
             failed
         });
@@ -89,7 +89,7 @@ impl Writer {
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
-    /// A handle for whoever wants the log folded and does not wait for it.
+    /// A handle that requests a checkpoint without waiting for it.
     pub(super) fn folder(&self) -> Folder {
         Folder(self.jobs.as_ref().map(mpsc::Sender::downgrade))
     }
@@ -107,14 +107,14 @@ impl Writer {
     }
 }
 
-/// Asks for the log to be folded, from a thread of its own.
+/// Requests a checkpoint from another thread.
 pub(super) struct Folder(Option<mpsc::WeakSender<Job>>);
 
 impl Folder {
     pub(super) fn fold_soon(&self) {
         let jobs = self.0.as_ref().and_then(mpsc::WeakSender::upgrade);
         let (reply, _) = oneshot::channel();
-        // A writer that has stopped folds its log by itself.
+        // A writer that has stopped checkpoints its log itself.
         drop(jobs.map(|jobs| jobs.blocking_send(Job::FoldLog(reply))));
     }
 }
@@ -123,7 +123,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the writer has been reported by itself; there is nothing left to save.
+            // The panic hook has already reported a panic of the writer; nothing is left to save.
             drop(thread.join());
         }
     }
@@ -218,7 +218,7 @@ impl Group {
             return results;
         };
         if !self.conn.is_autocommit() {
-            // If this fails too, the stop below ends the process before anybody hears of it.
+            // If this fails too, the stop below ends the process before any caller gets an answer.
             drop(self.conn.execute_batch("ROLLBACK"));
         }
         if matches!(error, StoreError::Full) {
@@ -272,7 +272,7 @@ impl Group {
             .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         match folded {
             Ok(()) => {}
-            // No room to grow the file: the log keeps what is acknowledged until there is.
+            // The disk is full: the log keeps acknowledged commits until a later checkpoint succeeds.
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {}
             Err(error) => self.stop(&corrupt_or_unavailable("folding the log")(error)),
         }
@@ -302,7 +302,7 @@ impl Group {
     }
 }
 
-/// Ends the process: the way out that can never acknowledge anything by mistake.
+/// Ends the process, so that it cannot acknowledge an unconfirmed write.
 pub(super) fn end_process() -> OnStop {
     Arc::new(|error: &StoreError| {
         let mut message = error.to_string();

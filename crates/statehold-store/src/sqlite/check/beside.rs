@@ -21,7 +21,7 @@ use crate::port::{SharedOwner, StoreError};
 /// Whose shared key it is, as the table names it.
 type SharedKey = (String, String, Vec<u8>, String);
 
-/// What the table must say about a shared key.
+/// The expected row of a shared key.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Shared {
     version: u64,
@@ -33,15 +33,15 @@ struct Shared {
 /// Session, revision, principal, time and request of the last write.
 type WrittenBy = (Vec<u8>, i64, String, i64, Option<Vec<u8>>);
 
-/// What a record does to a shared key.
+/// The write of a record to a shared key.
 enum Operand {
     Remove,
     Write(MergePolicy, Vec<u8>),
-    /// The payload is gone, on purpose.
+    /// The payload was erased on purpose.
     Erased,
 }
 
-/// What one pass over the log has learned.
+/// The facts collected in one pass over the log.
 #[derive(Default)]
 struct Pass {
     sessions: BTreeMap<i64, SessionRow>,
@@ -55,7 +55,7 @@ struct Pass {
     /// The newest value of the key that was merged last; `shared` has none of it until another key is
     /// merged. Many small writes to one long value then cost no more than they bring.
     merging: Option<(SharedKey, Value)>,
-    /// Shared keys that a payload was erased of, so that nobody can say what they must be.
+    /// Shared keys with an erased payload, whose expected value is therefore unknown.
     unknown: BTreeSet<SharedKey>,
     /// The log row that last wrote the private state of a task, and the task's session.
     private: BTreeMap<TaskId, (i64, i64)>,
@@ -65,7 +65,7 @@ struct Pass {
     problems: Vec<Problem>,
 }
 
-/// Compares every row beside the log with what the log says.
+/// Compares every row beside the log with the log.
 pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
     let mut pass = Pass::default();
     let mut last = 0;
@@ -195,7 +195,7 @@ impl Pass {
         if found.is_none() {
             found = self.items.get(&pk).copied();
         }
-        // Only the first records of a fork get here: they go on counting where the origin was.
+        // Only the first records of a fork get here: they continue the item numbers of the origin.
         while found.is_none() && at != 0 {
             let row = log::row(conn, at)?;
             found = last_item(&row.record()?);
@@ -344,7 +344,7 @@ impl Pass {
         self.shared.entry(key.clone()).or_default().value = value;
     }
 
-    /// Merges again what was merged when it was written. False if that cannot be done.
+    /// Repeats the merge of a past write. False if that is impossible.
     fn merge_shared(&mut self, key: &SharedKey, policy: MergePolicy, operand: &[u8]) -> bool {
         let Ok(operand) = serde_json::from_slice(operand) else {
             return false;
@@ -411,7 +411,7 @@ impl Pass {
                     statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?)))
                 })
                 .map_err(corrupt_or_unavailable("the table `session`"))?;
-            // A fork has neither: they belong to the one who named the origin.
+            // A fork inherits neither the name nor the labels of its origin.
             if kept != self.names.remove(&pk).unwrap_or_default() {
                 let place = format!("session {}", session.id);
                 self.wrong(place, "has another name or other labels than the log says");
@@ -572,7 +572,7 @@ fn shared_key(owner: &Owner, key: &StateKey) -> SharedKey {
     )
 }
 
-/// All rows of a query, in order: one that is there twice is there twice.
+/// All rows of a query, in order, duplicates included.
 fn quadruples(conn: &Connection, sql: &str) -> Result<Vec<(i64, i64, i64, i64)>, StoreError> {
     conn.prepare(&format!("{sql} ORDER BY 1, 2, 3, 4"))
         .and_then(|mut statement| {

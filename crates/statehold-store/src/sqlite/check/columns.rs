@@ -45,7 +45,7 @@ pub(super) fn compare_beginning(
     Ok(())
 }
 
-/// Compares what lists find a session by.
+/// Compares the lookup columns of a session.
 pub(super) fn compare_life(
     conn: &Connection,
     row: &SessionRow,
@@ -90,7 +90,7 @@ pub(super) fn compare_ended(
     Ok(())
 }
 
-/// Compares what decided holds are found by, and what came of what they were about.
+/// Compares the lookup columns of decided holds, and the results of their calls.
 pub(super) fn compare_decided(
     conn: &Connection,
     owner: &Owner,
@@ -134,7 +134,7 @@ pub(super) fn compare_decided(
     Ok(())
 }
 
-/// Compares what workers, approvers and timers are found by.
+/// Compares the lookup columns that serve workers, approvers and timers.
 pub(super) fn compare_queues(
     conn: &Connection,
     folded: &SessionState,

@@ -1,5 +1,4 @@
-//! Payloads that are gone although nobody removed them, and those that are there although somebody
-//! did.
+//! Payloads that are missing without a recorded erasure, and payloads that remain despite one.
 
 use rusqlite::Connection;
 use statehold_core::ids::SessionId;
@@ -12,7 +11,7 @@ use super::RowCounts;
 use crate::check::{CheckReport, Problem, bad_payload};
 use crate::port::{StoreError, StoredRecord};
 
-/// What the records of one session have and lack.
+/// The missing and remaining payloads of one session.
 #[derive(Default)]
 pub(super) struct Erased {
     /// Some record of its own that lacks a payload which is not hidden, and one that lacks any.
@@ -23,7 +22,7 @@ pub(super) struct Erased {
     /// The last record of its own that has a hidden payload, and the last that has any.
     hidden_left: u64,
     any_left: u64,
-    /// What its records say was removed.
+    /// The erasure that its records state.
     removed: Option<ErasedPayloads>,
 }
 
@@ -60,7 +59,8 @@ impl Erased {
         }
     }
 
-    /// Says what is gone or left against the records, and counts what is still to be removed.
+    /// Reports payloads that are missing or remain against the records, and counts pending
+    /// erasures.
     pub(super) fn report(
         &self,
         conn: &Connection,

@@ -16,7 +16,7 @@ use crate::port::{ApiKey, StoreError};
 
 const PAGE: usize = 1_000;
 
-/// What the streams say about the keys: who has it, how it was made, whether it was taken back.
+/// The API keys according to the streams: tenant, creation event, whether revoked.
 type Said = BTreeMap<KeyId, (Name, TenantEvent, bool)>;
 
 /// The addresses that the streams say are set, by tenant and agent.
@@ -47,7 +47,7 @@ pub(super) fn check(
         let is_whole = follow(conn, &name, &mut stream, &mut said, anchors, report)?;
         report.head = stream.head();
         if !is_whole {
-            // What this stream says about keys is not worth comparing.
+            // The keys and addresses of a broken stream are not worth comparing.
             return Ok(());
         }
         stream.finish(report);
@@ -56,7 +56,7 @@ pub(super) fn check(
     compare_keys(conn, extent.tenant, &said.keys, report)
 }
 
-/// What the streams say about things beside them.
+/// The API keys and resume addresses according to the streams.
 #[derive(Default)]
 struct Streams {
     keys: Said,
@@ -179,7 +179,7 @@ fn compare_keys(
     Ok(())
 }
 
-/// What the stream must say about a key. Its digest and what people call it are not in the stream.
+/// The expected entry of the stream for a key. The stream has neither its digest nor its name.
 fn as_said(kept: &ApiKey) -> (Name, TenantEvent, bool) {
     let made = TenantEvent::KeyCreated {
         agents: kept.agents.clone(),
