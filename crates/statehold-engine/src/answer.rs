@@ -1,7 +1,7 @@
-//! Deciding a hold: what every surface does with a person's decision before the core takes it.
+//! Deciding a hold: the checks that every surface makes before the core decides.
 //!
-//! Answers are checked against the schema that was stored when the hold was opened, so a decision
-//! means the same whoever asks and whenever.
+//! Answers are checked against the schema stored when the hold was opened, so a decision means the same
+//! on every surface and at any time.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -24,24 +24,24 @@ use crate::schema::{FieldError, Schema};
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
 
-/// What a person decides.
+/// A person's decision about a hold.
 #[derive(Debug, Clone)]
 pub struct NewAnswer {
-    /// What.
+    /// The kind of decision.
     pub kind: DecisionKind,
-    /// The digest that was shown.
+    /// The digest of the action that the person saw.
     pub digest: Option<Digest>,
-    /// Other arguments, for `edit`.
+    /// Edited arguments, for `edit`.
     pub args: Option<Raw>,
     /// The answer, for `respond`.
     pub content: Option<Raw>,
-    /// In the person's words.
+    /// A comment in the person's words.
     pub comment: Option<String>,
-    /// One of the reasons that were offered.
+    /// The id of one of the offered reasons.
     pub reason: Option<String>,
 }
 
-/// Other arguments, and what is kept of them.
+/// Edited arguments, with their digest and preview.
 struct Edited {
     digest: Digest,
     preview: Raw,
@@ -50,12 +50,12 @@ struct Edited {
 }
 
 impl Engine {
-    /// Decides a hold, once and for all. The same decision with the same key again gets the same
-    /// answer; without a key, the same decision by the same person is the same decision.
+    /// Decides a hold. A hold is decided once. A retry with the same key gets the same answer; without a
+    /// key, the same decision by the same person counts as a retry.
     ///
     /// # Errors
     ///
-    /// If the caller may not, the hold is decided otherwise, or the decision makes no sense.
+    /// If the caller lacks the right, the hold was decided differently, or the decision is invalid.
     pub async fn decide_hold(
         &self,
         call: &Call,
@@ -92,21 +92,20 @@ impl Engine {
             body: (words != b"{}").then(|| payloads.put(words)),
         };
         let command = Command::DecideHold { hold: id, decision };
-        // The decision key is the hold's own: it outlives every idempotency key.
+        // A decision key belongs to its hold and outlives every idempotency key.
         let call = Call {
             key: None,
             ..call.clone()
         };
         let credential = credential.and_then(Credential::new);
         let credential = credential.as_ref();
-        // A key that was made for an edit which is refused goes when the action ends.
+        // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.
         let view = |made: &Committed<'_>| DecisionReceipt::of_commit(made, id);
         let command = (&command, &payloads);
         self.commit(session, &call, command, credential, view).await
     }
 
-    /// Checks what a person sent to an open hold. Whether they may decide comes first: what is wrong
-    /// with an answer tells something about the action.
+    /// Validates a decision about an open hold. Authorise first: validation errors reveal the action.
     async fn require_sound(
         &self,
         detail: &HoldDetail,
@@ -140,7 +139,7 @@ impl Engine {
         }
     }
 
-    /// Checks an answer against what was asked for.
+    /// Validates the content of an answer against the kind of the hold and its schema.
     async fn require_content(
         &self,
         kind: HoldKind,
@@ -190,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// Other arguments under the schema and the policy of the tool.
+    /// Validates edited arguments against the tool's schema and redacts them by its policy.
     async fn edited(
         &self,
         detail: &HoldDetail,
@@ -210,7 +209,7 @@ impl Engine {
             let instance = value.clone();
             let errors = move || match Schema::new(schema.get()) {
                 Ok(schema) if is_whole => schema.errors(&instance),
-                // What is wrong must not tell what is hidden.
+                // Report only paths: error texts could reveal redacted values.
                 Ok(schema) => schema.places(&instance, &seen),
                 Err(error) => vec![error],
             };
@@ -249,8 +248,8 @@ impl Engine {
         })
     }
 
-    /// Whoever edits sees only the preview: what is hidden and was left as it is shown keeps its value.
-    /// Gives the places that stay hidden, whatever is laid down by now, and what is shown of them.
+    /// Redacted fields left unchanged keep their value. Returns the fields that stay redacted even if
+    /// the policy has changed, each with its placeholder.
     fn keep_hidden(
         &self,
         action: &ActionBody,
@@ -271,7 +270,7 @@ impl Engine {
                 continue;
             };
             if place != was {
-                // By its place, so that holds for what somebody else puts there too.
+                // Path rules also redact the replacement value.
                 if hidden.rule == BY_PLACE {
                     kept.push((hidden.clone(), was.clone()));
                 }
@@ -290,7 +289,7 @@ impl Engine {
     }
 }
 
-/// An answer to whether an action ran.
+/// A person's answer that the action did run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ran {
@@ -307,7 +306,7 @@ enum RanWord {
     Ran,
 }
 
-/// The place of a text that stands for something hidden.
+/// The path of a placeholder for a redacted value.
 fn find_hidden(value: &Value, path: String) -> Option<String> {
     match value {
         Value::String(text) => text.contains(HIDDEN).then_some(path),
@@ -327,7 +326,7 @@ fn find_hidden(value: &Value, path: String) -> Option<String> {
     }
 }
 
-/// Checks what can be checked without looking at the hold.
+/// Validates the fields that do not depend on the hold.
 fn require_fields(answer: &NewAnswer) -> Result<(), EngineError> {
     let wrong = |path: &'static str, what: &str| {
         Err(EngineError::InvalidField {
@@ -348,8 +347,8 @@ fn require_fields(answer: &NewAnswer) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The key of a decision and what it stands for. A credential is in neither: whoever reads the log
-/// must not be able to try out values.
+/// The idempotency key of a decision. A credential is part of neither digest: a reader of the log could
+/// otherwise guess its value and compare.
 fn decision_key(
     call: &Call,
     key: Option<&str>,
@@ -381,7 +380,7 @@ fn decision_key(
     IdempotencyKey::new(&caller.tenant, caller.principal, &key, &parts)
 }
 
-/// What is kept of an answer, and the credential that is not.
+/// Splits an answer into its stored body and the credential, which is never stored.
 fn kept_words(
     is_credential: bool,
     answer: NewAnswer,
@@ -414,7 +413,7 @@ fn exact_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, Engine
     })
 }
 
-/// The digest alone, where the hold is decided and nothing is kept.
+/// The digest only: the hold is already decided, so nothing is sealed or stored.
 fn edited_digest(hold: HoldId, tool: &str, args: &Raw) -> Result<Edited, EngineError> {
     let value = parse_args(args, "args")?;
     Ok(Edited {

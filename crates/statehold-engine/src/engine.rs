@@ -18,9 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::begun::OwnWorkers;
+use crate::auto_claim::OwnWorkers;
 use crate::credentials::{Credential, Credentials};
-use crate::current::Current;
 use crate::drafts::Drafts;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
@@ -30,6 +29,7 @@ use crate::payloads::Payloads;
 use crate::policy::Policies;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
 use crate::sealed::{SealedCalls, Unneeded};
+use crate::swap::Swap;
 use crate::temp::Temps;
 use crate::users::Users;
 
@@ -97,7 +97,7 @@ pub(crate) struct Inner {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) payload_keys: Arc<dyn PayloadKeys>,
     pub(crate) options: EngineOptions,
-    pub(crate) policies: Current<Policies>,
+    pub(crate) policies: Swap<Policies>,
     /// Leases that were granted before get one full ttl from here.
     pub(crate) started_at: Timestamp,
     /// A plain mutex: held while a map is read or written, never over an await.
@@ -165,7 +165,7 @@ impl Engine {
             sealed_calls: SealedCalls::default(),
             credentials: Arc::default(),
             own_workers: OwnWorkers::default(),
-            policies: Current::new(Arc::clone(&options.policies)),
+            policies: Swap::new(Arc::clone(&options.policies)),
             options,
             started_at,
             mailboxes: Mutex::default(),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use statehold_core::name::Name;
-use statehold_engine::{Begun, Caller, Claim, ClaimedRequest, Engine};
+use statehold_engine::{AutoClaim, Caller, Claim, ClaimedRequest, Engine};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -208,7 +208,9 @@ impl Generation {
     pub(super) fn begin(self: &Arc<Self>) {
         for (name, ours) in &self.ours {
             let room = Arc::clone(&ours.turns);
-            let begun = self.engine.take_begun(&self.tenant, name, room, lease_ms());
+            let begun = self
+                .engine
+                .claim_on_start(&self.tenant, name, room, lease_ms());
             let taken = Arc::clone(self).take_begun(ours.clone(), begun);
             self.lookers.spawn(taken);
             self.lookers.spawn(Arc::clone(self).work_for(ours.clone()));
@@ -223,7 +225,7 @@ impl Generation {
             .keys()
             .filter(|name| !next.ours.contains_key(*name))
         {
-            self.engine.leave_begun(&self.tenant, gone);
+            self.engine.stop_claiming(&self.tenant, gone);
         }
         let lookers = self.lookers.clone();
         leaving.spawn(self.end());
@@ -298,7 +300,11 @@ impl Generation {
 
     /// Takes the turns of requests that are claimed for one agent as they are started, until they are
     /// handed to somebody else.
-    async fn take_begun(self: Arc<Self>, ours: Ours, mut begun: mpsc::UnboundedReceiver<Begun>) {
+    async fn take_begun(
+        self: Arc<Self>,
+        ours: Ours,
+        mut begun: mpsc::UnboundedReceiver<AutoClaim>,
+    ) {
         loop {
             let one = tokio::select! {
                 one = begun.recv() => one,

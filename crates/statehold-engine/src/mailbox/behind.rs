@@ -9,7 +9,7 @@ use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoreError};
 
 use super::{Call, Done, Head, InLine, Mailbox, Ready, Reply, Submission, is_missing};
-use crate::begun::Taking;
+use crate::auto_claim::PendingClaim;
 use crate::caller::Caller;
 use crate::credentials::Credential;
 use crate::engine::Engine;
@@ -20,7 +20,7 @@ use crate::rights;
 /// What goes right behind a command, and who is told of it if it is a claim.
 pub(super) struct Next {
     ready: Ready,
-    taking: Option<Taking>,
+    claim: Option<PendingClaim>,
 }
 
 impl Engine {
@@ -78,14 +78,14 @@ impl Engine {
         &self,
         first: &Commit,
         behind: Option<&Submission<'_>>,
-        taking: Option<Taking>,
+        claim: Option<PendingClaim>,
     ) -> Option<Box<Next>> {
-        let ready = match (behind, &taking) {
+        let ready = match (behind, &claim) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
-            (None, Some(taking)) => {
+            (None, Some(claim)) => {
                 let claim = Submission {
-                    call: &taking.call,
-                    command: &taking.command,
+                    call: &claim.call,
+                    command: &claim.command,
                     payloads: &self.no_payloads(),
                     reply: &|_| Vec::new(),
                     merged: None,
@@ -96,7 +96,7 @@ impl Engine {
             }
             (None, None) => return None,
         };
-        Some(Box::new(Next { ready, taking }))
+        Some(Box::new(Next { ready, claim }))
     }
 
     /// Puts in line what goes right behind a command. If it finds no place, it is decided again when the
@@ -107,11 +107,11 @@ impl Engine {
         head: &mut Head,
         next: Box<Next>,
     ) -> Option<InLine> {
-        let Next { ready, taking } = *next;
+        let Next { ready, claim } = *next;
         let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
-        match taking {
-            Some(taking) => {
-                self.tell_when_durable(taking, in_line);
+        match claim {
+            Some(claim) => {
+                self.send_when_durable(claim, in_line);
                 None
             }
             None => Some(in_line),

@@ -125,7 +125,7 @@ impl Message<'_> {
         let reader = as_client(&self.asked.caller);
         let summary = engine.session(&reader, self.session).await?;
         let mut search = Search::new(self, reader, summary, input);
-        let _alone = engine.turn(self.session).await;
+        let _alone = engine.lock_session(self.session).await;
         let found = if decisions.is_empty() {
             self.find_or_start(&mut search, &start, &payloads).await?
         } else {
