@@ -1,9 +1,9 @@
-//! What happens: every session has one order of commands, decided on its newest state and answered
+//! The engine: it orders the commands of each session, decides them on the newest state, and answers
 //! only when they are durable.
 //!
-//! An [`Engine`] is made of ports: a store, a clock, a source of randomness and the payload keys. It
-//! decides with the core, commits in pipelined groups, keeps hot sessions in memory, feeds readers in
-//! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
+//! An [`Engine`] has ports: a store, a clock, and keys for payloads and holds. It decides with the core,
+//! commits in pipelined groups, keeps hot sessions in memory, serves feeds in order, runs timers, hands
+//! out work, and checks rights. It speaks no protocol.
 
 mod access;
 mod addresses;

@@ -1,4 +1,4 @@
-//! What is laid down, and what comes of a worker's wish under it.
+//! Policies, and a worker's terms under them.
 
 use super::*;
 
@@ -68,7 +68,7 @@ fn what_is_not_named_any_more_holds_for_whoever_still_calls_it() {
     assert!(!needs(&second, "ums", "list"), "this was said");
     let kept: Vec<_> = second.kept_tools().collect();
     assert_eq!(kept, [(&name("ums"), &name("delete"))]);
-    // It is so after any number of times, until something else is said.
+    // Still so after any number of reloads, until a new policy replaces it.
     let third = policies(&[("ums", &[])]).in_place_of(&second);
     assert!(needs(&third, "ums", "delete") && needs(&third, "gone", "pay"));
     assert!(!needs(&third, "ums", "list"));
