@@ -52,7 +52,7 @@ pub enum OnNoAnswer {
 pub struct ToolPolicy {
     /// Whether calls need approval.
     pub approval: Option<Approval>,
-    /// Calls whose arguments match need approval, whatever `approval` says.
+    /// Calls whose arguments match need approval, even if `approval` says otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval_if: Option<ArgsCondition>,
     /// Whether a rejection needs a comment.

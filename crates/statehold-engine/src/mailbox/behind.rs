@@ -1,5 +1,5 @@
-//! What goes right behind a command: decided on what the command comes to, and in line before that is
-//! durable, so that one write to the disk takes both.
+//! Two commands in one go: the second is decided on the result of the first and queued before the first
+//! is durable, so one write to the disk makes both durable.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use crate::error::EngineError;
 use crate::payloads::Payloads;
 use crate::rights;
 
-/// What goes right behind a command, and who is told of it if it is a claim.
+/// The second command, decided; with its claim, if it claims the request that the first one starts.
 pub(super) struct Next {
     ready: Ready,
     claim: Option<PendingClaim>,
 }
 
 impl Engine {
-    /// Sends two commands, the second right behind the first: it is decided on what the first comes to,
-    /// both are in line before either is durable, and nothing comes between them. Waits until both are
-    /// durable. The second has the reply and may bring a credential.
+    /// Submits two commands without another between them: the second is decided on the result of the
+    /// first, and both are queued before either is durable. Waits until both are durable. The second has
+    /// the reply and may carry a credential.
     ///
     /// # Errors
     ///
-    /// As [`Engine::submit_with_credential`]. If the first is refused or lost, so is the second; if only
-    /// the second is, the first stays.
+    /// As [`Engine::submit_with_credential`]. If the first is refused or fails, so does the second; if
+    /// only the second does, the first stays.
     pub async fn submit_both(
         &self,
         session: SessionId,
@@ -63,17 +63,17 @@ impl Engine {
         if let Some(behind) = behind {
             match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
                 Ok(_) => return Ok(behind.done),
-                // It is surely not there.
+                // The store certainly did not commit it: decide it again.
                 Err(StoreError::Conflict { .. } | StoreError::Full) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        // It did not come to a commit, or that was lost: it is decided by itself.
+        // The second command was not queued behind the first, or its commit failed: submit it alone.
         Ok(self.submit_in_line(session, &second, None).await?.0)
     }
 
-    /// Decides what goes right behind a command: what was sent with it, or the claim of the request that
-    /// it starts.
+    /// Decides the second command: the one submitted with the first, or the claim of the request that
+    /// the first starts.
     pub(super) async fn decide_next(
         &self,
         first: &Commit,
@@ -99,8 +99,8 @@ impl Engine {
         Some(Box::new(Next { ready, claim }))
     }
 
-    /// Puts in line what goes right behind a command. If it finds no place, it is decided again when the
-    /// first is durable.
+    /// Queues the second command behind the first. If the queue refuses it, the caller submits it again
+    /// when the first is durable.
     pub(super) async fn put_next(
         &self,
         mailbox: &Arc<Mailbox>,
@@ -118,8 +118,8 @@ impl Engine {
         }
     }
 
-    /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:
-    /// whatever it comes to is then found out when the state is durable.
+    /// Decides a command on a state that is not queued yet. None unless it results in a commit; the
+    /// caller then decides it again on the durable state.
     async fn decide_behind(
         &self,
         state: &SessionState,
