@@ -19,7 +19,7 @@ use crate::holds::HoldDetail;
 use crate::idempotency::IdempotencyKey;
 use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
 use crate::mailbox::{Call, Committed, Receipt};
-use crate::redact::{BY_PLACE, HIDDEN, Preview, preview};
+use crate::redact::{BY_PATH, HIDDEN, Preview, preview};
 use crate::schema::{FieldError, Schema};
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
@@ -42,7 +42,7 @@ pub struct NewAnswer {
 }
 
 /// Edited arguments, with their digest and preview.
-struct Edited {
+struct EditedArgs {
     digest: Digest,
     preview: Raw,
     redactions: Vec<Redaction>,
@@ -160,10 +160,12 @@ impl Engine {
                 }
             }
             (HoldKind::Credential, Some(_), _) => wrong("a credential is a text"),
-            (HoldKind::Reconcile, content, _) => match content.map(serde_json::from_value::<Ran>) {
-                Some(Ok(_)) => Ok(()),
-                _ => wrong("it is {\"outcome\": \"ran\", \"result\"?: …}"),
-            },
+            (HoldKind::Reconcile, content, _) => {
+                match content.map(serde_json::from_value::<RanAnswer>) {
+                    Some(Ok(_)) => Ok(()),
+                    _ => wrong("it is {\"outcome\": \"ran\", \"result\"?: …}"),
+                }
+            }
             (_, Some(content), Some(schema)) => {
                 let schema = schema.clone();
                 let errors = move || {
@@ -195,7 +197,7 @@ impl Engine {
         detail: &HoldDetail,
         action: &ActionBody,
         args: &Raw,
-    ) -> Result<Edited, EngineError> {
+    ) -> Result<EditedArgs, EngineError> {
         let id = detail.hold.id;
         let mut value = parse_args(args, "args")?;
         let is_whole = action.redactions.is_empty();
@@ -203,7 +205,7 @@ impl Engine {
         let kept = if is_whole {
             Vec::new()
         } else {
-            self.keep_hidden(action, &mut value)?
+            self.restore_redacted(action, &mut value)?
         };
         if let Some(schema) = action.args_schema.clone() {
             let instance = value.clone();
@@ -240,7 +242,7 @@ impl Engine {
             let sealed = self.seal(id, request, &action.tool, whole.get()).await?;
             (raw(&shown), Some(sealed))
         };
-        Ok(Edited {
+        Ok(EditedArgs {
             digest,
             preview,
             redactions,
@@ -250,7 +252,7 @@ impl Engine {
 
     /// Redacted fields left unchanged keep their value. Returns the fields that stay redacted even if
     /// the policy has changed, each with its placeholder.
-    fn keep_hidden(
+    fn restore_redacted(
         &self,
         action: &ActionBody,
         edited: &mut Value,
@@ -271,7 +273,7 @@ impl Engine {
             };
             if place != was {
                 // Path rules also redact the replacement value.
-                if hidden.rule == BY_PLACE {
+                if hidden.rule == BY_PATH {
                     kept.push((hidden.clone(), was.clone()));
                 }
                 continue;
@@ -292,9 +294,9 @@ impl Engine {
 /// A person's answer that the action did run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Ran {
+struct RanAnswer {
     #[expect(dead_code, reason = "only its shape matters here")]
-    outcome: RanWord,
+    outcome: RanOutcome,
     #[serde(default)]
     #[expect(dead_code, reason = "only its shape matters here")]
     result: Option<Value>,
@@ -302,7 +304,7 @@ struct Ran {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum RanWord {
+enum RanOutcome {
     Ran,
 }
 
@@ -384,7 +386,7 @@ fn decision_key(
 fn kept_words(
     is_credential: bool,
     answer: NewAnswer,
-    edited: Option<Edited>,
+    edited: Option<EditedArgs>,
 ) -> (DecisionBody, Option<String>) {
     let mut words = DecisionBody {
         comment: answer.comment,
@@ -414,9 +416,9 @@ fn exact_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, Engine
 }
 
 /// The digest only: the hold is already decided, so nothing is sealed or stored.
-fn edited_digest(hold: HoldId, tool: &str, args: &Raw) -> Result<Edited, EngineError> {
+fn edited_digest(hold: HoldId, tool: &str, args: &Raw) -> Result<EditedArgs, EngineError> {
     let value = parse_args(args, "args")?;
-    Ok(Edited {
+    Ok(EditedArgs {
         digest: exact_digest(hold, tool, &value)?,
         preview: args.clone(),
         redactions: Vec::new(),

@@ -30,7 +30,7 @@ use crate::kept::{
 };
 use crate::mailbox::{Call, Committed, Receipt};
 use crate::payloads::Payloads;
-use crate::policy::{Effective, Wish};
+use crate::policy::{Effective, HoldTerms};
 use crate::redact::{Preview, preview};
 use crate::schema::Schema;
 
@@ -99,7 +99,7 @@ pub struct NewAction {
 }
 
 /// An action after its policy was applied.
-struct Gated {
+struct GatedAction {
     call: CallTarget,
     digest: Digest,
     body: ActionBody,
@@ -126,7 +126,7 @@ impl Engine {
         let task = state.task_of(by.request).cloned();
         self.require_room(&state).await?;
         let policy = self.policy_for(task.as_ref().map(|task| &task.agent), &ask);
-        let terms = policy.tighten(ask.kind, wish_of(&ask))?;
+        let terms = policy.tighten(ask.kind, wanted_terms(&ask))?;
         if let Some(task) = &task {
             self.hide_gated(&task.agent, &mut items, &mut payloads);
         }
@@ -141,7 +141,7 @@ impl Engine {
             None => None,
         };
         let (target, digest, action) = match gated {
-            Some(Gated { call, digest, body }) => (Some(call), Some(digest), Some(body)),
+            Some(GatedAction { call, digest, body }) => (Some(call), Some(digest), Some(body)),
             None => (None, None, None),
         };
         let is_sealed = action.as_ref().is_some_and(|body| body.sealed.is_some());
@@ -202,7 +202,7 @@ impl Engine {
         ask.reasons.as_deref().map(reasons).transpose()?;
         self.require_schemas(ask).await?;
         let policy = self.policy_for(Some(agent), ask);
-        policy.tighten(ask.kind, wish_of(ask))?;
+        policy.tighten(ask.kind, wanted_terms(ask))?;
         if let Some(action) = &ask.action {
             require_args(action)?;
         }
@@ -258,9 +258,9 @@ impl Engine {
         (session, request, hold): (SessionId, RequestId, HoldId),
         action: NewAction,
         policy: &Effective,
-        terms: &Wish,
+        terms: &HoldTerms,
         (items, payloads): (&mut Vec<NewItem>, &mut Payloads),
-    ) -> Result<Gated, EngineError> {
+    ) -> Result<GatedAction, EngineError> {
         let args = require_args(&action)?;
         let tool = action.tool.as_str();
         let digest =
@@ -330,7 +330,7 @@ impl Engine {
             redactions,
             sealed,
         };
-        Ok(Gated { call, digest, body })
+        Ok(GatedAction { call, digest, body })
     }
 
     /// The recorded body of a call of a live request.
@@ -374,16 +374,16 @@ impl Engine {
 
     /// The policies of calls that may have run without approval. If people must reconcile such a call,
     /// the people who could have approved it decide.
-    pub(crate) async fn laid_down(
+    pub(crate) async fn policies_of_uncertain_calls(
         &self,
         state: &SessionState,
         request: RequestId,
         unanswered: &BTreeSet<ItemId>,
     ) -> Result<BTreeMap<ItemId, AskedAbout>, EngineError> {
-        let mut laid_down = BTreeMap::new();
+        let mut asked_about = BTreeMap::new();
         let (Some(live), Some(task)) = (state.requests.get(&request), state.task_of(request))
         else {
-            return Ok(laid_down);
+            return Ok(asked_about);
         };
         let is_new = |call: &ItemId| {
             live.calls
@@ -394,7 +394,7 @@ impl Engine {
         let calls: BTreeSet<ItemId> = calls.collect();
         let policies = self.policies();
         if calls.is_empty() || !policies.knows(&task.agent) {
-            return Ok(laid_down);
+            return Ok(asked_about);
         }
         let written = self
             .recent_items(state.session, task.id, CALLS_LOOKED_AT)
@@ -415,9 +415,9 @@ impl Engine {
                 policy: digest,
                 risk: policy.risk,
             };
-            laid_down.insert(id, asked);
+            asked_about.insert(id, asked);
         }
-        Ok(laid_down)
+        Ok(asked_about)
     }
 
     /// The text of a `reconcile` hold, which the server opens by itself: the action as approved, or the
@@ -592,9 +592,9 @@ fn why_unknown(written: &[StoredItem], call: ItemId, holds: Range<u32>) -> &'sta
 }
 
 /// The terms that a worker asks for.
-fn wish_of(ask: &NewAsk) -> Wish {
+fn wanted_terms(ask: &NewAsk) -> HoldTerms {
     let action = ask.action.as_ref();
-    Wish {
+    HoldTerms {
         decide_by: ask.decide_by.clone(),
         effect: action.and_then(|action| action.effect),
         expires_in_seconds: ask.expires_in_seconds,

@@ -87,9 +87,9 @@ struct Window {
 }
 
 /// The engine's payload keys, for a verification.
-struct Known(Arc<dyn PayloadKeys>);
+struct EngineKeys(Arc<dyn PayloadKeys>);
 
-impl KnownKeys for Known {
+impl KnownKeys for EngineKeys {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
         self.0.get(owner)
     }
@@ -149,7 +149,7 @@ impl Engine {
         let streams = inner.audit.streams.lock().await;
         let expected = streams.written.get(&caller.tenant).copied();
         drop(streams);
-        let keys = Arc::new(Known(Arc::clone(&inner.payload_keys)));
+        let keys = Arc::new(EngineKeys(Arc::clone(&inner.payload_keys)));
         let verifying = inner.store.verify(caller.tenant.clone(), expected, keys);
         let report = tokio::select! {
             report = verifying => report?,

@@ -68,12 +68,12 @@ pub enum CredentialSource {
 
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
-    kept: Mutex<Kept>,
+    kept: Mutex<CredentialTable>,
     service: Mutex<BTreeMap<Name, Credential>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct CredentialTable {
     /// The credential that came with a request, and the request's root.
     given: HashMap<RequestId, (RequestId, Credential)>,
     /// The requests of each root that have a credential.
@@ -83,7 +83,7 @@ struct Kept {
     bytes: usize,
 }
 
-impl Kept {
+impl CredentialTable {
     fn drop_given(&mut self, request: RequestId) {
         let Some((root, credential)) = self.given.remove(&request) else {
             return;
@@ -107,20 +107,20 @@ impl Kept {
 /// A credential whose commit is in flight. Dropping it before the commit is durable removes the
 /// credential.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingCredential {
     credentials: Arc<Credentials>,
     /// The request of the credential, and whether the credential answers a hold.
     kept: Option<(RequestId, bool)>,
 }
 
-impl Pending {
+impl PendingCredential {
     /// The commit is durable: keep the credential.
     pub(crate) fn settle(mut self) {
         self.kept = None;
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingCredential {
     fn drop(&mut self) {
         match self.kept {
             Some((request, true)) => drop(self.credentials.take_answer(request)),
@@ -131,7 +131,7 @@ impl Drop for Pending {
 }
 
 impl Credentials {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, CredentialTable> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +142,7 @@ impl Credentials {
         credential: &Credential,
         command: &Command,
         commit: &Commit,
-    ) -> Result<Pending, EngineError> {
+    ) -> Result<PendingCredential, EngineError> {
         let mut kept = self.lock();
         let bytes = kept.bytes + credential.expose().len();
         if bytes > TOTAL_BYTES_MAX {
@@ -183,7 +183,7 @@ impl Credentials {
             }
             kept.bytes += credential.expose().len();
         }
-        Ok(Pending {
+        Ok(PendingCredential {
             credentials: Arc::clone(self),
             kept: found.map(|request| (request, is_answer)),
         })

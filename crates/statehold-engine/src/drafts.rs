@@ -20,11 +20,11 @@ const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
-    live: Mutex<HashMap<RequestId, Live>>,
+    live: Mutex<HashMap<RequestId, LiveDraft>>,
 }
 
 #[derive(Debug, Default)]
-struct Live {
+struct LiveDraft {
     draft: Arc<Draft>,
     /// How many writers and readers have it.
     holders: usize,
@@ -32,13 +32,13 @@ struct Live {
 
 #[derive(Debug, Default)]
 struct Draft {
-    kept: Mutex<Kept>,
+    text: Mutex<DraftText>,
     /// The written length. Readers wait on it.
-    length: watch::Sender<Written>,
+    length: watch::Sender<WrittenLength>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct DraftText {
     /// Counts how often the draft started over.
     edition: u64,
     text: String,
@@ -50,22 +50,22 @@ struct Kept {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Written {
+struct WrittenLength {
     edition: u64,
     bytes: usize,
     is_over: bool,
 }
 
 impl Drafts {
-    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, Live>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, LiveDraft>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(self: &Arc<Self>, request: RequestId) -> Held {
+    fn hold(self: &Arc<Self>, request: RequestId) -> DraftHandle {
         let mut all = self.live();
         let live = all.entry(request).or_default();
         live.holders += 1;
-        Held {
+        DraftHandle {
             drafts: Arc::clone(self),
             request,
             draft: Arc::clone(&live.draft),
@@ -90,13 +90,13 @@ impl Drafts {
 
 /// Reference to a draft. Dropping the last one removes the draft.
 #[derive(Debug)]
-struct Held {
+struct DraftHandle {
     drafts: Arc<Drafts>,
     request: RequestId,
     draft: Arc<Draft>,
 }
 
-impl Drop for Held {
+impl Drop for DraftHandle {
     fn drop(&mut self) {
         let mut all = self.drafts.live();
         let Some(live) = all.get_mut(&self.request) else {
@@ -117,40 +117,40 @@ impl Drop for Held {
 #[derive(Debug)]
 #[must_use = "it is open only as long as this is kept"]
 pub struct OpenDraft {
-    _held: Held,
+    _handle: DraftHandle,
 }
 
 impl Draft {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn text(&self) -> MutexGuard<'_, DraftText> {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A writer starts at the first byte.
     fn begin(&self) {
-        let mut kept = self.kept();
-        kept.said = 0;
-        kept.is_full = false;
-        self.announce(&kept);
+        let mut text = self.text();
+        text.said = 0;
+        text.is_full = false;
+        self.announce(&text);
     }
 
     fn write(&self, piece: &str) {
-        let mut kept = self.kept();
-        if kept.is_full {
+        let mut text = self.text();
+        if text.is_full {
             return;
         }
-        kept.add(piece);
-        self.announce(&kept);
+        text.add(piece);
+        self.announce(&text);
     }
 
-    fn announce(&self, kept: &Kept) {
+    fn announce(&self, text: &DraftText) {
         self.length.send_modify(|written| {
-            written.edition = kept.edition;
-            written.bytes = kept.said;
+            written.edition = text.edition;
+            written.bytes = text.said;
         });
     }
 }
 
-impl Kept {
+impl DraftText {
     fn add(&mut self, piece: &str) {
         let known = self.text.get(self.said..).unwrap_or_default();
         if known.starts_with(piece) {
@@ -172,9 +172,9 @@ impl Kept {
     }
 
     /// The text after `place`; advances `place`.
-    fn after(&self, place: &mut Place) -> Option<DraftPiece> {
+    fn after(&self, place: &mut ReadPosition) -> Option<DraftPiece> {
         if place.edition != self.edition {
-            *place = Place {
+            *place = ReadPosition {
                 edition: self.edition,
                 read: 0,
             };
@@ -197,13 +197,13 @@ pub struct DraftPiece {
 
 /// How far a reader has read.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct ReadPosition {
     edition: u64,
     read: usize,
 }
 
-impl Place {
-    fn has_news(self, written: &Written) -> bool {
+impl ReadPosition {
+    fn has_news(self, written: &WrittenLength) -> bool {
         written.edition != self.edition || written.bytes > self.read
     }
 }
@@ -211,9 +211,9 @@ impl Place {
 /// Follows the draft of one answer from its beginning.
 #[derive(Debug)]
 pub struct DraftReader {
-    held: Held,
-    length: watch::Receiver<Written>,
-    place: Place,
+    handle: DraftHandle,
+    length: watch::Receiver<WrittenLength>,
+    place: ReadPosition,
 }
 
 impl DraftReader {
@@ -222,16 +222,16 @@ impl DraftReader {
     pub async fn next(&mut self) -> Option<String> {
         loop {
             let place = self.place;
-            let news = |written: &Written| written.is_over || place.has_news(written);
+            let news = |written: &WrittenLength| written.is_over || place.has_news(written);
             // The sender lives as long as the draft.
             let written = self.length.wait_for(news).await;
             let is_over = written.is_ok_and(|written| written.is_over);
             let piece = {
-                let kept = self.held.draft.kept();
-                if place.read > 0 && kept.edition != place.edition {
+                let text = self.handle.draft.text();
+                if place.read > 0 && text.edition != place.edition {
                     return None;
                 }
-                kept.after(&mut self.place)
+                text.after(&mut self.place)
             };
             match piece {
                 Some(piece) => return Some(piece.text),
@@ -243,7 +243,7 @@ impl DraftReader {
 
     /// The text written since the last call, if any. After a draft started over, this is all of it.
     pub fn take(&mut self) -> Option<DraftPiece> {
-        self.held.draft.kept().after(&mut self.place)
+        self.handle.draft.text().after(&mut self.place)
     }
 
     /// Waits until `take` may return text; forever if no more text comes.
@@ -260,9 +260,9 @@ impl DraftReader {
 impl Engine {
     /// Opens the draft of a live request's answer, to write it from the beginning.
     pub fn open_draft(&self, request: RequestId) -> OpenDraft {
-        let held = self.inner().drafts.hold(request);
-        held.draft.begin();
-        OpenDraft { _held: held }
+        let handle = self.inner().drafts.hold(request);
+        handle.draft.begin();
+        OpenDraft { _handle: handle }
     }
 
     /// Appends to the draft of a live request's answer. Dropped if it has no writer and no reader.
@@ -278,12 +278,12 @@ impl Engine {
     /// Follows the draft of a request's answer. Call this before checking that the request is live, to
     /// miss nothing. If the request has ended, drop the reader.
     pub fn follow_draft(&self, request: RequestId) -> DraftReader {
-        let held = self.inner().drafts.hold(request);
-        let length = held.draft.length.subscribe();
+        let handle = self.inner().drafts.hold(request);
+        let length = handle.draft.length.subscribe();
         DraftReader {
-            held,
+            handle,
             length,
-            place: Place::default(),
+            place: ReadPosition::default(),
         }
     }
 
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_follows_gets_every_piece_from_the_beginning_and_then_the_end() {
+    async fn a_reader_gets_every_piece_from_the_beginning_and_then_the_end() {
         let engine = engine().await;
         let (request, long) = (request(7), request(8));
         let _open = [engine.open_draft(request), engine.open_draft(long)];
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_draft_that_nobody_has_is_nowhere() {
+    async fn a_draft_without_writer_or_reader_is_dropped() {
         let engine = engine().await;
         let request = request(7);
         let kept = || engine.drafts_kept();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_again_is_news_only_where_it_differs() {
+    async fn readers_get_repeated_text_only_where_it_differs() {
         let engine = engine().await;
         let request = request(7);
         let first = engine.open_draft(request);

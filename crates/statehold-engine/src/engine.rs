@@ -28,7 +28,7 @@ use crate::merge::Merges;
 use crate::payloads::Payloads;
 use crate::policy::Policies;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
-use crate::sealed::{SealedCalls, Unneeded};
+use crate::sealed::{SealedCalls, UnneededKeys};
 use crate::swap::Swap;
 use crate::temp::Temps;
 use crate::users::Users;
@@ -350,7 +350,7 @@ pub(crate) struct Aftermath {
     temps_lost: Vec<(RequestId, bool)>,
     erases: bool,
     /// Sealed arguments whose action has ended.
-    pub(crate) unneeded: Unneeded,
+    pub(crate) unneeded: UnneededKeys,
 }
 
 impl Inner {
@@ -419,7 +419,7 @@ impl Aftermath {
             erases: commit.after.deleted
                 || commit.after.closed && commit.after.expires_at.is_none(),
             unneeded: if is_fork {
-                Unneeded::default()
+                UnneededKeys::default()
             } else {
                 inner.unneeded_after(commit)
             },

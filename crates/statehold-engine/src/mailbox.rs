@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::api::json::to_body;
 use crate::caller::Caller;
-use crate::credentials::{Credential, Pending as PendingCredential};
+use crate::credentials::{Credential, PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};

@@ -100,7 +100,7 @@ pub struct Policies {
 }
 
 /// Separates the server of a tool from its name.
-const OF_SERVER: &str = "__";
+const SERVER_SEPARATOR: &str = "__";
 
 impl AgentPolicy {
     /// The policy of a tool with exactly this name.
@@ -174,7 +174,7 @@ impl Policies {
         };
         let all = &policy.every_tool;
         let names = names.iter().flat_map(|name| {
-            let ends = name.match_indices(OF_SERVER);
+            let ends = name.match_indices(SERVER_SEPARATOR);
             let plain = ends.map(|(at, mark)| &name[at + mark.len()..]);
             std::iter::once(*name).chain(plain)
         });
@@ -209,8 +209,8 @@ impl Policies {
 
     /// Whether a tool with exactly this name has a policy.
     pub fn names(&self, agent: &Name, tool: &str) -> bool {
-        let laid_down = [&self.agents, &self.kept];
-        let mut own = laid_down.iter().filter_map(|agents| agents.get(agent));
+        let policies = [&self.agents, &self.kept];
+        let mut own = policies.iter().filter_map(|agents| agents.get(agent));
         own.any(|policy| policy.own(tool).is_some())
     }
 
@@ -284,7 +284,7 @@ pub struct Effective {
 
 /// The terms that a worker asks for.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Wish {
+pub(crate) struct HoldTerms {
     pub(crate) decide_by: Option<DecideBy>,
     pub(crate) effect: Option<Effect>,
     pub(crate) expires_in_seconds: Option<u64>,
@@ -338,49 +338,53 @@ impl Effective {
 
     /// Applies the policy to a worker's terms. Fails where the worker asks for less than the policy
     /// sets.
-    pub(crate) fn tighten(&self, kind: HoldKind, wish: Wish) -> Result<Wish, EngineError> {
+    pub(crate) fn tighten(
+        &self,
+        kind: HoldKind,
+        wanted: HoldTerms,
+    ) -> Result<HoldTerms, EngineError> {
         let policy = &self.policy;
-        let decide_by = match (&policy.decide_by, wish.decide_by) {
-            (Some(set), Some(wished)) if *set != wished => {
+        let decide_by = match (&policy.decide_by, wanted.decide_by) {
+            (Some(set), Some(value)) if *set != value => {
                 return Err(stricter("decide_by", &decide_by_text(set)));
             }
             (Some(set), _) => Some(set.clone()),
-            (None, wished) => {
-                require_judge(kind, wished.as_ref())?;
-                wished
+            (None, value) => {
+                require_judge(kind, value.as_ref())?;
+                value
             }
         };
-        let on_expiry = match (policy.on_expiry, wish.on_expiry) {
-            (Some(set), Some(wished)) if set != wished => {
+        let on_expiry = match (policy.on_expiry, wanted.on_expiry) {
+            (Some(set), Some(value)) if set != value => {
                 return Err(stricter("on_expiry", word(&set).as_str()));
             }
-            (set, wished) => set.or(wished),
+            (set, value) => set.or(value),
         };
-        let idempotent = match (policy.idempotent, wish.idempotent) {
+        let idempotent = match (policy.idempotent, wanted.idempotent) {
             (Some(false), Some(true)) => return Err(stricter("idempotent", "false")),
-            (set, wished) => wished.or(set),
+            (set, value) => value.or(set),
         };
-        Ok(Wish {
+        Ok(HoldTerms {
             decide_by,
             on_expiry,
             idempotent,
-            effect: at_least("effect", policy.effect, wish.effect)?,
-            risk: at_least("risk", policy.risk, wish.risk)?,
-            quorum: at_least("quorum", policy.quorum, wish.quorum)?,
-            expires_in_seconds: match (policy.expires_in_seconds, wish.expires_in_seconds) {
-                (Some(most), Some(wished)) if wished > most => {
+            effect: at_least("effect", policy.effect, wanted.effect)?,
+            risk: at_least("risk", policy.risk, wanted.risk)?,
+            quorum: at_least("quorum", policy.quorum, wanted.quorum)?,
+            expires_in_seconds: match (policy.expires_in_seconds, wanted.expires_in_seconds) {
+                (Some(most), Some(value)) if value > most => {
                     return Err(stricter("expires_in_seconds", &most.to_string()));
                 }
-                (most, wished) => wished.or(most),
+                (most, value) => value.or(most),
             },
         })
     }
 }
 
 /// A worker cannot make the session's user, or another worker, the judge of its actions.
-fn require_judge(kind: HoldKind, wished: Option<&DecideBy>) -> Result<(), EngineError> {
+fn require_judge(kind: HoldKind, value: Option<&DecideBy>) -> Result<(), EngineError> {
     let is_about_action = matches!(kind, HoldKind::Approval | HoldKind::Reconcile);
-    match wished {
+    match value {
         Some(DecideBy::User) if is_about_action => Err(stricter("decide_by", "other")),
         Some(DecideBy::Role(role)) if NO_JUDGES.contains(&role.as_str()) => {
             let own = decide_by_text(&kind.default_decide_by());
@@ -393,13 +397,11 @@ fn require_judge(kind: HoldKind, wished: Option<&DecideBy>) -> Result<(), Engine
 fn at_least<T: Ord + Copy + Serialize>(
     field: &'static str,
     least: Option<T>,
-    wished: Option<T>,
+    value: Option<T>,
 ) -> Result<Option<T>, EngineError> {
-    match (least, wished) {
-        (Some(least), Some(wished)) if wished < least => {
-            Err(stricter(field, word(&least).as_str()))
-        }
-        (least, wished) => Ok(wished.or(least)),
+    match (least, value) {
+        (Some(least), Some(value)) if value < least => Err(stricter(field, word(&least).as_str())),
+        (least, value) => Ok(value.or(least)),
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct Rules<'a> {
 }
 
 /// The rule name of a path rule, which redacts any value at its path.
-pub(crate) const BY_PLACE: &str = "path";
+pub(crate) const BY_PATH: &str = "path";
 
 /// Redacted arguments, and the list of redactions.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,7 +113,7 @@ impl Walk<'_> {
     /// Redacts a value; `paths` are the path rules that may still match at or below it.
     fn value(&mut self, value: &Value, paths: &[&[String]]) -> Value {
         if paths.iter().any(|rest| rest.is_empty()) {
-            self.note(BY_PLACE);
+            self.note(BY_PATH);
             return Value::String(HIDDEN.to_owned());
         }
         match value {

@@ -42,7 +42,7 @@ pub(crate) struct SealedCalls {
 
 /// Holds whose keys a commit makes unneeded.
 #[derive(Debug, Default)]
-pub(crate) struct Unneeded {
+pub(crate) struct UnneededKeys {
     holds: Vec<HoldId>,
 }
 
@@ -223,7 +223,7 @@ impl SealedCalls {
 
 impl Inner {
     /// The holds whose keys are unneeded after a commit.
-    pub(crate) fn unneeded_after(&self, commit: &Commit) -> Unneeded {
+    pub(crate) fn unneeded_after(&self, commit: &Commit) -> UnneededKeys {
         let events = commit.record.content.events.iter();
         for event in events {
             if let Event::HoldOpened {
@@ -252,13 +252,13 @@ impl Inner {
                 }
             }
         }
-        Unneeded {
+        UnneededKeys {
             holds: holds.into_iter().collect(),
         }
     }
 }
 
-impl Unneeded {
+impl UnneededKeys {
     pub(crate) fn into_holds(self) -> Vec<HoldId> {
         self.holds
     }

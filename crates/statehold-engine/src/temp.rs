@@ -14,18 +14,18 @@ pub(crate) const TEMP_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Temps {
-    kept: Mutex<Kept>,
+    kept: Mutex<TempValues>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct TempValues {
     values: BTreeMap<RequestId, BTreeMap<StateKey, Vec<u8>>>,
     /// Live roots that lost their values in a pause.
     lost: BTreeSet<RequestId>,
 }
 
 impl Temps {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, TempValues> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

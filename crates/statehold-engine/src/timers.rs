@@ -33,7 +33,7 @@ impl Inner {
 }
 
 /// Signs the heads of sessions periodically until the engine stops.
-async fn sign_now_and_then(engine: Engine) {
+async fn sign_periodically(engine: Engine) {
     let stop = engine.inner().stop.clone();
     let every = engine.inner().options.sign_every;
     loop {
@@ -51,7 +51,7 @@ impl Engine {
     pub(crate) fn start_timers(&self) {
         let engine = self.clone();
         let tracker = self.inner().tasks.clone();
-        tracker.spawn(sign_now_and_then(self.clone()));
+        tracker.spawn(sign_periodically(self.clone()));
         tracker.spawn(async move {
             let stop = engine.inner().stop.clone();
             let mut ticks = tokio::time::interval(engine.inner().options.tick);

@@ -16,24 +16,24 @@ const HOT_USERS: usize = 50_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    known: Mutex<Known>,
+    known: Mutex<UserCache>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct UserCache {
     ids: HashMap<(Name, String), UserId>,
     names: HashMap<UserId, String>,
 }
 
 impl Users {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, UserCache> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, tenant: &Name, name: &str, id: UserId) {
         let mut known = self.lock();
         if known.names.len() >= HOT_USERS {
-            *known = Known::default();
+            *known = UserCache::default();
         }
         known.ids.insert((tenant.clone(), name.to_owned()), id);
         known.names.insert(id, name.to_owned());

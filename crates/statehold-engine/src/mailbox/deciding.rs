@@ -43,7 +43,9 @@ impl Engine {
         let mut cold = inner.cold(state, command.named()).await?;
         if let Command::ClaimRequest { request, .. } = command {
             cold.unanswered = self.unanswered(state, *request).await?;
-            cold.laid_down = self.laid_down(state, *request, &cold.unanswered).await?;
+            cold.laid_down = self
+                .policies_of_uncertain_calls(state, *request, &cold.unanswered)
+                .await?;
         }
         let ctx = Context {
             now: inner.clock.now(),

@@ -1,4 +1,4 @@
-//! Requests for agents that the process works for itself: claimed as they are started.
+//! Requests for agents that the process runs itself: claimed when they start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn helper() -> Name {
     "helper".parse().expect("a name")
 }
 
-/// Begins to take what is begun for the agent of the session, with room for so many turns.
+/// Claims requests of the session's agent when they start, with permits for `turns` turns.
 fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<AutoClaim>, Arc<Semaphore>) {
     let room = Arc::new(Semaphore::new(turns));
     let tenant = &rig.caller.tenant;
