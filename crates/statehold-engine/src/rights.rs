@@ -197,7 +197,7 @@ pub(crate) fn worked_on(caller: &Caller, state: &SessionState, act: &Act) -> Opt
     }
 }
 
-/// Sessions of another tenant, and deleted sessions, are reported as not found.
+/// Sessions of another tenant are reported as not found. The core refuses deleted sessions.
 fn require_reach(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
     match &state.owner {
         Some(owner) if owner.tenant == caller.tenant => Ok(()),
