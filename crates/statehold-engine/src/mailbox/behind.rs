@@ -99,8 +99,8 @@ impl Engine {
         Some(Box::new(Next { ready, claim }))
     }
 
-    /// Queues the second command behind the first. If the queue refuses it, the caller submits it again
-    /// when the first is durable.
+    /// Queues the second command behind the first. If that fails, a submitted command is decided again
+    /// when the first is durable; a claim is dropped, and its request waits for a worker.
     pub(super) async fn put_next(
         &self,
         mailbox: &Arc<Mailbox>,
@@ -118,8 +118,8 @@ impl Engine {
         }
     }
 
-    /// Decides a command on a state that is not queued yet. None unless it results in a commit; the
-    /// caller then decides it again on the durable state.
+    /// Decides a command on a state that is not queued yet. None unless it results in a commit: any
+    /// other result is valid only on a durable state.
     async fn decide_behind(
         &self,
         state: &SessionState,
