@@ -1,4 +1,4 @@
-//! Who may read what. What is out of reach is not there.
+//! Read access. A session that the caller may not read is reported as not found.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 
 impl Engine {
-    /// A session that the caller may read as a client, a worker or an operator.
+    /// A session that the caller may read as a client, a worker, an operator or an admin.
     pub(crate) async fn readable(
         &self,
         caller: &Caller,
@@ -24,8 +24,8 @@ impl Engine {
         found.ok_or(EngineError::NotFound)
     }
 
-    /// Lets a caller go on who may read a session; gives its newest durable revision. Hot sessions
-    /// need no look at the disk for it.
+    /// Fails unless the caller may read a session; returns its newest durable revision. A hot session
+    /// needs no read from disk.
     pub(crate) async fn require_readable(
         &self,
         caller: &Caller,
@@ -37,7 +37,7 @@ impl Engine {
         let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
         let is_listed =
             owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
-        // A worker reads where its agents work.
+        // A worker may read the sessions in which its agents have tasks.
         let is_near = caller.user.is_none_or(|bound| bound == owner.user);
         let works = || {
             let mut tasks = state.tasks.values();
@@ -68,8 +68,7 @@ impl Engine {
         }
     }
 
-    /// Whose session it is. Says nothing about who may see it: only whoever sends a command or asks a
-    /// question learns more, and both are checked.
+    /// The owner of a session. Checks no rights: callers must check them before they reveal anything.
     ///
     /// # Errors
     ///
@@ -147,16 +146,16 @@ pub(crate) fn require_reader(caller: &Caller) -> Result<(), EngineError> {
     require_any(caller, &roles)
 }
 
-/// Lets only those go on who may list sessions.
+/// Fails unless the caller may list sessions.
 ///
 /// # Errors
 ///
-/// If the caller may not.
+/// If the caller lacks the role.
 pub fn require_lister(caller: &Caller) -> Result<(), EngineError> {
     require_any(caller, &[Role::Client, Role::Operator, Role::Admin])
 }
 
-/// Lets only an admin go on.
+/// Fails unless the caller is an admin.
 ///
 /// # Errors
 ///

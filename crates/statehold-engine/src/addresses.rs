@@ -1,8 +1,8 @@
-//! Where decisions for an agent are pushed to, and which requests there are to push.
+//! Addresses to which decisions for an agent are pushed, and the requests to push.
 //!
-//! Whoever pushes keeps no table of deliveries. What is to be delivered follows from the state of the
-//! requests: those that wait for a worker after one had them, and those that run and were decided
-//! something about since their worker has them. So it goes on after a restart.
+//! There is no table of deliveries. The pending deliveries follow from the state of the requests: a
+//! request that is queued again after a worker had it, and a running request with a decision newer than
+//! its lease. So pushing continues after a restart.
 
 use std::sync::{Arc, PoisonError};
 
@@ -27,18 +27,18 @@ use crate::ports::random;
 
 /// The longest address, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 2_048;
-/// How many agents may have one.
+/// The maximum number of agents with an address.
 const ADDRESSES_MAX: usize = 1_000;
-/// How many live requests are read at once, and looked at in all.
+/// How many live requests one query reads, and how many one search reads in total.
 const PAGE: usize = 500;
 const SCAN_MAX: usize = 20_000;
 
-/// The secret that signs what is pushed to one address, in the form of Standard Webhooks.
+/// The secret that signs deliveries to one address, in the form of Standard Webhooks.
 #[derive(Clone)]
 pub struct SigningSecret(Zeroizing<[u8; 32]>);
 
 impl SigningSecret {
-    /// As it is shown once.
+    /// The secret as text. The API shows it once.
     pub fn reveal(&self) -> String {
         format!("whsec_{}", BASE64.encode(self.0.as_slice()))
     }
@@ -62,7 +62,7 @@ impl std::fmt::Debug for SigningSecret {
     }
 }
 
-/// A request of which the worker of its agent should hear.
+/// A request to push to the worker of its agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resumable {
     /// Its session.
@@ -71,13 +71,13 @@ pub struct Resumable {
     pub request: RequestId,
     /// How often it was claimed.
     pub fence: u64,
-    /// `queued`, or `running` under a worker that was decided something for.
+    /// `queued`, or `running` under a worker that has not seen the newest decision.
     pub status: LiveStatus,
     /// How many of its holds are decided.
     pub decisions: u32,
 }
 
-/// Listens for changes of addresses, from the moment it was made.
+/// Subscription to changes of addresses, from the moment it was made.
 #[derive(Debug)]
 pub struct AddressChanges(tokio::sync::watch::Receiver<u64>);
 
@@ -89,14 +89,14 @@ impl AddressChanges {
     }
 }
 
-/// Lets only those go on who may say where decisions for an agent are pushed to.
+/// Fails unless the caller may set the address of an agent.
 ///
 /// # Errors
 ///
-/// If the caller may not.
+/// If the caller lacks the role, or does not work for the agent.
 pub fn require_address_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {
     require_any(caller, &[Role::Worker, Role::Admin])?;
-    // A worker that is bound to a user must not hear of the requests of others.
+    // A worker bound to one user must not receive requests of other users.
     let works = caller.works_for(agent) && caller.user.is_none();
     if works || caller.has(Role::Admin) {
         Ok(())
@@ -107,7 +107,7 @@ pub fn require_address_right(caller: &Caller, agent: &Name) -> Result<(), Engine
 }
 
 impl Engine {
-    /// Reads all addresses into memory. Called once.
+    /// Loads all addresses into memory. Called once.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Has an address count as it is stored.
+    /// Updates an address in memory after the store has committed it.
     pub(crate) fn note_address(&self, key: (Name, Name), address: Option<ResumeAddress>) {
         let inner = self.inner();
         let addresses = inner.addresses.write();
@@ -135,14 +135,14 @@ impl Engine {
         inner.addresses_changed.send_modify(|count| *count += 1);
     }
 
-    /// All addresses of all tenants, for whoever pushes.
+    /// All addresses of all tenants, for the pusher.
     pub fn all_addresses(&self) -> Vec<ResumeAddress> {
         let addresses = self.inner().addresses.read();
         let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
         addresses.values().cloned().collect()
     }
 
-    /// Begins to listen for changes of addresses.
+    /// Subscribes to changes of addresses.
     pub fn address_changes(&self) -> AddressChanges {
         AddressChanges(self.inner().addresses_changed.subscribe())
     }
@@ -164,8 +164,8 @@ impl Engine {
         found.cloned().ok_or(EngineError::NotFound)
     }
 
-    /// Sets the address of an agent, with a new secret. Whether it may be called is whoever pushes to
-    /// find out, each time.
+    /// Sets the address of an agent, with a new secret. Does not check the URL: the pusher checks it
+    /// before each delivery.
     ///
     /// # Errors
     ///
@@ -223,8 +223,8 @@ impl Engine {
         self.append_audit(caller, event, None, Some(change)).await
     }
 
-    /// The secret of an address: made from its salt and the key of this server, so that neither the
-    /// data nor a backup has it.
+    /// The secret of an address, derived from its salt and the key of this server. Neither the data nor
+    /// a backup contains it.
     ///
     /// # Errors
     ///
@@ -249,12 +249,12 @@ impl Engine {
         Ok(SigningSecret(Zeroizing::new(secret)))
     }
 
-    /// Wakes whoever waits on it when there may be something new for workers of an agent.
+    /// Notifies its waiters when workers of an agent may have new work.
     pub fn work_news(&self, tenant: &Name, agent: &Name) -> Arc<tokio::sync::Notify> {
         self.inner().queue(tenant, agent)
     }
 
-    /// The requests of an agent of which its worker should hear, oldest first.
+    /// The requests of an agent to push to its worker, oldest first.
     ///
     /// # Errors
     ///
@@ -303,7 +303,7 @@ impl Engine {
         }))
     }
 
-    /// Whether a hold of a running request was decided since its worker has it.
+    /// Whether a hold of a running request was decided after its worker got the lease.
     async fn was_decided_since(
         &self,
         session: SessionId,
@@ -326,8 +326,8 @@ impl Engine {
         Ok(false)
     }
 
-    /// What a worker would get if it claimed the request now, without its credentials. None if it has
-    /// ended or is somebody else's.
+    /// The request as a claim would return it now, without credentials. None if it has ended, or if its
+    /// fence or status has changed.
     ///
     /// # Errors
     ///

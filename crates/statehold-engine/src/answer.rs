@@ -1,7 +1,7 @@
-//! Deciding a hold: what every surface does with a person's decision before the core takes it.
+//! Deciding a hold: the checks that every surface makes before the core decides.
 //!
-//! Answers are checked against the schema that was stored when the hold was opened, so a decision
-//! means the same whoever asks and whenever.
+//! Answers are checked against the schema stored when the hold was opened, so a decision means the same
+//! on every surface and at any time.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,30 +19,30 @@ use crate::holds::HoldDetail;
 use crate::idempotency::IdempotencyKey;
 use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
 use crate::mailbox::{Call, Committed, Receipt};
-use crate::redact::{BY_PLACE, HIDDEN, Preview, preview};
+use crate::redact::{BY_PATH, HIDDEN, Preview, preview};
 use crate::schema::{FieldError, Schema};
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
 
-/// What a person decides.
+/// A person's decision about a hold.
 #[derive(Debug, Clone)]
 pub struct NewAnswer {
-    /// What.
+    /// The kind of decision.
     pub kind: DecisionKind,
-    /// The digest that was shown.
+    /// The digest of the action that the person saw.
     pub digest: Option<Digest>,
-    /// Other arguments, for `edit`.
+    /// Edited arguments, for `edit`.
     pub args: Option<Raw>,
     /// The answer, for `respond`.
     pub content: Option<Raw>,
-    /// In the person's words.
+    /// A comment in the person's words.
     pub comment: Option<String>,
-    /// One of the reasons that were offered.
+    /// The id of one of the offered reasons.
     pub reason: Option<String>,
 }
 
-/// Other arguments, and what is kept of them.
-struct Edited {
+/// Edited arguments, with their digest and preview.
+struct EditedArgs {
     digest: Digest,
     preview: Raw,
     redactions: Vec<Redaction>,
@@ -50,12 +50,12 @@ struct Edited {
 }
 
 impl Engine {
-    /// Decides a hold, once and for all. The same decision with the same key again gets the same
-    /// answer; without a key, the same decision by the same person is the same decision.
+    /// Decides a hold. A hold is decided once. A retry with the same key gets the same answer; without a
+    /// key, the same decision by the same person counts as a retry.
     ///
     /// # Errors
     ///
-    /// If the caller may not, the hold is decided otherwise, or the decision makes no sense.
+    /// If the caller lacks the right, the hold was decided differently, or the decision is invalid.
     pub async fn decide_hold(
         &self,
         call: &Call,
@@ -92,21 +92,20 @@ impl Engine {
             body: (words != b"{}").then(|| payloads.put(words)),
         };
         let command = Command::DecideHold { hold: id, decision };
-        // The decision key is the hold's own: it outlives every idempotency key.
+        // A decision key belongs to its hold and outlives every idempotency key.
         let call = Call {
             key: None,
             ..call.clone()
         };
         let credential = credential.and_then(Credential::new);
         let credential = credential.as_ref();
-        // A key that was made for an edit which is refused goes when the action ends.
+        // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.
         let view = |made: &Committed<'_>| DecisionReceipt::of_commit(made, id);
         let command = (&command, &payloads);
         self.commit(session, &call, command, credential, view).await
     }
 
-    /// Checks what a person sent to an open hold. Whether they may decide comes first: what is wrong
-    /// with an answer tells something about the action.
+    /// Validates a decision about an open hold. Authorise first: validation errors reveal the action.
     async fn require_sound(
         &self,
         detail: &HoldDetail,
@@ -140,7 +139,7 @@ impl Engine {
         }
     }
 
-    /// Checks an answer against what was asked for.
+    /// Validates the content of an answer against the kind of the hold and its schema.
     async fn require_content(
         &self,
         kind: HoldKind,
@@ -161,10 +160,12 @@ impl Engine {
                 }
             }
             (HoldKind::Credential, Some(_), _) => wrong("a credential is a text"),
-            (HoldKind::Reconcile, content, _) => match content.map(serde_json::from_value::<Ran>) {
-                Some(Ok(_)) => Ok(()),
-                _ => wrong("it is {\"outcome\": \"ran\", \"result\"?: …}"),
-            },
+            (HoldKind::Reconcile, content, _) => {
+                match content.map(serde_json::from_value::<RanAnswer>) {
+                    Some(Ok(_)) => Ok(()),
+                    _ => wrong("it is {\"outcome\": \"ran\", \"result\"?: …}"),
+                }
+            }
             (_, Some(content), Some(schema)) => {
                 let schema = schema.clone();
                 let errors = move || {
@@ -190,13 +191,13 @@ impl Engine {
         }
     }
 
-    /// Other arguments under the schema and the policy of the tool.
+    /// Validates edited arguments against the tool's schema and redacts them by its policy.
     async fn edited(
         &self,
         detail: &HoldDetail,
         action: &ActionBody,
         args: &Raw,
-    ) -> Result<Edited, EngineError> {
+    ) -> Result<EditedArgs, EngineError> {
         let id = detail.hold.id;
         let mut value = parse_args(args, "args")?;
         let is_whole = action.redactions.is_empty();
@@ -204,13 +205,13 @@ impl Engine {
         let kept = if is_whole {
             Vec::new()
         } else {
-            self.keep_hidden(action, &mut value)?
+            self.restore_redacted(action, &mut value)?
         };
         if let Some(schema) = action.args_schema.clone() {
             let instance = value.clone();
             let errors = move || match Schema::new(schema.get()) {
                 Ok(schema) if is_whole => schema.errors(&instance),
-                // What is wrong must not tell what is hidden.
+                // Report only paths: error texts could reveal redacted values.
                 Ok(schema) => schema.places(&instance, &seen),
                 Err(error) => vec![error],
             };
@@ -241,7 +242,7 @@ impl Engine {
             let sealed = self.seal(id, request, &action.tool, whole.get()).await?;
             (raw(&shown), Some(sealed))
         };
-        Ok(Edited {
+        Ok(EditedArgs {
             digest,
             preview,
             redactions,
@@ -249,9 +250,9 @@ impl Engine {
         })
     }
 
-    /// Whoever edits sees only the preview: what is hidden and was left as it is shown keeps its value.
-    /// Gives the places that stay hidden, whatever is laid down by now, and what is shown of them.
-    fn keep_hidden(
+    /// Redacted fields left unchanged keep their value. Returns the fields that stay redacted even if
+    /// the policy has changed, each with its placeholder.
+    fn restore_redacted(
         &self,
         action: &ActionBody,
         edited: &mut Value,
@@ -271,8 +272,8 @@ impl Engine {
                 continue;
             };
             if place != was {
-                // By its place, so that holds for what somebody else puts there too.
-                if hidden.rule == BY_PLACE {
+                // Path rules also redact the replacement value.
+                if hidden.rule == BY_PATH {
                     kept.push((hidden.clone(), was.clone()));
                 }
                 continue;
@@ -290,12 +291,12 @@ impl Engine {
     }
 }
 
-/// An answer to whether an action ran.
+/// A person's answer that the action did run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Ran {
+struct RanAnswer {
     #[expect(dead_code, reason = "only its shape matters here")]
-    outcome: RanWord,
+    outcome: RanOutcome,
     #[serde(default)]
     #[expect(dead_code, reason = "only its shape matters here")]
     result: Option<Value>,
@@ -303,11 +304,11 @@ struct Ran {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum RanWord {
+enum RanOutcome {
     Ran,
 }
 
-/// The place of a text that stands for something hidden.
+/// The path of a placeholder for a redacted value.
 fn find_hidden(value: &Value, path: String) -> Option<String> {
     match value {
         Value::String(text) => text.contains(HIDDEN).then_some(path),
@@ -327,7 +328,7 @@ fn find_hidden(value: &Value, path: String) -> Option<String> {
     }
 }
 
-/// Checks what can be checked without looking at the hold.
+/// Validates the fields that do not depend on the hold.
 fn require_fields(answer: &NewAnswer) -> Result<(), EngineError> {
     let wrong = |path: &'static str, what: &str| {
         Err(EngineError::InvalidField {
@@ -348,8 +349,8 @@ fn require_fields(answer: &NewAnswer) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The key of a decision and what it stands for. A credential is in neither: whoever reads the log
-/// must not be able to try out values.
+/// The idempotency key of a decision. A credential is part of neither digest: a reader of the log could
+/// otherwise guess its value and compare.
 fn decision_key(
     call: &Call,
     key: Option<&str>,
@@ -381,11 +382,11 @@ fn decision_key(
     IdempotencyKey::new(&caller.tenant, caller.principal, &key, &parts)
 }
 
-/// What is kept of an answer, and the credential that is not.
+/// Splits an answer into its stored body and the credential, which is never stored.
 fn kept_words(
     is_credential: bool,
     answer: NewAnswer,
-    edited: Option<Edited>,
+    edited: Option<EditedArgs>,
 ) -> (DecisionBody, Option<String>) {
     let mut words = DecisionBody {
         comment: answer.comment,
@@ -414,10 +415,10 @@ fn exact_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, Engine
     })
 }
 
-/// The digest alone, where the hold is decided and nothing is kept.
-fn edited_digest(hold: HoldId, tool: &str, args: &Raw) -> Result<Edited, EngineError> {
+/// The digest only: the hold is already decided, so nothing is sealed or stored.
+fn edited_digest(hold: HoldId, tool: &str, args: &Raw) -> Result<EditedArgs, EngineError> {
     let value = parse_args(args, "args")?;
-    Ok(Edited {
+    Ok(EditedArgs {
         digest: exact_digest(hold, tool, &value)?,
         preview: args.clone(),
         redactions: Vec::new(),

@@ -1,7 +1,7 @@
-//! Asking a person: what every surface and every built-in agent does to open a hold.
+//! Opening a hold: the steps shared by every surface and every built-in agent.
 //!
-//! The policy of the tool is applied here, the arguments are sealed and their preview made, and the
-//! call that waits is bound to the digest that people will approve.
+//! This module applies the tool's policy, seals the arguments, makes their preview, and binds the
+//! pending call to the digest that people approve.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -30,76 +30,76 @@ use crate::kept::{
 };
 use crate::mailbox::{Call, Committed, Receipt};
 use crate::payloads::Payloads;
-use crate::policy::{Effective, Wish};
+use crate::policy::{Effective, HoldTerms};
 use crate::redact::{Preview, preview};
 use crate::schema::Schema;
 
 const TITLE_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 const URL_BYTES_MAX: usize = 2_048;
-/// People decide about what they can read.
+/// Keeps arguments short enough for a person to read.
 const ARGS_BYTES_MAX: usize = 1024 * 1024;
 const GROUP_BYTES_MAX: usize = 64;
 const REASONS_MAX: usize = 32;
 const REASON_ID_BYTES_MAX: usize = 64;
 const REASON_TEXT_BYTES_MAX: usize = 2_048;
-/// How many items are looked at to find a call that was recorded before.
+/// How many items a search for a recorded call reads.
 const CALLS_LOOKED_AT: usize = 10_000;
 
-/// What is asked.
+/// A hold to open.
 #[derive(Debug, Clone)]
 pub struct NewAsk {
-    /// What is asked for.
+    /// The kind of hold.
     pub kind: HoldKind,
-    /// In one line.
+    /// One line.
     pub title: String,
-    /// In more words.
+    /// A longer text.
     pub message: Option<String>,
-    /// The action that waits, for approvals.
+    /// The pending action, for approvals.
     pub action: Option<NewAction>,
-    /// What an answer must look like.
+    /// JSON Schema of the answer.
     pub response_schema: Option<Raw>,
-    /// Where to go, for links.
+    /// The address to visit, for links.
     pub url: Option<String>,
     /// Reasons that a person may choose from.
     pub reasons: Option<Raw>,
-    /// Holds of one group were asked together.
+    /// Holds opened together share a group.
     pub group_id: Option<String>,
-    /// The decisions that may be taken; all that fit the kind, if empty.
+    /// The allowed decisions; empty means all that fit the kind.
     pub allowed: BTreeSet<DecisionKind>,
     /// How many people must approve.
     pub quorum: Option<u16>,
-    /// How long a person has.
+    /// How long people have to decide.
     pub expires_in_seconds: Option<u64>,
-    /// What happens then.
+    /// The outcome if they do not.
     pub on_expiry: Option<OnExpiry>,
-    /// Who decides.
+    /// The people who may decide.
     pub decide_by: Option<DecideBy>,
 }
 
-/// An action that waits.
+/// An action that needs approval.
 #[derive(Debug, Clone)]
 pub struct NewAction {
     /// The tool.
     pub tool: Name,
     /// The full arguments.
     pub args: Raw,
-    /// What edited arguments must look like.
+    /// JSON Schema of edited arguments.
     pub args_schema: Option<Raw>,
-    /// The caller's own name of the call.
+    /// The caller's own id of the call.
     pub call_id: Option<String>,
-    /// The call that waits. None adds one.
+    /// The call to approve. None adds one.
     pub call: Option<CallTarget>,
-    /// What it does to the world.
+    /// Its effect on the outside world.
     pub effect: Option<Effect>,
-    /// How much can go wrong.
+    /// Its risk.
     pub risk: Option<Risk>,
     /// Whether the tool honours the execution key.
     pub idempotent: Option<bool>,
 }
 
-/// What an action comes to under its policy.
-struct Gated {
+/// An action after its policy was applied.
+struct GatedAction {
     call: CallTarget,
     digest: Digest,
     body: ActionBody,
@@ -110,7 +110,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If it makes no sense, the policy is stricter, or the worker may not.
+    /// If the hold is invalid, the policy is stricter, or the worker lacks the right.
     pub async fn open_hold(
         &self,
         session: SessionId,
@@ -126,7 +126,7 @@ impl Engine {
         let task = state.task_of(by.request).cloned();
         self.require_room(&state).await?;
         let policy = self.policy_for(task.as_ref().map(|task| &task.agent), &ask);
-        let terms = policy.tighten(ask.kind, wish_of(&ask))?;
+        let terms = policy.tighten(ask.kind, wanted_terms(&ask))?;
         if let Some(task) = &task {
             self.hide_gated(&task.agent, &mut items, &mut payloads);
         }
@@ -141,7 +141,7 @@ impl Engine {
             None => None,
         };
         let (target, digest, action) = match gated {
-            Some(Gated { call, digest, body }) => (Some(call), Some(digest), Some(body)),
+            Some(GatedAction { call, digest, body }) => (Some(call), Some(digest), Some(body)),
             None => (None, None, None),
         };
         let is_sealed = action.as_ref().is_some_and(|body| body.sealed.is_some());
@@ -173,13 +173,13 @@ impl Engine {
             policy: policy.digest,
         };
         let command = Command::OpenHold { by, hold, items };
-        // Kept with an idempotency key, so it only ever has the preview.
+        // An idempotency key stores this view, so it must contain only the preview.
         let view = |made: &Committed<'_>| HoldView::of_commit(made, id, body.clone());
         let done = self
             .commit(session, call, (&command, &payloads), None, view)
             .await;
-        // What did not happen, or had happened before under another id, needs no key. Where nobody can
-        // tell, the next start finds out.
+        // Destroy the key if no hold was opened under this id: the command was refused or replayed. If
+        // the result is unknown, the next start sweeps unused keys.
         let is_unused = match &done {
             Ok(done) => done.replayed,
             Err(EngineError::Store(_) | EngineError::Stopping | EngineError::Full) => false,
@@ -191,18 +191,18 @@ impl Engine {
         done
     }
 
-    /// Whether something can be asked at all, as far as that does not depend on when: for those who have
-    /// several things to ask, and would ask all of them or none.
+    /// Checks that a hold is valid and allowed by the policy, apart from checks that depend on the
+    /// current state. Used to open several holds or none.
     ///
     /// # Errors
     ///
-    /// If it makes no sense, or the policy is stricter.
+    /// If the hold is invalid, or the policy is stricter.
     pub async fn require_askable(&self, agent: &Name, ask: &NewAsk) -> Result<(), EngineError> {
         require_words(ask)?;
         ask.reasons.as_deref().map(reasons).transpose()?;
         self.require_schemas(ask).await?;
         let policy = self.policy_for(Some(agent), ask);
-        policy.tighten(ask.kind, wish_of(ask))?;
+        policy.tighten(ask.kind, wanted_terms(ask))?;
         if let Some(action) = &ask.action {
             require_args(action)?;
         }
@@ -216,8 +216,8 @@ impl Engine {
         }
     }
 
-    /// Replaces the arguments of gated calls by their preview: the hold that is opened for them has
-    /// the whole. Every surface that takes items does this before they are written.
+    /// Replaces the arguments of gated calls with their preview; their hold keeps the full arguments.
+    /// Every surface that accepts items calls this before writing them.
     pub fn hide_gated(&self, agent: &Name, items: &mut [NewItem], payloads: &mut Payloads) {
         for item in items.iter_mut().filter(|item| is_gated(item)) {
             let mut body: ItemBody = parse(payloads.get(&item.body));
@@ -231,7 +231,7 @@ impl Engine {
         }
     }
 
-    /// What people see of the arguments of a call. None if the policy of the tool hides nothing of them.
+    /// The preview of a call's arguments. None if the tool's policy redacts nothing in them.
     pub fn shown_arguments(&self, agent: &Name, tool: &str, arguments: &RawValue) -> Option<Raw> {
         let args = serde_json::from_str(arguments.get()).ok()?;
         let shown = preview(&args, &self.policies().of(agent, tool).rules());
@@ -252,16 +252,15 @@ impl Engine {
         Ok(state.task_of(request).map(|task| task.agent.clone()))
     }
 
-    /// Binds an action to the call that waits: one of the same command, one that was recorded before,
-    /// or one that is added.
+    /// Binds an action to its call: a call in the same command, a call recorded earlier, or a new one.
     async fn gate(
         &self,
         (session, request, hold): (SessionId, RequestId, HoldId),
         action: NewAction,
         policy: &Effective,
-        terms: &Wish,
+        terms: &HoldTerms,
         (items, payloads): (&mut Vec<NewItem>, &mut Payloads),
-    ) -> Result<Gated, EngineError> {
+    ) -> Result<GatedAction, EngineError> {
         let args = require_args(&action)?;
         let tool = action.tool.as_str();
         let digest =
@@ -270,7 +269,7 @@ impl Engine {
                 what: error.to_string(),
             })?;
         let Preview { value, redactions } = preview(&args, &policy.rules());
-        // Where nothing is hidden, the arguments stay exactly as they came.
+        // Without redactions, keep the exact bytes of the arguments.
         let shown = match redactions.as_slice() {
             [] => action.args.clone(),
             _ => raw(&value),
@@ -307,7 +306,8 @@ impl Engine {
                 }
             }
             CallTarget::Recorded(id) => {
-                // A call that cannot be looked at could be one of another tool, with another policy.
+                // Refuse a call that cannot be read: it could belong to another tool with another
+                // policy.
                 let Some(body) = self.recorded_call(session, request, id).await? else {
                     return Err(Rejection::CallUnknown { call: Some(id) }.into());
                 };
@@ -330,10 +330,10 @@ impl Engine {
             redactions,
             sealed,
         };
-        Ok(Gated { call, digest, body })
+        Ok(GatedAction { call, digest, body })
     }
 
-    /// What was written of a call of a live request.
+    /// The recorded body of a call of a live request.
     async fn recorded_call(
         &self,
         session: SessionId,
@@ -348,8 +348,8 @@ impl Engine {
         Ok(found.map(|item| parse(item.body.as_deref())))
     }
 
-    /// Calls of a request that may be repeated, and whose worker left because they gave no answer however
-    /// often they were.
+    /// Calls of a request that may be retried, but whose worker gave up after all retries went
+    /// unanswered.
     pub(crate) async fn unanswered(
         &self,
         state: &SessionState,
@@ -366,24 +366,24 @@ impl Engine {
         let written = self
             .recent_items(state.session, live.task, CALLS_LOOKED_AT)
             .await?;
-        // About what was noted before the last hold, people were asked already.
+        // People were already asked about notes written before the last hold.
         let noted = noted_without_answer(&written);
         let noted = noted.filter(|noted| noted.holds_opened == live.holds_opened);
         Ok(noted.map(|noted| noted.call).collect())
     }
 
-    /// The policies of calls that may have run without anybody being asked: if people must find out,
-    /// they are those who could have approved them.
-    pub(crate) async fn laid_down(
+    /// The policies of calls that may have run without approval. If people must reconcile such a call,
+    /// the people who could have approved it decide.
+    pub(crate) async fn policies_of_uncertain_calls(
         &self,
         state: &SessionState,
         request: RequestId,
         unanswered: &BTreeSet<ItemId>,
     ) -> Result<BTreeMap<ItemId, AskedAbout>, EngineError> {
-        let mut laid_down = BTreeMap::new();
+        let mut asked_about = BTreeMap::new();
         let (Some(live), Some(task)) = (state.requests.get(&request), state.task_of(request))
         else {
-            return Ok(laid_down);
+            return Ok(asked_about);
         };
         let is_new = |call: &ItemId| {
             live.calls
@@ -394,7 +394,7 @@ impl Engine {
         let calls: BTreeSet<ItemId> = calls.collect();
         let policies = self.policies();
         if calls.is_empty() || !policies.knows(&task.agent) {
-            return Ok(laid_down);
+            return Ok(asked_about);
         }
         let written = self
             .recent_items(state.session, task.id, CALLS_LOOKED_AT)
@@ -415,13 +415,13 @@ impl Engine {
                 policy: digest,
                 risk: policy.risk,
             };
-            laid_down.insert(id, asked);
+            asked_about.insert(id, asked);
         }
-        Ok(laid_down)
+        Ok(asked_about)
     }
 
-    /// What people read of a `reconcile` hold, which the server opens without a word of anybody: the
-    /// action as it was approved, or the call as it was recorded.
+    /// The text of a `reconcile` hold, which the server opens by itself: the action as approved, or the
+    /// call as recorded.
     pub(crate) async fn reconcile_body(
         &self,
         session: SessionId,
@@ -487,7 +487,7 @@ impl Engine {
         Ok(to_bytes(&body))
     }
 
-    /// The action of a call that nobody was asked about before.
+    /// The action of a call that had no earlier hold.
     async fn recorded_action(
         &self,
         session: SessionId,
@@ -524,8 +524,8 @@ impl Engine {
         }))
     }
 
-    /// Whoever has agents ask without end is stopped before people drown in it. Agents that ask at the
-    /// same moment may pass together.
+    /// Limits the open holds of one user, so that agents cannot flood people. Agents that ask at the
+    /// same moment may exceed the limit together.
     async fn require_room(&self, state: &SessionState) -> Result<(), EngineError> {
         let Some(owner) = &state.owner else {
             return Ok(());
@@ -540,7 +540,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Schemas are compiled once when they come, so that no decision is refused for the asker's fault.
+    /// Compiles the schemas when the hold is opened, so that a worker's invalid schema never blocks a
+    /// decision.
     async fn require_schemas(&self, ask: &NewAsk) -> Result<(), EngineError> {
         let args_schema = ask
             .action
@@ -563,7 +564,7 @@ impl Engine {
     }
 }
 
-/// What workers noted of calls that gave no answer.
+/// The notes of workers about calls without an answer.
 fn noted_without_answer(written: &[StoredItem]) -> impl Iterator<Item = NoAnswerBody> {
     let notes = written
         .iter()
@@ -577,8 +578,8 @@ fn noted_without_answer(written: &[StoredItem]) -> impl Iterator<Item = NoAnswer
     })
 }
 
-/// Why it is not known whether a call ran: what its worker noted since people were asked about it last, or
-/// else that nobody was left to note anything. Clients read this.
+/// Why it is unknown whether a call ran: the reason its worker noted since the last hold about it, or
+/// the loss of the worker. Clients read this text.
 fn why_unknown(written: &[StoredItem], call: ItemId, holds: Range<u32>) -> &'static str {
     let mut noted = noted_without_answer(written)
         .filter(|noted| noted.call == call && holds.contains(&noted.holds_opened));
@@ -590,10 +591,10 @@ fn why_unknown(written: &[StoredItem], call: ItemId, holds: Range<u32>) -> &'sta
     }
 }
 
-/// What a worker wishes for its hold.
-fn wish_of(ask: &NewAsk) -> Wish {
+/// The terms that a worker asks for.
+fn wanted_terms(ask: &NewAsk) -> HoldTerms {
     let action = ask.action.as_ref();
-    Wish {
+    HoldTerms {
         decide_by: ask.decide_by.clone(),
         effect: action.and_then(|action| action.effect),
         expires_in_seconds: ask.expires_in_seconds,
@@ -604,7 +605,7 @@ fn wish_of(ask: &NewAsk) -> Wish {
     }
 }
 
-/// The arguments of an action, if everybody reads them alike.
+/// The arguments of an action. Refuses numbers that parsers read differently.
 fn require_args(action: &NewAction) -> Result<Value, EngineError> {
     if action.args.get().len() > ARGS_BYTES_MAX {
         return Err(EngineError::InvalidField {
@@ -624,8 +625,8 @@ fn is_gated(item: &NewItem) -> bool {
     matches!(item.call, Some(NewCallMark::Call { gated: true, .. }))
 }
 
-/// People approve an action; the call that then runs must be that one. The recorded call has the
-/// preview, so previews are compared.
+/// The action that people approve must be the call that runs. The recorded call has only the preview, so
+/// this compares previews.
 fn require_same(tool: &str, shown: &Value, recorded: &ItemBody) -> Result<(), EngineError> {
     let arguments = recorded.arguments.as_ref();
     let arguments: Option<Value> =
@@ -643,7 +644,7 @@ fn require_same(tool: &str, shown: &Value, recorded: &ItemBody) -> Result<(), En
     }
 }
 
-/// JSON as a value.
+/// Parses JSON.
 pub(crate) fn parse_args(raw: &RawValue, path: &'static str) -> Result<Value, EngineError> {
     serde_json::from_str(raw.get()).map_err(|error| EngineError::InvalidField {
         path,
@@ -690,8 +691,8 @@ fn require_words(ask: &NewAsk) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Whether a text is an address that a person can be sent to: http or https, a host, nothing that
-/// hides where it goes.
+/// Whether a text is an address that is safe to send a person to: http or https, with a host, without a
+/// password or characters that disguise it.
 fn is_web_address(url: &str) -> bool {
     let rest = url
         .strip_prefix("https://")

@@ -1,5 +1,5 @@
-//! The audit stream of a tenant: entries one at a time, roots that sign how far the chains have come,
-//! and the verification of everything while the engine runs.
+//! The audit stream of a tenant: its entries, signed roots over the heads of all chains, and
+//! verification while the engine runs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::ports::PayloadKeys;
 
-/// How many commits are looked at in one step.
+/// How many commits one query reads.
 const SCAN_STEP: usize = 1_000;
-/// How many commits are looked at before what they changed is signed.
+/// How many commits are read before their changes are signed.
 const WINDOW_COMMITS: usize = 100_000;
-/// How many entries are read in one step; one root may be large.
+/// How many entries one query reads; a root may be large.
 const ENTRIES_STEP: usize = 16;
-/// How many bytes of entries are read for one answer, and at least one entry.
+/// Stop reading entries for one answer at this many bytes.
 const ENTRIES_BYTES_MAX: usize = 4 << 20;
 
-/// What the engine knows about audit streams.
+/// The engine's state of audit streams.
 pub(crate) struct Audit {
-    /// Entries are appended one at a time.
+    /// Locked while an entry is appended: one at a time.
     streams: Mutex<Streams>,
-    /// Where the next root begins. None until the streams were looked at.
+    /// The commit after which the next root begins. None until the streams were read.
     until: Mutex<Option<u64>>,
     signer: OnceCell<RootSigner>,
-    /// Who verifies reads everything: one at a time.
+    /// A verification reads everything, so only one runs at a time.
     verifying: Semaphore,
 }
 
@@ -54,42 +54,42 @@ impl Default for Audit {
 
 #[derive(Default)]
 struct Streams {
-    /// The last entry that this process wrote, by tenant: it must be there when somebody verifies.
+    /// The last entry that this process wrote, by tenant. A verification must find it.
     written: HashMap<Name, TenantHead>,
     /// Tenants with entries that no root covers yet.
     unsigned: BTreeSet<Name>,
 }
 
-/// Entries of an audit stream, with what is needed to verify them.
+/// Entries of an audit stream, with the data to verify them.
 #[derive(Debug)]
 pub struct AuditPage {
     /// The entries, in order.
     pub records: Vec<TenantRecord>,
     /// The end of the stream.
     pub head: TenantHead,
-    /// What roots are signed with now.
+    /// The key that signs roots now.
     pub public_key: PublicKey,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Debug)]
 pub struct Verification {
-    /// What was looked at, and what is wrong.
+    /// The number of checked entries, and the problems found.
     pub report: CheckReport,
-    /// What roots are signed with now.
+    /// The key that signs roots now.
     pub public_key: PublicKey,
 }
 
-/// The heads that changed in a stretch of commits, by tenant.
+/// The heads changed by a range of commits, by tenant.
 struct Window {
     changed: BTreeMap<Name, BTreeMap<SessionId, SignedHead>>,
     until: u64,
 }
 
-/// The engine's keys as a verification sees them.
-struct Known(Arc<dyn PayloadKeys>);
+/// The engine's payload keys, for a verification.
+struct EngineKeys(Arc<dyn PayloadKeys>);
 
-impl KnownKeys for Known {
+impl KnownKeys for EngineKeys {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
         self.0.get(owner)
     }
@@ -100,7 +100,7 @@ impl KnownKeys for Known {
 }
 
 impl Engine {
-    /// The audit stream of the caller's tenant. A page may be short: it ends with an empty one.
+    /// The audit stream of the caller's tenant. A page may be short; an empty page ends the stream.
     ///
     /// # Errors
     ///
@@ -132,11 +132,11 @@ impl Engine {
         })
     }
 
-    /// Verifies everything that the caller's tenant has, while calls go on.
+    /// Verifies all data of the caller's tenant while the engine keeps serving calls.
     ///
     /// # Errors
     ///
-    /// If the caller may not, or somebody else is at it.
+    /// If the caller lacks the role, or another verification is running.
     pub async fn verify(&self, caller: &Caller) -> Result<Verification, EngineError> {
         require_any(caller, &[Role::Operator, Role::Admin])?;
         let inner = self.inner();
@@ -145,11 +145,11 @@ impl Engine {
         );
         let _only = inner.audit.verifying.try_acquire().map_err(|_| busy)?;
         let public_key = self.root_signer().await?.public_key();
-        // What was written before the store is looked at must be in what it sees.
+        // Take the expected head before the store takes its snapshot, so the snapshot must contain it.
         let streams = inner.audit.streams.lock().await;
         let expected = streams.written.get(&caller.tenant).copied();
         drop(streams);
-        let keys = Arc::new(Known(Arc::clone(&inner.payload_keys)));
+        let keys = Arc::new(EngineKeys(Arc::clone(&inner.payload_keys)));
         let verifying = inner.store.verify(caller.tenant.clone(), expected, keys);
         let report = tokio::select! {
             report = verifying => report?,
@@ -158,7 +158,7 @@ impl Engine {
         Ok(Verification { report, public_key })
     }
 
-    /// Records something beside sessions, before it is answered.
+    /// Records an event outside any session, before the call is answered.
     pub(crate) async fn audit(
         &self,
         caller: &Caller,
@@ -167,8 +167,9 @@ impl Engine {
         self.append_audit(caller, event, None, None).await
     }
 
-    /// Records something beside sessions, with the key or the address that it changes. A caller that
-    /// hangs up does not stop it half way: a key that is revoked in the store counts no more.
+    /// Records an event outside any session, with the API key or address that it changes. Runs as a task
+    /// of its own: if the caller disconnects after the commit, memory is still updated, so a revoked key
+    /// stops working.
     pub(crate) async fn append_audit(
         &self,
         caller: &Caller,
@@ -211,7 +212,7 @@ impl Engine {
             }
             other => other?,
         }
-        // Before the next entry: what is in memory follows the order of the store.
+        // Update memory under the lock, so that it follows the order of the store.
         if let Some(key) = key {
             self.note_key(key);
         }
@@ -230,8 +231,8 @@ impl Engine {
         } else {
             streams.unsigned.insert(tenant.clone());
         }
-        // If the stream did not go on where this process left it, somebody cut it: what is missing
-        // stays expected, so that a verification says so.
+        // If the head in the store is not the one this process wrote last, the stream was truncated.
+        // Keep expecting the missing entries, so that a verification reports them.
         let known = streams.written.get(tenant);
         if known.is_none_or(|known| *known == before) {
             streams.written.insert(tenant.clone(), head);
@@ -241,8 +242,8 @@ impl Engine {
 }
 
 impl Engine {
-    /// Signs how far every chain has come, if anything changed since the last time. Timers call
-    /// this, and a clean stop does.
+    /// Signs the heads of all chains, if anything changed since the last root. Timers and a clean stop
+    /// call this.
     ///
     /// # Errors
     ///
@@ -262,7 +263,7 @@ impl Engine {
                 let heads: Vec<SignedHead> = heads.into_values().collect();
                 let mut parts = heads.chunks(HEADS_PER_ROOT_MAX).peekable();
                 while let Some(part) = parts.next() {
-                    // Only the last of several says that all of them are there.
+                    // Only the last part of several claims to cover the whole window.
                     let is_last = parts.peek().is_none();
                     let covers = if is_last { window.until } else { from };
                     self.append_root(&tenant, part.to_vec(), covers).await?;
@@ -272,7 +273,7 @@ impl Engine {
             *until = Some(from);
         }
         *until = Some(from);
-        // Entries that nothing was signed after.
+        // Sign entries that no root covers yet.
         let streams = self.inner().audit.streams.lock().await;
         let unsigned: Vec<Name> = streams.unsigned.iter().cloned().collect();
         drop(streams);
@@ -282,7 +283,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What commits changed after a place, up to so many.
+    /// The heads changed after a commit, up to a limit.
     async fn changes_after(&self, after: u64) -> Result<Window, EngineError> {
         let mut window = Window {
             changed: BTreeMap::new(),
@@ -319,7 +320,7 @@ impl Engine {
         self.append(tenant, (None, None), true, make).await
     }
 
-    /// Where signing goes on after a start: the place up to which every tenant has roots.
+    /// The commit at which signing continues after a start: every tenant has roots up to there.
     async fn find_roots(&self) -> Result<u64, EngineError> {
         let inner = self.inner();
         let mut until = u64::MAX;
@@ -335,8 +336,8 @@ impl Engine {
         Ok(if until == u64::MAX { 0 } else { until })
     }
 
-    /// The number of the last root of a stream, and the place up to which it and those before name
-    /// everything. It is near the end: whatever is appended is signed soon.
+    /// The number of a stream's last root, and the commit up to which its roots cover everything. The
+    /// search starts at the end, because entries are signed soon after they are appended.
     async fn last_root(&self, tenant: &Name, end: u64) -> Result<Option<(u64, u64)>, EngineError> {
         let mut before = end;
         while before > 0 {

@@ -1,4 +1,4 @@
-//! Who calls: a tenant, a principal, roles, and what the key is bound to.
+//! The caller: its tenant, principal and roles, and the user and agents its key is bound to.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
 use statehold_store::ApiKey;
 
-/// What a key may do.
+/// A role of an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Works with the sessions of its user, in the client view.
@@ -32,7 +32,7 @@ impl Role {
         Self::Admin,
     ];
 
-    /// The word for it.
+    /// The role's name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -44,12 +44,12 @@ impl Role {
     }
 }
 
-/// The roles somebody holds, with those that only policies know (`role:x`).
+/// The roles of a caller, including custom roles that only policies use (`role:x`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Roles(BTreeSet<Name>);
 
 impl Roles {
-    /// Every role of the server.
+    /// All roles of the server.
     ///
     /// # Panics
     ///
@@ -59,18 +59,18 @@ impl Roles {
         Self(names.into())
     }
 
-    /// Whether a role is among them.
+    /// Whether the caller has a role.
     pub fn has(&self, role: Role) -> bool {
         self.0.iter().any(|held| held.as_str() == role.name())
     }
 
-    /// Whether there is a role among them that only policies know.
+    /// Whether the caller has a custom role.
     pub fn has_own(&self) -> bool {
         let is_known = |name: &Name| Role::ALL.iter().any(|role| role.name() == name.as_str());
         self.0.iter().any(|name| !is_known(name))
     }
 
-    /// The names.
+    /// The names of the roles.
     pub fn names(&self) -> &BTreeSet<Name> {
         &self.0
     }
@@ -82,23 +82,23 @@ impl From<BTreeSet<Name>> for Roles {
     }
 }
 
-/// Whoever makes a call.
+/// The caller of an engine method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The isolation wall they live behind.
+    /// The tenant. Callers never see data of another tenant.
     pub tenant: Name,
-    /// One identity per person or key.
+    /// The identity: one per person or key.
     pub principal: Principal,
-    /// What they may do.
+    /// The caller's roles.
     pub roles: Roles,
-    /// The only user they act for.
+    /// If set, the only user the caller may act for.
     pub user: Option<UserId>,
-    /// The only agents they work for; none means any.
+    /// The agents the caller may work for; empty means any.
     pub agents: BTreeSet<Name>,
 }
 
 impl Caller {
-    /// The developer at the loopback of a development server: may do everything.
+    /// The developer on the loopback address of a development server. Has every role.
     pub fn local(tenant: Name) -> Self {
         Self {
             tenant,
@@ -109,8 +109,7 @@ impl Caller {
         }
     }
 
-    /// The server, where it works for agents of its own, or looks at work on behalf of whoever will do
-    /// it. It decides nothing.
+    /// The server itself, when it runs its own agents or prepares a push. It may not decide holds.
     ///
     /// # Panics
     ///
@@ -126,7 +125,7 @@ impl Caller {
         }
     }
 
-    /// Whoever came with this key. Two keys of one user are one principal.
+    /// The caller with this API key. Two keys of one user are the same principal.
     pub(crate) fn with_key(key: &ApiKey) -> Self {
         Self {
             tenant: key.tenant.clone(),
@@ -146,8 +145,8 @@ impl Caller {
         self.user.is_none() && is_plain_client
     }
 
-    /// The same backend, acting for one of its users. Only a key that is nothing but a client may
-    /// speak for people: with more rights it could be several approvers at once.
+    /// The same backend, acting for one of its users. Only a key with the client role alone may act for
+    /// users: with more roles it could pose as several approvers.
     pub(crate) fn for_user(&self, user: UserId) -> Option<Self> {
         let may = self.speaks_for_users() || self.user == Some(user);
         may.then(|| Self {
@@ -157,27 +156,27 @@ impl Caller {
         })
     }
 
-    /// Whether a role is held.
+    /// Whether the caller has a role.
     pub fn has(&self, role: Role) -> bool {
         self.roles.has(role)
     }
 
-    /// Whether they may read every session of the tenant, and traces.
+    /// Whether the caller may read every session of the tenant, and traces.
     pub fn reads_all(&self) -> bool {
         self.has(Role::Operator) || self.has(Role::Admin)
     }
 
-    /// Whether they may work for this agent.
+    /// Whether the caller may work for this agent.
     pub fn works_for(&self, agent: &Name) -> bool {
         self.has(Role::Worker) && (self.agents.is_empty() || self.agents.contains(agent))
     }
 
-    /// Whether they act for this user as a client.
+    /// Whether the caller may act for this user as a client.
     pub fn acts_for(&self, user: UserId) -> bool {
         self.has(Role::Client) && self.user.is_none_or(|bound| bound == user)
     }
 
-    /// What the core and the records know of them.
+    /// The caller as the core and the records know it.
     pub fn actor(&self) -> Actor {
         Actor {
             tenant: self.tenant.clone(),

@@ -1,4 +1,4 @@
-//! Handing out work: a worker asks for requests of its agent, and waits if there are none.
+//! Handing out work: a worker claims requests of its agent, and waits if there are none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,35 +19,35 @@ use crate::mailbox::{Call, Committed, Reply};
 use crate::read::RequestDetail;
 use crate::rights::Act;
 
-/// What a worker asks for.
+/// A worker's claim.
 #[derive(Debug, Clone)]
 pub struct Claim {
     /// The agent it works for.
     pub agent: Name,
-    /// At most so many requests.
+    /// The maximum number of requests.
     pub max: usize,
     /// How long to wait for the first.
     pub wait: Duration,
     /// How long the lease lasts without a heartbeat.
     pub lease_ms: u64,
-    /// Only this request.
+    /// Claim only this request.
     pub request: Option<RequestId>,
 }
 
-/// A request that now belongs to the worker.
+/// A request leased to the worker.
 #[derive(Debug, Clone)]
 pub struct ClaimedRequest {
     /// The request, with its decisions.
     pub detail: RequestDetail,
-    /// The requests it had started, those that have ended first.
+    /// Its child requests, ended ones first.
     pub children: Vec<RequestDetail>,
     /// Tool calls without a result.
     pub calls: Vec<(ItemId, OpenCall)>,
-    /// Whether `temp:` values were lost in a pause or a restart.
+    /// Whether a pause or a restart dropped `temp:` values.
     pub temp_lost: bool,
-    /// What came with it, or was answered to a hold of it, as long as it is there.
+    /// The credential that came with the request or answered one of its holds, while it is in memory.
     pub credential: Option<(Credential, CredentialSource)>,
-    /// What the configuration gives its agent.
+    /// The configured credential of its agent.
     pub service_credential: Option<Credential>,
 }
 
@@ -66,8 +66,8 @@ impl Engine {
         self.claim_until(caller, claim, never).await
     }
 
-    /// The same for somebody who may stop waiting. What is being claimed by then is theirs all the same,
-    /// and they hear of it: nothing is left in the hands of nobody.
+    /// Like [`Engine::claim`], but stops waiting when `enough` resolves. A claim in flight at that
+    /// moment still completes and is returned, so no lease is left without a worker.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Engine {
             let agent = claim.agent.to_string();
             return Err(EngineError::WrongAgent { agent });
         }
-        // The answer must not depend on whether there is work just now.
+        // Validate before looking for work, so that the answer does not depend on the queue.
         if !LEASE_MS.contains(&claim.lease_ms) {
             let detail = "`lease_seconds` is 1 to 86400 (a day)".to_owned();
             return Err(EngineError::Invalid(detail));
@@ -92,12 +92,12 @@ impl Engine {
         let queue = self.inner().queue(&caller.tenant, &claim.agent);
         let mut enough = std::pin::pin!(enough);
         loop {
-            // Listening begins before looking, so that nothing is missed in between.
+            // Subscribe before looking, so that no notification is missed.
             let mut news = std::pin::pin!(queue.notified());
             news.as_mut().enable();
             let is_over = tokio::time::Instant::now() >= deadline;
             match self.claim_now(caller, claim).await {
-                // One that was named and may still come free is waited for.
+                // Wait for a named request that may become claimable.
                 Err(EngineError::Rejected(Rejection::NotClaimable { .. })) if !is_over => {}
                 Ok(found) if found.is_empty() && !is_over => {}
                 other => return other,
@@ -124,7 +124,7 @@ impl Engine {
             vec![(session, request)]
         } else {
             let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
-            // Other workers want them too: look at a few more than are needed.
+            // Other workers compete for the same requests: read a few more than needed.
             let user = caller.user;
             store
                 .claimable(tenant, agent, user, 2 * claim.max + 8)
@@ -139,14 +139,14 @@ impl Engine {
             if batch.is_empty() {
                 break;
             }
-            // Each is a commit of another session: together they take as long as one.
+            // The claims are commits of different sessions, so they run concurrently.
             let claims = batch
                 .into_iter()
                 .map(|(session, request)| self.claim_one(caller, session, request, claim.lease_ms));
             for one in futures_util::future::join_all(claims).await {
                 match one {
                     Ok(one) => claimed.extend(one),
-                    // Somebody was faster, or it is not this caller's.
+                    // Another worker was faster, or the caller may not claim it.
                     Err(EngineError::Rejected(_) | EngineError::NotFound)
                         if claim.request.is_none() => {}
                     Err(error) => refused = Some(error),
@@ -157,13 +157,13 @@ impl Engine {
             }
         }
         match refused {
-            // What was claimed is the worker's: it must learn of it.
+            // Return the requests claimed before the error: the worker has their leases.
             Some(error) if claimed.is_empty() => Err(error),
             _ => Ok(claimed),
         }
     }
 
-    /// A request that is named must be the agent's.
+    /// Fails if a named request belongs to another agent.
     async fn require_agent(
         &self,
         session: SessionId,
@@ -177,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Claims one request. None if people are asked first what a lost worker did.
+    /// Claims one request. None if the server asks people first what a lost worker did.
     async fn claim_one(
         &self,
         caller: &Caller,
@@ -204,11 +204,12 @@ impl Engine {
         Ok(Some(claimed))
     }
 
-    /// A request that was leased under a fence, as whoever has the lease would get it by claim.
+    /// A request that the caller has leased under `fence`, as a claim returns it.
     ///
     /// # Errors
     ///
-    /// If the caller does not hold it, or not under that fence any more: whoever claimed it since has it.
+    /// If the caller does not hold the lease, or the fence is stale because another worker has claimed
+    /// the request since.
     pub async fn handed_over(
         &self,
         caller: &Caller,
@@ -218,7 +219,7 @@ impl Engine {
     ) -> Result<ClaimedRequest, EngineError> {
         let state = self.durable_state(session).await?;
         let live = state.requests.get(&request);
-        // Whoever is the first to have it finds that nobody has begun anything.
+        // The first worker of a request finds no children: skip the query.
         let begun = if live.is_some_and(|live| live.fence == 1) {
             Vec::new()
         } else {
@@ -286,7 +287,7 @@ impl Engine {
         })
     }
 
-    /// Whether values that the request may have had around it are gone.
+    /// Whether `temp:` values of the request's root may be gone.
     async fn has_lost_temp(&self, detail: &RequestDetail) -> Result<bool, EngineError> {
         let Some(live) = detail.request.live() else {
             return Ok(false);
@@ -298,16 +299,16 @@ impl Engine {
         }
         let started = detail.started.as_ref();
         let started_at = started.map(|stored| stored.record.content.at);
-        // What was in memory before a restart is gone, whatever it was.
+        // A restart drops all values in memory.
         let is_older = started_at.is_some_and(|at| at < self.inner().started_at);
         Ok(self.inner().temps.is_lost(root) || is_older && live.fence > 1)
     }
 
-    /// Keeps a lease alive. Soft state: nothing is committed.
+    /// Extends a lease in memory. Nothing is committed.
     ///
     /// # Errors
     ///
-    /// If the caller does not hold the fence.
+    /// If the fence is stale, or the caller does not hold the lease.
     pub async fn heartbeat(
         &self,
         caller: &Caller,

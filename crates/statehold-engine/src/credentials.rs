@@ -1,11 +1,12 @@
-//! Credentials of callers: in memory, with the request they came for. Never on disk.
+//! Credentials of callers: in memory, attached to their request, never on disk.
 //!
-//! Three kinds reach a worker, each with a claim. What the caller of a request sent along lives until
-//! the request ends or its root pauses for the first time, because nobody knows how long a pause lasts.
-//! What a person answered to a `credential` hold goes to the next claim and to no other. What the
-//! configuration gives an agent is there as long as the process.
+//! A claim hands three kinds of credential to a worker. The credential that came with a request lives
+//! until the request ends or its root first pauses, because a pause has no time limit. A person's answer
+//! to a `credential` hold goes to the next claim only. The configured credential of an agent lives as
+//! long as the process.
 //!
-//! Whether a request had a credential that is gone is not known here: that must outlive the process.
+//! This module does not know whether a request once had a credential that is now gone: that fact must
+//! survive a restart.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,10 +25,11 @@ use crate::error::EngineError;
 
 /// The longest credential, in bytes.
 pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
-/// The most that all of them may take.
+/// The maximum total size of all credentials, in bytes.
 const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// A secret of somebody else. It is not shown by `Debug`, and its memory is wiped when it is dropped.
+/// A secret of a caller, a person or a service. `Debug` does not print it, and dropping it wipes its
+/// memory.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential(Arc<Zeroizing<String>>);
 
@@ -40,7 +42,7 @@ impl Credential {
             .then(|| Self(Arc::new(text)))
     }
 
-    /// The secret itself. It belongs into the answer to a claim and nowhere else.
+    /// The secret itself. Use it only in the answer to a claim.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -66,22 +68,22 @@ pub enum CredentialSource {
 
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
-    kept: Mutex<Kept>,
+    kept: Mutex<CredentialTable>,
     service: Mutex<BTreeMap<Name, Credential>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    /// What came with a request, and its root.
+struct CredentialTable {
+    /// The credential that came with a request, and the request's root.
     given: HashMap<RequestId, (RequestId, Credential)>,
-    /// The requests of a root that have one.
+    /// The requests of each root that have a credential.
     roots: HashMap<RequestId, BTreeSet<RequestId>>,
-    /// What people answered, until the next claim.
+    /// Credentials from holds, until the next claim.
     answers: HashMap<RequestId, Credential>,
     bytes: usize,
 }
 
-impl Kept {
+impl CredentialTable {
     fn drop_given(&mut self, request: RequestId) {
         let Some((root, credential)) = self.given.remove(&request) else {
             return;
@@ -102,22 +104,23 @@ impl Kept {
     }
 }
 
-/// A credential whose commit is under way: forgotten unless that becomes durable.
+/// A credential whose commit is in flight. Dropping it before the commit is durable removes the
+/// credential.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingCredential {
     credentials: Arc<Credentials>,
-    /// What to forget, and whether it is an answer.
+    /// The request of the credential, and whether the credential answers a hold.
     kept: Option<(RequestId, bool)>,
 }
 
-impl Pending {
-    /// The commit is durable.
+impl PendingCredential {
+    /// The commit is durable: keep the credential.
     pub(crate) fn settle(mut self) {
         self.kept = None;
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingCredential {
     fn drop(&mut self) {
         match self.kept {
             Some((request, true)) => drop(self.credentials.take_answer(request)),
@@ -128,18 +131,18 @@ impl Drop for Pending {
 }
 
 impl Credentials {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, CredentialTable> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a credential for the request that a commit starts, or whose hold it answers. That is done
-    /// before the commit can be seen, so that no claim comes too early.
+    /// Keeps a credential for the request that a commit starts, or whose hold it answers. Must run
+    /// before the commit is visible, so that no claim misses the credential.
     pub(crate) fn keep(
         self: &Arc<Self>,
         credential: &Credential,
         command: &Command,
         commit: &Commit,
-    ) -> Result<Pending, EngineError> {
+    ) -> Result<PendingCredential, EngineError> {
         let mut kept = self.lock();
         let bytes = kept.bytes + credential.expose().len();
         if bytes > TOTAL_BYTES_MAX {
@@ -180,13 +183,13 @@ impl Credentials {
             }
             kept.bytes += credential.expose().len();
         }
-        Ok(Pending {
+        Ok(PendingCredential {
             credentials: Arc::clone(self),
             kept: found.map(|request| (request, is_answer)),
         })
     }
 
-    /// What a claim of this request gets. An answer of a person is handed out once.
+    /// The credential for a claim of this request. A person's answer is handed out once.
     pub(crate) fn take(&self, request: RequestId) -> Option<(Credential, CredentialSource)> {
         let mut kept = self.lock();
         if let Some(answer) = kept.take_answer(request) {
@@ -200,15 +203,15 @@ impl Credentials {
         self.lock().take_answer(request)
     }
 
-    /// Forgets everything about a request that has ended.
+    /// Removes all credentials of a request that has ended.
     pub(crate) fn drop_request(&self, request: RequestId) {
         let mut kept = self.lock();
         kept.drop_given(request);
         drop(kept.take_answer(request));
     }
 
-    /// Forgets what came with the requests of a root that ended or paused. Answers stay: they were
-    /// given in the pause, for what comes after it.
+    /// Removes the credentials that came with the requests of a root that ended or paused. Answers to
+    /// holds stay: people gave them during the pause, for the work after it.
     pub(crate) fn drop_root(&self, root: RequestId) {
         let mut kept = self.lock();
         for request in kept.roots.remove(&root).unwrap_or_default() {
@@ -216,7 +219,7 @@ impl Credentials {
         }
     }
 
-    /// What the configuration gives an agent.
+    /// The configured credential of an agent.
     pub(crate) fn of_service(&self, agent: &Name) -> Option<Credential> {
         let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
         service.get(agent).cloned()

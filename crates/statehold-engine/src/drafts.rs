@@ -1,11 +1,11 @@
-//! Answers while they are being written: in memory, for whoever watches. What counts is what is
-//! committed; a draft that is lost with the process is written again.
+//! Answers while an agent writes them: in memory, for readers that follow them. Only the committed
+//! answer counts; after a crash, the agent writes a lost draft again.
 //!
-//! A draft is there while somebody has it open to write or follows it, and no longer: what is written
-//! when nobody does is written nowhere.
+//! A draft exists only while a writer or a reader has it. Writes to a draft without writer or reader are
+//! dropped.
 //!
-//! A turn that goes on after a pause or a crash writes its answer from the beginning. As long as it says
-//! what was said before, that is no news. When it says something else, the draft begins again.
+//! A turn that resumes after a pause or a crash writes its answer from the beginning. While it repeats
+//! the earlier text, readers get nothing. When it differs, the draft starts over as a new edition.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,71 +15,71 @@ use tokio::sync::watch;
 
 use crate::engine::Engine;
 
-/// The most that is kept of one draft. Who watches gets the rest when the answer is committed.
+/// The maximum size of one draft. Readers get the rest when the answer is committed.
 const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
-    live: Mutex<HashMap<RequestId, Live>>,
+    live: Mutex<HashMap<RequestId, LiveDraft>>,
 }
 
 #[derive(Debug, Default)]
-struct Live {
+struct LiveDraft {
     draft: Arc<Draft>,
-    /// How many have it open or follow it.
+    /// How many writers and readers have it.
     holders: usize,
 }
 
 #[derive(Debug, Default)]
 struct Draft {
-    kept: Mutex<Kept>,
-    /// How far it is written, for those who wait for more.
-    length: watch::Sender<Written>,
+    text: Mutex<DraftText>,
+    /// The written length. Readers wait on it.
+    length: watch::Sender<WrittenLength>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    /// How often it began again.
+struct DraftText {
+    /// Counts how often the draft started over.
     edition: u64,
     text: String,
-    /// How much of the text has been said by whoever writes now. The rest was said by a writer before,
-    /// and is said again or taken back.
+    /// How much of the text the current writer has written. An earlier writer wrote the rest; the
+    /// current writer either repeats or replaces it.
     said: usize,
-    /// Whether a piece found no room: what came after it would not follow what is there.
+    /// Whether a piece did not fit. Later pieces are dropped, so that the text has no gap.
     is_full: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Written {
+struct WrittenLength {
     edition: u64,
     bytes: usize,
     is_over: bool,
 }
 
 impl Drafts {
-    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, Live>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, LiveDraft>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(self: &Arc<Self>, request: RequestId) -> Held {
+    fn hold(self: &Arc<Self>, request: RequestId) -> DraftHandle {
         let mut all = self.live();
         let live = all.entry(request).or_default();
         live.holders += 1;
-        Held {
+        DraftHandle {
             drafts: Arc::clone(self),
             request,
             draft: Arc::clone(&live.draft),
         }
     }
 
-    /// The draft of a request, if anybody has it.
+    /// The draft of a request, if a writer or reader has it.
     fn find(&self, request: RequestId) -> Option<Arc<Draft>> {
         self.live()
             .get(&request)
             .map(|live| Arc::clone(&live.draft))
     }
 
-    /// Nothing more comes: the request has ended.
+    /// Ends the draft: the request has ended.
     pub(crate) fn end(&self, request: RequestId) {
         if let Some(live) = self.live().remove(&request) {
             let length = &live.draft.length;
@@ -88,21 +88,21 @@ impl Drafts {
     }
 }
 
-/// Keeps a draft. The last one to go takes it along.
+/// Reference to a draft. Dropping the last one removes the draft.
 #[derive(Debug)]
-struct Held {
+struct DraftHandle {
     drafts: Arc<Drafts>,
     request: RequestId,
     draft: Arc<Draft>,
 }
 
-impl Drop for Held {
+impl Drop for DraftHandle {
     fn drop(&mut self) {
         let mut all = self.drafts.live();
         let Some(live) = all.get_mut(&self.request) else {
             return;
         };
-        // Another may have taken the place of one that has ended.
+        // After the end of a request, a late reader may have created a new draft under its id.
         if !Arc::ptr_eq(&live.draft, &self.draft) {
             return;
         }
@@ -113,44 +113,44 @@ impl Drop for Held {
     }
 }
 
-/// A draft that somebody writes. Without it, what is written is kept only for those who follow.
+/// A draft open for writing. Without a writer, the engine keeps the draft only for its readers.
 #[derive(Debug)]
 #[must_use = "it is open only as long as this is kept"]
 pub struct OpenDraft {
-    _held: Held,
+    _handle: DraftHandle,
 }
 
 impl Draft {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn text(&self) -> MutexGuard<'_, DraftText> {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A writer begins, at the first word.
+    /// A writer starts at the first byte.
     fn begin(&self) {
-        let mut kept = self.kept();
-        kept.said = 0;
-        kept.is_full = false;
-        self.announce(&kept);
+        let mut text = self.text();
+        text.said = 0;
+        text.is_full = false;
+        self.announce(&text);
     }
 
     fn write(&self, piece: &str) {
-        let mut kept = self.kept();
-        if kept.is_full {
+        let mut text = self.text();
+        if text.is_full {
             return;
         }
-        kept.add(piece);
-        self.announce(&kept);
+        text.add(piece);
+        self.announce(&text);
     }
 
-    fn announce(&self, kept: &Kept) {
+    fn announce(&self, text: &DraftText) {
         self.length.send_modify(|written| {
-            written.edition = kept.edition;
-            written.bytes = kept.said;
+            written.edition = text.edition;
+            written.bytes = text.said;
         });
     }
 }
 
-impl Kept {
+impl DraftText {
     fn add(&mut self, piece: &str) {
         let known = self.text.get(self.said..).unwrap_or_default();
         if known.starts_with(piece) {
@@ -171,10 +171,10 @@ impl Kept {
         self.said = self.text.len();
     }
 
-    /// What lies after a place, which moves on.
-    fn after(&self, place: &mut Place) -> Option<DraftPiece> {
+    /// The text after `place`; advances `place`.
+    fn after(&self, place: &mut ReadPosition) -> Option<DraftPiece> {
         if place.edition != self.edition {
-            *place = Place {
+            *place = ReadPosition {
                 edition: self.edition,
                 read: 0,
             };
@@ -186,52 +186,52 @@ impl Kept {
     }
 }
 
-/// What was written since somebody looked.
+/// Text written since the reader's last call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftPiece {
-    /// How many bytes of the draft come before it. 0: the draft begins here, or begins again.
+    /// How many bytes of the draft come before it. 0: the draft starts here, or starts over.
     pub offset: usize,
     /// The text.
     pub text: String,
 }
 
-/// How far somebody has read.
+/// How far a reader has read.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct ReadPosition {
     edition: u64,
     read: usize,
 }
 
-impl Place {
-    fn has_news(self, written: &Written) -> bool {
+impl ReadPosition {
+    fn has_news(self, written: &WrittenLength) -> bool {
         written.edition != self.edition || written.bytes > self.read
     }
 }
 
-/// Follows the draft of one answer, from its beginning.
+/// Follows the draft of one answer from its beginning.
 #[derive(Debug)]
 pub struct DraftReader {
-    held: Held,
-    length: watch::Receiver<Written>,
-    place: Place,
+    handle: DraftHandle,
+    length: watch::Receiver<WrittenLength>,
+    place: ReadPosition,
 }
 
 impl DraftReader {
-    /// What was written since the last call. None when nothing more comes: the request has ended, or
-    /// the draft begins again, and whoever has passed its beginning on cannot take that back.
+    /// Waits for text written since the last call. None if the request has ended, or if the draft
+    /// started over: the reader may have passed its beginning on and cannot retract it.
     pub async fn next(&mut self) -> Option<String> {
         loop {
             let place = self.place;
-            let news = |written: &Written| written.is_over || place.has_news(written);
+            let news = |written: &WrittenLength| written.is_over || place.has_news(written);
             // The sender lives as long as the draft.
             let written = self.length.wait_for(news).await;
             let is_over = written.is_ok_and(|written| written.is_over);
             let piece = {
-                let kept = self.held.draft.kept();
-                if place.read > 0 && kept.edition != place.edition {
+                let text = self.handle.draft.text();
+                if place.read > 0 && text.edition != place.edition {
                     return None;
                 }
-                kept.after(&mut self.place)
+                text.after(&mut self.place)
             };
             match piece {
                 Some(piece) => return Some(piece.text),
@@ -241,13 +241,12 @@ impl DraftReader {
         }
     }
 
-    /// What was written since the last call, if anything was. After a draft began again, that is all of
-    /// it.
+    /// The text written since the last call, if any. After a draft started over, this is all of it.
     pub fn take(&mut self) -> Option<DraftPiece> {
-        self.held.draft.kept().after(&mut self.place)
+        self.handle.draft.text().after(&mut self.place)
     }
 
-    /// Waits until there may be something to take, for ever if nothing more comes.
+    /// Waits until `take` may return text; forever if no more text comes.
     pub async fn grown(&mut self) {
         let place = self.place;
         drop(
@@ -259,14 +258,14 @@ impl DraftReader {
 }
 
 impl Engine {
-    /// Opens the draft of a live request's answer, to write it from its beginning.
+    /// Opens the draft of a live request's answer, to write it from the beginning.
     pub fn open_draft(&self, request: RequestId) -> OpenDraft {
-        let held = self.inner().drafts.hold(request);
-        held.draft.begin();
-        OpenDraft { _held: held }
+        let handle = self.inner().drafts.hold(request);
+        handle.draft.begin();
+        OpenDraft { _handle: handle }
     }
 
-    /// Adds to the draft of a live request's answer, if somebody has it open or follows it.
+    /// Appends to the draft of a live request's answer. Dropped if it has no writer and no reader.
     pub fn write_draft(&self, request: RequestId, piece: &str) {
         if piece.is_empty() {
             return;
@@ -276,24 +275,24 @@ impl Engine {
         }
     }
 
-    /// Follows the draft of a request's answer. Begun before looking whether the request is live, it
-    /// misses nothing; begun after its end, it must be dropped by whoever learns that.
+    /// Follows the draft of a request's answer. Call this before checking that the request is live, to
+    /// miss nothing. If the request has ended, drop the reader.
     pub fn follow_draft(&self, request: RequestId) -> DraftReader {
-        let held = self.inner().drafts.hold(request);
-        let length = held.draft.length.subscribe();
+        let handle = self.inner().drafts.hold(request);
+        let length = handle.draft.length.subscribe();
         DraftReader {
-            held,
+            handle,
             length,
-            place: Place::default(),
+            place: ReadPosition::default(),
         }
     }
 
-    /// Forgets the draft of a request that has ended, for those who began to follow it too late.
+    /// Removes the draft of a request that has ended, for readers that followed it too late.
     pub fn forget_draft(&self, request: RequestId) {
         self.inner().drafts.end(request);
     }
 
-    /// How many drafts are kept.
+    /// How many drafts are in memory.
     pub fn drafts_kept(&self) -> usize {
         self.inner().drafts.live().len()
     }
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_follows_gets_every_piece_from_the_beginning_and_then_the_end() {
+    async fn a_reader_gets_every_piece_from_the_beginning_and_then_the_end() {
         let engine = engine().await;
         let (request, long) = (request(7), request(8));
         let _open = [engine.open_draft(request), engine.open_draft(long)];
@@ -342,7 +341,7 @@ mod tests {
         assert_eq!(late.next().await.as_deref(), Some("one two"));
         assert_eq!(late.next().await, None);
 
-        // A draft that is too long ends where it was cut, also if a later piece would fit.
+        // A draft that is too long ends where it was cut, even if a later piece would fit.
         engine.write_draft(long, "begin ");
         engine.write_draft(long, &"x".repeat(DRAFT_BYTES_MAX));
         engine.write_draft(long, "end");
@@ -354,14 +353,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_draft_that_nobody_has_is_nowhere() {
+    async fn a_draft_without_writer_or_reader_is_dropped() {
         let engine = engine().await;
         let request = request(7);
         let kept = || engine.drafts_kept();
         engine.write_draft(request, "nobody hears");
         assert_eq!(kept(), 0);
 
-        // Whoever follows keeps what was written, also when the writer has gone.
+        // A reader keeps the draft after its writer has gone.
         let open = engine.open_draft(request);
         engine.write_draft(request, "one ");
         let mut reader = engine.follow_draft(request);
@@ -369,7 +368,7 @@ mod tests {
         engine.write_draft(request, "two");
         assert_eq!(reader.next().await.as_deref(), Some("one two"));
 
-        // What has ended does not come back, neither by who still writes nor by who still follows.
+        // Neither a late writer nor an old reader brings an ended draft back.
         engine.forget_draft(request);
         engine.write_draft(request, "three");
         assert_eq!(reader.next().await, None);
@@ -391,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_again_is_news_only_where_it_differs() {
+    async fn readers_get_repeated_text_only_where_it_differs() {
         let engine = engine().await;
         let request = request(7);
         let first = engine.open_draft(request);
@@ -403,10 +402,10 @@ mod tests {
         check_taken(&mut feed, Some((0, "It is süß")));
         drop(first);
 
-        // The same again, in other pieces, and more: those who were there hear only what is more.
+        // The same text again in other pieces, and more: existing readers get only the new part.
         let second = engine.open_draft(request);
         let mut late = engine.follow_draft(request);
-        // What is not said again may be taken back.
+        // Text that the new writer has not repeated yet is withheld: it may be replaced.
         check_taken(&mut late, None);
         engine.write_draft(request, "It");
         check_taken(&mut feed, None);
@@ -417,7 +416,7 @@ mod tests {
         assert_eq!(chat.next().await.as_deref(), Some(", "));
         drop(second);
 
-        // Something else: it begins again, and whoever said the beginning aloud says no more.
+        // Different text: the draft starts over. A reader that cannot retract the beginning ends.
         let _third = engine.open_draft(request);
         engine.write_draft(request, "It is s");
         engine.write_draft(request, "our.");

@@ -1,4 +1,4 @@
-//! The engine itself: its parts, its mailboxes, and what follows from a commit.
+//! The engine itself: its parts, its mailboxes, and the effects of a commit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,9 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::begun::OwnWorkers;
+use crate::auto_claim::OwnWorkers;
 use crate::credentials::{Credential, Credentials};
-use crate::current::Current;
 use crate::drafts::Drafts;
 use crate::error::EngineError;
 use crate::idempotency::InFlight;
@@ -29,31 +28,32 @@ use crate::merge::Merges;
 use crate::payloads::Payloads;
 use crate::policy::Policies;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
-use crate::sealed::{SealedCalls, Unneeded};
+use crate::sealed::{SealedCalls, UnneededKeys};
+use crate::swap::Swap;
 use crate::temp::Temps;
 use crate::users::Users;
 
-/// How many sessions are kept in memory, unless somebody uses more at once.
+/// How many sessions stay in memory, unless more are in use at once.
 const HOT_SESSIONS: usize = 20_000;
 
-/// How many open holds the sessions of one user may have.
+/// The maximum number of open holds in the sessions of one user.
 const USER_HOLDS_MAX: usize = 8_192;
 
-/// How an engine behaves.
+/// Settings of an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
-    /// How many sessions are kept in memory, unless somebody uses more at once.
+    /// How many sessions stay in memory, unless more are in use at once.
     pub hot_sessions: usize,
-    /// How often timers look for what is due.
+    /// How often timers check for due work.
     pub tick: std::time::Duration,
     /// How often the heads of sessions are signed, if anything changed.
     pub sign_every: std::time::Duration,
-    /// How many open holds the sessions of one user may have.
+    /// The maximum number of open holds in the sessions of one user.
     pub user_holds_max: usize,
-    /// What is laid down about agents and their tools, until something else is.
+    /// The policies of agents and their tools at the start.
     pub policies: Arc<Policies>,
-    /// The keys of sealed arguments. They must last as long as the store does: the default is for
-    /// stores in memory.
+    /// The keys of sealed arguments. They must live as long as the store; the default is for stores in
+    /// memory.
     pub hold_keys: Arc<dyn HoldKeys>,
 }
 
@@ -80,7 +80,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// Decides, commits, feeds, times. Cheap to clone.
+/// Decides and commits commands, serves feeds, and runs timers. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -97,20 +97,20 @@ pub(crate) struct Inner {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) payload_keys: Arc<dyn PayloadKeys>,
     pub(crate) options: EngineOptions,
-    pub(crate) policies: Current<Policies>,
-    /// Leases that were granted before get one full ttl from here.
+    pub(crate) policies: Swap<Policies>,
+    /// Leases granted by an earlier process last one full ttl from here.
     pub(crate) started_at: Timestamp,
-    /// A plain mutex: held while a map is read or written, never over an await.
+    /// A plain mutex: held while the map is read or written, never across an await.
     mailboxes: Mutex<HashMap<SessionId, Arc<Mailbox>>>,
     pub(crate) calls: AtomicU64,
-    /// What `calls` was when idle sessions were last looked for.
+    /// The value of `calls` at the last eviction of idle sessions.
     calls_before: AtomicU64,
-    /// How many items of histories were read.
+    /// How many history items were read.
     pub(crate) items_read: AtomicU64,
     heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
     pub(crate) in_flight: InFlight,
     pub(crate) merges: Merges,
-    /// How many answers are kept, as far as this process knows.
+    /// How many answers are kept for idempotency keys, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
     pub(crate) drafts: Arc<Drafts>,
@@ -119,23 +119,23 @@ pub(crate) struct Inner {
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) own_workers: OwnWorkers,
     pub(crate) users: Users,
-    /// All keys, by the digest of their secret. This process is the only one that changes them.
+    /// All API keys, by the digest of their secret. Only this process changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
-    /// Counts changes of keys: whoever holds a right for long looks again when it moves.
+    /// Counts changes of API keys: a long-running call checks its key again when this changes.
     pub(crate) keys_changed: watch::Sender<u64>,
-    /// Where decisions are pushed to, by tenant and agent.
+    /// The addresses to push decisions to, by tenant and agent.
     pub(crate) addresses: RwLock<BTreeMap<(Name, Name), ResumeAddress>>,
-    /// Counts their changes.
+    /// Counts changes of addresses.
     pub(crate) addresses_changed: watch::Sender<u64>,
-    /// They are changed one at a time.
+    /// Locked while an address changes: one at a time.
     pub(crate) addresses_turn: tokio::sync::Mutex<()>,
     pub(crate) audit: Audit,
-    /// Workers that wait, by the agent they wait for.
+    /// Wakes waiting workers, by the tenant and agent they wait for.
     queues: Mutex<HashMap<(Name, Name), Arc<Notify>>>,
-    /// Moves on with every commit of any session.
+    /// Incremented by every commit of any session.
     pub(crate) any_commit: watch::Sender<u64>,
     pub(crate) has_erasures: AtomicBool,
-    /// Whether the last write found no room.
+    /// Whether the last write found the disk full.
     pub(crate) is_full: AtomicBool,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -165,7 +165,7 @@ impl Engine {
             sealed_calls: SealedCalls::default(),
             credentials: Arc::default(),
             own_workers: OwnWorkers::default(),
-            policies: Current::new(Arc::clone(&options.policies)),
+            policies: Swap::new(Arc::clone(&options.policies)),
             options,
             started_at,
             mailboxes: Mutex::default(),
@@ -187,7 +187,7 @@ impl Engine {
             audit: Audit::default(),
             queues: Mutex::default(),
             any_commit: watch::Sender::new(0),
-            // Whatever was left when the last process ended.
+            // An earlier process may have left erasures.
             has_erasures: AtomicBool::new(true),
             is_full: AtomicBool::new(false),
             tasks: TaskTracker::new(),
@@ -201,12 +201,12 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Begins to stop: timers end, and whoever waits or follows a feed is sent away.
+    /// Begins to stop: timers end, and waiting callers and feed readers are released.
     pub fn begin_stop(&self) {
         self.inner.stop.cancel();
     }
 
-    /// Begins to stop, and waits until everything that was begun is durable and signed.
+    /// Begins to stop, and waits until all work in flight is durable and signed.
     pub async fn shut_down(&self) {
         self.inner.stop.cancel();
         self.inner.tasks.close();
@@ -216,21 +216,21 @@ impl Engine {
         }
     }
 
-    /// Gives agents credentials of their own, for requests whose caller's is gone.
+    /// Sets the configured credentials of agents, for requests without a credential of their caller.
     pub fn set_service_credentials(&self, credentials: BTreeMap<Name, Credential>) {
         self.inner.credentials.set_service(credentials);
     }
 
-    /// What time it is for the engine.
+    /// The engine's current time.
     pub fn now(&self) -> Timestamp {
         self.inner.clock.now()
     }
 
-    /// Whether the store answers, and takes writes.
+    /// Checks that the store answers and accepts writes.
     ///
     /// # Errors
     ///
-    /// If it does not.
+    /// If the store fails, or the disk is full.
     pub async fn require_ready(&self) -> Result<(), EngineError> {
         self.inner.store.last_place().await?;
         if self.inner.is_full.load(Ordering::Relaxed) {
@@ -239,18 +239,18 @@ impl Engine {
         Ok(())
     }
 
-    /// What is laid down about agents and their tools now.
+    /// A snapshot of the policies of agents and their tools.
     pub fn policies(&self) -> Arc<Policies> {
         self.inner.policies.get()
     }
 
-    /// Lays down something else about agents and their tools. Holds that are open stay as they were
-    /// opened, and calls that are recorded as they were recorded.
+    /// Replaces the policies of agents and their tools. Open holds and recorded calls keep the policy
+    /// they were made under.
     pub fn set_policies(&self, policies: impl Into<Arc<Policies>>) {
         self.inner.policies.set(policies);
     }
 
-    /// How many items of histories were read since the start.
+    /// How many history items were read since the start.
     pub fn items_read(&self) -> u64 {
         self.inner.items_read.load(Ordering::Relaxed)
     }
@@ -260,8 +260,8 @@ impl Engine {
         self.inner.mailboxes().len()
     }
 
-    /// Forgets the sessions that nobody has used since this was last called: a server keeps those in
-    /// memory that are talked to, and not those of last week. They are read again when they are needed.
+    /// Evicts the sessions not used since the last call of this method. The engine reads them again when
+    /// needed.
     pub fn forget_idle_sessions(&self) {
         let now = self.inner.calls.load(Ordering::Relaxed);
         let before = self.inner.calls_before.swap(now, Ordering::Relaxed);
@@ -276,11 +276,11 @@ impl Engine {
         &self.inner
     }
 
-    /// Payloads for a session of this owner.
+    /// Payload keys for a session of this owner.
     ///
     /// # Errors
     ///
-    /// If a new key cannot be kept.
+    /// If a new key cannot be stored.
     pub async fn payloads_for(&self, tenant: &Name, user: UserId) -> Result<Payloads, EngineError> {
         let user = self.payload_key(KeyOwner::User(user)).await?;
         let tenant = self.payload_key(KeyOwner::Tenant(tenant.clone())).await?;
@@ -300,13 +300,13 @@ impl Engine {
         if let Some(key) = self.inner.payload_keys.get(&owner) {
             return Ok(key);
         }
-        // A new key is written to disk first.
+        // A new key is written to disk before it is used.
         let keys = Arc::clone(&self.inner.payload_keys);
         let made = tokio::task::spawn_blocking(move || keys.get_or_create(&owner)).await;
         Ok(made.map_err(|_| EngineError::Stopping)??)
     }
 
-    /// The mailbox of a session, made if need be.
+    /// The mailbox of a session; creates it if missing.
     pub(crate) fn mailbox(&self, session: SessionId) -> Arc<Mailbox> {
         let mut mailboxes = self.inner.mailboxes();
         let mailbox = Arc::clone(
@@ -322,12 +322,12 @@ impl Engine {
     }
 }
 
-/// Whether a task that waits for a commit, or a reader of its feed, holds it.
+/// Whether a task waiting for a commit, or a feed reader, holds the mailbox.
 fn is_in_use(mailbox: &Arc<Mailbox>) -> bool {
     Arc::strong_count(mailbox) > 1
 }
 
-/// Forgets the half of the mailboxes that was not used for longest. One that is in use stays.
+/// Evicts the least recently used half of the mailboxes. A mailbox in use stays.
 fn forget_idle(mailboxes: &mut HashMap<SessionId, Arc<Mailbox>>, keep: usize) {
     let mut idle: Vec<(u64, SessionId)> = mailboxes
         .iter()
@@ -341,16 +341,16 @@ fn forget_idle(mailboxes: &mut HashMap<SessionId, Arc<Mailbox>>, keep: usize) {
     }
 }
 
-/// What follows from a commit once it is durable.
+/// The effects of a commit, applied once it is durable.
 pub(crate) struct Aftermath {
-    /// Requests that wait for a worker now.
+    /// Tenant and agent of requests now waiting for a worker.
     queued: Vec<(Name, Name)>,
     ended: Vec<RequestId>,
-    /// Root requests that ended or paused: their `temp:` values are gone.
+    /// Root requests that ended or paused, and whether they ended. Their `temp:` values are dropped.
     temps_lost: Vec<(RequestId, bool)>,
     erases: bool,
-    /// Sealed arguments that nobody needs any more.
-    pub(crate) unneeded: Unneeded,
+    /// Sealed arguments whose action has ended.
+    pub(crate) unneeded: UnneededKeys,
 }
 
 impl Inner {
@@ -366,10 +366,10 @@ impl Inner {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where workers wait for requests of an agent.
+    /// The notifier on which workers wait for requests of an agent.
     pub(crate) fn queue(&self, tenant: &Name, agent: &Name) -> Arc<Notify> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever looks tidies up: queues at which nobody waits are forgotten.
+        // Evict queues without waiting workers.
         if queues.len() > 1_024 {
             queues.retain(|_, queue| Arc::strong_count(queue) > 1);
         }
@@ -377,7 +377,7 @@ impl Inner {
     }
 }
 
-/// Makes ids unlike those of any other call of the same millisecond.
+/// Randomness that keeps ids of the same millisecond distinct.
 pub(crate) fn entropy() -> Result<u64, StoreError> {
     Ok(u64::from_le_bytes(random()?))
 }
@@ -385,8 +385,8 @@ pub(crate) fn entropy() -> Result<u64, StoreError> {
 impl Aftermath {
     pub(crate) fn of(inner: &Inner, commit: &Commit) -> Self {
         let changes = &commit.changes;
-        // The first record of a fork ends what it inherits under the ids of its origin, where all of it
-        // may go on.
+        // The first record of a fork ends inherited requests under the ids of the origin session, where
+        // they may still be live.
         let events = &commit.record.content.events;
         let is_fork = events
             .iter()
@@ -397,7 +397,7 @@ impl Aftermath {
             .live_requests
             .iter()
             .filter(|(live, _)| {
-                // Whoever pushes decisions hears of those that go to a worker that stayed, too.
+                // Also notify the pusher of a decision for a worker that stayed.
                 live.status == LiveStatus::Queued
                     || live.status == LiveStatus::Running && live.holds_opened > 0
             })
@@ -419,7 +419,7 @@ impl Aftermath {
             erases: commit.after.deleted
                 || commit.after.closed && commit.after.expires_at.is_none(),
             unneeded: if is_fork {
-                Unneeded::default()
+                UnneededKeys::default()
             } else {
                 inner.unneeded_after(commit)
             },

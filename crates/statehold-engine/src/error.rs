@@ -1,4 +1,4 @@
-//! Why the engine did not do what it was asked.
+//! Errors of the engine.
 
 use statehold_core::command::Rejection;
 use statehold_core::ids::SessionId;
@@ -10,102 +10,102 @@ use crate::api::hold::{DecisionView, HoldRef};
 use crate::caller::Role;
 use crate::schema::FieldError;
 
-/// Why not.
+/// Why the engine refused a call or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// There is no such thing, or the caller may not know of it.
+    /// The object does not exist, or the caller may not know that it does.
     #[error("there is no such object")]
     NotFound,
-    /// The caller lacks a right, whatever the object.
+    /// The caller lacks a role, independent of the object.
     #[error("this needs the role `{}`", needs.name())]
     Forbidden {
-        /// A role that would do.
+        /// A sufficient role.
         needs: Role,
     },
-    /// A user-bound key named somebody else.
+    /// A key bound to a user named another user.
     #[error("this key may not act for that user; leave the user out, or use another key")]
     WrongUser,
-    /// An unbound key named nobody.
+    /// A key without a user gave none.
     #[error("name the user with `user`, or use a key that is bound to one")]
     UserNeeded,
-    /// A key bound to agents named another.
+    /// A key bound to agents named another agent.
     #[error("this key does not work for the agent `{agent}`")]
     WrongAgent {
-        /// That agent.
+        /// The agent named in the call.
         agent: String,
     },
-    /// The session has moved on.
+    /// The caller's revision is stale.
     #[error("the session is at revision {current}, not {expected}; read it again")]
     RevisionMismatch {
         /// The revision the caller expected.
         expected: u64,
-        /// The revision that is there.
+        /// The current revision.
         current: u64,
     },
     /// The core refused.
     #[error(transparent)]
     Rejected(#[from] Rejection),
-    /// A decision that came after another, or after the deadline.
+    /// The hold was already decided, or its deadline has passed.
     #[error("{rejection}")]
     DecidedBefore {
         /// Why the core refused it.
         rejection: Rejection,
-        /// The decision that stands, as far as the caller may see it.
+        /// The decision that stands, if the caller may see it.
         decision: Option<Box<DecisionView>>,
     },
-    /// A request that had several holds is resumed without saying which.
+    /// A request with several holds was resumed without naming one.
     #[error("the request has had several holds; say which one with `hold_id` or `digest`")]
     SeveralHolds {
-        /// Those that the caller may see.
+        /// The holds that the caller may see.
         holds: Vec<HoldRef>,
     },
-    /// The idempotency key came with another call before.
+    /// The idempotency key was used for a different call.
     #[error("this idempotency key was used for another call; use a new one")]
     KeyReused,
-    /// A session of this app and user has this name.
+    /// Another session of this app and user has this name.
     #[error("the name is taken by session {session}; use it, or choose another name")]
     NameTaken {
-        /// That session.
+        /// The session with the name.
         session: SessionId,
     },
-    /// A shared key has another version.
+    /// The caller's version of a shared key is stale.
     #[error("`{key}` is at version {found}, not {expected}")]
     VersionConflict {
         /// The key.
         key: StateKey,
-        /// What was expected.
+        /// The version the caller expected.
         expected: u64,
-        /// What is there.
+        /// The current version.
         found: u64,
     },
-    /// A value does not merge with the one that is there.
+    /// A value cannot be merged with the current value.
     #[error("`{key}`: {source}")]
     Merge {
         /// The key.
         key: StateKey,
-        /// Why not.
+        /// The reason.
         source: MergeError,
     },
     /// A stored or sent value is not JSON.
     #[error("a value is not JSON")]
     NotJson,
-    /// `temp:` values without a request to live with.
+    /// `temp:` values outside a live request.
     #[error("{0}")]
     Temp(&'static str),
-    /// A hold that makes no sense.
+    /// An invalid hold.
     #[error("`{path}` {what}")]
     HoldMalformed {
         /// The field.
         path: String,
-        /// What it should be.
+        /// The expected form.
         what: String,
     },
-    /// A field that makes no sense.
+    /// An invalid field.
     #[error("`{path}`: {what}")]
     InvalidField {
         /// The field.
         path: &'static str,
-        /// What it should be.
+        /// The expected form.
         what: String,
     },
     /// Input of the wrong shape.
@@ -113,7 +113,7 @@ pub enum EngineError {
     InvalidInput {
         /// The field.
         path: String,
-        /// What it should be.
+        /// The expected form.
         detail: String,
     },
     /// An item whose fields do not fit its kind.
@@ -121,55 +121,55 @@ pub enum EngineError {
     ItemMalformed {
         /// The item.
         path: String,
-        /// What it should be.
+        /// The expected form.
         what: String,
     },
     /// A tool result names a call that is not open.
     #[error("there is no open tool call with this `call_id` in the request")]
     UnknownCall {
-        /// The name that was given, clipped.
+        /// The given id, truncated.
         call_id: String,
     },
-    /// A worker appends nothing at all.
+    /// An append without content.
     #[error("name at least one of `items`, `state` and `task_state`")]
     NothingToAppend,
-    /// A text that is no state key, or one that cannot be written there.
+    /// An invalid state key, or one that cannot be written there.
     #[error("{detail}")]
     BadStateKey {
-        /// The key, clipped.
+        /// The key, truncated.
         key: Option<String>,
-        /// What it should be.
+        /// The expected form.
         detail: String,
     },
-    /// Edited arguments that the tool does not take.
+    /// Edited arguments that do not match the tool's schema.
     #[error("the arguments do not fit the schema of the tool; see `errors`")]
     InvalidArgs(Vec<FieldError>),
-    /// An answer that is not of the form that was asked for.
+    /// An answer that does not match the requested form.
     #[error("the answer does not have the form that was asked for; see `errors`")]
     InvalidContent(Vec<FieldError>),
-    /// A rejection without a word.
+    /// A rejection without the required comment.
     #[error("the policy wants a reason for a rejection; send a `comment`")]
     CommentNeeded,
-    /// A worker asked for less than the policy wants.
+    /// A worker asked for weaker terms than the policy sets.
     #[error(
         "the policy sets `{field}` to {policy}, and a worker may only tighten it; leave `{field}` out"
     )]
     PolicyStricter {
         /// The field.
         field: &'static str,
-        /// What the policy says.
+        /// The value that the policy sets.
         policy: String,
     },
-    /// A call that the policy wants approved was recorded as if it could just run.
+    /// A call that needs approval was recorded as ungated.
     #[error("calls of `{tool}` need an approval; open a hold for it first")]
     ApprovalNeeded {
         /// The tool.
         tool: String,
     },
-    /// Something else in the call makes no sense.
+    /// Another invalid part of the call.
     #[error("{0}")]
     Invalid(String),
-    /// Too much of something that is bounded.
+    /// A limit was exceeded.
     #[error("{0}")]
     TooMany(&'static str),
     /// The disk is full.

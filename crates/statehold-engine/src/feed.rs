@@ -1,5 +1,5 @@
-//! Feeds: records in order, once each, from any revision on. Read from the store when there is news,
-//! so a slow reader costs nothing but its place.
+//! Feeds: records in order, once each, from any revision. A feed reads from the store when notified, so
+//! a slow reader holds only a position.
 
 mod session;
 
@@ -17,7 +17,7 @@ use crate::error::EngineError;
 
 pub use session::{Delta, SessionFeed, SessionNews};
 
-/// How many commits are looked at in one call.
+/// How many commits one call reads.
 const SCAN_MAX: usize = 500;
 
 /// One record of a feed.
@@ -25,11 +25,11 @@ const SCAN_MAX: usize = 500;
 pub struct FeedEntry {
     /// The record with its payloads.
     pub stored: StoredRecord,
-    /// Which of the tasks whose history grew are root tasks.
+    /// Whether each task whose history grew is a root task.
     pub roots: BTreeMap<TaskId, bool>,
 }
 
-/// A place in the order of all commits.
+/// A position in the order of all commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GlobalPosition(pub u64);
 
@@ -38,7 +38,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the caller may not read the session (any more).
+    /// If the caller may not read the session, or no longer.
     pub async fn feed(
         &self,
         caller: &Caller,
@@ -87,7 +87,7 @@ impl Engine {
         Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
     }
 
-    /// The newest place in the order of all commits.
+    /// The newest position in the order of all commits.
     ///
     /// # Errors
     ///
@@ -96,8 +96,8 @@ impl Engine {
         Ok(GlobalPosition(self.inner().store.last_place().await?))
     }
 
-    /// Records of every session that the caller may list, after a place; and the place to go on from,
-    /// which moves on even if nothing of it was the caller's.
+    /// Records after a position from every session that the caller may list, and the position to
+    /// continue from. The position advances even past commits that the caller may not see.
     ///
     /// # Errors
     ///
@@ -137,13 +137,13 @@ impl Engine {
         Ok((found, at))
     }
 
-    /// Resolves when the engine begins to stop: whoever streams ends then.
+    /// Resolves when the engine begins to stop. Streams must end then.
     pub async fn stopping(&self) {
         self.inner().stop.cancelled().await;
     }
 }
 
-/// Listens for commits of any session, from the moment it was made.
+/// Subscription to commits of any session, from the moment it was made.
 #[derive(Debug)]
 pub struct News(tokio::sync::watch::Receiver<u64>);
 
@@ -156,7 +156,7 @@ impl News {
 }
 
 impl Engine {
-    /// Begins to listen.
+    /// Subscribes to commits of any session.
     pub fn news(&self) -> News {
         News(self.inner().any_commit.subscribe())
     }

@@ -1,4 +1,4 @@
-//! Questions about holds: one, a page of them, how many there are, and who sees the action.
+//! Queries about holds: one hold, a page, counts, and the caller's rights to each.
 
 mod changes;
 mod detail;
@@ -23,25 +23,25 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::read::{Page, SCAN_MAX, SCAN_STEP};
 
-/// How many open holds are looked at to count them.
+/// How many open holds one count reads.
 const COUNT_MAX: usize = 10_000;
-/// How many of them are read at a time.
+/// How many open holds one query of a count reads.
 const COUNT_STEP: usize = 1_000;
-/// A hold that ends within this time expires soon.
+/// A hold whose deadline is within this time expires soon.
 const SOON_MS: u64 = 10 * 60 * 1_000;
 
-/// Which holds to list.
+/// Filter of a list of holds.
 #[derive(Debug, Clone, Default)]
 pub struct HoldFilter {
-    /// Decided ones instead of open ones.
+    /// Decided holds instead of open ones.
     pub decided: bool,
     /// With this status.
     pub status: Option<HoldStatus>,
-    /// Asked by this agent.
+    /// Opened by this agent.
     pub agent: Option<Name>,
     /// Of this kind.
     pub kind: Option<HoldKind>,
-    /// With this risk, as far as the caller may know it.
+    /// With this risk, if the caller may know it.
     pub risk: Option<Risk>,
     /// In sessions of this user.
     pub user: Option<UserId>,
@@ -53,31 +53,31 @@ pub struct HoldFilter {
     pub order: HoldOrder,
 }
 
-/// How many open holds the caller may see, and what they are.
+/// Counts of the open holds that the caller may see.
 #[derive(Debug, Clone, Default)]
 pub struct HoldCounts {
     /// All of them.
     pub open: usize,
-    /// By what is asked for.
+    /// By kind.
     pub by_kind: BTreeMap<HoldKind, usize>,
-    /// By risk, as far as the caller may know it.
+    /// By risk, if the caller may know it.
     pub by_risk: BTreeMap<Option<Risk>, usize>,
-    /// Those that end within ten minutes.
+    /// Holds that expire within ten minutes.
     pub expiring_soon: usize,
-    /// Those that the caller may decide.
+    /// Holds that the caller may decide.
     pub mine: usize,
-    /// Whether there are more than were looked at.
+    /// Whether the count stopped at its limit.
     pub capped: bool,
 }
 
-/// What a caller may do with a hold.
+/// The caller's rights to one hold.
 #[derive(Debug, Clone)]
 pub(crate) struct Reach {
-    /// Whether it is there at all for them.
+    /// Whether the caller may see it. If not, it is reported as not found.
     pub(crate) sees: bool,
-    /// The right by which they may decide it, or why not.
+    /// The right by which the caller may decide it, or why the caller may not.
     pub(crate) right: Result<Right, WhyNot>,
-    /// Why they may not, roles of the server included. None if they may.
+    /// Why the caller may not decide it, including missing roles. None if the caller may.
     pub(crate) why_not: Option<WhyNot>,
 }
 
@@ -89,7 +89,7 @@ impl Reach {
             Ok(_) => missing_role(caller, &row.hold, owner.user).map(WhyNot::NeedsRole),
             Err(why) => Some(why.clone()),
         };
-        // A worker that is bound to a user works in that user's sessions only.
+        // A worker bound to a user works only in that user's sessions.
         let is_near = caller.user.is_none_or(|bound| bound == owner.user);
         let sees = owner.tenant == caller.tenant
             && !row.session.deleted
@@ -109,7 +109,7 @@ impl Reach {
     }
 }
 
-/// The role that somebody lacks who would have the right to decide otherwise.
+/// The role that the caller lacks to use its right to decide.
 fn missing_role(caller: &Caller, hold: &Hold, owner: UserId) -> Option<Name> {
     let has = match &hold.decide_by {
         _ if caller.principal == Principal::Local => true,
@@ -125,7 +125,7 @@ fn missing_role(caller: &Caller, hold: &Hold, owner: UserId) -> Option<Name> {
     (!has).then_some(role)
 }
 
-/// The only user whose holds the caller can see, if there is only one.
+/// The only user whose holds the caller may see, if there is only one.
 fn only_user(caller: &Caller) -> Option<UserId> {
     let sees_others = caller.has(Role::Approver) || caller.roles.has_own() || caller.reads_all();
     caller.user.filter(|_| !sees_others)
@@ -142,7 +142,7 @@ impl Engine {
         let rows = rows.into_iter().filter(|row| Reach::of(caller, row).sees);
         let details = self.hold_details(caller, rows.collect()).await?;
         let mut detail = details.into_iter().next().ok_or(EngineError::NotFound)?;
-        // An operator who may not decide sees the action by a right that is audited.
+        // An operator without the right to decide may see the action, but the audit stream records it.
         if !detail.sees_action && caller.reads_all() {
             let session = detail.session.id;
             self.audit(caller, TenantEvent::TraceRead { session })
@@ -152,17 +152,17 @@ impl Engine {
         Ok(detail)
     }
 
-    /// The session of a hold that the caller may decide or see.
+    /// The session of a hold. Checks no rights.
     ///
     /// # Errors
     ///
-    /// If there is no such hold within reach.
+    /// If there is no such hold.
     pub async fn session_of_hold(&self, id: HoldId) -> Result<SessionId, EngineError> {
         let session = self.inner().store.session_of_hold(id).await?;
         session.ok_or(EngineError::NotFound)
     }
 
-    /// The holds that a request ever opened, as far as the caller may see them.
+    /// All holds ever opened by a request that the caller may see.
     ///
     /// # Errors
     ///
@@ -177,8 +177,8 @@ impl Engine {
         self.hold_details(caller, rows).await
     }
 
-    /// A page of holds that the caller may see. It looks at a bounded number of holds, so it may be
-    /// short and still not the last.
+    /// A page of holds that the caller may see. It reads a bounded number of holds, so a short page need
+    /// not be the last.
     ///
     /// # Errors
     ///
@@ -231,7 +231,7 @@ impl Engine {
         Ok(Page { entries, next })
     }
 
-    /// How many open holds the caller may see.
+    /// Counts of the open holds that the caller may see.
     ///
     /// # Errors
     ///
@@ -271,14 +271,14 @@ impl Engine {
     }
 }
 
-/// What the store is asked for. None if nothing can be in it.
+/// The store query. None if no hold can match.
 fn hold_query(caller: &Caller, filter: &HoldFilter) -> Option<HoldQuery> {
     let narrowed = only_user(caller);
     let user = match (filter.user, narrowed) {
         (Some(asked), Some(only)) if asked != only => return None,
         (asked, only) => asked.or(only),
     };
-    // The order would tell a risk to those who may not know it.
+    // The order would reveal risks to callers that may not know them.
     let knows_risks = caller.has(Role::Approver) || caller.roles.has_own() || caller.reads_all();
     let order = match filter.order {
         HoldOrder::Urgency if !knows_risks => HoldOrder::Oldest,
@@ -294,7 +294,7 @@ fn hold_query(caller: &Caller, filter: &HoldFilter) -> Option<HoldQuery> {
     })
 }
 
-/// The risk of a hold for those who may decide it, or read traces.
+/// The risk of a hold, if the caller may decide it or read traces.
 fn known_risk(caller: &Caller, row: &HoldSummary, reach: &Reach) -> Option<Risk> {
     let knows = reach.decides() || caller.reads_all();
     row.hold.risk.filter(|_| knows)

@@ -1,8 +1,8 @@
-//! Idempotency keys: the same call again gets the same bytes, and a duplicate waits for the first.
+//! Idempotency keys: a retry of a call gets the same bytes, and a duplicate waits for the first call.
 //!
-//! The core knows nothing of these keys: a repetition is answered before anything is decided. The first
-//! answer is kept in the transaction of its commit, and the store takes a key once, so that a duplicate
-//! that did not wait cannot commit either. A call that is refused keeps nothing.
+//! The core knows nothing of these keys: the engine answers a retry before it decides anything. The
+//! store keeps the first answer in the transaction of its commit and accepts a key only once, so a
+//! duplicate that did not wait cannot commit either. A refused call leaves no answer behind.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,10 +18,10 @@ use crate::engine::Engine;
 /// How long an answer is kept: a day.
 pub(crate) const KEPT_MS: u64 = 24 * 3_600 * 1_000;
 
-/// How many answers are kept at most: beyond that, new keys are refused until old ones are forgotten.
+/// The maximum number of answers kept. Beyond it the engine refuses new keys until old answers expire.
 pub(crate) const KEPT_MAX: u64 = 5_000_000;
 
-/// A key with what it stands for.
+/// An idempotency key with the fingerprint of its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdempotencyKey {
     /// Digest of tenant, principal and key.
@@ -31,7 +31,7 @@ pub struct IdempotencyKey {
 }
 
 impl IdempotencyKey {
-    /// The key that `principal` used for a call. Keys of different principals never meet.
+    /// The key that `principal` used for a call. Keys of different principals never collide.
     pub fn new(tenant: &Name, principal: Principal, key: &str, call: &[&[u8]]) -> Self {
         let principal = principal.to_string();
         Self {
@@ -45,7 +45,8 @@ impl IdempotencyKey {
     }
 }
 
-/// A digest over parts that cannot run into each other.
+/// A digest over parts. Each part is prefixed with its length, so different parts never give the same
+/// bytes.
 pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len() + 8).sum());
     for part in parts {
@@ -55,31 +56,31 @@ pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
     Digest::sha256(&bytes)
 }
 
-/// A place in the line of those who change what they have read of one session.
+/// Lock on one session for a read-modify-write. Dropping it releases the lock.
 #[derive(Debug)]
-pub struct Turn(#[expect(dead_code, reason = "held, never looked at")] OwnedMutexGuard<()>);
+pub struct SessionLock(#[expect(dead_code, reason = "held, never looked at")] OwnedMutexGuard<()>);
 
 impl Engine {
-    /// Waits until nobody else reads a value of this session to write it changed. Those who do not wait
-    /// are still noticed by version or revision; this only keeps many from racing each other in vain.
-    pub async fn turn(&self, session: SessionId) -> Turn {
+    /// Waits for the lock on this session. The lock is advisory: it only saves retries. A writer that
+    /// does not take it is still detected by version or revision.
+    pub async fn lock_session(&self, session: SessionId) -> SessionLock {
         let key = digest(&[b"turn", session.to_string().as_bytes()]);
-        Turn(self.inner().in_flight.enter(key).await)
+        SessionLock(self.inner().in_flight.enter(key).await)
     }
 }
 
-/// Calls that are under way, by key.
+/// Calls in flight, by key.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     calls: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl InFlight {
-    /// Waits until no other call with this key is under way.
+    /// Waits until no other call with this key is in flight.
     pub(crate) async fn enter(&self, key: Digest) -> OwnedMutexGuard<()> {
         let call = {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever enters tidies up: locks that nobody holds or waits for are forgotten.
+            // Evict locks that no call holds or waits for.
             if calls.len() > 1_024 {
                 calls.retain(|_, call| Arc::strong_count(call) > 1);
             }

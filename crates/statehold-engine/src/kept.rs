@@ -1,5 +1,4 @@
-//! What is kept of items, holds and decisions beside their records, as JSON. Records only name these
-//! payloads by digest.
+//! Stored bodies of items, holds and decisions, as JSON. Records name these payloads only by digest.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -7,10 +6,10 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::{Effect, Risk};
 use statehold_core::ids::{HoldId, ItemId};
 
-/// JSON as it came, validated and never interpreted.
+/// JSON as received: validated, never interpreted.
 pub type Raw = Box<RawValue>;
 
-/// What is kept of an item's words.
+/// The stored body of an item.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct ItemBody {
@@ -29,13 +28,12 @@ pub struct ItemBody {
     pub annotations: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Raw>,
-    /// Of an input: a credential came with it. The credential itself is nowhere but in memory.
+    /// Of an input: a credential came with it. The credential itself stays in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub had_credential: bool,
 }
 
-/// What is kept of a file that goes with an item: behind a URL, behind the URL of what it was made from,
-/// or here.
+/// The stored body of an attachment: behind a URL, behind the URL of its source, or inline.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct AttachmentBody {
@@ -51,38 +49,37 @@ pub struct AttachmentBody {
     pub data: Option<String>,
 }
 
-/// What a `reconcile` hold is called: nobody gave it a title.
+/// The title of a `reconcile` hold, which the server opens by itself.
 pub const RECONCILE_TITLE: &str = "It is not known what became of this action: did it run?";
 
-/// What a note is called that says that a tool gave no answer.
+/// The name of a note about a call without an answer.
 pub const NO_ANSWER: &str = "tool_no_answer";
 
-/// What is kept, under `data` of a note, of a call whose tool gave no answer: why the next claim asks
-/// people about it.
+/// The `data` of a note about a call without an answer. The next claim asks people about the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoAnswerBody {
     /// The call.
     pub call: ItemId,
-    /// Why nobody knows what became of it.
+    /// Why its outcome is unknown.
     pub reason: NoAnswerReason,
-    /// How many holds its request had opened by then. One that is opened later may be about this.
+    /// How many holds its request had opened by then. A later hold may be about this call.
     pub holds_opened: u32,
 }
 
-/// Why nobody knows what became of a call. Never in the words of the other side: clients read what this
-/// comes to.
+/// Why the outcome of a call is unknown. Never contains text from the tool, because clients read the
+/// message made from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoAnswerReason {
-    /// It did not answer in time.
+    /// The tool did not answer in time.
     Timeout,
     /// The connection was lost.
     ConnectionLost,
-    /// What came back is no answer.
+    /// The response is not an answer.
     Unclear,
 }
 
-/// What is kept of a hold's words.
+/// The stored body of a hold.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct HoldBody {
@@ -98,10 +95,10 @@ pub struct HoldBody {
     pub url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Vec<Reason>>,
-    /// Holds of one group were asked together.
+    /// Holds opened together share a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_id: Option<String>,
-    /// Whether a person who rejects must say why.
+    /// Whether a rejection needs a comment.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub comment_required: bool,
 }
@@ -117,12 +114,12 @@ pub struct Reason {
     pub text: Option<String>,
 }
 
-/// What is kept of an action.
+/// The stored body of an action.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct ActionBody {
     pub tool: String,
-    /// The preview: the arguments without what the policy hides.
+    /// The preview: the redacted arguments.
     pub args: Raw,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub args_schema: Option<Raw>,
@@ -134,36 +131,36 @@ pub struct ActionBody {
     pub risk: Option<Risk>,
     #[serde(default)]
     pub idempotent: bool,
-    /// The digest that an approval names: over the full arguments.
+    /// The digest over the full arguments, which an approval names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// What the preview hides.
+    /// The redactions in the preview.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redactions: Vec<Redaction>,
-    /// The full arguments, where the preview hides something.
+    /// The full arguments, encrypted, if the preview is redacted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<Sealed>,
 }
 
-/// One thing that a preview hides.
+/// One redacted value in a preview.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Redaction {
-    /// Where, as a JSON Pointer into the arguments.
+    /// Its JSON Pointer into the arguments.
     pub path: String,
-    /// By which rule: `path`, `secret`, `email` or `card`.
+    /// The rule that redacted it: `path`, `secret`, `email` or `card`.
     pub rule: String,
 }
 
-/// Arguments under the key of a hold.
+/// Arguments encrypted with the key of a hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sealed {
-    /// Whose key it is.
+    /// The hold whose key encrypts them.
     pub hold: HoldId,
     /// The nonce and the ciphertext, in base64.
     pub bytes: String,
 }
 
-/// What is kept of the words that came with a decision.
+/// The stored body of a decision.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct DecisionBody {
@@ -176,7 +173,7 @@ pub struct DecisionBody {
     pub sealed: Option<Sealed>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Raw>,
-    /// A credential was given. It is kept nowhere.
+    /// The person gave a credential. It is never stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,7 +182,7 @@ pub struct DecisionBody {
     pub reason: Option<String>,
 }
 
-/// The stored form of one of these.
+/// Serializes a body for the store.
 ///
 /// # Panics
 ///
@@ -194,7 +191,7 @@ pub fn to_bytes<T: Serialize>(body: &T) -> Vec<u8> {
     serde_json::to_vec(body).expect("our own types always serialize to JSON")
 }
 
-/// What was stored, or nothing where it is gone or damaged.
+/// Parses a stored body; the default if it is erased or damaged.
 pub fn parse<T: Default + for<'de> Deserialize<'de>>(body: Option<&[u8]>) -> T {
     body.and_then(|body| serde_json::from_slice(body).ok())
         .unwrap_or_default()

@@ -1,7 +1,7 @@
-//! API keys. What is done with them is in the audit stream.
+//! API keys. The audit stream records their creation and revocation.
 //!
-//! A key is 256 random bits, shown once; only its digest is kept. This process is the only one that
-//! changes the keys of its store, so they are all kept in memory and a revocation counts at once.
+//! A key is 256 random bits, shown once; the store keeps only its digest. Only this process changes the
+//! keys of its store, so all of them are in memory and a revocation takes effect at once.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -19,36 +19,36 @@ use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::ports::random;
 
-/// What every key begins with.
+/// The prefix of every key.
 pub const KEY_PREFIX: &str = "shk_";
 /// The longest name of a key, in bytes.
 const NAME_BYTES_MAX: usize = 128;
-/// Shortest and longest life of a key that ends: a second, ten years.
+/// The bounds of a key's lifetime: one second to ten years.
 const LIFE_MS: std::ops::RangeInclusive<u64> = statehold_core::limits::SESSION_TTL_MS;
-/// How many keys one tenant may have.
+/// The maximum number of keys of one tenant.
 const KEYS_MAX: usize = 100_000;
 
-/// A key to make.
+/// A key to create.
 #[derive(Debug, Clone, Default)]
 pub struct NewKey {
-    /// What people call it.
+    /// A name for people.
     pub name: Option<String>,
-    /// What it may do.
+    /// Its roles.
     pub roles: BTreeSet<Name>,
     /// The user it is bound to.
     pub user: Option<UserId>,
-    /// The agents it is bound to; none means any.
+    /// The agents it is bound to; empty means any.
     pub agents: BTreeSet<Name>,
-    /// When it ends, from now.
+    /// Its lifetime in milliseconds. None means no expiry.
     pub expires_in_ms: Option<u64>,
 }
 
-/// A key that was just made. The only moment at which the key itself is known.
+/// A key that was just created. Only here is its secret known.
 #[derive(Clone)]
 pub struct IssuedKey {
-    /// What is kept of it.
+    /// The stored part.
     pub key: ApiKey,
-    /// The key.
+    /// The secret.
     pub secret: String,
 }
 
@@ -60,7 +60,7 @@ impl std::fmt::Debug for IssuedKey {
     }
 }
 
-/// Listens for changes of keys, from the moment it was made.
+/// Subscription to changes of keys, from the moment it was made.
 #[derive(Debug)]
 pub struct KeyChanges(tokio::sync::watch::Receiver<u64>);
 
@@ -73,7 +73,7 @@ impl KeyChanges {
 }
 
 impl Engine {
-    /// Reads all keys of a tenant into memory. Called once for every tenant that is served.
+    /// Loads all keys of a tenant into memory. Called once per served tenant.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Has a key count as it is stored.
+    /// Updates a key in memory after the store has committed it.
     pub(crate) fn note_key(&self, key: ApiKey) {
         let inner = self.inner();
         let mut keys = inner
@@ -99,7 +99,7 @@ impl Engine {
         inner.keys_changed.send_modify(|count| *count += 1);
     }
 
-    /// Whoever comes with this key. None if it is not one of ours, was revoked, or has ended.
+    /// The caller with this key. None if the key is unknown, revoked or expired.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl Engine {
         if let Some(caller) = self.caller_of(digest) {
             return Ok(Some((caller, digest)));
         }
-        // A key of a tenant that nobody has loaded yet.
+        // The key may belong to a tenant whose keys are not loaded yet.
         let known = self.known_key(digest).is_some();
         if !known && let Some(key) = self.inner().store.api_key(digest).await? {
             self.note_key(key);
@@ -123,7 +123,7 @@ impl Engine {
         Ok(self.caller_of(digest).map(|caller| (caller, digest)))
     }
 
-    /// The caller behind a key that was seen before, if it still counts.
+    /// The caller of a key in memory, if the key is neither revoked nor expired.
     pub fn caller_of(&self, digest: Digest) -> Option<Caller> {
         let key = self.known_key(digest)?;
         let now = self.inner().clock.now();
@@ -141,9 +141,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the key may not speak for users.
+    /// If the key may not act for this user.
     pub async fn act_for(&self, caller: &Caller, user: &str) -> Result<Caller, EngineError> {
-        // A key that may not speak for others must not make users either.
+        // A key that may not act for users must not create users either.
         let id = match caller.user {
             Some(_) => self.known_user(&caller.tenant, user).await?,
             None if caller.speaks_for_users() => Some(self.user_id(&caller.tenant, user).await?),
@@ -153,12 +153,12 @@ impl Engine {
         found.ok_or(EngineError::WrongUser)
     }
 
-    /// Begins to listen for changes of keys.
+    /// Subscribes to changes of keys.
     pub fn key_changes(&self) -> KeyChanges {
         KeyChanges(self.inner().keys_changed.subscribe())
     }
 
-    /// Whether there is any key that is not revoked.
+    /// Whether there is a key that is not revoked.
     ///
     /// # Errors
     ///
@@ -167,11 +167,11 @@ impl Engine {
         Ok(self.inner().store.has_api_keys().await?)
     }
 
-    /// Makes a key.
+    /// Creates a key.
     ///
     /// # Errors
     ///
-    /// If the caller may not, or the key makes no sense.
+    /// If the caller is not an admin, or the key is invalid.
     pub async fn create_key(&self, caller: &Caller, new: NewKey) -> Result<IssuedKey, EngineError> {
         require_any(caller, &[Role::Admin])?;
         require_sound(&new)?;
@@ -213,24 +213,24 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the caller may not see them.
+    /// If the caller is not an admin.
     pub async fn keys(&self, caller: &Caller) -> Result<Vec<ApiKey>, EngineError> {
         require_any(caller, &[Role::Admin])?;
         Ok(self.inner().store.api_keys(caller.tenant.clone()).await?)
     }
 
-    /// Takes a key back, at once. Doing it again changes nothing.
+    /// Revokes a key at once. Revoking it again changes nothing.
     ///
     /// # Errors
     ///
-    /// If the caller may not, or there is no such key.
+    /// If the caller is not an admin, or there is no such key.
     pub async fn revoke_key(&self, caller: &Caller, id: KeyId) -> Result<(), EngineError> {
         require_any(caller, &[Role::Admin])?;
         let keys = self.inner().store.api_keys(caller.tenant.clone()).await?;
         let key = keys.into_iter().find(|key| key.id == id);
         let mut key = key.ok_or(EngineError::NotFound)?;
         if key.revoked_at.is_some() {
-            // The call that revoked it may be about to say so.
+            // The call that revoked it may not have updated memory yet.
             self.note_key(key);
             return Ok(());
         }

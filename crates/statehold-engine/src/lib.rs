@@ -1,9 +1,9 @@
-//! What happens: every session has one order of commands, decided on its newest state and answered
+//! The engine: it orders the commands of each session, decides them on the newest state, and answers
 //! only when they are durable.
 //!
-//! An [`Engine`] is made of ports: a store, a clock, a source of randomness and the payload keys. It
-//! decides with the core, commits in pipelined groups, keeps hot sessions in memory, feeds readers in
-//! order, runs timers, hands out work, and knows who may do and see what. It speaks no protocol.
+//! An [`Engine`] has ports: a store, a clock, and keys for payloads and holds. It decides with the core,
+//! commits in pipelined groups, keeps hot sessions in memory, serves feeds in order, runs timers, hands
+//! out work, and checks rights. It speaks no protocol.
 
 mod access;
 mod addresses;
@@ -11,11 +11,10 @@ mod answer;
 pub mod api;
 mod ask;
 mod audit;
-mod begun;
+mod auto_claim;
 mod caller;
 mod claim;
 mod credentials;
-mod current;
 mod drafts;
 mod engine;
 mod error;
@@ -36,6 +35,7 @@ mod rights;
 mod schema;
 mod sealed;
 mod shared;
+mod swap;
 mod temp;
 mod timers;
 mod users;
@@ -47,11 +47,10 @@ pub use addresses::{
 pub use answer::NewAnswer;
 pub use ask::{NewAction, NewAsk};
 pub use audit::{AuditPage, Verification};
-pub use begun::Begun;
+pub use auto_claim::AutoClaim;
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
-pub use current::Current;
 pub use drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
@@ -59,7 +58,7 @@ pub use feed::{Delta, FeedEntry, GlobalPosition, News, SessionFeed, SessionNews}
 pub use holds::{
     HoldCounts, HoldDetail, HoldFilter, HoldGroup, HoldNews, HoldPosition, Pending, PendingHold,
 };
-pub use idempotency::{IdempotencyKey, Turn};
+pub use idempotency::{IdempotencyKey, SessionLock};
 pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
 pub use mailbox::{Call, Committed, Done, Receipt, Reply};
 pub use own_work::{Ended, Progress};
@@ -77,3 +76,4 @@ pub use statehold_store::{
     Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,
     StoredItem, StoredRecord,
 };
+pub use swap::Swap;

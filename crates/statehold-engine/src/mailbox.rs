@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::api::json::to_body;
 use crate::caller::Caller;
-use crate::credentials::{Credential, Pending as PendingCredential};
+use crate::credentials::{Credential, PendingCredential};
 use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
 use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
@@ -673,13 +673,13 @@ impl Engine {
             return Err(conflict);
         }
         let ready = self.prepare(&head.state, submission, record, late.is_none())?;
-        let taking = match behind {
-            None if late.is_none() => self.taking(submission.command, &ready.commit),
+        let claim = match behind {
+            None if late.is_none() => self.pending_claim(submission.command, &ready.commit),
             _ => None,
         };
         // Both are decided before the first is in line, so that one write to the disk takes both.
-        let next = if late.is_none() && (behind.is_some() || taking.is_some()) {
-            Box::pin(self.decide_next(&ready.commit, behind, taking)).await
+        let next = if late.is_none() && (behind.is_some() || claim.is_some()) {
+            Box::pin(self.decide_next(&ready.commit, behind, claim)).await
         } else {
             None
         };

@@ -1,9 +1,9 @@
 //! Writes under a merge policy.
 //!
-//! The result of a merge is computed before the command is decided: away from the mailbox of the session,
-//! and away from the writer of the store, because its cost depends on what callers have written. The
-//! command then brings the result together with the version that it was merged with. If the value has
-//! another version by the time of the commit, the engine merges and tries again.
+//! The engine computes a merge before it decides the command, outside the session's mailbox and the
+//! store's writer, because the cost depends on what callers have written. The command then carries the
+//! result with the version it was merged with. If the version is stale at the commit, the engine merges
+//! again and retries.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,16 +24,16 @@ use crate::mailbox::{Done, Submission};
 use crate::payloads::Payloads;
 use crate::rights::{self, Act};
 
-/// How often a value is merged because other writers were faster.
+/// How often a merge is retried when other writers were faster.
 const TRIES_MAX: usize = 64;
 /// Up to this size a merge takes less time than handing it to another thread.
 const INLINE_BYTES_MAX: usize = 64 * 1024;
 /// How many long merges run at once: they need memory and a core each.
 const LONG_MERGES_MAX: usize = 4;
-/// How many keys of one command are locked. Versions protect all of them; locks save useless tries.
+/// How many keys of one command are locked. Versions protect all keys; locks only save retries.
 const LOCKED_KEYS_MAX: usize = 16;
 
-/// The part of the engine that merges.
+/// State of the engine's merges.
 #[derive(Debug)]
 pub(crate) struct Merges {
     locks: KeyLocks,
@@ -49,16 +49,16 @@ impl Default for Merges {
     }
 }
 
-/// The results that a command brings.
+/// The merge results that a command carries.
 #[derive(Debug, Default)]
 pub(crate) struct MergeResults {
-    /// The session keys, each with the version it was merged with; their values are in the command.
+    /// Session keys, each with the version it was merged with; their values are in the command.
     session: Vec<(StateKey, u64)>,
     pub(crate) shared: Vec<MergedValue>,
 }
 
 impl MergeResults {
-    /// The first session key that does not have the version it was merged with.
+    /// The first session key whose version is stale.
     pub(crate) fn conflict_in(&self, state: &SessionState) -> Option<EngineError> {
         self.session.iter().find_map(|(key, version)| {
             let (expected, found) = (*version, state.keys.get(key).copied().unwrap_or(0));
@@ -78,7 +78,7 @@ impl MergeResults {
     }
 }
 
-/// A command whose session keys are merged, with all results.
+/// A command with merged session keys, and all merge results.
 struct MergedCommand {
     command: Command,
     payloads: Payloads,
@@ -87,7 +87,7 @@ struct MergedCommand {
 
 /// One value to merge.
 struct MergeInput {
-    /// The place of the write in the patch.
+    /// The index of the write in the patch.
     index: usize,
     key: StateKey,
     policy: MergePolicy,
@@ -97,7 +97,7 @@ struct MergeInput {
     operand: Vec<u8>,
 }
 
-/// Whether a command has to be merged with values that are there.
+/// Whether a command must be merged with current values.
 pub(crate) fn merges(command: &Command) -> bool {
     state_of(command).is_some_and(|patch| patch.set.iter().any(is_merge))
 }
@@ -107,7 +107,7 @@ fn is_merge(set: &StateSet) -> bool {
     set.merge != MergePolicy::Replace && set.key.scope() != Scope::Temp
 }
 
-/// The state that a command writes.
+/// The state patch of a command.
 fn state_of(command: &Command) -> Option<&StatePatch> {
     match command {
         Command::CreateSession { state, .. }
@@ -131,8 +131,8 @@ fn state_of_mut(command: &mut Command) -> Option<&mut StatePatch> {
 }
 
 impl Engine {
-    /// Submits a command with merges; merges again as long as other writers are faster. A version that
-    /// the caller names stays a precondition: if it does not hold, that is the answer.
+    /// Submits a command with merges, and retries while other writers are faster. A version named by the
+    /// caller stays a precondition: a mismatch is returned, not retried.
     pub(crate) async fn submit_merged(
         &self,
         session: SessionId,
@@ -164,7 +164,7 @@ impl Engine {
         }
     }
 
-    /// Checks the rights of the caller first, because a refused merge reveals the type of the old value.
+    /// Checks the caller's rights first, because a refused merge reveals the type of the old value.
     async fn owner_to_merge_for(
         &self,
         session: SessionId,
@@ -230,7 +230,7 @@ impl Engine {
         let permit = Arc::clone(&self.inner().merges.long).acquire_owned().await;
         let permit = permit.map_err(|_| EngineError::Stopping)?;
         let merged = tokio::task::spawn_blocking(move || {
-            // Released by this thread: a caller that goes away does not stop the work.
+            // Held by this thread: the work continues even if the caller disconnects.
             let _permit = permit;
             merge_all(command, payloads, inputs)
         });
@@ -238,8 +238,8 @@ impl Engine {
     }
 }
 
-/// Merges all values. A session key is then an ordinary write of the result; the record of a shared key
-/// keeps policy and operand, so its result goes beside it.
+/// Merges all values. A session key becomes an ordinary write of the result. The record of a shared key
+/// keeps policy and operand, so its result is carried separately.
 fn merge_all(
     mut command: Command,
     mut payloads: Payloads,
@@ -274,7 +274,7 @@ fn merge_all(
     })
 }
 
-/// The names of the locks of a patch, in an order that all commands share, so that they cannot deadlock.
+/// The locks of a patch, sorted, so that commands cannot deadlock.
 fn lock_names(session: SessionId, owner: &Owner, patch: &StatePatch) -> Vec<Digest> {
     let merged = patch.set.iter().filter(|set| is_merge(set));
     let names = merged.map(|set| {
@@ -301,17 +301,17 @@ type LockMap = HashMap<Digest, Arc<tokio::sync::Mutex<()>>>;
 /// Locks by name. A lock exists as long as it has a holder or a waiter.
 #[derive(Debug, Default)]
 struct KeyLocks {
-    /// A plain mutex: never held over an await.
+    /// A plain mutex: never held across an await.
     locks: Arc<Mutex<LockMap>>,
 }
 
 impl KeyLocks {
-    /// Takes locks in the order of their names.
+    /// Acquires locks in the order of their names.
     async fn lock(&self, names: Vec<Digest>) -> Vec<KeyLock> {
         let mut held = Vec::with_capacity(names.len());
         for name in names {
             let lock = Arc::clone(entries(&self.locks).entry(name).or_default());
-            // Made before the wait: a caller that stops waiting leaves no entry behind.
+            // Created before waiting, so that a cancelled wait leaves no entry behind.
             let mut waiting = KeyLock {
                 locks: Arc::clone(&self.locks),
                 name,
@@ -328,7 +328,7 @@ fn entries(locks: &Mutex<LockMap>) -> MutexGuard<'_, LockMap> {
     locks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lock that is held, or waited for while it has no guard.
+/// A lock that is held, or awaited while `guard` is None.
 #[derive(Debug)]
 struct KeyLock {
     locks: Arc<Mutex<LockMap>>,

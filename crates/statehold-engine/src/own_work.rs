@@ -1,5 +1,5 @@
-//! What the server needs where it works for agents of its own: what an earlier process left behind, and
-//! the memory of an agent.
+//! Operations for agents that the server runs itself: releasing the leases of an earlier process, the
+//! progress of requests, and the memory of an agent.
 
 use statehold_core::command::{Command, Fenced};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
@@ -15,7 +15,7 @@ use crate::error::EngineError;
 use crate::mailbox::{Call, Reply};
 use crate::read::ItemPage;
 
-/// How many live requests are read at a time.
+/// How many live requests one query reads.
 const PAGE: usize = 256;
 
 /// How a request ended.
@@ -27,19 +27,19 @@ pub struct Ended {
     pub finished: Option<StoredRecord>,
 }
 
-/// How far a request is, for whoever waits for it.
+/// Progress of a request, for a caller that waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// It goes on by itself.
+    /// It is running or queued.
     Live,
-    /// It waits for a person, here or further down.
+    /// It waits for a person, here or in a child request.
     Paused,
     /// It has ended.
     Ended,
 }
 
 impl Engine {
-    /// How far a request is, and at which revision of its session that was seen.
+    /// The progress of a request, and the session revision at which it was read.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Engine {
         Ok((progress, state.revision))
     }
 
-    /// How a request of a session ended, for whoever started it. None while it goes on.
+    /// How a request of a session ended. None while it is live.
     ///
     /// # Errors
     ///
@@ -77,8 +77,9 @@ impl Engine {
         Ok(Some(Ended { request, finished }))
     }
 
-    /// Gives back what an earlier process of this server had claimed for an agent, so that it goes on at
-    /// once. To be called before this process claims anything: nobody else works under this name.
+    /// Releases the leases that an earlier process of this server held for an agent, so that the
+    /// requests resume at once. Call this before this process claims anything: only one process works as
+    /// the server.
     ///
     /// # Errors
     ///
@@ -113,7 +114,7 @@ impl Engine {
                     .await;
                 match released {
                     Ok(_) => given_back += 1,
-                    // It has lapsed or ended by itself.
+                    // The lease has lapsed, or the request has ended.
                     Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
                     Err(error) => return Err(error),
                 }
@@ -124,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// A page of everything in a task's history as its agent sees it, newest first.
+    /// A page of a task's history as its agent sees it, newest first.
     ///
     /// # Errors
     ///
@@ -149,7 +150,7 @@ impl Engine {
         Ok(self.inner().store.task_state(task).await?)
     }
 
-    /// The requests of people that an agent works on in a session, oldest first.
+    /// The live root requests of an agent in a session, oldest first.
     ///
     /// # Errors
     ///
@@ -184,7 +185,7 @@ impl Engine {
         Ok(self.find_task(&state, task).await?.0.agent)
     }
 
-    /// Whether anybody is asked something in a session.
+    /// Whether a session has open holds.
     ///
     /// # Errors
     ///
@@ -215,8 +216,7 @@ impl Engine {
         Ok(tasks.into_iter().map(|(_, id)| id).collect())
     }
 
-    /// The live requests of an agent in a session that have asked people something, whether that is
-    /// decided by now or not.
+    /// The live requests of an agent in a session that have opened holds, decided or not.
     ///
     /// # Errors
     ///

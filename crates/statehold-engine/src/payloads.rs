@@ -1,16 +1,16 @@
-//! The payloads that go with a command. Records only name them, by keyed digest.
+//! The payloads of a command. Records name them only by keyed digest.
 
 use serde_json::value::RawValue;
 use statehold_core::digest::{BodyRef, PayloadKey};
 use statehold_core::record::Record;
 use statehold_store::StoredRecord;
 
-/// Payloads by the name a record gives them.
+/// Payloads by their name in the record.
 #[derive(Debug, Clone)]
 pub struct Payloads {
     user: PayloadKey,
     tenant: PayloadKey,
-    /// A turn has a handful: looking through them is faster than keeping them in order.
+    /// A command has only a few payloads, so a linear search is faster than a map.
     bodies: Vec<(BodyRef, Vec<u8>)>,
 }
 
@@ -23,7 +23,7 @@ impl Payloads {
         }
     }
 
-    /// The payloads of a record that was stored, as far as they are still there.
+    /// The payloads of a stored record that are not erased.
     pub(crate) fn of_stored(stored: &StoredRecord) -> Self {
         let named = stored.record.bodies();
         let bodies = named.into_iter().zip(&stored.bodies);
@@ -44,12 +44,12 @@ impl Payloads {
         name
     }
 
-    /// Adds JSON of the user, as it came.
+    /// Adds JSON of the user, unchanged.
     pub fn put_json(&mut self, json: &RawValue) -> BodyRef {
         self.put(json.get().as_bytes().to_vec())
     }
 
-    /// Adds an `app:` value, which belongs to the tenant.
+    /// Adds an `app:` value, digested with the tenant's key.
     pub fn put_app(&mut self, payload: Vec<u8>) -> BodyRef {
         let name = BodyRef::of(&self.tenant, &payload);
         self.bodies.push((name, payload));

@@ -1,8 +1,8 @@
-//! What an operator has laid down about agents and their tools: who decides, how dangerous a tool is,
-//! what must be approved, what nobody sees.
+//! Policies of agents and their tools, set by an operator: who decides, the risk of a tool, which calls
+//! need approval, and which arguments are redacted.
 //!
-//! What a policy sets wins. A worker may only tighten it: it knows its tools, but it may be led astray
-//! by what it reads.
+//! The policy wins over the worker's terms, and a worker may only tighten it: a worker knows its tools,
+//! but the text it reads may mislead it.
 
 mod condition;
 
@@ -21,89 +21,89 @@ use crate::redact::{PathRule, Pattern, Rules};
 
 pub use condition::ArgsCondition;
 
-/// Roles that callers hold because of what they are, not because anybody trusts them to decide.
+/// Roles that identify clients and workers, and grant no trust to decide.
 const NO_JUDGES: [&str; 2] = ["client", "worker"];
 
-/// Whether calls of a tool need an approval.
+/// Whether calls of a tool need approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Approval {
-    /// A call that is not gated is refused.
+    /// An ungated call is refused.
     Always,
-    /// None is needed. One may be asked for all the same.
+    /// No approval is needed. A worker may still ask for one.
     Never,
     /// The worker decides.
     #[default]
     Worker,
 }
 
-/// What happens when a tool was called and gave no answer, so that nobody knows whether it ran.
+/// The reaction to a tool call without an answer, when it is unknown whether the call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnNoAnswer {
-    /// A person is asked whether it ran.
+    /// Ask a person whether it ran.
     Ask,
-    /// The model is told, and may call it again.
+    /// Tell the model, which may call it again.
     Tell,
 }
 
-/// What is laid down about a tool. What is not said here is up to the worker.
+/// Policy of one tool. The worker decides about fields that are not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ToolPolicy {
-    /// Whether calls need an approval.
+    /// Whether calls need approval.
     pub approval: Option<Approval>,
-    /// Calls whose arguments fit need an approval, whatever else is said.
+    /// Calls whose arguments match need approval, even if `approval` says otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval_if: Option<ArgsCondition>,
-    /// Whether a person who rejects must say why.
+    /// Whether a rejection needs a comment.
     pub comment_required: Option<bool>,
-    /// Who decides.
+    /// The people who decide.
     pub decide_by: Option<DecideBy>,
-    /// What a call does to the world, at least.
+    /// The least effect of a call on the outside world.
     pub effect: Option<Effect>,
-    /// How long a person has, at most.
+    /// The longest time people have to decide.
     pub expires_in_seconds: Option<u64>,
     /// Whether the tool honours the execution key.
     pub idempotent: Option<bool>,
-    /// What happens when nobody decides in time.
+    /// The outcome if no decision comes in time.
     pub on_expiry: Option<OnExpiry>,
-    /// What happens when nobody knows whether a call ran. For agents that this server works for itself.
+    /// The reaction when it is unknown whether a call ran. For agents that this server runs itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_no_answer: Option<OnNoAnswer>,
-    /// How many people must approve, at least.
+    /// The least number of people who must approve.
     pub quorum: Option<u16>,
-    /// Places in the arguments that nobody but the worker sees.
+    /// Paths in the arguments that only the worker sees.
     pub redact: Option<Vec<PathRule>>,
-    /// Patterns that nobody but the worker sees. Secrets, if nothing is said.
+    /// Patterns that only the worker sees. `secret` if not set.
     pub redact_rules: Option<Vec<Pattern>>,
-    /// How much can go wrong, at least.
+    /// The least risk.
     pub risk: Option<Risk>,
 }
 
-/// What is laid down about an agent.
+/// Policy of one agent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AgentPolicy {
-    /// What holds for every tool that says nothing else.
+    /// Defaults for every tool.
     pub every_tool: ToolPolicy,
-    /// What holds for one tool.
+    /// Policies of single tools.
     pub tools: BTreeMap<Name, ToolPolicy>,
 }
 
-/// What is laid down about all agents.
+/// Policies of all agents.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Policies {
     /// By agent.
     pub agents: BTreeMap<Name, AgentPolicy>,
-    /// What was laid down before about agents and tools that are not named any more. Turns that began then
-    /// may still call them, and saying nothing about a tool is not saying that nobody needs to be asked.
+    /// Earlier policies of agents and tools that the configuration no longer names. Turns that started
+    /// earlier may still call those tools, and removing a policy must not remove the need for approval.
     pub kept: BTreeMap<Name, AgentPolicy>,
 }
 
-/// Between the server of a tool and its name.
-const OF_SERVER: &str = "__";
+/// Separates the server of a tool from its name.
+const SERVER_SEPARATOR: &str = "__";
 
 impl AgentPolicy {
-    /// What is said about a tool by name.
+    /// The policy of a tool with exactly this name.
     fn own(&self, tool: &str) -> Option<&ToolPolicy> {
         let mut tools = self.tools.iter();
         let found = tools.find(|(name, _)| name.as_str() == tool);
@@ -112,7 +112,8 @@ impl AgentPolicy {
 }
 
 impl ToolPolicy {
-    /// Both together. Where both say something, the stricter holds; where that cannot be told, this one.
+    /// Combines two policies. If both set a field, the stricter value wins; if neither is stricter, the
+    /// value of `self` wins.
     fn and(self, other: Self) -> Self {
         Self {
             approval: both(self.approval, other.approval, |a, b| match (a, b) {
@@ -159,14 +160,13 @@ fn united<T: PartialEq>(mut a: Vec<T>, b: Vec<T>) -> Vec<T> {
 }
 
 impl Policies {
-    /// What holds for one tool of an agent. What is laid down about `tool` holds for `server__tool` too:
-    /// where both are named, the stricter wins.
+    /// The policy of one tool of an agent. The policy of `tool` also applies to `server__tool`; if both
+    /// are set, the stricter wins.
     pub fn of(&self, agent: &Name, tool: &str) -> Effective {
         self.of_any(agent, &[tool])
     }
 
-    /// What holds for a tool that goes by several names. Where more than one of them is named, the
-    /// stricter wins.
+    /// The policy of a tool with several names. If several of them have policies, the stricter wins.
     pub fn of_any(&self, agent: &Name, names: &[&str]) -> Effective {
         let kept = self.kept.get(agent);
         let Some(policy) = self.agents.get(agent).or(kept) else {
@@ -174,7 +174,7 @@ impl Policies {
         };
         let all = &policy.every_tool;
         let names = names.iter().flat_map(|name| {
-            let ends = name.match_indices(OF_SERVER);
+            let ends = name.match_indices(SERVER_SEPARATOR);
             let plain = ends.map(|(at, mark)| &name[at + mark.len()..]);
             std::iter::once(*name).chain(plain)
         });
@@ -202,20 +202,20 @@ impl Policies {
         }
     }
 
-    /// Whether anything is laid down about an agent.
+    /// Whether an agent has a policy.
     pub(crate) fn knows(&self, agent: &Name) -> bool {
         self.agents.contains_key(agent) || self.kept.contains_key(agent)
     }
 
-    /// Whether something is laid down about a tool by this name.
+    /// Whether a tool with exactly this name has a policy.
     pub fn names(&self, agent: &Name, tool: &str) -> bool {
-        let laid_down = [&self.agents, &self.kept];
-        let mut own = laid_down.iter().filter_map(|agents| agents.get(agent));
+        let policies = [&self.agents, &self.kept];
+        let mut own = policies.iter().filter_map(|agents| agents.get(agent));
         own.any(|policy| policy.own(tool).is_some())
     }
 
-    /// The same in the place of what was laid down before, of which nothing is forgotten that is not
-    /// replaced.
+    /// These policies as the successor of `before`. Earlier policies that are not replaced stay in
+    /// `kept`.
     #[must_use]
     pub fn in_place_of(mut self, before: &Self) -> Self {
         for (agent, policy) in before.kept.iter().chain(&before.agents) {
@@ -234,14 +234,14 @@ impl Policies {
         self
     }
 
-    /// The tools of agents that are still named, about which something is kept.
+    /// Tools with a kept policy, of agents that still have a policy.
     pub fn kept_tools(&self) -> impl Iterator<Item = (&Name, &Name)> {
         let agents = self.kept.iter();
         let named = agents.filter(|(agent, _)| self.agents.contains_key(*agent));
         named.flat_map(|(agent, kept)| kept.tools.keys().map(move |tool| (agent, tool)))
     }
 
-    /// Refuses tool calls that are not as the policy of their agent wants them.
+    /// Refuses tool calls that violate the policy of their agent.
     pub(crate) fn require_items(
         &self,
         agent: &Name,
@@ -273,18 +273,18 @@ impl Policies {
     }
 }
 
-/// What holds for one tool, and the digest of it.
+/// The effective policy of one tool, and its digest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Effective {
-    /// What is laid down.
+    /// The policy.
     pub policy: ToolPolicy,
-    /// Names it in the records. None where nothing is laid down about the agent.
+    /// The name of the policy in the records. None if the agent has no policy.
     pub digest: Option<Digest>,
 }
 
-/// What a worker says about its action and its hold.
+/// The terms that a worker asks for.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Wish {
+pub(crate) struct HoldTerms {
     pub(crate) decide_by: Option<DecideBy>,
     pub(crate) effect: Option<Effect>,
     pub(crate) expires_in_seconds: Option<u64>,
@@ -295,7 +295,7 @@ pub(crate) struct Wish {
 }
 
 impl Effective {
-    /// Whether a call with these arguments may run only after somebody approved it.
+    /// Whether a call with these arguments needs approval before it runs.
     pub fn needs_approval(&self, args: &serde_json::Value) -> bool {
         match self.policy.approval {
             Some(Approval::Always) => true,
@@ -306,7 +306,7 @@ impl Effective {
         }
     }
 
-    /// The same, if nothing is laid down about the effect of a tool that is known only to look.
+    /// Sets the effect to `read` if the policy sets none and the tool is known to be read-only.
     #[must_use]
     pub fn or_read(mut self, only_reads: bool) -> Self {
         let known = only_reads.then_some(Effect::Read);
@@ -314,8 +314,8 @@ impl Effective {
         self
     }
 
-    /// Whether a person is asked about a call that gave no answer. If nothing is said, what only looks may
-    /// look again.
+    /// Whether a person is asked about a call without an answer. By default, a read-only call may be
+    /// retried without asking.
     pub fn asks_without_answer(&self) -> bool {
         match self.policy.on_no_answer {
             Some(OnNoAnswer::Ask) => true,
@@ -324,7 +324,7 @@ impl Effective {
         }
     }
 
-    /// What nobody but the worker sees.
+    /// The rules that redact arguments.
     pub(crate) fn rules(&self) -> Rules<'_> {
         Rules {
             paths: self.policy.redact.as_deref().unwrap_or_default(),
@@ -336,50 +336,55 @@ impl Effective {
         }
     }
 
-    /// What comes of a worker's wish: the policy, tightened where the worker does.
-    pub(crate) fn tighten(&self, kind: HoldKind, wish: Wish) -> Result<Wish, EngineError> {
+    /// Applies the policy to a worker's terms. Fails where the worker asks for less than the policy
+    /// sets.
+    pub(crate) fn tighten(
+        &self,
+        kind: HoldKind,
+        wanted: HoldTerms,
+    ) -> Result<HoldTerms, EngineError> {
         let policy = &self.policy;
-        let decide_by = match (&policy.decide_by, wish.decide_by) {
-            (Some(set), Some(wished)) if *set != wished => {
+        let decide_by = match (&policy.decide_by, wanted.decide_by) {
+            (Some(set), Some(value)) if *set != value => {
                 return Err(stricter("decide_by", &decide_by_text(set)));
             }
             (Some(set), _) => Some(set.clone()),
-            (None, wished) => {
-                require_judge(kind, wished.as_ref())?;
-                wished
+            (None, value) => {
+                require_judge(kind, value.as_ref())?;
+                value
             }
         };
-        let on_expiry = match (policy.on_expiry, wish.on_expiry) {
-            (Some(set), Some(wished)) if set != wished => {
+        let on_expiry = match (policy.on_expiry, wanted.on_expiry) {
+            (Some(set), Some(value)) if set != value => {
                 return Err(stricter("on_expiry", word(&set).as_str()));
             }
-            (set, wished) => set.or(wished),
+            (set, value) => set.or(value),
         };
-        let idempotent = match (policy.idempotent, wish.idempotent) {
+        let idempotent = match (policy.idempotent, wanted.idempotent) {
             (Some(false), Some(true)) => return Err(stricter("idempotent", "false")),
-            (set, wished) => wished.or(set),
+            (set, value) => value.or(set),
         };
-        Ok(Wish {
+        Ok(HoldTerms {
             decide_by,
             on_expiry,
             idempotent,
-            effect: at_least("effect", policy.effect, wish.effect)?,
-            risk: at_least("risk", policy.risk, wish.risk)?,
-            quorum: at_least("quorum", policy.quorum, wish.quorum)?,
-            expires_in_seconds: match (policy.expires_in_seconds, wish.expires_in_seconds) {
-                (Some(most), Some(wished)) if wished > most => {
+            effect: at_least("effect", policy.effect, wanted.effect)?,
+            risk: at_least("risk", policy.risk, wanted.risk)?,
+            quorum: at_least("quorum", policy.quorum, wanted.quorum)?,
+            expires_in_seconds: match (policy.expires_in_seconds, wanted.expires_in_seconds) {
+                (Some(most), Some(value)) if value > most => {
                     return Err(stricter("expires_in_seconds", &most.to_string()));
                 }
-                (most, wished) => wished.or(most),
+                (most, value) => value.or(most),
             },
         })
     }
 }
 
 /// A worker cannot make the session's user, or another worker, the judge of its actions.
-fn require_judge(kind: HoldKind, wished: Option<&DecideBy>) -> Result<(), EngineError> {
+fn require_judge(kind: HoldKind, value: Option<&DecideBy>) -> Result<(), EngineError> {
     let is_about_action = matches!(kind, HoldKind::Approval | HoldKind::Reconcile);
-    match wished {
+    match value {
         Some(DecideBy::User) if is_about_action => Err(stricter("decide_by", "other")),
         Some(DecideBy::Role(role)) if NO_JUDGES.contains(&role.as_str()) => {
             let own = decide_by_text(&kind.default_decide_by());
@@ -392,13 +397,11 @@ fn require_judge(kind: HoldKind, wished: Option<&DecideBy>) -> Result<(), Engine
 fn at_least<T: Ord + Copy + Serialize>(
     field: &'static str,
     least: Option<T>,
-    wished: Option<T>,
+    value: Option<T>,
 ) -> Result<Option<T>, EngineError> {
-    match (least, wished) {
-        (Some(least), Some(wished)) if wished < least => {
-            Err(stricter(field, word(&least).as_str()))
-        }
-        (least, wished) => Ok(wished.or(least)),
+    match (least, value) {
+        (Some(least), Some(value)) if value < least => Err(stricter(field, word(&least).as_str())),
+        (least, value) => Ok(value.or(least)),
     }
 }
 
@@ -417,7 +420,7 @@ fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
-/// Who decides, as callers write it.
+/// The `decide_by` value as callers write it.
 pub fn decide_by_text(decide_by: &DecideBy) -> String {
     match decide_by {
         DecideBy::Other => "other".to_owned(),
@@ -426,7 +429,7 @@ pub fn decide_by_text(decide_by: &DecideBy) -> String {
     }
 }
 
-/// Who decides, as callers write it.
+/// Parses the `decide_by` value of callers.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What the engine needs from outside, beside a store.
+//! Ports of the engine besides the store.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,13 +11,13 @@ use statehold_store::hold_keys::{HoldKey, HoldKeyFile};
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::{BoxError, StoreError};
 
-/// What time it is.
+/// The source of time.
 pub trait Clock: Send + Sync + 'static {
     /// The wall clock. It may step; commit times never go back.
     fn now(&self) -> Timestamp;
 }
 
-/// The clock of the machine.
+/// The system clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -33,15 +33,15 @@ impl Clock for SystemClock {
     }
 }
 
-/// The clock of the machine, so many seconds ahead or behind, and moved while it runs. For tests of
-/// what happens when time passes or a clock is set; a server that others rely on never has it.
+/// The system clock with an offset that can change while it runs. For tests in which time passes or a
+/// clock steps; never for production.
 #[derive(Debug, Default)]
 pub struct OffsetClock {
     offset_seconds: AtomicI64,
 }
 
 impl OffsetClock {
-    /// How far it may be from the clock of the machine: a hundred years.
+    /// The largest offset from the system clock: a hundred years.
     pub const OFFSET_SECONDS_MAX: i64 = 100 * 366 * 24 * 3_600;
 
     /// A clock that is `offset_seconds` ahead, or behind if negative; at most a hundred years.
@@ -52,7 +52,7 @@ impl OffsetClock {
         }
     }
 
-    /// Moves it, and gives how far it is ahead afterwards. Stops at a hundred years either way.
+    /// Adds to the offset and returns the new offset, limited to a hundred years either way.
     pub fn step(&self, seconds: i64) -> i64 {
         let most = Self::OFFSET_SECONDS_MAX;
         let moved = |offset: i64| offset.saturating_add(seconds).clamp(-most, most);
@@ -71,19 +71,19 @@ impl Clock for OffsetClock {
     }
 }
 
-/// The secrets under which payloads are digested and roots are signed.
+/// The keys for payload digests and root signatures.
 pub trait PayloadKeys: Send + Sync + 'static {
     /// The key of an owner, if there is one.
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
 
-    /// The key of an owner, made if there is none. May wait for a disk.
+    /// The key of an owner, created if missing. May block on disk.
     ///
     /// # Errors
     ///
-    /// If a new key cannot be kept.
+    /// If a new key cannot be stored.
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError>;
 
-    /// Since when the key of an owner is the one. What is older was made under a key that is gone.
+    /// The creation time of an owner's key. Older data was made under a key that is destroyed.
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 
@@ -101,7 +101,7 @@ impl PayloadKeys for KeyFile {
     }
 }
 
-/// Keys that live as long as the process, for stores that do too.
+/// Keys in memory, for stores in memory.
 #[derive(Debug, Default)]
 pub struct MemoryKeys {
     keys: Mutex<BTreeMap<KeyOwner, PayloadKey>>,
@@ -123,25 +123,25 @@ impl PayloadKeys for MemoryKeys {
         Ok(key)
     }
 
-    /// A key is as old as the process, and so is what was made under it.
+    /// Keys in memory never change, so all data was made under the current key.
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
         self.get(owner).map(|_| Timestamp::from_micros(0))
     }
 }
 
-/// The secrets under which the arguments of undecided and running actions are sealed.
+/// The keys that seal the arguments of undecided and running actions.
 pub trait HoldKeys: Send + Sync + 'static {
     /// The key of a hold, if there is one.
     fn get(&self, hold: HoldId) -> Option<HoldKey>;
 
-    /// The key of a hold, made if there is none. May wait for a disk.
+    /// The key of a hold, created if missing. May block on disk.
     ///
     /// # Errors
     ///
-    /// If a new key cannot be kept.
+    /// If a new key cannot be stored.
     fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError>;
 
-    /// Forgets keys for ever. May wait for a disk.
+    /// Destroys keys permanently. May block on disk.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl HoldKeys for HoldKeyFile {
     }
 }
 
-/// Hold keys that live as long as the process, for stores that do too.
+/// Hold keys in memory, for stores in memory.
 #[derive(Debug, Default)]
 pub struct MemoryHoldKeys {
     keys: Mutex<BTreeMap<HoldId, (RequestId, HoldKey)>>,
@@ -221,7 +221,7 @@ impl HoldKeys for MemoryHoldKeys {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], StoreError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)

@@ -1,4 +1,4 @@
-//! Questions. They see durable revisions only, and only what the caller may see.
+//! Queries. They read durable revisions only, and return only data that the caller may see.
 
 use std::sync::atomic::Ordering;
 
@@ -19,21 +19,21 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, Pending};
 
-/// How many rows a list looks at in one call.
+/// How many rows one list call reads.
 pub(crate) const SCAN_MAX: usize = 2_000;
-/// How many rows it reads at a time.
+/// How many rows one query of a list reads.
 pub(crate) const SCAN_STEP: usize = 200;
 
-/// A page of something, and where the next begins.
+/// A page of entries, and the position of the next page.
 #[derive(Debug, Clone)]
 pub struct Page<T, P = u64> {
     /// The entries.
     pub entries: Vec<T>,
-    /// Where the next page begins, if there may be more.
+    /// The position of the next page, if there may be more.
     pub next: Option<P>,
 }
 
-/// Which sessions to list.
+/// Filter of a list of sessions.
 #[derive(Debug, Clone, Default)]
 pub struct SessionFilter {
     /// Of this app.
@@ -48,18 +48,18 @@ pub struct SessionFilter {
     pub text: Option<String>,
 }
 
-/// Items in a page, with the revision they were read at.
+/// A page of items, with the revision they were read at.
 #[derive(Debug, Clone)]
 pub struct ItemPage {
     /// Newest first.
     pub items: Vec<StoredItem>,
-    /// Where the next page begins: before this `seq`.
+    /// The next page begins before this `seq`.
     pub next: Option<u64>,
-    /// At least this revision was seen.
+    /// The items are of this revision or a later one.
     pub revision: u64,
 }
 
-/// A task, live or final, with what it waits for.
+/// An open or closed task, with its pending holds.
 #[derive(Debug, Clone)]
 pub struct TaskDetail {
     /// Its session.
@@ -78,12 +78,12 @@ pub struct TaskDetail {
     pub revision: u64,
 }
 
-/// A request as the store has it.
+/// A live or ended request.
 #[derive(Debug, Clone)]
 pub enum StoredRequest {
-    /// One that has not ended.
+    /// A request that has not ended.
     Live(Box<LiveRequest>),
-    /// One that has.
+    /// A request that has ended.
     Ended(EndedRequest),
 }
 
@@ -104,12 +104,12 @@ impl StoredRequest {
         }
     }
 
-    /// The alias that people see.
+    /// The alias shown to people.
     pub fn alias(&self) -> String {
         format!("R{}", self.number())
     }
 
-    /// The request that started it.
+    /// The parent request.
     pub fn parent(&self) -> Option<RequestId> {
         match self {
             Self::Live(live) => live.parent,
@@ -117,7 +117,7 @@ impl StoredRequest {
         }
     }
 
-    /// What it does, or how it ended.
+    /// Its status, or its outcome.
     pub fn status(&self) -> RequestStatus {
         match self {
             Self::Live(live) => live.status.into(),
@@ -142,7 +142,7 @@ impl StoredRequest {
     }
 }
 
-/// A request, live or ended, with the records that hold its input and its output.
+/// A live or ended request, with the records of its input and output.
 #[derive(Debug, Clone)]
 pub struct RequestDetail {
     /// Its session.
@@ -159,11 +159,11 @@ pub struct RequestDetail {
     pub holds: Vec<HoldDetail>,
     /// Open holds at and below it.
     pub pending: Pending,
-    /// How far its lease reaches, heartbeats included.
+    /// When its lease ends, including heartbeats.
     pub lease_until: Option<Timestamp>,
     /// Whether the caller works for its agent, or may read traces.
     pub sees_hidden: bool,
-    /// Whether the caller works for the agent that asked: it sees what was asked and answered.
+    /// Whether the caller works for the agent of the parent request, and so sees input and answer.
     pub sees_answer: bool,
     /// The revision it was read at.
     pub revision: u64,
@@ -243,7 +243,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the store fails. Rights and audit are the caller's: see [`Engine::transcript`] and
+    /// If the store fails. Checks no rights and records no audit entry: see [`Engine::transcript`] and
     /// [`Engine::trace`].
     pub(crate) async fn items(
         &self,
@@ -256,7 +256,7 @@ impl Engine {
         let mut items: Vec<StoredItem> = Vec::new();
         let (mut before, mut seen) = (before, 0);
         loop {
-            // Only what a rewind took out is not shown: some more than are missing is enough.
+            // Only items removed by a rewind are skipped, so a few more than needed are enough.
             let step = (limit - items.len() + 4).min(SCAN_STEP);
             let query = ItemQuery {
                 task,
@@ -301,7 +301,7 @@ impl Engine {
         before: Option<u64>,
         limit: usize,
     ) -> Result<ItemPage, EngineError> {
-        // Asked before the items are read: they are of this revision or a later one.
+        // Read the revision before the items, so that the items are of this revision or a later one.
         let revision = self.require_readable(caller, session).await?;
         let store = &self.inner().store;
         let (items, next) = store.transcript(session, before, limit).await?;
@@ -312,7 +312,7 @@ impl Engine {
         })
     }
 
-    /// Everything in a session, newest first. The read is recorded before it is answered.
+    /// All items of a session, newest first. The audit stream records the read before it is answered.
     ///
     /// # Errors
     ///
@@ -334,7 +334,7 @@ impl Engine {
         self.items(at, None, View::Trace, before, limit).await
     }
 
-    /// Records of a session after a revision, as they are chained.
+    /// The chained records of a session after a revision.
     ///
     /// # Errors
     ///
@@ -351,7 +351,7 @@ impl Engine {
         Ok((summary, records))
     }
 
-    /// One task, with the view the caller has of it.
+    /// One task, in the caller's view of it.
     ///
     /// # Errors
     ///
@@ -400,7 +400,7 @@ impl Engine {
         })
     }
 
-    /// A page of a task's history in a view that [`Engine::task`] gave, newest first.
+    /// A page of a task's history in a view from [`Engine::task`], newest first.
     ///
     /// # Errors
     ///
@@ -422,7 +422,7 @@ impl Engine {
         .await
     }
 
-    /// Items that a worker wrote in its live request, newest first: to find a call by its name.
+    /// Items that a worker wrote in its live request, newest first. Used to find a call by its id.
     ///
     /// # Errors
     ///
@@ -476,7 +476,7 @@ impl Engine {
         if !may {
             return Err(EngineError::NotFound);
         }
-        // An operator sees inside a request by a right that is audited.
+        // An operator may see hidden parts of a request, but the audit stream records it.
         if detail.sees_hidden && !caller.works_for(&detail.task.agent) {
             self.audit(caller, TenantEvent::TraceRead { session })
                 .await?;
@@ -529,9 +529,9 @@ impl Engine {
         if live.is_none_or(|live| live.holds_opened > 0) {
             let rows = store.held_by(vec![id]).await?;
             holds = self.hold_details(caller, rows).await?;
-            // A worker that kept its lease is never handed the decision by a claim: it reads it.
+            // A worker that kept its lease gets the decision by reading the request, not by a claim.
             let lease = live.and_then(|live| live.lease);
-            // One person may come with several keys: this one must be for work.
+            // One person may have several keys: this key must have the worker role.
             let is_worker = caller.works_for(&task.agent);
             if is_worker && lease.is_some_and(|lease| lease.worker == caller.principal) {
                 self.open_for_worker(&mut holds);
@@ -585,7 +585,7 @@ impl Engine {
         session.ok_or(EngineError::NotFound)
     }
 
-    /// Waits until a session has a revision beyond one, or is stopping.
+    /// Waits until a session has a revision after this one, or the engine is stopping.
     ///
     /// # Errors
     ///
@@ -598,7 +598,7 @@ impl Engine {
         let mailbox = self.mailbox(session);
         let mut durable = mailbox.durable.subscribe();
         if durable.borrow().revision == 0 {
-            // Loads the session, so that what is durable is known.
+            // Load the session first, so that its durable revision is known.
             let state = mailbox.durable_state(self.inner()).await?;
             state.ok_or(EngineError::NotFound)?;
         }

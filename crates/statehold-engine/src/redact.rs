@@ -1,8 +1,8 @@
-//! Previews: what people see of arguments, without what the policy hides.
+//! Previews: arguments with sensitive values redacted by policy.
 //!
-//! A rule is a JSON Pointer (`*` for one level) or a pattern with a name. The pattern `secret` also
-//! hides what stands under a telling name, whatever it looks like. What is hidden is listed with its
-//! place and its rule, so that nobody takes the preview for the whole.
+//! A rule is a JSON Pointer (`*` matches one level) or a named pattern. The pattern `secret` also
+//! redacts every value under a name such as `password`. A preview lists each redaction with its path and
+//! rule, so that people know the preview is incomplete.
 
 use std::sync::LazyLock;
 
@@ -12,24 +12,24 @@ use serde_json::{Map, Value};
 
 use crate::kept::Redaction;
 
-/// What stands where something is hidden.
+/// The placeholder for a redacted value.
 pub(crate) const HIDDEN: &str = "[redacted]";
-/// How many places are listed. What is beyond is hidden all the same.
+/// How many redactions are listed. Further values are redacted without being listed.
 const REDACTIONS_MAX: usize = 256;
 
-/// A pattern with a name.
+/// A named pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Keys and passwords, by how they look or by the name they stand under.
+    /// Keys and passwords, recognised by format or by field name.
     Secret,
-    /// Addresses of people.
+    /// Email addresses.
     Email,
-    /// Numbers of payment cards.
+    /// Payment card numbers.
     Card,
 }
 
-/// A JSON Pointer in which `*` stands for every member or element of one level.
+/// A JSON Pointer in which `*` matches every member or element of one level.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PathRule(Vec<String>);
@@ -53,24 +53,24 @@ impl From<PathRule> for String {
     }
 }
 
-/// What is hidden.
+/// The rules for one preview.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rules<'a> {
     pub(crate) paths: &'a [PathRule],
     pub(crate) patterns: &'a [Pattern],
 }
 
-/// The rule that hides a place, whatever is there.
-pub(crate) const BY_PLACE: &str = "path";
+/// The rule name of a path rule, which redacts any value at its path.
+pub(crate) const BY_PATH: &str = "path";
 
-/// A preview, and what it hides.
+/// Redacted arguments, and the list of redactions.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Preview {
     pub(crate) value: Value,
     pub(crate) redactions: Vec<Redaction>,
 }
 
-/// The preview of some arguments.
+/// Redacts arguments.
 pub(crate) fn preview(args: &Value, rules: &Rules<'_>) -> Preview {
     let mut walk = Walk {
         rules,
@@ -86,7 +86,7 @@ pub(crate) fn preview(args: &Value, rules: &Rules<'_>) -> Preview {
 }
 
 impl Preview {
-    /// Shows this in a place instead of what is there, unless something of it is hidden already.
+    /// Redacts one more value with this placeholder, unless it or a parent is already redacted.
     pub(crate) fn hide(&mut self, hidden: Redaction, shown: Value) {
         let is_hidden = |known: &Redaction| {
             let rest = hidden.path.strip_prefix(known.path.as_str());
@@ -104,16 +104,16 @@ impl Preview {
 
 struct Walk<'a> {
     rules: &'a Rules<'a>,
-    /// Where the walk is, as a JSON Pointer.
+    /// The JSON Pointer of the current value.
     path: String,
     redactions: Vec<Redaction>,
 }
 
 impl Walk<'_> {
-    /// The preview of a value; `paths` are the rules that may still hide something at or below it.
+    /// Redacts a value; `paths` are the path rules that may still match at or below it.
     fn value(&mut self, value: &Value, paths: &[&[String]]) -> Value {
         if paths.iter().any(|rest| rest.is_empty()) {
-            self.note(BY_PLACE);
+            self.note(BY_PATH);
             return Value::String(HIDDEN.to_owned());
         }
         match value {
@@ -147,14 +147,14 @@ impl Walk<'_> {
         for (name, value) in fields {
             let hidden_name = self.text(name);
             let mut seen_name = hidden_name.clone();
-            // Names that look alike without what is hidden must not become one. The number only
-            // grows, so that many of them cost no more than each.
+            // Names that become equal by redaction must stay distinct. The counter only grows, so that
+            // many such names take linear time.
             while shown.contains_key(&seen_name) {
                 repeated += 1;
                 seen_name = format!("{hidden_name}+{repeated}");
             }
             let mut below = self.enter(name, paths);
-            // The place is told by the name that is shown.
+            // Report the path with the redacted name.
             self.path.truncate(below.path_before);
             self.path.push_str(&pointer_step(&seen_name));
             let is_secret = self.has(Pattern::Secret) && has_telling_name(name, value);
@@ -170,7 +170,7 @@ impl Walk<'_> {
         shown
     }
 
-    /// The rules that go on below one step.
+    /// Steps down one level; returns the rules that apply below it.
     fn enter<'p>(&mut self, step: &str, paths: &[&'p [String]]) -> Below<'p> {
         let path_before = self.path.len();
         self.path.push_str(&pointer_step(step));
@@ -237,7 +237,7 @@ fn pointer_step(step: &str) -> String {
     format!("/{}", step.replace('~', "~0").replace('/', "~1"))
 }
 
-/// Names under which nobody writes anything but a secret.
+/// Whether a field name always holds a secret.
 fn has_telling_name(name: &str, value: &Value) -> bool {
     const NAMES: [&str; 21] = [
         "accesskey",
@@ -268,7 +268,7 @@ fn has_telling_name(name: &str, value: &Value) -> bool {
     says_something && NAMES.contains(&plain.as_str())
 }
 
-/// Whether some digits pass the check that numbers of cards pass (Luhn).
+/// Whether the digits pass the checksum of card numbers (Luhn).
 fn is_card(text: &str) -> bool {
     let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(10)).collect();
     if !(13..=19).contains(&digits.len()) {
@@ -287,7 +287,7 @@ fn compile(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a fixed pattern compiles")
 }
 
-/// Formats that vendors publish, and a few that are secret by their form.
+/// Published vendor formats, and a few formats that are always secret.
 static SECRET: LazyLock<Regex> = LazyLock::new(|| {
     compile(
         r"(?x)

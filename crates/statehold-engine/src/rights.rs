@@ -1,7 +1,7 @@
-//! The matrix of rights: who may do which act in which session. Pure, in one place.
+//! The matrix of rights: which caller may do which act in which session. Pure functions, in one place.
 //!
-//! A right that the caller lacks whatever the object is `Forbidden`; an object that is out of reach is
-//! `NotFound`, exactly as if it were not there.
+//! `Forbidden` means that the caller lacks a role, independent of the object. `NotFound` means that the
+//! caller may not reach the object, exactly as if it did not exist.
 
 use statehold_core::command::{Command, Named, StatePatch};
 use statehold_core::hold::DecideBy;
@@ -13,19 +13,19 @@ use statehold_core::session::SessionState;
 use crate::caller::{Caller, Role};
 use crate::error::EngineError;
 
-/// An act that needs a right, with the objects that the right depends on. Every command is one; a use
-/// case asks about its act before it looks at anything else that the caller sent.
+/// An act that needs a right, with the objects that the right depends on. Every command is an act. A use
+/// case checks the right before it validates anything else in the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Act {
     /// Create a session.
     CreateSession,
     /// Change, close or delete a session, close a task, write state as a client.
     ManageSession,
-    /// Start a request at the root and leave it to a worker.
+    /// Start a root request and leave it to a worker.
     Start,
-    /// Start a request at the root and lease it at once, for this agent; for any if it is not known yet.
+    /// Start a root request and lease it at once for this agent; None if the agent is not known yet.
     StartLeased(Option<Name>),
-    /// Start a request below another, under its fence; with a lease for this agent.
+    /// Start a child request under the fence of its parent; with a lease for this agent, if given.
     StartBelow(RequestId, Option<Name>),
     /// Claim a request, or write for it under its fence.
     WorkOn(RequestId),
@@ -37,7 +37,7 @@ pub(crate) enum Act {
     Decide(HoldId),
     /// Fork or rewind a session.
     ChangeHistory,
-    /// Settle a deadline. Only the server itself does.
+    /// Settle a deadline. Only the server does this.
     Settle,
 }
 
@@ -96,7 +96,7 @@ impl Act {
     }
 }
 
-/// Refuses a caller without the right for an act in this session.
+/// Fails unless the caller has the right for an act in this session.
 pub(crate) fn require(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
     require_role(caller, act)?;
     require_reach(caller, state, act)?;
@@ -107,8 +107,8 @@ pub(crate) fn require(caller: &Caller, state: &SessionState, act: &Act) -> Resul
     }
 }
 
-/// Refuses a caller without a role that the command needs in any session. Writes of `app:` keys need
-/// one more.
+/// Fails unless the caller has a role that the command needs in any session. Writes of `app:` keys also
+/// need the admin role.
 pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
     require_role(caller, &Act::of(command))?;
     match command {
@@ -121,7 +121,7 @@ pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result
     }
 }
 
-/// Refuses a caller without a role that the act needs in any session.
+/// Fails unless the caller has a role that the act needs in any session.
 pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError> {
     let any_of: &[Role] = match act {
         Act::ManageSession => &[Role::Client, Role::Admin],
@@ -130,7 +130,7 @@ pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError
         }
         Act::CreateSession | Act::Start => &[Role::Client],
         Act::StartLeased(_) | Act::StartBelow(..) | Act::WorkOn(_) => &[Role::Worker],
-        // A policy may name a role that only it knows.
+        // A policy may name a custom role.
         Act::Decide(_) if caller.roles.has_own() => return Ok(()),
         Act::Decide(_) => &[Role::Approver, Role::Client],
         Act::ChangeHistory => &[Role::Operator, Role::Admin],
@@ -150,17 +150,17 @@ pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError
     }
 }
 
-/// Whether the session is in reach for this act.
+/// Whether the caller may reach the session for this act.
 fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
     let Some(owner) = &state.owner else {
         return *act == Act::CreateSession;
     };
     let owns = caller.acts_for(owner.user);
-    // A worker that is bound to a user works in that user's sessions only.
+    // A worker bound to a user works only in that user's sessions.
     let is_near = caller.user.is_none_or(|bound| bound == owner.user);
     let works_on = |request: RequestId| {
         let task = state.task_of(request);
-        // A request that has ended is refused by the core, with the reason.
+        // Let the core refuse a request that has ended: it gives the reason.
         let works = task.is_none_or(|task| caller.works_for(&task.agent));
         is_near && works && caller.has(Role::Worker)
     };
@@ -184,7 +184,7 @@ fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
     }
 }
 
-/// The request whose agent a worker must work for, unless something else gives the right.
+/// The request whose agent the worker must work for. None if the caller has the right in another way.
 pub(crate) fn worked_on(caller: &Caller, state: &SessionState, act: &Act) -> Option<RequestId> {
     let owns = |user| caller.acts_for(user) || caller.reads_all();
     match act {
@@ -197,7 +197,7 @@ pub(crate) fn worked_on(caller: &Caller, state: &SessionState, act: &Act) -> Opt
     }
 }
 
-/// Sessions of another tenant, and deleted ones, are not there.
+/// Sessions of another tenant are reported as not found. The core refuses deleted sessions.
 fn require_reach(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
     match &state.owner {
         Some(owner) if owner.tenant == caller.tenant => Ok(()),
@@ -206,7 +206,7 @@ fn require_reach(caller: &Caller, state: &SessionState, act: &Act) -> Result<(),
     }
 }
 
-/// `app:` values are seen by every user of the app: only an admin writes them.
+/// Every user of the app reads `app:` values, so only an admin writes them.
 fn require_scopes(caller: &Caller, patch: &StatePatch) -> Result<(), EngineError> {
     let mut keys = patch.set.iter().map(|set| &set.key).chain(&patch.delete);
     let writes_app = keys.any(|key| key.scope() == Scope::App);

@@ -1,8 +1,8 @@
-//! JSON Schemas that workers send and people's answers are checked against.
+//! JSON Schemas from workers, used to validate people's answers.
 //!
-//! Whoever may open a hold may send a schema, so a schema is never trusted: nothing is fetched for it,
-//! its patterns run in linear time, and it may not refer to itself, directly or in circles. With that,
-//! the work of a check is at most the size of the schema, written out, times the size of the answer.
+//! Any worker that may open a hold may send a schema, so schemas are untrusted: nothing is fetched,
+//! patterns run in linear time, and references must not form a cycle. So the cost of a validation is at
+//! most the size of the schema with all references expanded, times the size of the answer.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use serde_json::Value;
 
 /// The longest schema, in bytes.
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
-/// The most parts of a schema, with every reference written out.
+/// The maximum number of parts of a schema, with all references expanded.
 const SCHEMA_PARTS_MAX: usize = 20_000;
-/// How deep a schema may nest, references included.
+/// The maximum nesting depth, with references expanded.
 const SCHEMA_DEPTH_MAX: usize = 64;
-/// The most that one pattern may take when it is compiled.
+/// The maximum size of one compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1024 * 1024;
-/// How much is told of what is wrong.
+/// How many errors are reported, and how long each may be.
 const ERRORS_MAX: usize = 16;
 const MESSAGE_BYTES_MAX: usize = 256;
 
-/// One thing that is wrong with a value.
+/// One validation error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FieldError {
-    /// Where, as a JSON Pointer.
+    /// The JSON Pointer of the value.
     pub path: String,
-    /// What.
+    /// The problem.
     pub message: String,
 }
 
@@ -48,18 +48,18 @@ impl FieldError {
     }
 }
 
-/// A schema that can be used.
+/// A compiled schema.
 #[derive(Debug)]
 pub struct Schema {
     validator: jsonschema::Validator,
 }
 
 impl Schema {
-    /// Takes a schema, or says what is wrong with it and where.
+    /// Compiles a schema.
     ///
     /// # Errors
     ///
-    /// If it is no schema, too large, or refers to something outside of itself.
+    /// If it is not a schema, is too large, or refers outside itself. The error names the path.
     pub fn new(text: &str) -> Result<Self, FieldError> {
         if text.len() > SCHEMA_BYTES_MAX {
             return Err(FieldError::new("", "a schema has at most 65536 bytes"));
@@ -93,9 +93,9 @@ impl Schema {
         }
     }
 
-    /// What is wrong with a value, at most a few things.
+    /// Validation errors of a value, up to a limit.
     pub fn errors(&self, value: &Value) -> Vec<FieldError> {
-        // Most values fit, and a yes is found faster than a list.
+        // Most values are valid, and `is_valid` is faster than collecting errors.
         if self.validator.is_valid(value) {
             return Vec::new();
         }
@@ -105,8 +105,8 @@ impl Schema {
             .collect()
     }
 
-    /// What is wrong with a value that has parts which the reader may not see: only places that are
-    /// in `seen` too, and never a word of the value.
+    /// Validation errors of a value with redacted parts: reports only paths that exist in `seen`, and
+    /// never a part of the value.
     pub(crate) fn places(&self, value: &Value, seen: &Value) -> Vec<FieldError> {
         if self.validator.is_valid(value) {
             return Vec::new();
@@ -122,14 +122,14 @@ impl Schema {
     }
 }
 
-/// How large parts of a schema are with every reference written out.
+/// The sizes of a schema's parts with all references expanded.
 struct Sizes<'a> {
     schema: &'a Value,
-    /// By the pointer that names a part. None while it is being counted: a circle.
+    /// By the pointer of a part. None while it is being measured: finding it again means a cycle.
     known: BTreeMap<String, Option<Extent>>,
 }
 
-/// How large a part is, and how many levels it has.
+/// The number of parts and levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent {
     parts: usize,
@@ -320,7 +320,7 @@ mod tests {
         );
         refused(&json!({"$dynamicRef": "#x"}), "/$dynamicRef", "#/");
         schema(&json!({"$schema": "https://x.test/mine"})).expect_err("an unknown language");
-        // A property of that name is no reference.
+        // A property named `$ref` is not a reference.
         schema(&json!({"properties": {"$ref": {"type": "string"}}})).expect("a schema");
     }
 
@@ -341,7 +341,7 @@ mod tests {
         defs.insert("a10".to_owned(), json!({"type": "string"}));
         let error = schema(&json!({"$ref": "#/$defs/a0", "$defs": defs})).expect_err("too large");
         assert!(error.message.contains("too large"), "{error:?}");
-        // A chain is too deep also if its end is looked at first.
+        // A chain is too deep even if its end is measured first.
         let link = |n: usize| {
             (
                 format!("a{n}"),

@@ -1,5 +1,5 @@
-//! Arguments that only the worker sees: sealed under the key of their hold as long as the action may
-//! still run, and unreadable for ever once the key is destroyed.
+//! Arguments that only the worker sees. They are encrypted with the key of their hold while the action
+//! may still run; destroying the key makes them unreadable forever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,27 +22,27 @@ use crate::ports::random;
 
 const NONCE_BYTES: usize = 24;
 
-/// The arguments of a hold as its worker gets them.
+/// The full arguments of a hold, for its worker.
 #[derive(Debug, Clone, Default)]
 pub struct OpenedArgs {
-    /// As they were asked about.
+    /// The arguments as the worker sent them.
     pub args: Option<Raw>,
-    /// As a person changed them.
+    /// The arguments as a person edited them.
     pub edited: Option<Raw>,
-    /// Whether something was sealed whose key is gone: the action cannot run.
+    /// Whether arguments are lost because their key is gone: the action cannot run.
     pub lost: bool,
 }
 
-/// Which calls the sealed holds are about, as far as this process has seen. The key file cannot know:
-/// a call gets its id in the commit that opens the hold.
+/// The call of each sealed hold that this process has seen. The key file cannot contain it, because a
+/// call gets its id in the commit that opens the hold.
 #[derive(Debug, Default)]
 pub(crate) struct SealedCalls {
     calls: Mutex<BTreeMap<HoldId, ItemId>>,
 }
 
-/// What a commit tells about sealed arguments.
+/// Holds whose keys a commit makes unneeded.
 #[derive(Debug, Default)]
-pub(crate) struct Unneeded {
+pub(crate) struct UnneededKeys {
     holds: Vec<HoldId>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn seal(
     })
 }
 
-/// The arguments, unless they were sealed by another key, for another hold or for another tool.
+/// Decrypts arguments. None if they were sealed with another key, for another hold or for another tool.
 fn open(key: &HoldKey, tool: &str, sealed: &Sealed) -> Option<Raw> {
     let bytes = BASE64.decode(sealed.bytes.as_bytes()).ok()?;
     let (nonce, ciphertext) = bytes.split_first_chunk::<NONCE_BYTES>()?;
@@ -82,7 +82,8 @@ fn open(key: &HoldKey, tool: &str, sealed: &Sealed) -> Option<Raw> {
     RawValue::from_string(String::from_utf8(args).ok()?).ok()
 }
 
-/// What must be the same when arguments are opened. A hold has a fixed length, so nothing runs together.
+/// The authenticated data that binds arguments to their hold and tool. A hold id has a fixed length, so
+/// the two parts cannot be confused.
 fn bound_to(hold: HoldId, tool: &str) -> Vec<u8> {
     let mut bound = hold.as_uuid().as_bytes().to_vec();
     bound.extend_from_slice(tool.as_bytes());
@@ -90,7 +91,7 @@ fn bound_to(hold: HoldId, tool: &str) -> Vec<u8> {
 }
 
 impl Engine {
-    /// Seals arguments under the key of a hold, which is made durable first if there is none.
+    /// Seals arguments with the key of a hold. Creates the key if missing, and makes it durable first.
     pub(crate) async fn seal(
         &self,
         hold: HoldId,
@@ -108,20 +109,20 @@ impl Engine {
         seal(&key, hold, tool, args)
     }
 
-    /// The sealed arguments themselves, if their key is there.
+    /// Decrypts sealed arguments. None if the key is gone.
     pub(crate) fn unseal(&self, tool: &str, sealed: &Sealed) -> Option<Raw> {
         let key = self.inner().hold_keys.get(sealed.hold)?;
         open(&key, tool, sealed)
     }
 
-    /// Gives a worker its decided holds with everything it needs to go on.
+    /// Adds the full arguments to the decided holds of a worker's request.
     pub(crate) fn open_for_worker(&self, holds: &mut [HoldDetail]) {
         for hold in holds.iter_mut().filter(|hold| hold.closed.is_some()) {
             hold.opened = Some(self.opened_args(hold));
         }
     }
 
-    /// The arguments of a hold, for the worker that claims its request and for nobody else.
+    /// The full arguments of a hold. Only for the worker that claims its request.
     fn opened_args(&self, detail: &HoldDetail) -> OpenedArgs {
         let body: HoldBody = parse(detail.body.as_deref());
         let words: DecisionBody = parse(detail.decision_body.as_deref());
@@ -139,7 +140,7 @@ impl Engine {
         };
         let args = whole(action.sealed.as_ref(), Some(action.args.clone()));
         let edited = whole(words.sealed.as_ref(), words.args);
-        // What has been refused or answered needs no arguments, and its key is gone on purpose.
+        // A rejected or answered action needs no arguments; its key was destroyed on purpose.
         let is_released = detail
             .closed
             .as_ref()
@@ -150,7 +151,7 @@ impl Engine {
         opened
     }
 
-    /// Destroys keys. What cannot be destroyed now is tried again at the next start.
+    /// Destroys keys. After a failure, the next start retries.
     pub(crate) async fn destroy_hold_keys(&self, holds: Vec<HoldId>) {
         if holds.is_empty() {
             return;
@@ -163,7 +164,7 @@ impl Engine {
         }
     }
 
-    /// Destroys keys whose action has ended, or whose hold was never opened: a crash can leave both.
+    /// Destroys keys whose action has ended or whose hold was never opened. A crash can leave both.
     pub(crate) async fn sweep_hold_keys(&self) -> Result<(), EngineError> {
         let inner = self.inner();
         let mut unneeded = Vec::new();
@@ -221,8 +222,8 @@ impl SealedCalls {
 }
 
 impl Inner {
-    /// The holds whose keys nobody needs after a commit.
-    pub(crate) fn unneeded_after(&self, commit: &Commit) -> Unneeded {
+    /// The holds whose keys are unneeded after a commit.
+    pub(crate) fn unneeded_after(&self, commit: &Commit) -> UnneededKeys {
         let events = commit.record.content.events.iter();
         for event in events {
             if let Event::HoldOpened {
@@ -243,7 +244,7 @@ impl Inner {
         if !calls.is_empty() {
             for (live, _) in &commit.changes.live_requests {
                 for hold in self.hold_keys.of_request(live.id) {
-                    // A hold whose commit is still under way is not known here yet.
+                    // A hold whose commit is still in flight is not known here yet.
                     let call = calls.get(&hold);
                     if call.is_some_and(|call| !needs_args(live, *call)) {
                         holds.insert(hold);
@@ -251,13 +252,13 @@ impl Inner {
                 }
             }
         }
-        Unneeded {
+        UnneededKeys {
             holds: holds.into_iter().collect(),
         }
     }
 }
 
-impl Unneeded {
+impl UnneededKeys {
     pub(crate) fn into_holds(self) -> Vec<HoldId> {
         self.holds
     }

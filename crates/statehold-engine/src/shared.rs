@@ -1,7 +1,8 @@
-//! State that is shared between sessions, and values that live in memory.
+//! State shared between sessions, and values in memory.
 //!
-//! A direct write of `app:` or `user:` values is a commit like any other. It goes to a session that
-//! does nothing else, so that it has an order, a chain and idempotency keys; lists leave it out.
+//! A direct write of `app:` or `user:` values is an ordinary commit. It goes to a keeper session used
+//! only for such writes, so that it has an order, a chain and idempotency keys. Lists omit keeper
+//! sessions.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ use crate::mailbox::Call;
 /// The values of one scope.
 #[derive(Debug, Clone)]
 pub struct SharedView {
-    /// The values, with who wrote them.
+    /// The values, each with its writer.
     pub values: BTreeMap<StateKey, SharedValue>,
     /// The revision of direct writes.
     pub revision: u64,
@@ -47,7 +48,7 @@ impl Engine {
             &[Role::Client, Role::Worker, Role::Operator, Role::Admin],
         )?;
         if let Some(user) = user {
-            // Workers see the values of a user in the sessions that they work in.
+            // Workers read a user's values only through the sessions that they work in.
             if !caller.acts_for(user) && !caller.reads_all() {
                 return Err(EngineError::NotFound);
             }
@@ -66,12 +67,11 @@ impl Engine {
         })
     }
 
-    /// The session that carries direct writes of an app, or of a user in an app, for a caller who may
-    /// write there.
+    /// The keeper session of an app, or of a user in an app, if the caller may write there.
     ///
     /// # Errors
     ///
-    /// If the caller may not.
+    /// If the caller may not write there.
     pub(crate) async fn writable_keeper(
         &self,
         caller: &Caller,
@@ -97,7 +97,7 @@ impl Engine {
         self.ensure_keeper(caller, app, user).await
     }
 
-    /// The session that carries direct writes, made if need be.
+    /// The keeper session, created if missing.
     async fn ensure_keeper(
         &self,
         caller: &Caller,
@@ -132,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// The values that a session sees: its own, its user's, its app's, each under its full key.
+    /// The values visible in a session: its own, its user's and its app's, each under its full key.
     ///
     /// # Errors
     ///
@@ -155,11 +155,11 @@ impl Engine {
         Ok((values, summary.revision))
     }
 
-    /// The `temp:` values around a request.
+    /// The `temp:` values of a request's root.
     ///
     /// # Errors
     ///
-    /// If the caller may not read them: they belong to those who work on it.
+    /// If the caller does not work on the request.
     pub async fn temp(
         &self,
         caller: &Caller,
@@ -170,11 +170,11 @@ impl Engine {
         Ok(self.inner().temps.get(root))
     }
 
-    /// Writes `temp:` values around a request, under its fence.
+    /// Writes `temp:` values of a request's root, under the request's fence.
     ///
     /// # Errors
     ///
-    /// If the caller does not hold the fence, or there is no room.
+    /// If the fence is stale, the caller does not hold the lease, or memory for `temp:` values is full.
     pub async fn put_temp(
         &self,
         caller: &Caller,
@@ -189,7 +189,7 @@ impl Engine {
         self.inner().temps.put(root, set, delete)
     }
 
-    /// The root above a live request that the caller works on.
+    /// The root of a live request that the caller works on.
     async fn root_of(
         &self,
         caller: &Caller,
@@ -224,7 +224,7 @@ impl Engine {
     }
 }
 
-/// The session that carries direct writes: one per app, and one per user in an app.
+/// The id of the keeper session: one per app, and one per user in an app.
 fn keeper_of(tenant: &Name, app: &Name, user: Option<UserId>) -> SessionId {
     let user = user.map(|user| user.to_string()).unwrap_or_default();
     let shard = Shard::of_owner(tenant.as_str(), app.as_str(), &user);
@@ -233,7 +233,7 @@ fn keeper_of(tenant: &Name, app: &Name, user: Option<UserId>) -> SessionId {
     let mut entropy = [0; 8];
     entropy.copy_from_slice(&digest.as_bytes()[..8]);
     let entropy = u64::from_be_bytes(entropy);
-    // Without a time: the same name always means the same session.
+    // Without a time, so that the same name always gives the same id.
     let mut mint = IdMint::new(Timestamp::default(), shard, entropy);
     SessionId::from_uuid(mint.next_uuid())
 }

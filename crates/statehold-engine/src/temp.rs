@@ -1,4 +1,4 @@
-//! `temp:` values: in memory, with the root request, until it ends or pauses. Never on disk.
+//! `temp:` values: in memory, attached to a root request until it ends or pauses. Never on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,23 +9,23 @@ use statehold_core::scope::StateKey;
 
 use crate::error::EngineError;
 
-/// The most that the values of one root request may take.
+/// The maximum size of the values of one root request, in bytes.
 pub(crate) const TEMP_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Temps {
-    kept: Mutex<Kept>,
+    kept: Mutex<TempValues>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct TempValues {
     values: BTreeMap<RequestId, BTreeMap<StateKey, Vec<u8>>>,
-    /// Roots that are live and had values before a pause.
+    /// Live roots that lost their values in a pause.
     lost: BTreeSet<RequestId>,
 }
 
 impl Temps {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, TempValues> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,7 +57,7 @@ impl Temps {
         Ok(())
     }
 
-    /// Forgets the values of a root request that ended or paused.
+    /// Drops the values of a root request that ended or paused.
     pub(crate) fn drop_root(&self, root: RequestId, has_ended: bool) {
         let mut kept = self.lock();
         let had = kept
@@ -71,7 +71,7 @@ impl Temps {
         }
     }
 
-    /// Whether a live root request had values and has lost them.
+    /// Whether a live root request lost its values in a pause.
     pub(crate) fn is_lost(&self, root: RequestId) -> bool {
         self.lock().lost.contains(&root)
     }

@@ -1,5 +1,5 @@
-//! What happens by itself: leases lapse, holds and sessions expire, payloads are removed, answers are
-//! forgotten, heads are signed.
+//! Timers: they lapse leases, expire holds and sessions, erase payloads, evict expired answers, evict
+//! idle sessions and sign heads.
 
 use std::sync::atomic::Ordering;
 
@@ -11,17 +11,17 @@ use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::mailbox::Call;
 
-/// How much is done at one tick.
+/// The maximum number of deadlines settled per tick.
 const DUE_MAX: usize = 256;
-/// How many records lose their payloads in one transaction.
+/// How many records are erased in one transaction.
 const ERASE_STEP: usize = 64;
-/// How many ticks pass between two rounds of forgetting answers.
+/// How many ticks pass between two removals of expired answers.
 const FORGET_EVERY: u64 = 600;
-/// How many ticks pass between two looks for sessions that nobody uses.
+/// How many ticks pass between two evictions of idle sessions.
 const IDLE_EVERY: u64 = 6_000;
 
 impl Inner {
-    /// Forgets answers that have expired; returns how many.
+    /// Removes expired answers; returns how many.
     pub(crate) async fn forget_answers(&self, limit: usize) -> Result<usize, EngineError> {
         let forgotten = self.store.forget_answers(self.clock.now(), limit).await?;
         let count = forgotten as u64;
@@ -32,8 +32,8 @@ impl Inner {
     }
 }
 
-/// Signs the heads of sessions until the engine stops.
-async fn sign_now_and_then(engine: Engine) {
+/// Signs the heads of sessions periodically until the engine stops.
+async fn sign_periodically(engine: Engine) {
     let stop = engine.inner().stop.clone();
     let every = engine.inner().options.sign_every;
     loop {
@@ -51,7 +51,7 @@ impl Engine {
     pub(crate) fn start_timers(&self) {
         let engine = self.clone();
         let tracker = self.inner().tasks.clone();
-        tracker.spawn(sign_now_and_then(self.clone()));
+        tracker.spawn(sign_periodically(self.clone()));
         tracker.spawn(async move {
             let stop = engine.inner().stop.clone();
             let mut ticks = tokio::time::interval(engine.inner().options.tick);
@@ -73,7 +73,7 @@ impl Engine {
         });
     }
 
-    /// Does everything that is due now. Timers call this; tests with a clock of their own do too.
+    /// Does all due work. Called by timers, and by tests with their own clock.
     ///
     /// # Errors
     ///
@@ -81,7 +81,8 @@ impl Engine {
     pub async fn run_timers(&self, forgets: bool) -> Result<(), EngineError> {
         let inner = self.inner();
         let now = inner.clock.now();
-        // Leases that heartbeats extended are due by the record; they must not crowd out the others.
+        // The store reports leases as due even if heartbeats have extended them. Raise the limit, so
+        // that they do not crowd out other deadlines.
         let limit = DUE_MAX + inner.heartbeats().len();
         for due in inner.store.due(now, limit).await? {
             self.settle(due).await?;
@@ -115,7 +116,7 @@ impl Engine {
             .submit_system(due.session, &call, &command, &payloads)
             .await
         {
-            // Somebody was faster, or a heartbeat has come: the next tick looks again.
+            // Another call was faster, or a heartbeat arrived. The next tick checks again.
             Ok(_) | Err(EngineError::Rejected(_)) => Ok(()),
             Err(error) => Err(error),
         }

@@ -1,4 +1,4 @@
-//! Names of users and their pseudonyms, kept at hand: the store asks the disk.
+//! A cache of users' names and pseudonyms, in front of the store.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,29 +11,29 @@ use crate::error::EngineError;
 
 /// The longest name of a user, in bytes.
 pub(crate) const USER_BYTES_MAX: usize = 256;
-/// How many are kept at hand.
+/// How many users are cached.
 const HOT_USERS: usize = 50_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    known: Mutex<Known>,
+    known: Mutex<UserCache>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct UserCache {
     ids: HashMap<(Name, String), UserId>,
     names: HashMap<UserId, String>,
 }
 
 impl Users {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, UserCache> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, tenant: &Name, name: &str, id: UserId) {
         let mut known = self.lock();
         if known.names.len() >= HOT_USERS {
-            *known = Known::default();
+            *known = UserCache::default();
         }
         known.ids.insert((tenant.clone(), name.to_owned()), id);
         known.names.insert(id, name.to_owned());
@@ -41,11 +41,11 @@ impl Users {
 }
 
 impl Engine {
-    /// The pseudonym of a user, made if the name is new.
+    /// The pseudonym of a user, created if the name is new.
     ///
     /// # Errors
     ///
-    /// If the name cannot be one, or the store fails.
+    /// If the name is invalid, or the store fails.
     pub async fn user_id(&self, tenant: &Name, name: &str) -> Result<UserId, EngineError> {
         require_user_name(name)?;
         if let Some(id) = self.known_user(tenant, name).await? {
@@ -63,7 +63,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// The pseudonym of a user who was here before.
+    /// The pseudonym of a user, if the name is known.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Who is behind a pseudonym; the pseudonym itself if nobody knows any more.
+    /// The name behind a pseudonym; the pseudonym itself if the name was erased.
     ///
     /// # Errors
     ///
@@ -110,8 +110,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// Who is behind some pseudonyms, asked for in one go. Those that nobody knows any more are left
-    /// out.
+    /// The names behind pseudonyms, read in one query. Erased names are left out.
     pub(crate) async fn user_names(
         &self,
         users: BTreeSet<UserId>,
@@ -137,7 +136,7 @@ impl Engine {
     }
 }
 
-/// A name that is empty, blank, padded or unprintable could be taken for another.
+/// Refuses names that are empty, padded or unprintable: people could confuse them with others.
 fn require_user_name(name: &str) -> Result<(), EngineError> {
     let is_plain = !name.is_empty()
         && name.len() <= USER_BYTES_MAX

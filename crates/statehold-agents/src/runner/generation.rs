@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use statehold_core::name::Name;
-use statehold_engine::{Begun, Caller, Claim, ClaimedRequest, Engine};
+use statehold_engine::{AutoClaim, Caller, Claim, ClaimedRequest, Engine};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -217,7 +217,7 @@ impl Generation {
             let permits = Arc::clone(&local.turns);
             let begun = self
                 .engine
-                .take_begun(&self.tenant, name, permits, lease_ms());
+                .claim_on_start(&self.tenant, name, permits, lease_ms());
             let auto_claimed = Arc::clone(self).run_auto_claimed(local.clone(), begun);
             self.claimers.spawn(auto_claimed);
             self.claimers
@@ -233,7 +233,7 @@ impl Generation {
             .keys()
             .filter(|name| !next.agents.contains_key(*name))
         {
-            self.engine.leave_begun(&self.tenant, gone);
+            self.engine.stop_claiming(&self.tenant, gone);
         }
         let claimers = self.claimers.clone();
         retiring.spawn(self.drain());
@@ -313,7 +313,7 @@ impl Generation {
     async fn run_auto_claimed(
         self: Arc<Self>,
         local: LocalAgent,
-        mut begun: mpsc::UnboundedReceiver<Begun>,
+        mut begun: mpsc::UnboundedReceiver<AutoClaim>,
     ) {
         loop {
             let one = tokio::select! {

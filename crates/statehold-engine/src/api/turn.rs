@@ -205,7 +205,7 @@ pub async fn take_up(
     let reader = as_client(caller);
     let summary = engine.session(&reader, session).await?;
     let mut search = repeat::RepeatSearch::new((engine, log), input, reader, (summary, output));
-    let _lock = engine.turn(session).await;
+    let _lock = engine.lock_session(session).await;
     let finder = find::TurnFinder { engine, log, input };
     let found = if decisions.is_empty() {
         finder

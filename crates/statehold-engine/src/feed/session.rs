@@ -1,5 +1,5 @@
-//! The feed of one session as its readers see it: every record, and between the records the words of
-//! answers that are being written. It holds places, in the log and in drafts, and no text.
+//! The feed of one session: every record, and between records the text of answers being written. It
+//! holds positions in the log and in drafts, and no text.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,40 +16,40 @@ use crate::drafts::{DraftPiece, DraftReader};
 use crate::engine::Engine;
 use crate::error::EngineError;
 
-/// How many answers one reader follows at once. Those beyond come with their record.
+/// How many answers one reader follows at once. Further answers arrive only with their record.
 const ANSWERS_MAX: usize = 16;
 
-/// Something new in a session.
+/// A record or a piece of an answer.
 #[derive(Debug, Clone)]
 pub enum SessionNews {
     /// A record.
     Record(FeedEntry),
-    /// Words of an answer. They are recorded when it is whole, if it ever is.
+    /// Text of an answer. It is recorded only when the answer completes.
     Delta(Delta),
 }
 
 /// A piece of an answer that is being written.
 #[derive(Debug, Clone)]
 pub struct Delta {
-    /// The request that is answered.
+    /// The request being answered.
     pub request: RequestId,
     /// Its task.
     pub task: TaskId,
-    /// Who answers.
+    /// The agent that answers.
     pub agent: Name,
-    /// The piece, and how much of the answer came before it.
+    /// The piece, and its offset in the answer.
     pub piece: DraftPiece,
 }
 
-/// Reads a session from a revision on.
+/// Reads a session from a revision.
 #[derive(Debug)]
 pub struct SessionFeed {
     engine: Engine,
     caller: Caller,
     session: SessionId,
-    /// The revision of the last record that was read.
+    /// The revision of the last record read.
     after: u64,
-    /// Whether the answers that were being written at the beginning are followed.
+    /// Whether the feed follows the answers that were in flight when it started.
     has_begun: bool,
     answers: BTreeMap<RequestId, LiveAnswer>,
 }
@@ -74,7 +74,7 @@ impl LiveAnswer {
 }
 
 impl Engine {
-    /// Follows a session from a revision on.
+    /// Follows a session from a revision.
     pub fn follow_session(&self, caller: Caller, session: SessionId, after: u64) -> SessionFeed {
         SessionFeed {
             engine: self.clone(),
@@ -88,24 +88,24 @@ impl Engine {
 }
 
 impl SessionFeed {
-    /// What is new since the last call, at most so many records of it. The words of an answer come after
-    /// the record that started its request, and before the one that ended it.
+    /// The news since the last call, with at most `limit` records. Text of an answer comes after the
+    /// record that starts its request, and before the record that ends it.
     ///
     /// # Errors
     ///
-    /// If the caller may not read the session (any more).
+    /// If the caller may not read the session, or no longer.
     pub async fn read(&mut self, limit: usize) -> Result<Vec<SessionNews>, EngineError> {
         let engine = self.engine.clone();
         let newest = engine.require_readable(&self.caller, self.session).await?;
         let mut news = Vec::new();
-        // Most calls are for a few words, and cost no look at the store.
+        // Most calls return a few words, and do not read the store.
         let has_records = newest > self.after;
         if has_records {
             let feed = engine.feed(&self.caller, self.session, self.after, limit);
             for entry in feed.await? {
                 let record = &entry.stored.record;
-                // The store shows a commit a moment before it is announced. Which answers are being
-                // written is known as of what is announced.
+                // The store shows a commit shortly before it is announced. The set of live answers is as
+                // of the announced revision, so stop there.
                 if record.content.seq > newest {
                     break;
                 }
@@ -123,7 +123,7 @@ impl SessionFeed {
         Ok(news)
     }
 
-    /// What is left to tell of the answers that a record ends. They were written before it was made.
+    /// The unread text of the answers that a record ends. It was written before the record.
     fn last_words(&mut self, record: &Record) -> Vec<SessionNews> {
         let ended = record
             .content
@@ -138,12 +138,13 @@ impl SessionFeed {
             .collect()
     }
 
-    /// Follows the answers that are being written now, the newest first. Only those of requests without a
-    /// parent: what a child says is its parent's to pass on.
+    /// Follows the answers being written now, newest first. Skips child requests: the parent passes on
+    /// their text.
     async fn follow_answers(&mut self) -> Result<(), EngineError> {
         let state = self.engine.durable_state(self.session).await?;
         if state.revision <= self.after {
-            // Of a request that ended in between, the record is still to come, and its last words.
+            // Keep the answer of a request that ended after `self.after`: its record and its last text
+            // are still to come.
             self.answers
                 .retain(|request, _| state.requests.contains_key(request));
         }
@@ -163,7 +164,7 @@ impl SessionFeed {
                 new.insert(LiveAnswer {
                     task: live.task,
                     agent: task.agent.clone(),
-                    // If it has ended by now, the next call hears of that and lets go of it.
+                    // If the request has ended meanwhile, the next call removes this reader.
                     draft: self.engine.follow_draft(live.id),
                 });
             }
@@ -171,14 +172,14 @@ impl SessionFeed {
         Ok(())
     }
 
-    /// Waits until there may be something to read.
+    /// Waits until `read` may return news.
     pub async fn changed(&mut self) {
         let engine = self.engine.clone();
         let changed = engine.changed_after(self.session, self.after);
         let drafts = self.answers.values_mut().map(|answer| &mut answer.draft);
         let grown: Vec<_> = drafts.map(|draft| Box::pin(draft.grown())).collect();
         if grown.is_empty() {
-            // Whatever goes wrong shows at the next look.
+            // The next `read` reports any error.
             drop(changed.await);
             return;
         }

@@ -1,4 +1,4 @@
-//! What happens to holds, as it happens: each change once, for those who may see the hold.
+//! The feed of hold changes: each change once, for callers that may see the hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,20 +10,20 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
-/// How many commits are looked at in one call.
+/// How many commits one call reads.
 const SCAN_MAX: usize = 500;
 
-/// A place in the order of everything that happens to holds.
+/// A position in the order of all hold changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldPosition {
-    /// The place of a commit.
+    /// The position of a commit.
     pub place: u64,
-    /// How many of its changes were read. One commit may decide many holds.
+    /// How many changes of that commit were read. One commit may decide many holds.
     pub taken: u64,
 }
 
 impl HoldPosition {
-    /// After everything in a commit.
+    /// The position after all changes of a commit.
     pub fn after_all(place: u64) -> Self {
         let taken = u64::MAX;
         Self { place, taken }
@@ -34,20 +34,20 @@ impl HoldPosition {
     }
 }
 
-/// Something that happened to a hold, and the hold as it was then.
+/// A change of a hold, and the hold as of that change.
 #[derive(Debug, Clone)]
 pub struct HoldNews {
-    /// Where to go on after it.
+    /// The position to continue from.
     pub position: HoldPosition,
-    /// What happened.
+    /// The kind of change.
     pub kind: HoldChangeKind,
     /// The hold.
     pub detail: HoldDetail,
 }
 
 impl Engine {
-    /// What happened after a position to holds that the caller may see; and the position to go on
-    /// from, which moves on even if nothing of it was the caller's.
+    /// Changes after a position of holds that the caller may see, and the position to continue from. The
+    /// position advances even past changes that the caller may not see.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Engine {
         limit: usize,
     ) -> Result<(Vec<HoldNews>, HoldPosition), EngineError> {
         let store = &self.inner().store;
-        // What is left of a commit that was read in part is found by looking at it again.
+        // If the last call read a commit only in part, read that commit again.
         let from = after.place - u64::from(after.taken != u64::MAX && after.place > 0);
         let tenant = caller.tenant.clone();
         let (mut changes, seen) = store.hold_changes(tenant, from, SCAN_MAX).await?;
@@ -100,7 +100,7 @@ fn position(change: &HoldChange) -> HoldPosition {
     }
 }
 
-/// The hold as the change left it, whatever has happened since.
+/// The hold as the change left it, without later changes.
 fn as_of(row: &HoldSummary, change: &HoldChange) -> HoldSummary {
     let mut then = row.clone();
     let is_done = |revision: u64| revision <= change.revision;

@@ -1,4 +1,4 @@
-//! Holds with what people read: a page of them costs as many questions to the store as one.
+//! Holds with the text that people read. A page of holds takes as many store queries as one hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::sealed::OpenedArgs;
 
-/// A hold, open or decided, with what people read.
+/// An open or decided hold with the text that people read.
 #[derive(Debug, Clone)]
 pub struct HoldDetail {
     /// Its session.
@@ -27,15 +27,15 @@ pub struct HoldDetail {
     pub user: String,
     /// The hold.
     pub hold: Hold,
-    /// How it was decided.
+    /// The decision, if it is decided.
     pub closed: Option<ClosedHold>,
-    /// The agent that asks.
+    /// The agent that opened it.
     pub agent: Name,
-    /// The requests from the root down to the one that asks, with their tasks.
+    /// The requests from the root down to the one with the hold, with their tasks.
     pub lineage: Vec<LineageStep>,
-    /// Title, message, action: as it was opened.
+    /// Title, message and action, as opened.
     pub body: Option<Vec<u8>>,
-    /// The words that came with the decision.
+    /// The comment, reason and content of the decision.
     pub decision_body: Option<Vec<u8>>,
     /// When it was opened.
     pub opened_at: Option<Timestamp>,
@@ -45,36 +45,37 @@ pub struct HoldDetail {
     pub decided_at: Option<Timestamp>,
     /// The hash of the record that decided it.
     pub decided_hash: Option<Digest>,
-    /// What came of the action, once it is decided.
+    /// The result of the action's call.
     pub result: Option<CallResult>,
-    /// The holds that were opened together with it.
+    /// Its group.
     pub group: Option<HoldGroup>,
-    /// The right by which the caller may decide it, or why not.
+    /// The right by which the caller may decide it, or why the caller may not.
     pub right: Result<Right, WhyNot>,
-    /// Why the caller may not decide it, the roles of the server included. None if they may.
+    /// Why the caller may not decide it, including missing roles. None if the caller may.
     pub why_not: Option<WhyNot>,
-    /// Whether the caller may see the action: who may decide it, or read traces.
+    /// Whether the caller may see the action: as a person who may decide it, or with a role that reads
+    /// traces.
     pub sees_action: bool,
-    /// Who voted.
+    /// The people who voted.
     pub votes: Vec<Principal>,
-    /// Whether the call it is about has no result yet.
+    /// Whether its call has no result yet.
     pub is_call_open: bool,
-    /// The arguments of the action themselves, for the worker that holds the lease.
+    /// The full arguments of the action, for the worker with the lease.
     pub opened: Option<OpenedArgs>,
 }
 
-/// Holds of one request that belong together.
+/// Holds of one request that were opened together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldGroup {
-    /// What the worker calls it.
+    /// The worker's id of the group.
     pub id: String,
-    /// How many the caller may see.
+    /// How many holds of the group the caller may see.
     pub holds: usize,
-    /// How many of those are decided.
+    /// How many of them are decided.
     pub decided: usize,
 }
 
-/// The only word of a hold's body that the engine reads.
+/// The only field of a hold's body that this module reads.
 #[derive(Deserialize)]
 struct GroupWord {
     #[serde(default)]
@@ -86,8 +87,7 @@ fn group_of(body: Option<&[u8]>) -> Option<String> {
 }
 
 impl Engine {
-    /// What people read of some holds, in the same order. Whether the caller may see them was asked
-    /// before.
+    /// Details of holds, in the same order. The caller must have checked that they may be seen.
     pub(crate) async fn hold_details(
         &self,
         caller: &Caller,
@@ -169,7 +169,7 @@ impl Engine {
         Ok(details.collect())
     }
 
-    /// Those of some holds that are in a group.
+    /// Keeps the holds that are in a group.
     pub(super) async fn in_group(
         &self,
         group: &str,
@@ -186,7 +186,7 @@ impl Engine {
         Ok(rows)
     }
 
-    /// The groups of some requests, as far as the caller may see the holds in them.
+    /// The groups of some requests, counting only holds that the caller may see.
     async fn groups(
         &self,
         caller: &Caller,
@@ -219,7 +219,7 @@ impl Engine {
         Ok(groups)
     }
 
-    /// Some records, read in one go.
+    /// Reads records in one query.
     pub(crate) async fn records_of(
         &self,
         places: BTreeSet<(SessionId, u64)>,
@@ -236,7 +236,7 @@ impl Engine {
     }
 }
 
-/// A payload that a record names.
+/// A payload named by a record.
 pub(crate) fn payload(stored: Option<&StoredRecord>, name: Option<BodyRef>) -> Option<Vec<u8>> {
     let (stored, name) = (stored?, name?);
     let index = stored

@@ -1,4 +1,4 @@
-//! What a session, a task or a request waits for, at any depth, with the leaf's own ids.
+//! The open holds that a session, a task or a request waits for, at any depth.
 
 use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId};
@@ -10,35 +10,35 @@ use super::detail::payload;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
-/// How many are told; beyond that only how many there are.
+/// How many holds are listed; `total` counts all.
 const PENDING_MAX: usize = 100;
 
-/// The open holds at and below something.
+/// The open holds at and below a session, a task or a request.
 #[derive(Debug, Clone, Default)]
 pub struct Pending {
-    /// The oldest of them.
+    /// The oldest holds.
     pub holds: Vec<PendingHold>,
     /// How many there are.
     pub total: usize,
 }
 
-/// An open hold as everything above it shows it.
+/// An open hold as its ancestors show it.
 #[derive(Debug, Clone)]
 pub struct PendingHold {
     /// The hold.
     pub hold: Hold,
     /// Its session.
     pub session: SessionId,
-    /// The agent that asks.
+    /// The agent that opened it.
     pub agent: Name,
-    /// The requests from the root down to the one that asks, with their tasks.
+    /// The requests from the root down to the one with the hold, with their tasks.
     pub lineage: Vec<LineageStep>,
-    /// Title, message, action: as it was opened.
+    /// Title, message and action, as opened.
     pub body: Option<Vec<u8>>,
 }
 
 impl Engine {
-    /// Everything that a session waits for. Whether the caller may read the session was asked before.
+    /// All open holds of a session. Checks no rights: check read access before calling.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl Engine {
         self.pending_of(&state, holds).await
     }
 
-    /// Some open holds of a session as their ancestors show them.
+    /// Open holds of a session as their ancestors show them.
     pub(crate) async fn pending_of(
         &self,
         state: &SessionState,
@@ -79,7 +79,7 @@ impl Engine {
     }
 }
 
-/// The way down to a live request. Whatever waits for a live request is live.
+/// The path from the root to a live request. All ancestors of a live request are live.
 fn lineage(state: &SessionState, request: RequestId) -> Vec<LineageStep> {
     let mut steps = Vec::new();
     let mut above = state.requests.get(&request);

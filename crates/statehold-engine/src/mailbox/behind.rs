@@ -1,5 +1,5 @@
-//! What goes right behind a command: decided on what the command comes to, and in line before that is
-//! durable, so that one write to the disk takes both.
+//! Two commands in one go: the second is decided on the result of the first and queued before the first
+//! is durable, so one write to the disk makes both durable.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoreError};
 
 use super::{Call, Done, Head, InLine, Mailbox, Ready, Reply, Submission, is_missing};
-use crate::begun::Taking;
+use crate::auto_claim::PendingClaim;
 use crate::caller::Caller;
 use crate::credentials::Credential;
 use crate::engine::Engine;
@@ -17,21 +17,21 @@ use crate::error::EngineError;
 use crate::payloads::Payloads;
 use crate::rights;
 
-/// What goes right behind a command, and who is told of it if it is a claim.
+/// The second command, decided; with its claim, if it claims the request that the first one starts.
 pub(super) struct Next {
     ready: Ready,
-    taking: Option<Taking>,
+    claim: Option<PendingClaim>,
 }
 
 impl Engine {
-    /// Sends two commands, the second right behind the first: it is decided on what the first comes to,
-    /// both are in line before either is durable, and nothing comes between them. Waits until both are
-    /// durable. The second has the reply and may bring a credential.
+    /// Submits two commands without another between them: the second is decided on the result of the
+    /// first, and both are queued before either is durable. Waits until both are durable. The second has
+    /// the reply and may carry a credential.
     ///
     /// # Errors
     ///
-    /// As [`Engine::submit_with_credential`]. If the first is refused or lost, so is the second; if only
-    /// the second is, the first stays.
+    /// As [`Engine::submit_with_credential`]. If the first is refused or fails, so does the second; if
+    /// only the second does, the first stays.
     pub async fn submit_both(
         &self,
         session: SessionId,
@@ -63,29 +63,29 @@ impl Engine {
         if let Some(behind) = behind {
             match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
                 Ok(_) => return Ok(behind.done),
-                // It is surely not there.
+                // The store certainly did not commit it: decide it again.
                 Err(StoreError::Conflict { .. } | StoreError::Full) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        // It did not come to a commit, or that was lost: it is decided by itself.
+        // The second command was not queued behind the first, or its commit failed: submit it alone.
         Ok(self.submit_in_line(session, &second, None).await?.0)
     }
 
-    /// Decides what goes right behind a command: what was sent with it, or the claim of the request that
-    /// it starts.
+    /// Decides the second command: the one submitted with the first, or the claim of the request that
+    /// the first starts.
     pub(super) async fn decide_next(
         &self,
         first: &Commit,
         behind: Option<&Submission<'_>>,
-        taking: Option<Taking>,
+        claim: Option<PendingClaim>,
     ) -> Option<Box<Next>> {
-        let ready = match (behind, &taking) {
+        let ready = match (behind, &claim) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
-            (None, Some(taking)) => {
+            (None, Some(claim)) => {
                 let claim = Submission {
-                    call: &taking.call,
-                    command: &taking.command,
+                    call: &claim.call,
+                    command: &claim.command,
                     payloads: &self.no_payloads(),
                     reply: &|_| Vec::new(),
                     merged: None,
@@ -96,30 +96,30 @@ impl Engine {
             }
             (None, None) => return None,
         };
-        Some(Box::new(Next { ready, taking }))
+        Some(Box::new(Next { ready, claim }))
     }
 
-    /// Puts in line what goes right behind a command. If it finds no place, it is decided again when the
-    /// first is durable.
+    /// Queues the second command behind the first. If that fails, a submitted command is decided again
+    /// when the first is durable; a claim is dropped, and its request waits for a worker.
     pub(super) async fn put_next(
         &self,
         mailbox: &Arc<Mailbox>,
         head: &mut Head,
         next: Box<Next>,
     ) -> Option<InLine> {
-        let Next { ready, taking } = *next;
+        let Next { ready, claim } = *next;
         let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
-        match taking {
-            Some(taking) => {
-                self.tell_when_durable(taking, in_line);
+        match claim {
+            Some(claim) => {
+                self.send_when_durable(claim, in_line);
                 None
             }
             None => Some(in_line),
         }
     }
 
-    /// Decides a command on a state that is not in line yet. None if it comes to anything but a commit:
-    /// whatever it comes to is then found out when the state is durable.
+    /// Decides a command on a state that is not queued yet. None unless it results in a commit: any
+    /// other result is valid only on a durable state.
     async fn decide_behind(
         &self,
         state: &SessionState,

@@ -1,4 +1,4 @@
-//! The core's decision, with everything that it must know beside the state.
+//! The core's decision, with all the context that it needs besides the state.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::error::EngineError;
 use crate::rights::{self, Act};
 
 impl Engine {
-    /// The core's decision, once rights and preconditions are met.
+    /// Checks rights and preconditions, then lets the core decide.
     pub(super) async fn decide(
         &self,
         state: &SessionState,
@@ -43,7 +43,9 @@ impl Engine {
         let mut cold = inner.cold(state, command.named()).await?;
         if let Command::ClaimRequest { request, .. } = command {
             cold.unanswered = self.unanswered(state, *request).await?;
-            cold.laid_down = self.laid_down(state, *request, &cold.unanswered).await?;
+            cold.laid_down = self
+                .policies_of_uncertain_calls(state, *request, &cold.unanswered)
+                .await?;
         }
         let ctx = Context {
             now: inner.clock.now(),
@@ -56,7 +58,8 @@ impl Engine {
     }
 }
 
-/// Refuses tool calls that the policy of their agent forbids. Here, because every surface passes here.
+/// Refuses tool calls that the policy of their agent forbids. Checked here because every surface passes
+/// through here.
 fn require_policy(
     inner: &Inner,
     state: &SessionState,
@@ -77,13 +80,13 @@ fn require_policy(
             let policies = inner.policies.get();
             policies.require_items(agent, items, submission.payloads)
         }
-        // It has ended: the core says so.
+        // The request has ended: the core refuses the command with the reason.
         None => Ok(()),
     }
 }
 
 impl Inner {
-    /// How far the leases of a session reach, heartbeats and the pause after a restart included.
+    /// The end of each lease of a session, including heartbeats and the grace period after a restart.
     pub(crate) fn leases_of(&self, state: &SessionState) -> BTreeMap<RequestId, Timestamp> {
         let mut reach = BTreeMap::new();
         if state.requests.is_empty() {
@@ -92,7 +95,7 @@ impl Inner {
         let heartbeats = self.heartbeats();
         for live in state.requests.values() {
             let Some(lease) = live.lease else { continue };
-            // Nobody could send a heartbeat while the server was down.
+            // Workers could not send heartbeats while the server was down.
             let mut until = lease.until.max(self.started_at.plus_ms(lease.ttl_ms));
             if let Some(extended) = heartbeats.get(&live.id) {
                 until = until.max(*extended);
@@ -102,7 +105,8 @@ impl Inner {
         reach
     }
 
-    /// The finished things of the session that a command names. Those of others are not there.
+    /// The finished objects of the session that a command names. Objects of other sessions count as
+    /// missing.
     async fn cold(&self, state: &SessionState, named: Named) -> Result<Cold, EngineError> {
         let mut cold = Cold::default();
         if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {

@@ -1,4 +1,4 @@
-//! Approvals that depend on what a tool is called with.
+//! Approvals that depend on the arguments of a call.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::schema::{FieldError, Schema};
 
-/// A JSON Schema for the arguments of a tool, or several: calls that fit one need an approval.
+/// One or more JSON Schemas for the arguments of a tool. A call that matches any of them needs approval.
 #[derive(Debug, Clone)]
 pub struct ArgsCondition {
     written: Arc<Value>,
@@ -15,11 +15,11 @@ pub struct ArgsCondition {
 }
 
 impl ArgsCondition {
-    /// Takes a schema, or says what is wrong with it and where.
+    /// Compiles a schema.
     ///
     /// # Errors
     ///
-    /// If it is no schema, too large, or refers to something outside of itself.
+    /// If it is not a schema, is too large, or refers outside itself. The error names the path.
     pub fn new(schema: Value) -> Result<Self, FieldError> {
         Ok(Self {
             schemas: vec![Arc::new(Schema::new(&schema.to_string())?)],
@@ -27,7 +27,7 @@ impl ArgsCondition {
         })
     }
 
-    /// Met where one of the two is.
+    /// A condition that is met if either of the two is.
     pub(super) fn or(self, other: Self) -> Self {
         if self == other {
             return self;
@@ -44,12 +44,12 @@ impl ArgsCondition {
         schemas.any(|schema| schema.errors(args).is_empty())
     }
 
-    /// Whether a call with these arguments needs an approval. Arguments that cannot be judged do: they
-    /// are not there, are no object, or are a text that holds none.
+    /// Whether a call with these arguments needs approval. Arguments that cannot be checked always do:
+    /// missing arguments, non-objects, and text that does not parse as an object.
     pub fn is_met(&self, args: &Value) -> bool {
         match args {
             Value::Object(_) => self.fits(args),
-            // Models write arguments as text, and workers may hand them on like that.
+            // Models write arguments as text, and workers may pass them on unparsed.
             Value::String(text) => match serde_json::from_str::<Value>(text) {
                 Ok(args) if args.is_object() => self.fits(&args),
                 Ok(_) | Err(_) => true,

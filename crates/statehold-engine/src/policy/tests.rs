@@ -1,4 +1,4 @@
-//! What is laid down, and what comes of a worker's wish under it.
+//! Policies, and a worker's terms under them.
 
 use super::*;
 
@@ -68,7 +68,7 @@ fn what_is_not_named_any_more_holds_for_whoever_still_calls_it() {
     assert!(!needs(&second, "ums", "list"), "this was said");
     let kept: Vec<_> = second.kept_tools().collect();
     assert_eq!(kept, [(&name("ums"), &name("delete"))]);
-    // It is so after any number of times, until something else is said.
+    // Still so after any number of reloads, until a new policy replaces it.
     let third = policies(&[("ums", &[])]).in_place_of(&second);
     assert!(needs(&third, "ums", "delete") && needs(&third, "gone", "pay"));
     assert!(!needs(&third, "ums", "list"));
@@ -172,9 +172,9 @@ fn people_are_asked_about_calls_without_an_answer_unless_it_is_said_otherwise() 
 }
 
 #[track_caller]
-fn check(wish: Wish, refused: Option<(&str, &str)>) -> Option<Wish> {
+fn check(wanted: HoldTerms, refused: Option<(&str, &str)>) -> Option<HoldTerms> {
     let effective = policies().of(&name("ums"), "delete");
-    match (effective.tighten(HoldKind::Approval, wish), refused) {
+    match (effective.tighten(HoldKind::Approval, wanted), refused) {
         (Ok(made), None) => Some(made),
         (Err(EngineError::PolicyStricter { field, policy }), Some(expected)) => {
             assert_eq!((field, policy.as_str()), expected);
@@ -186,7 +186,7 @@ fn check(wish: Wish, refused: Option<(&str, &str)>) -> Option<Wish> {
 
 #[test]
 fn what_a_worker_leaves_out_is_the_policys() {
-    let made = check(Wish::default(), None).expect("made");
+    let made = check(HoldTerms::default(), None).expect("made");
     assert_eq!(made.decide_by, Some(DecideBy::Role(name("boss"))));
     assert_eq!(
         (made.effect, made.risk),
@@ -201,7 +201,7 @@ fn what_a_worker_leaves_out_is_the_policys() {
 
 #[test]
 fn a_worker_may_tighten() {
-    let wish = Wish {
+    let wanted = HoldTerms {
         decide_by: Some(DecideBy::Role(name("boss"))),
         effect: Some(Effect::Destructive),
         risk: Some(Risk::High),
@@ -210,7 +210,7 @@ fn a_worker_may_tighten() {
         on_expiry: Some(OnExpiry::Fail),
         idempotent: Some(false),
     };
-    let made = check(wish, None).expect("made");
+    let made = check(wanted, None).expect("made");
     assert_eq!(
         (made.effect, made.risk),
         (Some(Effect::Destructive), Some(Risk::High))
@@ -220,59 +220,59 @@ fn a_worker_may_tighten() {
 
 #[test]
 fn a_worker_may_not_loosen() {
-    let none = Wish::default;
+    let none = HoldTerms::default;
     let role = |text| Some(DecideBy::Role(name(text)));
     check(
-        Wish {
+        HoldTerms {
             effect: Some(Effect::Read),
             ..none()
         },
         Some(("effect", "write")),
     );
     check(
-        Wish {
+        HoldTerms {
             risk: Some(Risk::Low),
             ..none()
         },
         Some(("risk", "medium")),
     );
     check(
-        Wish {
+        HoldTerms {
             quorum: Some(1),
             ..none()
         },
         Some(("quorum", "2")),
     );
     check(
-        Wish {
+        HoldTerms {
             idempotent: Some(true),
             ..none()
         },
         Some(("idempotent", "false")),
     );
     check(
-        Wish {
+        HoldTerms {
             expires_in_seconds: Some(61),
             ..none()
         },
         Some(("expires_in_seconds", "60")),
     );
     check(
-        Wish {
+        HoldTerms {
             on_expiry: Some(OnExpiry::Reject),
             ..none()
         },
         Some(("on_expiry", "fail")),
     );
     check(
-        Wish {
+        HoldTerms {
             decide_by: role("x"),
             ..none()
         },
         Some(("decide_by", "role:boss")),
     );
     check(
-        Wish {
+        HoldTerms {
             decide_by: Some(DecideBy::User),
             ..none()
         },
@@ -284,11 +284,11 @@ fn a_worker_may_not_loosen() {
 fn without_a_policy_a_worker_chooses_the_judge_but_not_itself() {
     let free = Effective::default();
     let judge = |kind, decide_by| {
-        let wish = Wish {
+        let wanted = HoldTerms {
             decide_by: Some(decide_by),
-            ..Wish::default()
+            ..HoldTerms::default()
         };
-        free.tighten(kind, wish).map(|made| made.decide_by)
+        free.tighten(kind, wanted).map(|made| made.decide_by)
     };
     let role = |text| DecideBy::Role(name(text));
     judge(HoldKind::Approval, DecideBy::User).expect_err("never the user");

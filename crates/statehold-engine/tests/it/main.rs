@@ -1,7 +1,7 @@
 //! The engine over a store whose commits wait at a gate, with a clock that stands still.
 
 mod audit;
-mod begun;
+mod auto_claim;
 mod both;
 mod credentials;
 mod feed;

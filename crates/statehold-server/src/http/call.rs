@@ -20,7 +20,7 @@ use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
-    Call, Caller, Credential, Current, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock,
+    Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock, Swap,
 };
 use tokio::sync::Semaphore;
 
@@ -47,7 +47,7 @@ pub struct ServerOptions {
     /// Which addresses decisions may be pushed to.
     pub push_guard: Guard,
     /// The agents that are declared, whatever is declared about them later.
-    pub agents: Current<AgentBook>,
+    pub agents: Swap<AgentBook>,
     /// Engines in memory for chat calls that leave nothing behind. Without them there are none.
     pub scratch: Option<Arc<Scratch>>,
     /// Who reads again what is declared. Without them it stays as it is.
@@ -63,7 +63,7 @@ impl Default for ServerOptions {
             feeds_max: 4_096,
             clock: None,
             push_guard: Guard::default(),
-            agents: Current::default(),
+            agents: Swap::default(),
             scratch: None,
             reload: None,
         }

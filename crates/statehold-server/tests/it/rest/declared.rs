@@ -9,7 +9,7 @@ use statehold_agents::spec::{
 };
 use statehold_core::name::Name;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
-use statehold_engine::{Credential, Current};
+use statehold_engine::{Credential, Swap};
 use statehold_server::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading, ServerOptions};
 
 use crate::rig::{Rig, Setup};
@@ -174,7 +174,7 @@ async fn an_agent_says_what_it_is_and_what_its_tools_need() {
 /// Reads a book that has one agent, and then one that has a mistake.
 #[derive(Debug)]
 struct Played {
-    agents: Current<AgentBook>,
+    agents: Swap<AgentBook>,
 }
 
 impl Reload for Played {
@@ -201,7 +201,7 @@ impl Reload for Played {
 #[tokio::test]
 async fn an_admin_has_the_configuration_read_again_and_hears_what_is_different_or_wrong() {
     let reload = Arc::new(AgentSpec::worker(name("reload")));
-    let agents = Current::new(AgentBook {
+    let agents = Swap::new(AgentBook {
         agents: [(name("reload"), reload)].into(),
         ..AgentBook::default()
     });

@@ -11,7 +11,7 @@ use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
-use statehold_engine::{Clock, Credential, Current, Engine};
+use statehold_engine::{Clock, Credential, Engine, Swap};
 use statehold_server::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -92,7 +92,7 @@ impl ReloadContext {
         let (book, tenant) = (Arc::clone(&active.book), self.tenant.clone());
         let make = active.make_scratch(&self.clock);
         let scratch = Scratch::new(make, tenant.clone(), Arc::clone(&book));
-        let agents = Current::new(Arc::clone(&book));
+        let agents = Swap::new(Arc::clone(&book));
         let engine = self.engine.clone();
         let runner = Runner::start_watched(engine, tenant, book, on_step).await?;
         let targets = ReloadTargets {
@@ -112,7 +112,7 @@ impl ReloadContext {
 /// The components that a reload updates.
 struct ReloadTargets {
     context: ReloadContext,
-    agents: Current<AgentBook>,
+    agents: Swap<AgentBook>,
     scratch: Arc<Scratch>,
     runner: Runner,
     /// The configuration in force. The lock serializes reloads.
@@ -158,7 +158,7 @@ impl Reload for ConfigReloader {
 
 impl ConfigReloader {
     /// The declared agents.
-    pub(super) fn agents(&self) -> Current<AgentBook> {
+    pub(super) fn agents(&self) -> Swap<AgentBook> {
         self.targets.agents.clone()
     }
 

@@ -1,4 +1,4 @@
-//! Requests for agents that the process works for itself: claimed as they are started.
+//! Requests for agents that the process runs itself: claimed when they start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::record::CommandName;
 use statehold_core::request::LiveStatus;
-use statehold_engine::{Begun, Caller, Claim, EngineError};
+use statehold_engine::{AutoClaim, Caller, Claim, EngineError};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::mpsc::error::TryRecvError;
@@ -20,13 +20,13 @@ fn helper() -> Name {
     "helper".parse().expect("a name")
 }
 
-/// Begins to take what is begun for the agent of the session, with room for so many turns.
-fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<Begun>, Arc<Semaphore>) {
+/// Claims requests of the session's agent when they start, with permits for `turns` turns.
+fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<AutoClaim>, Arc<Semaphore>) {
     let room = Arc::new(Semaphore::new(turns));
     let tenant = &rig.caller.tenant;
     let taken = rig
         .engine
-        .take_begun(tenant, &helper(), Arc::clone(&room), 30_000);
+        .claim_on_start(tenant, &helper(), Arc::clone(&room), 30_000);
     rig.store.take_begun();
     (taken, room)
 }
@@ -163,12 +163,12 @@ async fn what_is_on_its_way_to_whoever_took_them_arrives_when_somebody_else_take
         request_of(&done)
     });
     let (first, second) = (first.await, second.await);
-    let handed = |one: Option<Begun>| one.map(|one| one.request);
+    let handed = |one: Option<AutoClaim>| one.map(|one| one.request);
     assert_eq!(handed(before.recv().await), Some(first));
     assert!(before.recv().await.is_none(), "nothing more comes there");
     assert_eq!(handed(after.recv().await), Some(second));
     // And when nobody takes them any more, they wait in line.
-    rig.engine.leave_begun(&rig.caller.tenant, &helper());
+    rig.engine.stop_claiming(&rig.caller.tenant, &helper());
     assert!(
         after.recv().await.is_none(),
         "nothing more comes here either"

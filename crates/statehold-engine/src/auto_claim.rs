@@ -1,6 +1,6 @@
-//! Requests for agents that this process works for itself. They are claimed right behind their start, so
-//! that nobody has to look for them: the client starts, the server claims, and one write to the disk takes
-//! both. Where there is no room, or the claim is lost, the request waits in line like any other.
+//! Claims requests on start for agents that this process runs itself. The claim is decided right behind
+//! the start, so no worker has to poll for the request, and one write to the disk makes both durable.
+//! Without a free permit, or if the claim fails, the request waits in the queue like any other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,68 +17,67 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::mailbox::{Call, InLine};
 
-/// A request that was claimed as it was started, and is durable with its claim.
+/// A request that was claimed when it started. Request and claim are both durable.
 #[derive(Debug)]
-pub struct Begun {
+pub struct AutoClaim {
     /// Its session.
     pub session: SessionId,
     /// The request.
     pub request: RequestId,
-    /// The room that its turn takes.
+    /// The permit that its turn holds.
     pub room: OwnedSemaphorePermit,
 }
 
-/// Who takes the turns of an agent in this process.
+/// The worker in this process that runs the turns of one agent.
 #[derive(Debug)]
 struct OwnWorker {
     room: Arc<Semaphore>,
     lease_ms: u64,
-    teller: mpsc::UnboundedSender<Begun>,
+    sender: mpsc::UnboundedSender<AutoClaim>,
 }
 
-/// The agents that this process works for, by tenant and name.
+/// The agents that this process runs, by tenant and name.
 #[derive(Debug, Default)]
 pub(crate) struct OwnWorkers(Mutex<HashMap<(Name, Name), OwnWorker>>);
 
-/// A claim that goes right behind the start of a request.
-pub(crate) struct Taking {
+/// A claim that is decided right behind the start of its request.
+pub(crate) struct PendingClaim {
     pub(crate) call: Call,
     pub(crate) command: Command,
-    teller: mpsc::UnboundedSender<Begun>,
-    begun: Begun,
+    sender: mpsc::UnboundedSender<AutoClaim>,
+    claim: AutoClaim,
 }
 
 impl Engine {
-    /// Has requests of an agent claimed for the server as they are started, as long as there is room for
-    /// their turns. Whoever takes them gets each when it is durable. Whoever took them before gets what was
-    /// claimed until now, and then hears that nothing more comes.
-    pub fn take_begun(
+    /// Claims requests of an agent for the server when they start, while `room` has permits. The
+    /// receiver gets each claim once it is durable. An earlier receiver for the same agent still gets
+    /// the claims made so far, and then its channel closes.
+    pub fn claim_on_start(
         &self,
         tenant: &Name,
         agent: &Name,
         room: Arc<Semaphore>,
         lease_ms: u64,
-    ) -> mpsc::UnboundedReceiver<Begun> {
-        let (teller, taken) = mpsc::unbounded_channel();
+    ) -> mpsc::UnboundedReceiver<AutoClaim> {
+        let (sender, claims) = mpsc::unbounded_channel();
         let worker = OwnWorker {
             room,
             lease_ms,
-            teller,
+            sender,
         };
         let mut workers = self.inner().own_workers.lock();
         workers.insert((tenant.clone(), agent.clone()), worker);
-        taken
+        claims
     }
 
-    /// Has requests of an agent claimed by nobody as they are started. Those that were claimed so far are
-    /// still told to whoever took them.
-    pub fn leave_begun(&self, tenant: &Name, agent: &Name) {
+    /// Stops claiming requests of an agent on start. The receiver still gets the claims made so far.
+    pub fn stop_claiming(&self, tenant: &Name, agent: &Name) {
         let mut workers = self.inner().own_workers.lock();
         workers.remove(&(tenant.clone(), agent.clone()));
     }
 
-    /// The claim of the request that a commit starts, if it is one of ours and there is room.
-    pub(crate) fn taking(&self, command: &Command, commit: &Commit) -> Option<Taking> {
+    /// The claim of the request that a commit starts, if this process runs its agent and has a permit.
+    pub(crate) fn pending_claim(&self, command: &Command, commit: &Commit) -> Option<PendingClaim> {
         let Command::StartRequest(start) = command else {
             return None;
         };
@@ -94,18 +93,18 @@ impl Engine {
         let tenant = &commit.after.owner.as_ref()?.tenant;
         let workers = self.inner().own_workers.lock();
         let worker = workers.get(&(tenant.clone(), start.agent.clone()))?;
-        if worker.teller.is_closed() {
+        if worker.sender.is_closed() {
             return None;
         }
         let room = Arc::clone(&worker.room).try_acquire_owned().ok()?;
-        Some(Taking {
+        Some(PendingClaim {
             call: Call::by(Caller::worker_of_server(tenant.clone())),
             command: Command::ClaimRequest {
                 request,
                 ttl_ms: worker.lease_ms,
             },
-            teller: worker.teller.clone(),
-            begun: Begun {
+            sender: worker.sender.clone(),
+            claim: AutoClaim {
                 session: commit.after.session,
                 request,
                 room,
@@ -113,13 +112,13 @@ impl Engine {
         })
     }
 
-    /// Tells who takes the turn once the claim is durable. If it is lost, so may be the start; and if not,
-    /// the request waits in line.
-    pub(crate) fn tell_when_durable(&self, taking: Taking, claim: InLine) {
+    /// Sends the claim to its receiver once it is durable. If the claim fails, the start may have failed
+    /// with it; otherwise the request waits in the queue.
+    pub(crate) fn send_when_durable(&self, pending: PendingClaim, in_line: InLine) {
         self.inner().tasks.spawn(async move {
-            if let Ok(Ok(_)) = claim.told.await {
-                // Whoever took turns has gone away: the lease lapses, or the next one gives it back.
-                drop(taking.teller.send(taking.begun));
+            if let Ok(Ok(_)) = in_line.told.await {
+                // If the receiver is closed, the lease lapses, or the next process releases it.
+                drop(pending.sender.send(pending.claim));
             }
         });
     }
