@@ -14,26 +14,26 @@ use crate::http::json::ParseError;
 /// Declares every code with its status and title, in one table.
 macro_rules! codes {
     ($($name:ident = $status:literal $text:literal $title:literal;)*) => {
-        /// What went wrong, for programs.
+        /// The error code of a problem, for programs.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[expect(missing_docs, reason = "each has a title and a page")]
         pub enum Code { $($name,)* }
 
         impl Code {
-            /// All of them.
+            /// Every code, in the order of the table.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The stable word for it.
+            /// The code as clients see it. It never changes.
             pub fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The same in a few words for people.
+            /// A short title for people.
             pub fn title(self) -> &'static str {
                 match self { $(Self::$name => $title,)* }
             }
 
-            /// The status of an answer with it.
+            /// The HTTP status of an answer with this code.
             pub fn status(self) -> u16 {
                 match self { $(Self::$name => $status,)* }
             }
@@ -123,21 +123,21 @@ codes! {
     DiskFull = 507 "disk_full" "Disk full";
 }
 
-/// An error answer.
+/// An error, as `application/problem+json`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Problem {
-    /// A name for the kind of problem; `docs/errors/` has a page for each code.
+    /// `urn:statehold:error:` and the code; `docs/errors/` has a page for each code.
     #[serde(rename = "type")]
     pub page: String,
-    /// What went wrong, in a few words.
+    /// A short title, always the same for a code.
     pub title: &'static str,
-    /// The status of the answer.
+    /// The HTTP status of the answer.
     pub status: u16,
-    /// What went wrong here, and what to do next.
+    /// The error of this call and what to do next, for people.
     pub detail: String,
-    /// What went wrong, for programs.
+    /// The error code, for programs. Codes do not change their meaning.
     pub code: &'static str,
-    /// Fields that help.
+    /// Further fields, as the page of the code lists them.
     #[serde(flatten)]
     #[schema(ignore)]
     pub more: Box<Map<String, Value>>,
@@ -156,14 +156,14 @@ impl Problem {
         }
     }
 
-    /// The same with a field that helps.
+    /// Adds a field.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.more.insert(name.to_owned(), value.into());
         self
     }
 
-    /// What is not there, or not for this caller: always the same answer.
+    /// The same answer for a missing object and for one that the caller may not see.
     pub fn not_found() -> Self {
         Self::new(
             Code::NotFound,
@@ -197,7 +197,7 @@ impl IntoResponse for Problem {
         ) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        // For surfaces that say it in other words.
+        // The OpenAI-compatible paths translate the problem into their own error shape.
         response.extensions_mut().insert(self);
         response
     }
@@ -304,7 +304,7 @@ impl From<EngineError> for Problem {
             }
             EngineError::Stopping => Self::new(Code::Stopping, detail),
             EngineError::Store(source) => {
-                // The cause is for the log of the operator, never for the caller.
+                // The cause goes to the log, never to the caller: it may reveal internals.
                 let mut causes = source.to_string();
                 let mut inner = std::error::Error::source(&source);
                 while let Some(cause) = inner {
@@ -378,7 +378,7 @@ impl From<Rejection> for Problem {
     }
 }
 
-/// Why somebody may not decide, in one word.
+/// The word on the wire for the reason why a caller may not decide.
 pub(crate) fn why_not(why: &WhyNot) -> &'static str {
     match why {
         WhyNot::OwnSession => "own_session",
@@ -425,7 +425,7 @@ fn code_of(rejection: &Rejection) -> Code {
         | Rejection::MergeOfSessionKey { .. } => Code::BadStateKey,
         Rejection::EmptyPatch => Code::EmptyPatch,
         Rejection::Limit { .. } => Code::LimitReached,
-        // Commands that only timers send, and those that have no route.
+        // Rejections of commands that only timers send or that have no route.
         Rejection::SessionNotExpired
         | Rejection::NotExpired { .. }
         | Rejection::NotInThePast { .. } => Code::InvalidBody,

@@ -1,4 +1,4 @@
-//! The audit stream, and the verification of everything.
+//! The audit stream and its verification.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -18,7 +18,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(verify))
 }
 
-/// The audit stream of the tenant: changes of keys, reads of traces and signed roots, as a chain.
+/// Read the audit stream of the tenant: a hash chain of key changes, trace reads and signed roots.
 #[utoipa::path(
     get, path = "/v1/audit/records", tag = "audit", params(RecordParams),
     responses((status = 200, body = AuditRecords))
@@ -34,7 +34,7 @@ async fn records(
     Ok(shown(&page, &About::default()))
 }
 
-/// Verify every chain, payload, table and root of the tenant. Calls go on meanwhile.
+/// Verify every chain, payload, table and root of the tenant. The server keeps answering calls meanwhile.
 #[utoipa::path(
     post, path = "/v1/audit/verify", tag = "audit", request_body = VerifyInput,
     responses((status = 200, body = VerificationView))

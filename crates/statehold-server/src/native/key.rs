@@ -1,4 +1,4 @@
-//! Keys.
+//! API keys: create, list, revoke.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -20,7 +20,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(revoke))
 }
 
-/// Make a key. It is shown once.
+/// Create a key. The answer is the only place that shows it.
 #[utoipa::path(
     post, path = "/v1/keys", tag = "keys", request_body = KeyInput,
     responses((status = 201, body = KeyView))
@@ -45,7 +45,7 @@ async fn list(State(app): State<App>, context: CallContext) -> Result<Response, 
     Ok(shown(&keys, &About::default()))
 }
 
-/// Take a key back, at once.
+/// Revoke a key, with immediate effect.
 #[utoipa::path(
     delete, path = "/v1/keys/{key_id}", tag = "keys", params(("key_id" = String, Path)),
     responses((status = 204))

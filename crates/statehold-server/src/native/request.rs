@@ -1,4 +1,4 @@
-//! Requests: start, read, feed, end, claim.
+//! Requests: start, read, append, end, claim.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::{About, committed, revision, shown};
 use crate::http::call::{App, CallContext, CallerCredential, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
-/// How long a call may wait for something.
+/// The longest wait of a call, in seconds.
 pub(crate) const WAIT_SECONDS_MAX: u64 = 60;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -37,7 +37,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(claim))
 }
 
-/// Invoke an agent. With a lease, items, state and output it is a whole turn in one commit.
+/// Start a request to an agent. With lease, items, state and output it is a whole turn in one commit.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/requests", tag = "requests",
     params(("session_id" = String, Path)), request_body = StartInput,
@@ -57,19 +57,19 @@ async fn start(
     Ok(committed(StatusCode::CREATED, started, about))
 }
 
-/// How long to wait, and for what.
+/// The time to wait, and the change to wait for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct WaitParams {
-    /// Wait so many seconds, at most 60.
+    /// Seconds to wait, at most 60.
     #[param(maximum = 60)]
     wait: Option<u64>,
     /// `final` (default) or `changed`.
     #[param(value_type = Option<UntilWord>)]
     until: Option<String>,
-    /// With `changed`: since this revision of the session, as an `ETag` gave it. Without it, since the
-    /// call came.
+    /// With `changed`: wait for a change after this revision of the session, as an `ETag` gave it. Without
+    /// it, after the revision at the time of the call.
     #[param(maximum = 9_007_199_254_740_991u64)]
     after: Option<u64>,
 }
@@ -95,7 +95,7 @@ impl WaitParams {
     }
 }
 
-/// Read a request, or wait for it.
+/// Read a request, and optionally wait until it ends or changes.
 #[utoipa::path(
     get, path = "/v1/requests/{request_id}", tag = "requests",
     params(("request_id" = String, Path), WaitParams),
@@ -119,7 +119,7 @@ async fn read(
     Ok(shown(&read.view, &about))
 }
 
-/// Add to the history of a request's task.
+/// Append items and state to the history of a request's task.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/items", tag = "requests",
     params(("request_id" = String, Path)), request_body = AppendInput,
@@ -138,7 +138,7 @@ async fn append(
     Ok(committed(StatusCode::OK, written, about))
 }
 
-/// End a request with its answer.
+/// Complete a request with its answer.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/complete", tag = "requests",
     params(("request_id" = String, Path)), request_body = CompleteInput,
@@ -157,7 +157,7 @@ async fn complete(
     Ok(committed(StatusCode::OK, completed, about))
 }
 
-/// End a request with an error.
+/// Fail a request with an error.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/fail", tag = "requests",
     params(("request_id" = String, Path)), request_body = FailInput,
@@ -176,7 +176,7 @@ async fn fail(
     Ok(committed(StatusCode::OK, failed, about))
 }
 
-/// Stop a request and everything it waits for.
+/// Cancel a request with its child requests and holds.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/cancel", tag = "requests",
     params(("request_id" = String, Path)), request_body = EmptyInput,
@@ -195,7 +195,7 @@ async fn cancel(
     Ok(committed(StatusCode::OK, cancelled, about))
 }
 
-/// Keep a lease alive.
+/// Extend a lease.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/heartbeat", tag = "requests",
     params(("request_id" = String, Path)), request_body = HeartbeatInput,
@@ -214,7 +214,7 @@ async fn heartbeat(
     Ok(shown(&view, &About::in_request(session, request)))
 }
 
-/// Give a lease back: whatever the request waits for then comes with the next claim.
+/// Release a lease. The next claim gets the decisions and child results that the request waits for.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/release", tag = "requests",
     params(("request_id" = String, Path)), request_body = ReleaseInput,
@@ -233,7 +233,7 @@ async fn release(
     Ok(committed(StatusCode::OK, released, about))
 }
 
-/// Claim requests of an agent, and wait for them.
+/// Claim requests of an agent, and wait for the first one.
 #[utoipa::path(
     post, path = "/v1/work/claim", tag = "requests", request_body = ClaimInput,
     responses((status = 200, body = ClaimView))

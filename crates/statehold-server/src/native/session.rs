@@ -40,7 +40,7 @@ fn about(session: SessionId, revision: u64) -> About {
     }
 }
 
-/// Begin a session.
+/// Create a session.
 #[utoipa::path(
     post, path = "/v1/sessions", tag = "sessions", request_body = SessionInput,
     responses((status = 201, body = SessionView))
@@ -56,26 +56,26 @@ async fn create(
     Ok(committed(StatusCode::CREATED, created, about))
 }
 
-/// Which sessions to list.
+/// Filter and page of a session list.
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListParams {
-    /// Of this app.
+    /// Only sessions of this app.
     #[param(value_type = Option<Name>)]
     app: Option<String>,
-    /// Of this user.
+    /// Only sessions of this user.
     user: Option<String>,
     /// `running`, `paused`, `idle` or `closed`.
     #[param(value_type = Option<SessionStatus>)]
     status: Option<String>,
-    /// With this label: `key` or `key:value`.
+    /// Only sessions with this label: `key` or `key:value`.
     label: Option<String>,
-    /// With this text in the name or a label.
+    /// Only sessions with this text in the name or a label.
     q: Option<String>,
-    /// Where the page before ended.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
-    /// How many, 1 to 200.
+    /// Page size, 1 to 200.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<usize>,
 }
@@ -150,7 +150,7 @@ async fn read(
     Ok(shown(&view, &about(session, view.revision)))
 }
 
-/// Change what a session is called, or how long it lives.
+/// Change the name, the labels or the time to live of a session.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}", tag = "sessions",
     params(("session_id" = String, Path)), request_body = SessionChanges,
@@ -169,7 +169,7 @@ async fn patch(
     Ok(committed(StatusCode::OK, patched, about))
 }
 
-/// Remove every payload of a session. Its records stay.
+/// Delete every payload of a session. Its records stay.
 #[utoipa::path(
     delete, path = "/v1/sessions/{session_id}", tag = "sessions",
     params(("session_id" = String, Path)),
@@ -185,7 +185,7 @@ async fn delete(
     Ok(committed(StatusCode::NO_CONTENT, deleted, About::default()))
 }
 
-/// Take no more commands.
+/// Close a session: it accepts no more writes.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/close", tag = "sessions",
     params(("session_id" = String, Path)), request_body = CloseSessionInput,
@@ -204,7 +204,7 @@ async fn close(
     Ok(committed(StatusCode::OK, closed, about))
 }
 
-/// How to page through messages.
+/// View and page of messages.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -212,9 +212,9 @@ pub(crate) struct MessageParams {
     /// `client` (default) or `trace`.
     #[param(value_type = Option<ViewWord>)]
     pub(crate) view: Option<String>,
-    /// Where the page before ended.
+    /// `next_cursor` of the previous page.
     pub(crate) cursor: Option<String>,
-    /// How many, 1 to 200.
+    /// Page size, 1 to 200.
     #[param(minimum = 1, maximum = 200)]
     pub(crate) limit: Option<usize>,
 }
@@ -229,7 +229,7 @@ impl MessageParams {
     }
 }
 
-/// The last messages of a session, oldest first; with `view=trace` every item.
+/// Read the last messages of a session, oldest first; with `view=trace` every item.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
     params(("session_id" = String, Path), MessageParams),
@@ -265,20 +265,20 @@ async fn messages(
     Ok(shown(&out, &about(session, page.revision)))
 }
 
-/// How much of the tree to show.
+/// Range of the tree.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct TreeParams {
-    /// Requests that were started before this revision.
+    /// Only requests started before this revision.
     #[param(maximum = 9_007_199_254_740_991u64)]
     before: Option<u64>,
-    /// How many requests, 1 to 1000.
+    /// Number of requests, 1 to 1000.
     #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 
-/// Tasks, their requests, and the tasks those started.
+/// Read the tree of a session: tasks, their requests, and the child tasks of those.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/tree", tag = "sessions",
     params(("session_id" = String, Path), TreeParams),
@@ -297,20 +297,20 @@ async fn tree(
     Ok(shown(&tree, &about(session, tree.revision)))
 }
 
-/// Which records to read.
+/// Range of records.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct RecordParams {
-    /// After this revision.
+    /// Only records after this revision.
     #[param(maximum = 9_007_199_254_740_991u64)]
     pub(crate) after: Option<u64>,
-    /// How many, 1 to 1000.
+    /// Page size, 1 to 1000.
     #[param(minimum = 1, maximum = 1_000)]
     pub(crate) limit: Option<usize>,
 }
 
-/// The records of a session: anyone who has them can verify the chain.
+/// Read the records of a session: a hash chain that any reader can verify.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/records", tag = "sessions",
     params(("session_id" = String, Path), RecordParams),

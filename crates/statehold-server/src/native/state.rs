@@ -1,4 +1,4 @@
-//! State: of a session, of an app, of a user.
+//! State of sessions, apps and users.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -22,16 +22,16 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read_user, patch_user))
 }
 
-/// Around which request.
+/// The request whose `temp:` values to show.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StateParams {
-    /// Show the `temp:` values around this request too.
+    /// Also show the `temp:` values of this request.
     request_id: Option<RequestId>,
 }
 
-/// The values that a session sees.
+/// Read the state of a session, with the values of its app and user.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/state", tag = "state",
     params(("session_id" = String, Path), StateParams),
@@ -54,7 +54,7 @@ async fn read(
     Ok(shown(&state, &about))
 }
 
-/// Write values of a session, its user or (as an admin) its app.
+/// Write state of a session, its user or (as an admin) its app.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}/state", tag = "state",
     params(("session_id" = String, Path)), request_body = SessionStateInput,
@@ -76,7 +76,7 @@ async fn patch(
     Ok(committed(StatusCode::OK, written, about))
 }
 
-/// The values of an app.
+/// Read the state of an app.
 #[utoipa::path(
     get, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     responses((status = 200, body = StateView))
@@ -90,7 +90,7 @@ async fn read_app(
     Ok(shown_shared(&state))
 }
 
-/// Write values of an app.
+/// Write the state of an app.
 #[utoipa::path(
     patch, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
@@ -106,7 +106,7 @@ async fn patch_app(
     Ok(committed(StatusCode::OK, written, About::default()))
 }
 
-/// The values of a user in an app.
+/// Read the state of a user in an app.
 #[utoipa::path(
     get, path = "/v1/state/user/{app}/{user}", tag = "state",
     params(("app" = String, Path), ("user" = String, Path)),
@@ -122,7 +122,7 @@ async fn read_user(
     Ok(shown_shared(&state))
 }
 
-/// Write values of a user in an app.
+/// Write the state of a user in an app.
 #[utoipa::path(
     patch, path = "/v1/state/user/{app}/{user}", tag = "state",
     params(("app" = String, Path), ("user" = String, Path)),

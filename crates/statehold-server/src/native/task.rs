@@ -23,7 +23,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(cancel))
 }
 
-/// Read a task and the newest of its history, oldest first.
+/// Read a task and the newest items of its history, oldest first.
 #[utoipa::path(
     get, path = "/v1/tasks/{task_id}", tag = "tasks",
     params(("task_id" = String, Path), MessageParams),
@@ -52,7 +52,7 @@ async fn read(
     Ok(shown(&task.view, &about))
 }
 
-/// End a task that has nothing to do.
+/// Close a task without live requests.
 #[utoipa::path(
     post, path = "/v1/tasks/{task_id}/close", tag = "tasks",
     params(("task_id" = String, Path)), request_body = EmptyInput,
@@ -69,7 +69,7 @@ async fn close(
     Ok(ended(api::task::close(&app.engine, &call, task).await?))
 }
 
-/// Stop a task for good, with everything below it.
+/// Cancel a task, its requests and its child tasks.
 #[utoipa::path(
     post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks",
     params(("task_id" = String, Path)), request_body = EmptyInput,

@@ -1,4 +1,4 @@
-//! A stream that gives up on a client that sends its headers too slowly or does not read.
+//! A stream that times out when a client sends its headers too slowly or stops reading.
 
 use std::future::Future as _;
 use std::io::{self, IoSlice};
@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// How many requests of one connection have begun and ended: what the stream cannot see by itself.
+/// Counts the requests of one connection that have begun and ended. The stream sees only bytes, so the
+/// service reports them here.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     begun: AtomicUsize,
@@ -47,14 +48,14 @@ impl Drop for Serving {
 
 /// Wraps a stream so that it fails with [`io::ErrorKind::TimedOut`] when a client takes too long.
 ///
-/// A head has its time from its first byte to its last, so trickling does not help; the first one
-/// has it from the connection on. A write has its time from each byte the client took.
+/// The timeout of a head runs from its first byte (of the first head: from the connection) to its last, so
+/// trickling does not help. The timeout of a write starts again with each byte that the client reads.
 #[derive(Debug)]
 pub(super) struct StallGuard<S> {
     stream: S,
     progress: Arc<Progress>,
     head: Deadline,
-    /// How many requests had begun when the head began that `head` watches.
+    /// `Progress::begun` when the head that `head` times started.
     head_after: usize,
     write: Deadline,
     flush: Deadline,
@@ -79,7 +80,7 @@ impl<S> StallGuard<S> {
         }
     }
 
-    /// Stops the clock of a head that has been read since.
+    /// Stops the timeout once the head has been read.
     fn check_head(&mut self) {
         if self.progress.begun() != self.head_after {
             self.head.stop();
@@ -102,7 +103,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
                 Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
             }
             Poll::Ready(Ok(())) => {
-                // Bytes that come in while a request is served are its body, or come too early.
+                // Bytes that arrive during a request belong to its body, or are pipelined.
                 let is_new = !this.head.is_running() && !this.progress.is_serving();
                 if is_new && buffer.filled().len() > filled {
                     this.head_after = this.progress.begun();
@@ -177,7 +178,7 @@ impl Deadline {
         self.sleep.is_some()
     }
 
-    /// Ready when the time is over; never if the clock does not run.
+    /// Ready when the time is over; never while stopped.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.sleep {
             Some(sleep) => sleep.as_mut().poll(cx),
@@ -185,7 +186,7 @@ impl Deadline {
         }
     }
 
-    /// Runs while an operation is pending, and turns into an error if it stays so.
+    /// Fails with `TimedOut` if an operation stays pending for longer than the limit.
     fn watch<T>(
         &mut self,
         cx: &mut Context<'_>,
