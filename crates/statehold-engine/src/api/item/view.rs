@@ -137,7 +137,7 @@ impl ItemView {
     }
 }
 
-/// What became of an item.
+/// The id and position of a written item.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ItemRef {
     /// The id. For a tool call, the execution key.

@@ -1,5 +1,5 @@
-//! How written items become items of the core: their shape is checked, their text becomes payloads, and
-//! each tool result finds its call.
+//! Converts item inputs to items of the core: checks their shape, moves their text into payloads, and matches
+//! each tool result to its call.
 
 use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
@@ -15,14 +15,14 @@ use crate::error::EngineError;
 use crate::kept::ItemBody;
 use crate::payloads::Payloads;
 
-/// How many items are read to find a call by the caller's own name.
+/// The largest number of items to search for a call by the caller's own id.
 const CALLS_READ_MAX: usize = 1_000;
 
-/// Where a result finds its call.
+/// The way to the call of a tool result.
 pub enum CallPlace {
-    /// By id, or earlier in the same body.
+    /// Known by id, or in the same body.
     Known(CallTarget),
-    /// By the caller's own name, in what was written before.
+    /// To be found by the caller's own id in the stored history.
     Named(String),
 }
 
