@@ -68,7 +68,7 @@ pub(crate) struct AgentToolOut {
     approval: &'static str,
 }
 
-/// List agents: the declared ones, and those that only a policy names.
+/// List all agents that the configuration declares or a policy names.
 #[utoipa::path(
     get, path = "/v1/agents", tag = "agents", responses((status = 200, body = AgentListOut))
 )]

@@ -31,7 +31,7 @@ pub fn message(raw: &Raw, path: &str, payloads: &mut Payloads) -> Result<Output,
     labelled_message(raw, path, payloads, false)
 }
 
-/// A message, with a note of whether a credential came with it.
+/// Like [`message`], and marks whether a credential came with it.
 pub fn labelled_message(
     raw: &Raw,
     path: &str,
@@ -102,7 +102,7 @@ fn attachments(
 }
 
 impl ItemInput {
-    /// The item as the core takes it; `place` is where a result finds its call.
+    /// Converts to an item of the core; `place` locates the call of a result.
     pub fn into_new(
         self,
         index: usize,
@@ -182,7 +182,7 @@ impl ItemInput {
     }
 }
 
-/// Where each result of a body finds its call; None for items that are no results.
+/// Locates the call of each result in a body; None for items that are not results.
 pub fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
     let place_of = |index: usize, item: &ItemInput| {
         if item.kind != ItemKind::ToolResult {
@@ -220,8 +220,8 @@ impl Engine {
         new_items(items, &targets, payloads)
     }
 
-    /// The items of a command in a live request. Results may name calls by the caller's own names, which
-    /// are looked up in the history; gated calls are stored as their preview.
+    /// The items of a command in a live request. Results may name calls by the caller's own ids, which this
+    /// looks up in the history. Gated calls are stored as their preview.
     pub async fn next_items(
         &self,
         session: SessionId,
@@ -283,7 +283,7 @@ fn unknown_call(name: &str) -> EngineError {
     }
 }
 
-/// Items as the core takes them; `targets` has the call of each result.
+/// Converts to items of the core; `targets` has the call of each result.
 pub fn new_items(
     items: Vec<ItemInput>,
     targets: &[Option<CallTarget>],
