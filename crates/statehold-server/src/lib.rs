@@ -23,7 +23,7 @@ use utoipa_axum::routes;
 pub use crate::http::call::ServerOptions;
 pub use crate::http::metrics::Metrics;
 pub use crate::http::{accept, json, problem, seal};
-pub use reload::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
+pub use reload::{Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport};
 pub use statehold_engine::api::work::pushed_body;
 
 use crate::http::call::App;

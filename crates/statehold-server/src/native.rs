@@ -34,7 +34,7 @@ const PAGE_MAX: usize = 200;
 
 /// The headers of an answer: revision, session, task, request, and whether it is a replay.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct About {
+pub(crate) struct AnswerHeaders {
     pub(crate) revision: Option<u64>,
     pub(crate) session: Option<String>,
     pub(crate) task: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct About {
     pub(crate) replayed: bool,
 }
 
-impl About {
+impl AnswerHeaders {
     /// Headers of an answer that shows a request.
     pub(crate) fn request(view: &RequestView) -> Self {
         Self {
@@ -64,17 +64,21 @@ impl About {
 }
 
 /// The answer to a use case that committed. Retries with the same idempotency key get the same bytes.
-pub(crate) fn committed<V>(status: StatusCode, receipt: Receipt<V>, about: About) -> Response {
-    let about = About {
+pub(crate) fn committed<V>(
+    status: StatusCode,
+    receipt: Receipt<V>,
+    headers: AnswerHeaders,
+) -> Response {
+    let headers = AnswerHeaders {
         revision: Some(receipt.revision),
         replayed: receipt.replayed,
-        ..about
+        ..headers
     };
-    answer(status, receipt.body, &about)
+    answer(status, receipt.body, &headers)
 }
 
 /// A JSON answer with its headers; an empty body has no media type.
-pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Response {
+pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: &AnswerHeaders) -> Response {
     let is_json = !body.is_empty();
     let mut response = (status, body).into_response();
     let headers = response.headers_mut();
@@ -92,21 +96,21 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Respon
     };
     put(
         "etag",
-        about.revision.map(|revision| format!("\"{revision}\"")),
+        values.revision.map(|revision| format!("\"{revision}\"")),
     );
-    put("x-statehold-session", about.session.clone());
-    put("x-statehold-task", about.task.clone());
-    put("x-statehold-request", about.request.clone());
+    put("x-statehold-session", values.session.clone());
+    put("x-statehold-task", values.task.clone());
+    put("x-statehold-request", values.request.clone());
     put(
         "idempotency-replayed",
-        about.replayed.then(|| "true".to_owned()),
+        values.replayed.then(|| "true".to_owned()),
     );
     response
 }
 
 /// The answer to a read.
-pub(crate) fn shown<T: Serialize>(value: &T, about: &About) -> Response {
-    answer(StatusCode::OK, to_body(value), about)
+pub(crate) fn shown<T: Serialize>(value: &T, headers: &AnswerHeaders) -> Response {
+    answer(StatusCode::OK, to_body(value), headers)
 }
 
 /// A name from a body.
@@ -218,7 +222,7 @@ mod tests {
     #[test]
     fn an_answer_without_a_body_has_no_media_type() {
         let kind_of = |status, body: &[u8]| {
-            let response = answer(status, body.to_vec(), &About::default());
+            let response = answer(status, body.to_vec(), &AnswerHeaders::default());
             response.headers().get(header::CONTENT_TYPE).cloned()
         };
         assert_eq!(kind_of(StatusCode::NO_CONTENT, b""), None);

@@ -52,14 +52,14 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
         Problem, ErrorOut, SessionId, TaskId, RequestId, HoldId, KeyId, Name,
         HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
     )),
-    modifiers(&Credentials)
+    modifiers(&KeySchemes)
 )]
 pub(crate) struct Document;
 
 /// Adds the two ways to send a key to the document.
-struct Credentials;
+struct KeySchemes;
 
-impl utoipa::Modify for Credentials {
+impl utoipa::Modify for KeySchemes {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let mut bearer = Http::new(HttpAuthScheme::Bearer);
         bearer.description = Some("A key. A development server needs none.".to_owned());
@@ -86,7 +86,7 @@ pub(crate) fn complete(document: &utoipa::openapi::OpenApi) -> Value {
     document["components"]["headers"] = answer_headers();
     for (path, item) in object(&mut document["paths"]) {
         for (method, operation) in object(item) {
-            let call = Call { path, method };
+            let call = ApiOperation { path, method };
             call.complete(operation, &schemas);
         }
     }
@@ -255,12 +255,12 @@ fn answer_headers() -> Value {
 
 /// An operation, identified by path and method.
 #[derive(Clone, Copy)]
-struct Call<'a> {
+struct ApiOperation<'a> {
     path: &'a str,
     method: &'a str,
 }
 
-impl Call<'_> {
+impl ApiOperation<'_> {
     fn complete(self, operation: &mut Value, schemas: &Map<String, Value>) {
         // Function names are unique only within their module; the tag makes the id unique.
         let id = format!(

@@ -8,15 +8,17 @@ use utoipa::ToSchema;
 /// Reloads the declared agents, models and tool servers.
 pub trait Reload: std::fmt::Debug + Send + Sync {
     /// Reads the whole configuration and applies it, or changes nothing.
-    fn reload(&self) -> Reloading<'_>;
+    fn reload(&self) -> ReloadFuture<'_>;
 }
 
 /// The future that a [`Reload`] returns.
-pub type Reloading<'a> = Pin<Box<dyn Future<Output = Result<Reloaded, ReloadError>> + Send + 'a>>;
+pub type ReloadFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<ReloadReport, ReloadError>> + Send + 'a>>;
 
 /// The differences to the previous configuration. Names are table names, such as `agents.math`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Reloaded {
+#[schema(as = Reloaded)]
+pub struct ReloadReport {
     /// Tables that are new.
     pub added: Vec<String>,
     /// Tables whose content changed.

@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use guard::{Progress, Serving, StallGuard};
+use guard::{ConnectionProgress, RequestInService, StallGuard};
 
 /// Buffer of a connection in each direction, in bytes. Bodies pass through in chunks of this size.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
@@ -211,7 +211,7 @@ impl Connections {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let open = OpenConnection::new(Arc::clone(&self.options.connections_open), permit);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(ConnectionProgress::default());
         let io = TokioIo::new(StallGuard::new(
             stream,
             Arc::clone(&progress),
@@ -220,7 +220,12 @@ impl Connections {
         ));
         let app = self.app.clone();
         let service = service_fn(move |request| {
-            answer(app.clone(), request, peer, Serving::begin(&progress))
+            answer(
+                app.clone(),
+                request,
+                peer,
+                RequestInService::begin(&progress),
+            )
         });
         let connection = self.builder.serve_connection(io, service);
         let (stop, cut) = (self.stop.clone(), self.cut.clone());
@@ -272,7 +277,7 @@ async fn answer(
     app: Router,
     mut request: Request<Incoming>,
     peer: SocketAddr,
-    serving: Serving,
+    serving: RequestInService,
 ) -> Result<Response<ServedBody>, Infallible> {
     request.extensions_mut().insert(ConnectInfo(peer));
     let response = app.oneshot(request).await?;
@@ -285,7 +290,7 @@ async fn answer(
 /// A response body that marks its request as ended when it is dropped.
 struct ServedBody {
     body: Body,
-    _serving: Serving,
+    _serving: RequestInService,
 }
 
 impl hyper::body::Body for ServedBody {

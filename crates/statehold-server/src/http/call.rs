@@ -72,9 +72,9 @@ impl Default for ServerOptions {
 
 /// Shared state of all handlers; cheap to clone.
 #[derive(Clone)]
-pub(crate) struct App(Arc<Shared>);
+pub(crate) struct App(Arc<AppState>);
 
-pub(crate) struct Shared {
+pub(crate) struct AppState {
     pub(crate) engine: Engine,
     pub(crate) sealer: Sealer,
     pub(crate) options: ServerOptions,
@@ -88,9 +88,9 @@ pub(crate) struct Shared {
 }
 
 impl std::ops::Deref for App {
-    type Target = Shared;
+    type Target = AppState;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &AppState {
         &self.0
     }
 }
@@ -105,7 +105,7 @@ impl App {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
         let told = Told::since(engine.now());
         let feeds = Arc::new(Semaphore::new(options.feeds_max));
-        Self(Arc::new(Shared {
+        Self(Arc::new(AppState {
             engine,
             sealer,
             seats: Seats::new(Arc::clone(&feeds), options.feeds_max),

@@ -241,7 +241,7 @@ fn scan_text<'a>(bytes: &'a [u8], limits: &JsonLimits) -> Result<&'a str, JsonEr
 }
 
 /// An object or array that is still open.
-enum Open {
+enum OpenContainer {
     Array,
     Object {
         /// Where its keys begin in `Scanner::keys`.
@@ -249,7 +249,7 @@ enum Open {
     },
 }
 
-struct Key<'a> {
+struct ObjectKey<'a> {
     /// Without escapes.
     text: Cow<'a, str>,
     offset: usize,
@@ -261,9 +261,9 @@ struct Scanner<'a> {
     /// Invariant: at most the length of the text.
     at: usize,
     depth_max: usize,
-    open: Vec<Open>,
+    open: Vec<OpenContainer>,
     /// The keys of all open objects, those of the innermost last.
-    keys: Vec<Key<'a>>,
+    keys: Vec<ObjectKey<'a>>,
 }
 
 impl Scanner<'_> {
@@ -286,7 +286,7 @@ impl Scanner<'_> {
             Some(b'"') => self.string().map(|_| false),
             Some(b'{') => {
                 let keys_from = self.keys.len();
-                self.enter(Open::Object { keys_from })?;
+                self.enter(OpenContainer::Object { keys_from })?;
                 if self.peek() == Some(b'}') {
                     return Ok(false);
                 }
@@ -294,7 +294,7 @@ impl Scanner<'_> {
                 Ok(true)
             }
             Some(b'[') => {
-                self.enter(Open::Array)?;
+                self.enter(OpenContainer::Array)?;
                 Ok(self.peek() != Some(b']'))
             }
             Some(b'-' | b'0'..=b'9') => {
@@ -316,29 +316,29 @@ impl Scanner<'_> {
             match (self.open.last(), next) {
                 (None, None) => return Ok(true),
                 (None, Some(_)) => return self.fail("nothing after the value"),
-                (Some(Open::Array), Some(b',')) => {
+                (Some(OpenContainer::Array), Some(b',')) => {
                     self.step();
                     return Ok(false);
                 }
-                (Some(Open::Object { .. }), Some(b',')) => {
+                (Some(OpenContainer::Object { .. }), Some(b',')) => {
                     self.step();
                     self.key("a key")?;
                     return Ok(false);
                 }
-                (Some(Open::Array), Some(b']')) => {}
-                (Some(&Open::Object { keys_from }), Some(b'}')) => {
+                (Some(OpenContainer::Array), Some(b']')) => {}
+                (Some(&OpenContainer::Object { keys_from }), Some(b'}')) => {
                     self.check_keys(keys_from)?;
                     self.keys.truncate(keys_from);
                 }
-                (Some(Open::Array), _) => return self.fail("',' or ']'"),
-                (Some(Open::Object { .. }), _) => return self.fail("',' or '}'"),
+                (Some(OpenContainer::Array), _) => return self.fail("',' or ']'"),
+                (Some(OpenContainer::Object { .. }), _) => return self.fail("',' or '}'"),
             }
             self.at += 1;
             self.open.pop();
         }
     }
 
-    fn enter(&mut self, open: Open) -> Result<(), JsonError> {
+    fn enter(&mut self, open: OpenContainer) -> Result<(), JsonError> {
         if self.open.len() >= self.depth_max {
             return Err(JsonError::TooDeep {
                 offset: self.at,
@@ -363,7 +363,7 @@ impl Scanner<'_> {
         } else {
             Cow::Borrowed(raw)
         };
-        self.keys.push(Key { text, offset });
+        self.keys.push(ObjectKey { text, offset });
         self.skip_space();
         if self.peek() != Some(b':') {
             return self.fail("':'");

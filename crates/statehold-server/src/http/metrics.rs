@@ -11,14 +11,14 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Call {
+struct CallLabels {
     method: String,
     route: String,
     status: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Route {
+struct RouteLabels {
     method: String,
     route: String,
 }
@@ -27,8 +27,8 @@ struct Route {
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    calls: Family<Call, Counter<u64, AtomicU64>>,
-    seconds: Family<Route, Histogram>,
+    calls: Family<CallLabels, Counter<u64, AtomicU64>>,
+    seconds: Family<RouteLabels, Histogram>,
     connections: Arc<AtomicUsize>,
     connections_open: Gauge<i64, AtomicI64>,
     sessions_hot: Gauge<i64, AtomicI64>,
@@ -83,12 +83,12 @@ impl Metrics {
     /// Records one answer.
     pub(crate) fn note(&self, method: &str, route: &str, status: u16, seconds: f64) {
         let (method, route) = (method.to_owned(), route.to_owned());
-        let label = Route {
+        let label = RouteLabels {
             method: method.clone(),
             route: route.clone(),
         };
         self.seconds.get_or_create(&label).observe(seconds);
-        let label = Call {
+        let label = CallLabels {
             method,
             route,
             status,

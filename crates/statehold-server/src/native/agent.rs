@@ -14,10 +14,10 @@ use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
 use statehold_engine::{Caller, require_admin};
 use utoipa::ToSchema;
 
-use super::{About, shown};
+use super::{AnswerHeaders, shown};
 use crate::http::call::{App, CallContext, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
-use crate::reload::{ReloadError, Reloaded};
+use crate::reload::{ReloadError, ReloadReport};
 use statehold_core::digest::Digest;
 use statehold_engine::api::schema::{AgentKindWord, ChatDefaultWord, ToolApprovalWord};
 
@@ -79,7 +79,7 @@ pub(crate) async fn list(State(app): State<App>, asked: CallContext) -> Result<R
     let out = AgentListOut {
         agents: agents.collect(),
     };
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
 /// Read an agent.
@@ -96,7 +96,7 @@ pub(crate) async fn show(
     let agents = known(&app);
     let spec = agents.get(&agent).ok_or_else(Problem::not_found)?;
     let out = written(&app, &asked.caller, spec);
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
 /// An empty object. The server reads its own configuration files.
@@ -108,7 +108,7 @@ pub(crate) struct ReloadIn {}
 /// Reload the configuration: agents, models and tool servers. Running turns finish with the old one.
 #[utoipa::path(
     post, path = "/v1/config/reload", tag = "agents", request_body = ReloadIn,
-    responses((status = 200, body = Reloaded))
+    responses((status = 200, body = ReloadReport))
 )]
 pub(crate) async fn reload(
     State(app): State<App>,
@@ -124,7 +124,7 @@ pub(crate) async fn reload(
     })?;
     tracing::info!(by = %asked.caller.principal, "the configuration is to be read again");
     let reloaded = reload.reload().await?;
-    Ok(shown(&reloaded, &About::default()))
+    Ok(shown(&reloaded, &AnswerHeaders::default()))
 }
 
 impl From<ReloadError> for Problem {

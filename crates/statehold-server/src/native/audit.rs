@@ -8,7 +8,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::session::RecordParams;
-use super::{About, page_limit, revision, shown};
+use super::{AnswerHeaders, page_limit, revision, shown};
 use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::Problem;
 
@@ -31,7 +31,7 @@ async fn records(
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
     let page = api::audit::records(&app.engine, &context.caller, after, limit).await?;
-    Ok(shown(&page, &About::default()))
+    Ok(shown(&page, &AnswerHeaders::default()))
 }
 
 /// Verify every chain, payload, table and root of the tenant. The server keeps answering calls meanwhile.
@@ -45,5 +45,5 @@ async fn verify(
     _body: Payload<VerifyInput>,
 ) -> Result<Response, Problem> {
     let found = api::audit::verify(&app.engine, &context.caller).await?;
-    Ok(shown(&found, &About::default()))
+    Ok(shown(&found, &AnswerHeaders::default()))
 }

@@ -5,7 +5,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use statehold_engine::{EngineError, Role};
 
-use super::{About, shown};
+use super::{AnswerHeaders, shown};
 use crate::http::call::{App, CallContext, Payload};
 use crate::http::problem::Problem;
 use statehold_engine::api::json::Time;
@@ -46,5 +46,5 @@ pub(crate) async fn clock(
         offset_seconds,
         now: Time(app.engine.now()).to_string(),
     };
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }

@@ -86,7 +86,7 @@ pub(crate) async fn session(
     let feed = app
         .engine
         .follow_session(asked.caller.clone(), session, after);
-    begin(app, asked, Source::Session(feed))
+    begin(app, asked, FeedSource::Session(feed))
 }
 
 /// Follow every session that the caller may list. `id` is opaque.
@@ -109,7 +109,7 @@ pub(crate) async fn global(
     };
     // Check read access before the stream begins, so that a refusal is a plain 403.
     app.engine.global_feed(&asked.caller, after, 0).await?;
-    begin(app, asked, Source::Global { after })
+    begin(app, asked, FeedSource::Global { after })
 }
 
 /// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
@@ -130,7 +130,7 @@ pub(crate) async fn holds(
         Some(bytes) => position_of(bytes),
         None => HoldPosition::after_all(app.engine.last_position().await?.0),
     };
-    begin(app, asked, Source::Holds { after })
+    begin(app, asked, FeedSource::Holds { after })
 }
 
 /// Encodes a position in the feed of holds for an event id.
@@ -148,25 +148,25 @@ fn position_of(bytes: [u8; 16]) -> HoldPosition {
     }
 }
 
-enum Source {
+enum FeedSource {
     Session(SessionFeed),
     Global { after: GlobalPosition },
     Holds { after: HoldPosition },
 }
 
 /// One reader of a feed. It stores only its position, so a slow reader buffers nothing.
-struct Reader {
+struct FeedReader {
     app: App,
     caller: Caller,
     /// Digest of the caller's key. Revoking the key ends the feed.
     secret: Option<Digest>,
-    source: Source,
+    source: FeedSource,
     greeted: bool,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Reader {
-    fn new(app: App, asked: CallContext, source: Source) -> Result<Self, Problem> {
+impl FeedReader {
+    fn new(app: App, asked: CallContext, source: FeedSource) -> Result<Self, Problem> {
         let permit = app.feeds.clone().try_acquire_owned().map_err(|_| {
             Problem::new(
                 Code::TooMany,
@@ -224,8 +224,8 @@ impl Reader {
     /// Waits until there may be something to read.
     async fn wait(&mut self, mut news: News) {
         match &mut self.source {
-            Source::Session(feed) => feed.changed().await,
-            Source::Global { .. } | Source::Holds { .. } => news.arrives().await,
+            FeedSource::Session(feed) => feed.changed().await,
+            FeedSource::Global { .. } | FeedSource::Holds { .. } => news.arrives().await,
         }
     }
 
@@ -234,7 +234,7 @@ impl Reader {
         let mut out = Vec::new();
         let (engine, caller) = (&self.app.engine, &self.caller);
         match &mut self.source {
-            Source::Session(feed) => {
+            FeedSource::Session(feed) => {
                 for news in feed.read(BATCH).await.ok()? {
                     match news {
                         SessionNews::Record(entry) => {
@@ -249,7 +249,7 @@ impl Reader {
                     }
                 }
             }
-            Source::Global { after } => {
+            FeedSource::Global { after } => {
                 let cursor = Cursor::of(&self.app, caller, "events", "");
                 let entries = next_of(after, |at| engine.global_feed(caller, at, BATCH));
                 for (place, entry) in entries.await? {
@@ -257,7 +257,7 @@ impl Reader {
                     push_event(&mut out, "record", Some(&cursor.seal(place.0)), &data);
                 }
             }
-            Source::Holds { after } => {
+            FeedSource::Holds { after } => {
                 let cursor = Cursor::of(&self.app, caller, "hold events", "");
                 let changes = next_of(after, |at| engine.hold_feed(caller, at, BATCH));
                 for one in changes.await? {
@@ -311,9 +311,9 @@ fn push_event(out: &mut Vec<u8>, event: &str, id: Option<&str>, data: &[u8]) {
 }
 
 /// Starts a stream.
-fn begin(app: App, asked: CallContext, source: Source) -> Result<Response, Problem> {
-    let reader = Reader::new(app, asked, source)?;
-    let body = Body::from_stream(stream::unfold(reader, Reader::next));
+fn begin(app: App, asked: CallContext, source: FeedSource) -> Result<Response, Problem> {
+    let reader = FeedReader::new(app, asked, source)?;
+    let body = Body::from_stream(stream::unfold(reader, FeedReader::next));
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();

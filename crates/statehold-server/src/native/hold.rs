@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, Cursor, PAGE_MAX, committed, name_in_query, page_limit, shown};
+use super::{AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
@@ -95,7 +95,7 @@ async fn list(
             .next
             .map(|place| cursor.seal_bytes(&place_bytes(place))),
     };
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
 fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
@@ -175,7 +175,7 @@ fn place_of(bytes: [u8; 17]) -> HoldPlace {
 )]
 async fn counts(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
     let counts = api::hold::counts(&app.engine, &context.caller).await?;
-    Ok(shown(&counts, &About::default()))
+    Ok(shown(&counts, &AnswerHeaders::default()))
 }
 
 fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
@@ -194,13 +194,13 @@ async fn read(
     ids: PathIds,
 ) -> Result<Response, Problem> {
     let hold = api::hold::read(&app.engine, &context.caller, ids.id("hold_id")?).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         session: Some(hold.session_id.to_string()),
         task: Some(hold.task_id.to_string()),
         request: Some(hold.request_id.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(shown(&hold, &about))
+    Ok(shown(&hold, &headers))
 }
 
 /// Open a hold: ask a person for an approval or an answer.
@@ -218,8 +218,8 @@ async fn open(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let opened = api::hold::open(&app.engine, &call, request, body.value).await?;
-    let about = About::in_request(opened.session, request);
-    Ok(committed(StatusCode::CREATED, opened, about))
+    let headers = AnswerHeaders::in_request(opened.session, request);
+    Ok(committed(StatusCode::CREATED, opened, headers))
 }
 
 /// Decide a hold. A hold gets exactly one decision.
@@ -261,6 +261,6 @@ async fn resume(
 }
 
 fn decided(receipt: Receipt<DecisionReceipt>) -> Response {
-    let about = About::in_request(receipt.session, receipt.view.request_id);
-    committed(StatusCode::OK, receipt, about)
+    let headers = AnswerHeaders::in_request(receipt.session, receipt.view.request_id);
+    committed(StatusCode::OK, receipt, headers)
 }

@@ -10,7 +10,7 @@ use statehold_engine::api::key::{KeyInput, KeyList, KeyView};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, answer, shown};
+use super::{AnswerHeaders, answer, shown};
 use crate::http::call::{App, CallContext, PathIds, Payload};
 use crate::http::problem::Problem;
 
@@ -34,7 +34,7 @@ async fn create(
     Ok(answer(
         StatusCode::CREATED,
         to_body(&key),
-        &About::default(),
+        &AnswerHeaders::default(),
     ))
 }
 
@@ -42,7 +42,7 @@ async fn create(
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", responses((status = 200, body = KeyList)))]
 async fn list(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
     let keys = api::key::list(&app.engine, &context.caller).await?;
-    Ok(shown(&keys, &About::default()))
+    Ok(shown(&keys, &AnswerHeaders::default()))
 }
 
 /// Revoke a key, with immediate effect.
@@ -60,6 +60,6 @@ async fn revoke(
     Ok(answer(
         StatusCode::NO_CONTENT,
         Vec::new(),
-        &About::default(),
+        &AnswerHeaders::default(),
     ))
 }

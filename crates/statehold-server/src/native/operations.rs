@@ -6,7 +6,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{About, answer};
+use super::{AnswerHeaders, answer};
 use crate::http::call::{App, CallContext};
 use crate::http::problem::Problem;
 use statehold_engine::api::json::to_body;
@@ -25,7 +25,7 @@ pub(crate) async fn health() -> Response {
         status: "ok",
         version: env!("CARGO_PKG_VERSION"),
     };
-    answer(StatusCode::OK, to_body(&out), &About::default())
+    answer(StatusCode::OK, to_body(&out), &AnswerHeaders::default())
 }
 
 /// Check that the store answers.
@@ -58,5 +58,5 @@ pub(crate) async fn metrics(
 #[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200, body = Object, description = "An OpenAPI document.")))]
 pub(crate) async fn schema() -> Response {
     let body = crate::openapi_json().as_bytes().to_vec();
-    answer(StatusCode::OK, body, &About::default())
+    answer(StatusCode::OK, body, &AnswerHeaders::default())
 }

@@ -17,7 +17,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, committed, revision, shown};
+use super::{AnswerHeaders, committed, revision, shown};
 use crate::http::call::{App, CallContext, CallerCredential, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
@@ -53,8 +53,8 @@ async fn start(
     let session: SessionId = ids.id("session_id")?;
     let (call, credential) = (context.call(&body.bytes), credential.as_ref());
     let started = api::request::start(&app.engine, &call, session, body.value, credential).await?;
-    let about = About::request(&started.view);
-    Ok(committed(StatusCode::CREATED, started, about))
+    let headers = AnswerHeaders::request(&started.view);
+    Ok(committed(StatusCode::CREATED, started, headers))
 }
 
 /// The time to wait, and the change to wait for.
@@ -112,11 +112,11 @@ async fn read(
     let read =
         async { Ok(api::request::read(&app.engine, &context.caller, request, until, wait).await?) };
     let read = app.while_valid(context.secret, read).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(read.revision),
-        ..About::request(&read.view)
+        ..AnswerHeaders::request(&read.view)
     };
-    Ok(shown(&read.view, &about))
+    Ok(shown(&read.view, &headers))
 }
 
 /// Append items and state to the history of a request's task.
@@ -134,8 +134,8 @@ async fn append(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let written = api::request::append(&app.engine, &call, request, body.value).await?;
-    let about = About::in_request(written.session, request);
-    Ok(committed(StatusCode::OK, written, about))
+    let headers = AnswerHeaders::in_request(written.session, request);
+    Ok(committed(StatusCode::OK, written, headers))
 }
 
 /// Complete a request with its answer.
@@ -153,8 +153,8 @@ async fn complete(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let completed = api::request::complete(&app.engine, &call, request, body.value).await?;
-    let about = About::request(&completed.view);
-    Ok(committed(StatusCode::OK, completed, about))
+    let headers = AnswerHeaders::request(&completed.view);
+    Ok(committed(StatusCode::OK, completed, headers))
 }
 
 /// Fail a request with an error.
@@ -172,8 +172,8 @@ async fn fail(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let failed = api::request::fail(&app.engine, &call, request, body.value).await?;
-    let about = About::request(&failed.view);
-    Ok(committed(StatusCode::OK, failed, about))
+    let headers = AnswerHeaders::request(&failed.view);
+    Ok(committed(StatusCode::OK, failed, headers))
 }
 
 /// Cancel a request with its child requests and holds.
@@ -191,8 +191,8 @@ async fn cancel(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let cancelled = api::request::cancel(&app.engine, &call, request).await?;
-    let about = About::request(&cancelled.view);
-    Ok(committed(StatusCode::OK, cancelled, about))
+    let headers = AnswerHeaders::request(&cancelled.view);
+    Ok(committed(StatusCode::OK, cancelled, headers))
 }
 
 /// Extend a lease.
@@ -211,7 +211,7 @@ async fn heartbeat(
     let caller = &context.caller;
     let (session, view) =
         api::request::heartbeat(&app.engine, caller, request, &body.value).await?;
-    Ok(shown(&view, &About::in_request(session, request)))
+    Ok(shown(&view, &AnswerHeaders::in_request(session, request)))
 }
 
 /// Release a lease. The next claim gets the decisions and child results that the request waits for.
@@ -229,8 +229,8 @@ async fn release(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let released = api::request::release(&app.engine, &call, request, &body.value).await?;
-    let about = About::request(&released.view);
-    Ok(committed(StatusCode::OK, released, about))
+    let headers = AnswerHeaders::request(&released.view);
+    Ok(committed(StatusCode::OK, released, headers))
 }
 
 /// Claim requests of an agent, and wait for the first one.
@@ -245,5 +245,5 @@ async fn claim(
 ) -> Result<Response, Problem> {
     let claim = async { Ok(api::work::claim(&app.engine, &context.caller, body.value).await?) };
     let claimed = app.while_valid(context.secret, claim).await?;
-    Ok(shown(&claimed, &About::default()))
+    Ok(shown(&claimed, &AnswerHeaders::default()))
 }

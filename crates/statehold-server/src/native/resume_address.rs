@@ -8,7 +8,7 @@ use statehold_core::name::Name;
 use statehold_engine::{ADDRESS_BYTES_MAX, ResumeAddress};
 use utoipa::ToSchema;
 
-use super::{About, agent_name, answer, shown};
+use super::{AnswerHeaders, agent_name, answer, shown};
 use crate::http::call::{App, CallContext, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 use statehold_engine::api::json::Time;
@@ -73,7 +73,7 @@ pub(crate) async fn set(
     let set = app.engine.set_resume_address(&asked.caller, &agent, url);
     let (address, secret) = set.await?;
     let out = ResumeAddressOut::of(address, Some(secret.reveal()));
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
 /// Read the address that an agent's decisions are pushed to.
@@ -89,7 +89,7 @@ pub(crate) async fn read(
     let agent: Name = ids.id("agent")?;
     let address = app.engine.resume_address(&asked.caller, &agent)?;
     let out = ResumeAddressOut::of(address, None);
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
 /// Remove the address: the server pushes no more decisions.
@@ -108,6 +108,6 @@ pub(crate) async fn remove(
     Ok(answer(
         StatusCode::NO_CONTENT,
         Vec::new(),
-        &About::default(),
+        &AnswerHeaders::default(),
     ))
 }

@@ -18,7 +18,9 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, Cursor, PAGE_MAX, committed, name_in_query, page_limit, revision, shown};
+use super::{
+    AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, revision, shown,
+};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
@@ -32,11 +34,11 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(records))
 }
 
-fn about(session: SessionId, revision: u64) -> About {
-    About {
+fn session_headers(session: SessionId, revision: u64) -> AnswerHeaders {
+    AnswerHeaders {
         revision: Some(revision),
         session: Some(session.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     }
 }
 
@@ -52,15 +54,15 @@ async fn create(
 ) -> Result<Response, Problem> {
     let call = context.call(&body.bytes);
     let created = api::session::create(&app.engine, &call, body.value).await?;
-    let about = about(created.view.id, created.revision);
-    Ok(committed(StatusCode::CREATED, created, about))
+    let headers = session_headers(created.view.id, created.revision);
+    Ok(committed(StatusCode::CREATED, created, headers))
 }
 
 /// Filter and page of a session list.
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ListParams {
+struct SessionListParams {
     /// Only sessions of this app.
     #[param(value_type = Option<Name>)]
     app: Option<String>,
@@ -80,7 +82,7 @@ struct ListParams {
     limit: Option<usize>,
 }
 
-impl ListParams {
+impl SessionListParams {
     fn parse(self) -> Result<SessionListInput, Problem> {
         let app = self.app.as_deref().map(|app| name_in_query(app, "app"));
         Ok(SessionListInput {
@@ -98,13 +100,13 @@ impl ListParams {
 
 /// List sessions, newest first.
 #[utoipa::path(
-    get, path = "/v1/sessions", tag = "sessions", params(ListParams),
+    get, path = "/v1/sessions", tag = "sessions", params(SessionListParams),
     responses((status = 200, body = SessionPage))
 )]
 async fn list(
     State(app): State<App>,
     context: CallContext,
-    Params(mut params): Params<ListParams>,
+    Params(mut params): Params<SessionListParams>,
 ) -> Result<Response, Problem> {
     let caller = &context.caller;
     api::session::require_list(caller)?;
@@ -118,7 +120,7 @@ async fn list(
         sessions: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),
     };
-    Ok(shown(&page, &About::default()))
+    Ok(shown(&page, &AnswerHeaders::default()))
 }
 
 fn status(text: &str) -> Result<SessionStatus, Problem> {
@@ -147,7 +149,7 @@ async fn read(
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
     let view = api::session::read(&app.engine, &context.caller, session).await?;
-    Ok(shown(&view, &about(session, view.revision)))
+    Ok(shown(&view, &session_headers(session, view.revision)))
 }
 
 /// Change the name, the labels or the time to live of a session.
@@ -165,8 +167,8 @@ async fn patch(
     let session: SessionId = ids.id("session_id")?;
     let call = context.call(&body.bytes);
     let patched = api::session::patch(&app.engine, &call, session, &body.value).await?;
-    let about = about(session, patched.revision);
-    Ok(committed(StatusCode::OK, patched, about))
+    let headers = session_headers(session, patched.revision);
+    Ok(committed(StatusCode::OK, patched, headers))
 }
 
 /// Delete every payload of a session. Its records stay.
@@ -182,7 +184,11 @@ async fn delete(
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
     let deleted = api::session::delete(&app.engine, &context.call(b""), session).await?;
-    Ok(committed(StatusCode::NO_CONTENT, deleted, About::default()))
+    Ok(committed(
+        StatusCode::NO_CONTENT,
+        deleted,
+        AnswerHeaders::default(),
+    ))
 }
 
 /// Close a session: it accepts no more writes.
@@ -200,8 +206,8 @@ async fn close(
     let session: SessionId = ids.id("session_id")?;
     let call = context.call(&body.bytes);
     let closed = api::session::close(&app.engine, &call, session, &body.value).await?;
-    let about = about(session, closed.revision);
-    Ok(committed(StatusCode::OK, closed, about))
+    let headers = session_headers(session, closed.revision);
+    Ok(committed(StatusCode::OK, closed, headers))
 }
 
 /// View and page of messages.
@@ -254,7 +260,7 @@ async fn messages(
             revision: page.revision,
             next_cursor: page.next.map(|seq| cursor.seal(seq)),
         };
-        return Ok(shown(&out, &about(session, page.revision)));
+        return Ok(shown(&out, &session_headers(session, page.revision)));
     }
     let page = api::session::messages(&app.engine, caller, session, before, limit).await?;
     let out = MessagePage {
@@ -262,7 +268,7 @@ async fn messages(
         revision: page.revision,
         next_cursor: page.next.map(|seq| cursor.seal(seq)),
     };
-    Ok(shown(&out, &about(session, page.revision)))
+    Ok(shown(&out, &session_headers(session, page.revision)))
 }
 
 /// Range of the tree.
@@ -294,7 +300,7 @@ async fn tree(
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let before = revision(params.before, "before")?;
     let tree = api::tree::read(&app.engine, &context.caller, session, before, limit).await?;
-    Ok(shown(&tree, &about(session, tree.revision)))
+    Ok(shown(&tree, &session_headers(session, tree.revision)))
 }
 
 /// Range of records.
@@ -326,5 +332,5 @@ async fn records(
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
     let page = api::session::records(&app.engine, &context.caller, session, after, limit).await?;
-    Ok(shown(&page, &about(session, page.revision)))
+    Ok(shown(&page, &session_headers(session, page.revision)))
 }

@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, committed, shown};
+use super::{AnswerHeaders, committed, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::Problem;
 
@@ -46,12 +46,12 @@ async fn read(
     let session: SessionId = ids.id("session_id")?;
     let request = params.request_id;
     let state = api::state::read(&app.engine, &context.caller, session, request).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(state.revision),
         session: Some(session.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(shown(&state, &about))
+    Ok(shown(&state, &headers))
 }
 
 /// Write state of a session, its user or (as an admin) its app.
@@ -69,11 +69,11 @@ async fn patch(
     let session: SessionId = ids.id("session_id")?;
     let call = context.call(&body.bytes);
     let written = api::state::patch(&app.engine, &call, session, body.value).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         session: Some(session.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(committed(StatusCode::OK, written, about))
+    Ok(committed(StatusCode::OK, written, headers))
 }
 
 /// Read the state of an app.
@@ -103,7 +103,7 @@ async fn patch_app(
 ) -> Result<Response, Problem> {
     let call = context.call(&body.bytes);
     let written = api::state::patch_app(&app.engine, &call, ids.text("app"), body.value).await?;
-    Ok(committed(StatusCode::OK, written, About::default()))
+    Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 
 /// Read the state of a user in an app.
@@ -137,13 +137,13 @@ async fn patch_user(
     let call = context.call(&body.bytes);
     let owner = (ids.text("app"), ids.text("user"));
     let written = api::state::patch_user(&app.engine, &call, owner, body.value).await?;
-    Ok(committed(StatusCode::OK, written, About::default()))
+    Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 
 fn shown_shared(state: &StateView) -> Response {
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(state.revision),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    shown(state, &about)
+    shown(state, &headers)
 }

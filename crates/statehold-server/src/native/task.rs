@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::session::MessageParams;
-use super::{About, Cursor, PAGE_MAX, committed, page_limit, shown};
+use super::{AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::Problem;
 
@@ -43,13 +43,13 @@ async fn read(
     let page = (cursor.open(params.cursor.as_deref())?, limit);
     let mut task = api::task::read(&app.engine, caller, id, is_trace, page).await?;
     task.view.next_cursor = task.next.map(|seq| cursor.seal(seq));
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(task.revision),
         session: Some(task.view.session_id.to_string()),
         task: Some(id.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(shown(&task.view, &about))
+    Ok(shown(&task.view, &headers))
 }
 
 /// Close a task without live requests.
@@ -87,10 +87,10 @@ async fn cancel(
 }
 
 fn ended(receipt: Receipt<TaskEnded>) -> Response {
-    let about = About {
+    let headers = AnswerHeaders {
         session: Some(receipt.session.to_string()),
         task: Some(receipt.view.id.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    committed(StatusCode::OK, receipt, about)
+    committed(StatusCode::OK, receipt, headers)
 }

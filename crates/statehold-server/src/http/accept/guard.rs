@@ -14,12 +14,12 @@ use tokio::time::Sleep;
 /// Counts the requests of one connection that have begun and ended. The stream sees only bytes, so the
 /// service reports them here.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct ConnectionProgress {
     begun: AtomicUsize,
     ended: AtomicUsize,
 }
 
-impl Progress {
+impl ConnectionProgress {
     fn begun(&self) -> usize {
         self.begun.load(Ordering::Acquire)
     }
@@ -31,16 +31,16 @@ impl Progress {
 
 /// A request whose head has been read and whose response is not over yet.
 #[derive(Debug)]
-pub(super) struct Serving(Arc<Progress>);
+pub(super) struct RequestInService(Arc<ConnectionProgress>);
 
-impl Serving {
-    pub(super) fn begin(progress: &Arc<Progress>) -> Self {
+impl RequestInService {
+    pub(super) fn begin(progress: &Arc<ConnectionProgress>) -> Self {
         progress.begun.fetch_add(1, Ordering::Release);
         Self(Arc::clone(progress))
     }
 }
 
-impl Drop for Serving {
+impl Drop for RequestInService {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Release);
     }
@@ -53,30 +53,30 @@ impl Drop for Serving {
 #[derive(Debug)]
 pub(super) struct StallGuard<S> {
     stream: S,
-    progress: Arc<Progress>,
-    head: Deadline,
-    /// `Progress::begun` when the head that `head` times started.
+    progress: Arc<ConnectionProgress>,
+    head: StallTimeout,
+    /// `ConnectionProgress::begun` when the head that `head` times started.
     head_after: usize,
-    write: Deadline,
-    flush: Deadline,
+    write: StallTimeout,
+    flush: StallTimeout,
 }
 
 impl<S> StallGuard<S> {
     pub(super) fn new(
         stream: S,
-        progress: Arc<Progress>,
+        progress: Arc<ConnectionProgress>,
         head_read_timeout: Duration,
         write_stall_timeout: Duration,
     ) -> Self {
-        let mut head = Deadline::new(head_read_timeout);
+        let mut head = StallTimeout::new(head_read_timeout);
         head.start();
         Self {
             stream,
             head_after: progress.begun(),
             progress,
             head,
-            write: Deadline::new(write_stall_timeout),
-            flush: Deadline::new(write_stall_timeout),
+            write: StallTimeout::new(write_stall_timeout),
+            flush: StallTimeout::new(write_stall_timeout),
         }
     }
 
@@ -156,12 +156,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
 
 /// A time limit that runs from `start` to `stop`.
 #[derive(Debug)]
-struct Deadline {
+struct StallTimeout {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Deadline {
+impl StallTimeout {
     fn new(limit: Duration) -> Self {
         Self { limit, sleep: None }
     }
