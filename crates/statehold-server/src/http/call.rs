@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_what_follows_the_scheme_in_any_spelling() {
+    fn the_scheme_of_a_credential_is_removed_in_any_spelling() {
         for value in ["Bearer shk_1", "bearer shk_1", "BEARER  shk_1 ", "shk_1"] {
             let headers = with_authorization(value);
             let found = credential(&headers).ok().flatten();

@@ -308,7 +308,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// Closes the arrays and objects that end here, then moves to the next value. True at the end of the text.
+    /// Closes the arrays and objects that end here, then moves to the next value. True at the end of the
+    /// text.
     fn after_value(&mut self) -> Result<bool, JsonError> {
         loop {
             self.skip_space();

@@ -1,7 +1,8 @@
 //! Sealed handles: page cursors and feed positions that go out to a caller and come back.
 //!
 //! A handle is opaque and valid only for the purpose, the caller and the filter it was sealed for. Any
-//! other use gets the same error, so that a caller cannot probe. Expiry, if a handle needs one, belongs in its content.
+//! other use gets the same error, so that a caller cannot probe. Expiry, if a handle needs one, belongs in
+//! its content.
 //!
 //! The envelope is a version byte, four bytes that name the key, a random nonce of 24 bytes, and the
 //! XChaCha20-Poly1305 ciphertext, together as URL-safe base64 without padding. Nonces of that length
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_is_opened_by_whoever_has_the_key() {
+    fn nodes_with_the_same_key_open_a_sealed_handle() {
         for content in [&b""[..], b"x", b"ses_1/42", &[0; CONTENT_BYTES_MAX]] {
             let text = sealer().seal(PURPOSE, &BOUND, content);
             assert_eq!(
