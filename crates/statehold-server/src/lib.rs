@@ -1,5 +1,5 @@
-//! What is spoken: HTTP, the native API, feeds. Turns wire types into engine commands and results into
-//! wire types, and never touches a store.
+//! The HTTP server: the native API, feeds and the OpenAI-compatible API. It converts wire types to engine
+//! calls and results to wire types, and never touches a store.
 
 mod http;
 mod native;
@@ -23,7 +23,7 @@ use utoipa_axum::routes;
 pub use crate::http::call::ServerOptions;
 pub use crate::http::metrics::Metrics;
 pub use crate::http::{accept, json, problem, seal};
-pub use reload::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
+pub use reload::{Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport};
 pub use statehold_engine::api::work::pushed_body;
 
 use crate::http::call::App;
@@ -36,7 +36,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
     let app = App::new(engine, sealer, options, metrics);
     let (mut router, _) = routes().split_for_parts();
     if has_clock {
-        // Not in the document of the API: no server that others rely on has it.
+        // Left out of openapi.json: only development servers have this route.
         router = router.route(
             native::dev::CLOCK_PATH,
             axum::routing::post(native::dev::clock),
@@ -62,7 +62,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         .with_state(app)
 }
 
-/// The `OpenAPI` document of the API, as it is committed.
+/// The `OpenAPI` document, exactly as `openapi.json` in the repository has it.
 pub fn openapi_json() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let (_, document) = routes().split_for_parts();
@@ -114,7 +114,7 @@ async fn no_method() -> Problem {
     )
 }
 
-/// Counts and logs every call, by its route: never by what the caller chose.
+/// Counts and logs every call by its route. Text from the caller never becomes a label.
 async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let begun = tokio::time::Instant::now();
     let method = request.method().clone();
@@ -127,13 +127,13 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         "x-content-type-options",
         HeaderValue::from_static("nosniff"),
     );
-    // Nobody lays a page of their own over an answer of ours.
+    // Against clickjacking: no page may frame an answer.
     response
         .headers_mut()
         .insert("x-frame-options", HeaderValue::from_static("DENY"));
     let status = response.status().as_u16();
     let seconds = begun.elapsed().as_secs_f64();
-    // Whoever invents methods does not get a number for each.
+    // Unknown methods share one label, so callers cannot grow the metrics without bound.
     let method = match method.as_str() {
         known @ ("GET" | "POST" | "PATCH" | "DELETE" | "PUT" | "HEAD" | "OPTIONS") => known,
         _ => "other",

@@ -28,13 +28,13 @@ use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
 use statehold_engine::api::json::to_body;
 
-/// How many entries a page has unless the caller says, and at most.
+/// Default and maximum number of entries on a page.
 const PAGE_DEFAULT: usize = 50;
 const PAGE_MAX: usize = 200;
 
-/// What an answer is about, for its headers.
+/// The headers of an answer: revision, session, task, request, and whether it is a replay.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct About {
+pub(crate) struct AnswerHeaders {
     pub(crate) revision: Option<u64>,
     pub(crate) session: Option<String>,
     pub(crate) task: Option<String>,
@@ -42,8 +42,8 @@ pub(crate) struct About {
     pub(crate) replayed: bool,
 }
 
-impl About {
-    /// The headers of a request.
+impl AnswerHeaders {
+    /// Headers of an answer that shows a request.
     pub(crate) fn request(view: &RequestView) -> Self {
         Self {
             session: Some(view.session_id.to_string()),
@@ -53,7 +53,7 @@ impl About {
         }
     }
 
-    /// The headers of something else in a request.
+    /// Headers of an answer about a part of a request, such as its items or lease.
     pub(crate) fn in_request(session: SessionId, request: RequestId) -> Self {
         Self {
             session: Some(session.to_string()),
@@ -63,18 +63,22 @@ impl About {
     }
 }
 
-/// The answer to a use case that committed: the bytes that are kept for repeats.
-pub(crate) fn committed<V>(status: StatusCode, receipt: Receipt<V>, about: About) -> Response {
-    let about = About {
+/// The answer to a use case that committed. Retries with the same idempotency key get the same bytes.
+pub(crate) fn committed<V>(
+    status: StatusCode,
+    receipt: Receipt<V>,
+    headers: AnswerHeaders,
+) -> Response {
+    let headers = AnswerHeaders {
         revision: Some(receipt.revision),
         replayed: receipt.replayed,
-        ..about
+        ..headers
     };
-    answer(status, receipt.body, &about)
+    answer(status, receipt.body, &headers)
 }
 
-/// A JSON answer with the headers that say what it is about.
-pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Response {
+/// A JSON answer with its headers; an empty body has no media type.
+pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: &AnswerHeaders) -> Response {
     let is_json = !body.is_empty();
     let mut response = (status, body).into_response();
     let headers = response.headers_mut();
@@ -92,21 +96,21 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, about: &About) -> Respon
     };
     put(
         "etag",
-        about.revision.map(|revision| format!("\"{revision}\"")),
+        values.revision.map(|revision| format!("\"{revision}\"")),
     );
-    put("x-statehold-session", about.session.clone());
-    put("x-statehold-task", about.task.clone());
-    put("x-statehold-request", about.request.clone());
+    put("x-statehold-session", values.session.clone());
+    put("x-statehold-task", values.task.clone());
+    put("x-statehold-request", values.request.clone());
     put(
         "idempotency-replayed",
-        about.replayed.then(|| "true".to_owned()),
+        values.replayed.then(|| "true".to_owned()),
     );
     response
 }
 
 /// The answer to a read.
-pub(crate) fn shown<T: Serialize>(value: &T, about: &About) -> Response {
-    answer(StatusCode::OK, to_body(value), about)
+pub(crate) fn shown<T: Serialize>(value: &T, headers: &AnswerHeaders) -> Response {
+    answer(StatusCode::OK, to_body(value), headers)
 }
 
 /// A name from a body.
@@ -121,7 +125,7 @@ pub(crate) fn name_in_query(text: &str, path: &str) -> Result<Name, Problem> {
         .map_err(|error| Problem::new(Code::BadQuery, format!("`{path}`: {error}")))
 }
 
-/// The name of an agent that a caller may use: those of the server itself are not.
+/// Parses the name of an agent. Names with the prefix `statehold.` are reserved for the server.
 pub(crate) fn agent_name(text: &str, path: &str) -> Result<Name, Problem> {
     if text.starts_with("statehold.") {
         let detail = format!("`{path}`: names that begin with `statehold.` are the server's own");
@@ -130,7 +134,7 @@ pub(crate) fn agent_name(text: &str, path: &str) -> Result<Name, Problem> {
     name(text, path)
 }
 
-/// How many entries to give.
+/// The page size that the caller asked for, within bounds.
 pub(crate) fn page_limit(asked: Option<usize>, max: usize) -> Result<usize, Problem> {
     match asked {
         None => Ok(PAGE_DEFAULT.min(max)),
@@ -142,7 +146,7 @@ pub(crate) fn page_limit(asked: Option<usize>, max: usize) -> Result<usize, Prob
     }
 }
 
-/// A revision in a query. Larger ones than every reader of JSON holds exactly do not exist.
+/// A revision in a query. Revisions stay below 2^53, so that every JSON reader holds them exactly.
 pub(crate) fn revision(asked: Option<u64>, name: &str) -> Result<Option<u64>, Problem> {
     match asked {
         Some(asked) if asked > EXACT_INTEGER_MAX => {
@@ -153,7 +157,7 @@ pub(crate) fn revision(asked: Option<u64>, name: &str) -> Result<Option<u64>, Pr
     }
 }
 
-/// Where a page begins, sealed for one caller, one list and one filter.
+/// Seals and opens page cursors for one caller, one list and one filter.
 pub(crate) struct Cursor<'a> {
     app: &'a App,
     list: &'static str,
@@ -183,7 +187,7 @@ impl<'a> Cursor<'a> {
         Ok(self.open_bytes(cursor)?.map(u64::from_be_bytes))
     }
 
-    /// A place that is more than a number.
+    /// Seals a position that is more than a number.
     pub(crate) fn seal_bytes(&self, place: &[u8]) -> String {
         let [tenant, principal, filter] = &self.bound_to;
         let bound_to = [tenant.as_str(), principal, filter];
@@ -218,7 +222,7 @@ mod tests {
     #[test]
     fn an_answer_without_a_body_has_no_media_type() {
         let kind_of = |status, body: &[u8]| {
-            let response = answer(status, body.to_vec(), &About::default());
+            let response = answer(status, body.to_vec(), &AnswerHeaders::default());
             response.headers().get(header::CONTENT_TYPE).cloned()
         };
         assert_eq!(kind_of(StatusCode::NO_CONTENT, b""), None);

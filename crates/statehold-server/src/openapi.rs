@@ -1,7 +1,7 @@
-//! The document of the API: what the routes say about themselves, and what holds for all of them.
+//! Builds the `OpenAPI` document.
 //!
-//! Each route brings its path, its parameters and its schemas. What follows from a rule of the house
-//! is added here once: ids in paths, headers, problems, who may call, which bodies may be left out.
+//! Each route declares its path, parameters and schemas. This module adds the rules that all routes share:
+//! ids in paths, headers, problems, security and optional bodies.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use statehold_core::name::Name;
 use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord};
 use statehold_engine::api::session::{MessagePage, TracePage};
 
-/// The paths of OpenAI's API that are served under `/v1` too, for clients that are given that address.
+/// OpenAI-compatible paths with an alias under `/v1`, for clients that are configured with that address.
 pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
     ("/openai/v1/chat/completions", "/v1/chat/completions"),
     ("/openai/v1/models", "/v1/models"),
@@ -52,14 +52,14 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
         Problem, ErrorOut, SessionId, TaskId, RequestId, HoldId, KeyId, Name,
         HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
     )),
-    modifiers(&Credentials)
+    modifiers(&KeySchemes)
 )]
 pub(crate) struct Document;
 
-/// The two ways to send a key.
-struct Credentials;
+/// Adds the two ways to send a key to the document.
+struct KeySchemes;
 
-impl utoipa::Modify for Credentials {
+impl utoipa::Modify for KeySchemes {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let mut bearer = Http::new(HttpAuthScheme::Bearer);
         bearer.description = Some("A key. A development server needs none.".to_owned());
@@ -70,7 +70,7 @@ impl utoipa::Modify for Credentials {
     }
 }
 
-/// The document with everything that holds for all routes.
+/// Adds the shared rules to the document of the routes.
 pub(crate) fn complete(document: &utoipa::openapi::OpenApi) -> Value {
     let mut document = serde_json::to_value(document).expect("the document is JSON");
     let taken = taken_schemas(&document);
@@ -86,7 +86,7 @@ pub(crate) fn complete(document: &utoipa::openapi::OpenApi) -> Value {
     document["components"]["headers"] = answer_headers();
     for (path, item) in object(&mut document["paths"]) {
         for (method, operation) in object(item) {
-            let call = Call { path, method };
+            let call = ApiOperation { path, method };
             call.complete(operation, &schemas);
         }
     }
@@ -102,12 +102,12 @@ pub(crate) fn complete(document: &utoipa::openapi::OpenApi) -> Value {
     document
 }
 
-/// Everything in a document that is expected to be an object is one: the document is ours.
+/// An object of the document. Never fails, because this crate generates the document.
 fn object(value: &mut Value) -> &mut Map<String, Value> {
     value.as_object_mut().expect("an object of the document")
 }
 
-/// The names of the schemas that callers send.
+/// The names of the schemas in request bodies.
 fn taken_schemas(document: &Value) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let paths = document["paths"].as_object().into_iter().flatten();
@@ -136,7 +136,7 @@ fn schema_name(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/components/schemas/")
 }
 
-/// Answers leave out what is not there; they do not say null.
+/// Removes `null` from a schema of answers: answers leave out missing values.
 fn never_null(schema: &mut Value) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else {
         return;
@@ -207,17 +207,17 @@ fn header_parameters() -> Value {
         ),
         "ChatSession": header(
             "x-statehold-session",
-            "The session to go on with, or `new`.",
+            "The session to continue, or `new`.",
             json!({"type": "string", "pattern": "^(new|ses_[0-9a-f]{32})$"}),
         ),
         "ChatTask": header(
             "x-statehold-task",
-            "The task to go on with.",
+            "The task to continue.",
             json!({"$ref": "#/components/schemas/TaskId"}),
         ),
         "ChatApp": header(
             "x-statehold-app",
-            "The app of a new session; `default` if it is not named.",
+            "The app of a new session; `default` if left out.",
             json!({"$ref": "#/components/schemas/Name"}),
         ),
         "ChatWait": header(
@@ -247,22 +247,22 @@ fn answer_headers() -> Value {
         "x-statehold-task": id("The task that the answer is about.", "TaskId"),
         "x-statehold-request": id("The request that the answer is about.", "RequestId"),
         "Idempotency-Replayed": header(
-            "The call was made before under the same key; this is its answer.",
+            "This is the stored answer to an earlier call with the same key.",
             json!({"type": "string", "enum": ["true"]}),
         ),
     })
 }
 
-/// One operation, by where it is.
+/// An operation, identified by path and method.
 #[derive(Clone, Copy)]
-struct Call<'a> {
+struct ApiOperation<'a> {
     path: &'a str,
     method: &'a str,
 }
 
-impl Call<'_> {
+impl ApiOperation<'_> {
     fn complete(self, operation: &mut Value, schemas: &Map<String, Value>) {
-        // The names of functions are unique in their module only.
+        // Function names are unique only within their module; the tag makes the id unique.
         let id = format!(
             "{}_{}",
             operation["tags"][0].as_str().unwrap_or_default(),
@@ -276,7 +276,7 @@ impl Call<'_> {
         if let Some(body) = operation.get_mut("requestBody") {
             let name = schema_name(&body["content"]["application/json"]["schema"]["$ref"]);
             let schema = name.and_then(|name| schemas.get(name));
-            // No body at all is an empty object.
+            // The server reads a missing body as an empty object.
             body["required"] = schema
                 .is_some_and(|schema| schema.get("required").is_some())
                 .into();
@@ -284,7 +284,7 @@ impl Call<'_> {
         self.complete_responses(operation, schemas);
     }
 
-    /// Whether nobody needs a key for it.
+    /// Whether the operation needs no key.
     fn is_open(self) -> bool {
         matches!(self.path, "/healthz" | "/readyz" | "/openapi.json")
     }
@@ -333,9 +333,9 @@ impl Call<'_> {
                 "IfMatch",
                 "Credential",
             ],
-            // There is nothing yet that could have moved on.
+            // A new session has no revision to match yet.
             ("post", "/v1/sessions") => &["IdempotencyKey"],
-            // A key is shown once, work is handed out once, and a sign of life is not kept.
+            // Creating keys, claiming work and heartbeats cannot be replayed.
             _ if !self.commits() => &[],
             _ => &["IdempotencyKey", "IfMatch"],
         }
@@ -379,7 +379,7 @@ impl Call<'_> {
         }
     }
 
-    /// The headers that a good answer may carry.
+    /// The headers that a successful answer may carry.
     fn answer_header_names(self) -> Vec<&'static str> {
         const SESSION: &str = "x-statehold-session";
         const TASK: &str = "x-statehold-task";
@@ -419,7 +419,7 @@ fn describe_answer(response: &Value, schemas: &Map<String, Value>) -> String {
     text.unwrap_or("It is done.").to_owned()
 }
 
-/// What the parts of paths are.
+/// Description and schema of a path parameter.
 fn path_parameter(name: &Value) -> (&'static str, Value) {
     let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     match name.as_str().unwrap_or_default() {

@@ -1,53 +1,55 @@
-//! Reading the configuration again, as a port: whoever has files reads them, this crate only asks.
+//! The port for reloading the configuration. The program that owns the files implements it.
 
 use std::pin::Pin;
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Reads what is declared about agents again, and lets it count.
+/// Reloads the declared agents, models and tool servers.
 pub trait Reload: std::fmt::Debug + Send + Sync {
-    /// Reads everything again. All of it counts afterwards, or nothing has changed.
-    fn reload(&self) -> Reloading<'_>;
+    /// Reads the whole configuration and applies it, or changes nothing.
+    fn reload(&self) -> ReloadFuture<'_>;
 }
 
-/// What comes of it.
-pub type Reloading<'a> = Pin<Box<dyn Future<Output = Result<Reloaded, ReloadError>> + Send + 'a>>;
+/// The future that a [`Reload`] returns.
+pub type ReloadFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<ReloadReport, ReloadError>> + Send + 'a>>;
 
-/// What is different from before. Names are those of tables, such as `agents.math`.
+/// The differences to the previous configuration. Names are table names, such as `agents.math`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Reloaded {
-    /// Declared now, and not before.
+#[schema(as = Reloaded)]
+pub struct ReloadReport {
+    /// Tables that are new.
     pub added: Vec<String>,
-    /// Declared otherwise than before.
+    /// Tables whose content changed.
     pub changed: Vec<String>,
-    /// Declared no more.
+    /// Tables that are gone.
     pub removed: Vec<String>,
-    /// Settings that are not what the server was started with, and count after a restart only.
+    /// Changed settings that take effect only after a restart.
     pub needs_restart: Vec<String>,
 }
 
-/// Something that is wrong in the configuration.
+/// A mistake in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReloadMistake {
-    /// The whole key. Empty if it is not about one.
+    /// The full key. Empty if the mistake belongs to no key.
     pub key: String,
-    /// What is wrong.
+    /// A sentence that describes the mistake.
     pub message: String,
-    /// What to do.
+    /// A sentence that says how to correct it.
     pub hint: String,
 }
 
-/// Why nothing was changed.
+/// The reason why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// The configuration has mistakes.
     #[error("the configuration has mistakes; nothing was changed")]
     Mistakes(Vec<ReloadMistake>),
-    /// The agents that are declared cannot be worked for.
+    /// The runner cannot run the declared agents.
     #[error("the agents that are declared cannot be worked for; nothing was changed")]
     Agents(#[source] statehold_agents::runner::RunnerError),
-    /// The server is about to end.
+    /// The server is stopping.
     #[error("the server is stopping; nothing was changed")]
     Stopping,
 }

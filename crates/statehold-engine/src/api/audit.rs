@@ -1,4 +1,4 @@
-//! The audit stream of a tenant, and the verification of everything.
+//! The audit stream of a tenant, and its verification.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -17,16 +17,16 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
-/// How many problems a view names.
+/// The largest number of problems in a view.
 const PROBLEMS_MAX: usize = 100;
 
 /// The end of the audit stream.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AuditHead)]
 pub struct AuditHeadView {
-    /// How many entries there are.
+    /// Number of entries.
     pub seq: u64,
-    /// Hash of the last; zeros without any.
+    /// Hash of the last entry; zeros if the stream is empty.
     pub hash: Digest,
 }
 
@@ -46,49 +46,49 @@ pub struct AuditRecords {
     #[schema(value_type = Vec<RecordForm>)]
     pub records: Vec<Box<RawValue>>,
     pub head: AuditHeadView,
-    /// What verifies the signatures of roots.
+    /// The public key that verifies the signatures of roots.
     #[schema(value_type = PublicKeyText)]
     pub public_key: String,
 }
 
-/// Nothing to say so far.
+/// An empty object.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = VerifyIn)]
 pub struct VerifyInput {}
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Verification)]
 pub struct VerificationView {
-    /// Whether nothing is wrong.
+    /// True if the verification found no problem.
     pub ok: bool,
-    /// Sessions looked at, deleted ones too.
+    /// Verified sessions, including deleted ones.
     pub sessions: usize,
-    /// Records whose place in a chain was verified.
+    /// Records whose place in the chain was verified.
     pub records: usize,
-    /// Payloads that are what their digests say.
+    /// Payloads that match their digests.
     pub payloads: usize,
-    /// Payloads whose key is gone, so that nobody can say what they must be.
+    /// Payloads that cannot be verified because their key is gone.
     pub unverified_payloads: usize,
-    /// Entries of the audit stream that were verified.
+    /// Verified entries of the audit stream.
     pub entries: usize,
-    /// Roots among them that this server signed.
+    /// Entries that are roots with a valid signature of this server.
     pub roots: usize,
-    /// Roots that were signed with a key that is gone.
+    /// Roots that cannot be verified because their key is gone.
     pub unverified_roots: usize,
     pub head: AuditHeadView,
-    /// What verifies the signatures of roots.
+    /// The public key that verifies the signatures of roots.
     #[schema(value_type = PublicKeyText)]
     pub public_key: String,
-    /// How many problems there are.
+    /// Number of problems.
     pub problems_total: usize,
-    /// The first of them.
+    /// The first 100 problems.
     #[schema(max_items = 100)]
     pub problems: Vec<AuditProblemView>,
 }
 
-/// Something that is not as it was written.
+/// A mismatch between stored data and its hash, digest or signature.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AuditProblem)]
 pub struct AuditProblemView {
@@ -96,13 +96,13 @@ pub struct AuditProblemView {
     pub kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The record of the session.
+    /// The revision of the record in the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// The entry of the audit stream that is wrong, or that says otherwise.
+    /// The entry of the audit stream that is wrong or contradicts the data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<u64>,
-    /// What is wrong, in a sentence.
+    /// The problem, in a sentence.
     pub detail: String,
 }
 
@@ -143,7 +143,7 @@ impl From<Verification> for VerificationView {
     }
 }
 
-/// A page of the audit stream: changes of keys, reads of traces and signed roots, as a chain.
+/// Reads a page of the audit stream: a hash chain of key changes, trace reads and signed roots.
 ///
 /// # Errors
 ///
@@ -164,7 +164,7 @@ pub async fn records(
     })
 }
 
-/// Verifies every chain, payload, table and root of the tenant. Calls go on meanwhile.
+/// Verifies every chain, payload, table and root of the tenant. The engine keeps serving calls meanwhile.
 ///
 /// # Errors
 ///

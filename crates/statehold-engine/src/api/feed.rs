@@ -1,5 +1,5 @@
-//! Entries of feeds as callers see them: records without what the reader may not see, and pieces of
-//! answers that are being written.
+//! Entries of feeds: records, filtered to the content that the reader may see, and deltas of answers in
+//! progress.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use super::json::{Time, to_body};
 use crate::feed::{Delta, FeedEntry};
 use crate::kept::HoldBody;
 
-/// The word for something that is spelt in `snake_case`.
+/// The word on the wire for a value of a `snake_case` enum.
 pub fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,
@@ -21,7 +21,7 @@ pub fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
-/// A piece of an answer that is being written.
+/// A chunk of an answer in progress.
 #[derive(Debug, Serialize)]
 pub struct DeltaView<'a> {
     request_id: RequestId,
@@ -32,7 +32,7 @@ pub struct DeltaView<'a> {
 }
 
 impl<'a> DeltaView<'a> {
-    /// The view of a piece.
+    /// The view of a chunk.
     pub fn of(delta: &'a Delta) -> Self {
         Self {
             request_id: delta.request,
@@ -211,7 +211,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View)
 
 type ShownItem<'a> = (&'a Item, Option<&'a [u8]>, Vec<Option<Vec<u8>>>);
 
-/// The items that are shown, each with its own payloads.
+/// The visible items, each with its payloads.
 fn items_shown<'a>(
     items: &'a [Item],
     bodies: &[Option<&'a [u8]>],

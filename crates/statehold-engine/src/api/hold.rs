@@ -41,7 +41,7 @@ pub use summary::{
 };
 pub use view::{DecideRefusal, DecisionView, HoldGroupView, HoldView};
 
-/// The title of a hold. A `reconcile` hold is opened by the server, which gives it a fixed one.
+/// The title of a hold. The server opens `reconcile` holds and gives them a fixed title.
 pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
     let body: HoldBody = parse(body);
     if body.title.is_empty() && kind == HoldKind::Reconcile {
@@ -51,7 +51,7 @@ pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
     }
 }
 
-/// The way down to a request: `T1 ← R7 ← T4 ← R8`, from the root task.
+/// The path from the root task to a request: `T1 ← R7 ← T4 ← R8`.
 fn chain(lineage: &[LineageStep]) -> String {
     let steps = lineage
         .iter()
@@ -69,7 +69,7 @@ fn alias(lineage: &[LineageStep], number: u32) -> String {
     format!("R{request}.h{number}")
 }
 
-/// Asks a person.
+/// Opens a hold: asks a person for an approval or an answer.
 ///
 /// # Errors
 ///
@@ -138,7 +138,7 @@ fn new_action(action: ActionInput, items: &[ItemInput]) -> Result<NewAction, Eng
     })
 }
 
-/// The gated call in the same input that an action means.
+/// The index of the gated call that an action names, in the same input.
 fn gated_call(items: &[ItemInput], call_id: Option<&str>) -> Option<usize> {
     let call_id = call_id?;
     items.iter().position(|item| {
@@ -146,8 +146,8 @@ fn gated_call(items: &[ItemInput], call_id: Option<&str>) -> Option<usize> {
     })
 }
 
-/// The answer with all arguments instead of the preview: the worker that opened the hold has just sent
-/// them. The kept answer has only the preview.
+/// Replaces the preview in the answer with the full arguments, because the worker has just sent them. The
+/// answer stored for retries has only the preview.
 fn with_whole_args(mut opened: Receipt<HoldView>, args: &Raw) -> Receipt<HoldView> {
     let action = opened.view.action.as_mut();
     if let Some(action) = action.filter(|action| !action.redactions.is_empty()) {
@@ -158,11 +158,11 @@ fn with_whole_args(mut opened: Receipt<HoldView>, args: &Raw) -> Receipt<HoldVie
     opened
 }
 
-/// Decides a hold, once and for all.
+/// Decides a hold. A hold gets exactly one decision.
 ///
 /// # Errors
 ///
-/// If the caller may not, the decision is malformed, or another one stands.
+/// If the caller may not, the decision is malformed, or the hold is already decided.
 pub async fn decide(
     engine: &Engine,
     call: &Call,
@@ -174,7 +174,7 @@ pub async fn decide(
     decide_shown(engine, call, key, &detail, input).await
 }
 
-/// Decides the only hold that a request ever had, or the one that is named.
+/// Decides the only hold of a request, or the one that the input names.
 ///
 /// # Errors
 ///
@@ -190,7 +190,7 @@ pub async fn resume(
     let (named, input) = input.split();
     let visible = engine.holds_of(&call.caller, request).await?;
     if visible.is_empty() {
-        // Before anything is said about the input: a foreign request answers like a missing one.
+        // Authorise before validating: a request of another caller answers like a missing one.
         return Err(EngineError::NotFound);
     }
     let digest = parse_digest(input.digest.as_deref())?;
@@ -209,8 +209,8 @@ pub async fn resume(
     }
 }
 
-/// Decides a hold that the caller has just read. A caller who comes too late is told the decision that
-/// stands, as far as they may see it.
+/// Decides a hold that the caller has just read. If it is already decided, the error contains the decision,
+/// as far as the caller may see it.
 ///
 /// # Errors
 ///
@@ -253,12 +253,12 @@ fn parse_digest(text: Option<&str>) -> Result<Option<Digest>, EngineError> {
     parsed.map(Some).map_err(invalid)
 }
 
-/// Which holds to list.
+/// Filter of a hold list.
 #[derive(Debug, Clone, Default)]
 pub struct HoldListInput {
     /// The filter, without the user.
     pub filter: HoldFilter,
-    /// In sessions of this user, by name.
+    /// Only holds in sessions of the user with this name.
     pub user: Option<String>,
 }
 
@@ -276,7 +276,7 @@ pub async fn list(
 ) -> Result<Page<HoldView, HoldPlace>, EngineError> {
     let mut filter = input.filter;
     if let Some(user) = &input.user {
-        // An unknown user has no holds, just as one out of reach.
+        // An unknown user gets an empty list, like a user that the caller may not see.
         let Some(user) = engine.known_user(&caller.tenant, user).await? else {
             return Ok(Page {
                 entries: Vec::new(),

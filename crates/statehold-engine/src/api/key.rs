@@ -15,33 +15,33 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::keys::NewKey;
 
-/// A key to make.
+/// A key to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = KeyIn)]
 pub struct KeyInput {
-    /// What people call it.
+    /// A name for people.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 128)]
     pub name: Option<String>,
     /// `client`, `worker`, `approver`, `operator`, `admin`, or roles that policies name.
     #[schema(value_type = Vec<Name>, min_items = 1)]
     pub roles: Vec<String>,
-    /// The user it is bound to.
+    /// The user that the key is bound to.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
-    /// The agents it is bound to.
+    /// The agents that the key is bound to.
     #[serde(default)]
     #[schema(value_type = Vec<Name>)]
     pub agents: Vec<String>,
-    /// How long it counts; for good if left out.
+    /// Seconds until the key expires; it never expires if left out.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub expires_in_seconds: Option<u64>,
 }
 
-/// A key. The key itself is shown once, when it is made.
+/// A key. Its secret is shown once, in the answer that creates it.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Key)]
 #[expect(missing_docs, reason = "fields are named as the API names them")]
@@ -72,7 +72,7 @@ pub struct KeyList {
     pub keys: Vec<KeyView>,
 }
 
-/// Makes a key. The answer is the only place where it is shown.
+/// Creates a key. The answer is the only place that shows its secret.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Requests: start, read, feed with items, end.
+//! Requests: start, read, append items, end.
 
 mod input;
 mod view;
@@ -32,10 +32,10 @@ pub use input::{
 pub(crate) use view::error_of;
 pub use view::{CallProgress, CallView, ClaimView, HeartbeatView, ItemsWritten, RequestView};
 
-/// How long a note about a worker may be.
+/// The longest note about a worker, in bytes.
 const WORKER_BYTES_MAX: usize = 256;
 
-/// Invokes an agent. With a lease, items, state and output it is a whole turn in one commit.
+/// Starts a request to an agent. With lease, items, state and output it is a whole turn in one commit.
 ///
 /// # Errors
 ///
@@ -122,7 +122,7 @@ fn output_message(
         .transpose()
 }
 
-/// The name of an agent that a caller may use: names of the server itself are reserved.
+/// Parses the name of an agent. Names with the prefix `statehold.` are reserved for the server.
 pub(crate) fn agent_name(text: &str) -> Result<Name, EngineError> {
     if text.starts_with("statehold.") {
         let detail = "`agent`: names that begin with `statehold.` are the server's own";
@@ -132,7 +132,7 @@ pub(crate) fn agent_name(text: &str) -> Result<Name, EngineError> {
         .map_err(|error| EngineError::invalid("agent", format!("`agent`: {error}")))
 }
 
-/// Bounds the note for people about who works.
+/// Checks the length of the note that names a worker.
 pub(crate) fn require_worker_note(note: Option<&str>) -> Result<(), EngineError> {
     match note {
         Some(note) if note.len() > WORKER_BYTES_MAX => Err(EngineError::Invalid(
@@ -167,7 +167,7 @@ pub(crate) struct FencedRequest {
 }
 
 impl FencedRequest {
-    /// Authorises the worker before anything that it sent is validated.
+    /// Authorises the worker before validating its input.
     pub(crate) async fn find(
         engine: &Engine,
         caller: &Caller,
@@ -212,7 +212,7 @@ impl FencedRequest {
     }
 }
 
-/// Adds to the history of a request's task.
+/// Appends items and state to the history of a request's task.
 ///
 /// # Errors
 ///
@@ -314,7 +314,7 @@ pub async fn fail(
     target.commit(engine, call, command).await
 }
 
-/// Gives a lease back: the decisions and child results that the request waits for go to the next claim.
+/// Releases a lease. The next claim gets the decisions and child results that the request waits for.
 ///
 /// # Errors
 ///
@@ -330,7 +330,7 @@ pub async fn release(
     target.commit(engine, call, command).await
 }
 
-/// Stops a request and everything it waits for.
+/// Cancels a request with its child requests and holds.
 ///
 /// # Errors
 ///
@@ -348,7 +348,7 @@ pub async fn cancel(
     engine.commit(session, call, command, None, view).await
 }
 
-/// Keeps a lease alive. Nothing is committed.
+/// Extends a lease, without a commit.
 ///
 /// # Errors
 ///
@@ -372,32 +372,32 @@ pub async fn heartbeat(
     Ok((session, view))
 }
 
-/// When a reader who waits for a request wants to hear of it.
+/// The event that a waiting reader of a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitUntil {
-    /// When the request has ended.
+    /// The request has ended.
     Final,
-    /// When its session has a revision beyond this one, or beyond the one at the time of the call.
+    /// The session has moved past `after`.
     Changed {
-        /// That revision.
+        /// A revision; the one at the time of the call if None.
         after: Option<u64>,
     },
 }
 
-/// A request as it was read, with the revision of its session.
+/// A request and the revision of its session at the time of the read.
 #[derive(Debug, Clone)]
 pub struct RequestRead {
     /// The request.
     pub view: RequestView,
-    /// The revision it was read at.
+    /// The revision of the session.
     pub revision: u64,
 }
 
-/// Reads a request: at once, or when it has ended or changed, or as it is when the time is over.
+/// Reads a request, at once or after waiting until it has ended or changed, or until the time is over.
 ///
 /// # Errors
 ///
-/// If the caller may not read it. A right that is revoked while the caller waits counts.
+/// If the caller may not read it, also if the right is revoked during the wait.
 pub async fn read(
     engine: &Engine,
     caller: &Caller,
@@ -419,7 +419,7 @@ pub async fn read(
         }
         let changed = engine.changed_after(detail.session.id, detail.revision);
         match tokio::time::timeout_at(deadline, changed).await {
-            // Rights are asked again with every look.
+            // Authorise again with every read: the right may have been revoked.
             Ok(Ok(())) => detail = engine.request(caller, request).await?,
             Ok(Err(_)) | Err(_) => break,
         }

@@ -1,6 +1,6 @@
-//! Texts and words of a fixed form, for the document of the API only. They are checked where they
-//! are parsed; here the document learns what they look like. Ids, names and the enums of the model
-//! describe themselves, behind the feature `schema` of the core.
+//! Schemas of strings and words with a fixed form, for the `OpenAPI` document only. The parsers check the
+//! values; these types only describe them. Ids, names and the enums of the model derive their schemas behind
+//! the feature `schema` of the core.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 use super::item::MessageInput;
 use super::json::Time;
 
-/// Declares types that are nothing but a schema with a name.
+/// Declares types that only carry a named schema.
 macro_rules! schemas {
     ($($(#[$doc:meta])+ $name:ident as $named:literal = $schema:expr;)*) => {$(
         $(#[$doc])+
@@ -43,19 +43,19 @@ schemas! {
     /// A key that verifies signatures.
     PublicKeyText as "PublicKey" =
         text("An Ed25519 public key in hexadecimal.").pattern(Some("^[0-9a-f]{64}$"));
-    /// What a verification found wrong.
+    /// The kind of a problem that a verification found.
     ProblemKindWord as "AuditProblemKind" = word(
         "What kind of thing is wrong.",
         &[
             "record", "payload", "projection", "missing_tail", "missing_session", "entry", "root",
         ],
     );
-    /// What an agent is.
+    /// The kind of an agent.
     AgentKindWord as "AgentKind" = word(
         "`worker`: a process claims its work. All others are called by the server itself.",
         &["worker", "openai", "conversations", "llm", "router"],
     );
-    /// What a chat call without a session means.
+    /// The mode of a chat call without a session.
     ChatDefaultWord as "ChatDefault" = word(
         "What a chat call without a session means: nothing is kept, or a new session.",
         &["stateless", "stateful"],
@@ -84,7 +84,7 @@ schemas! {
         "`trace` shows every item, needs `operator`, and is audited.",
         &["client", "trace"],
     );
-    /// What a long poll waits for.
+    /// The change that a long poll waits for.
     UntilWord as "Until" = word("What to wait for.", &["final", "changed"]);
     /// A record of a session or of the audit stream.
     RecordForm as "Record" = ObjectBuilder::new()
@@ -95,7 +95,7 @@ schemas! {
         .description(Some("The last messages; every item if `view` is `trace`."))
         .item(Ref::from_schema_name("MessagePage"))
         .item(Ref::from_schema_name("TracePage"));
-    /// What a message says.
+    /// The content of a message.
     Content as "Content" = AnyOfBuilder::new()
         .description(Some("Text, or a list of parts."))
         .item(ObjectBuilder::new().schema_type(Type::String))
@@ -105,7 +105,7 @@ schemas! {
         .description(Some("Text, or null."))
         .item(ObjectBuilder::new().schema_type(Type::String))
         .item(ObjectBuilder::new().schema_type(Type::Null));
-    /// What is asked or answered.
+    /// The input or output of a request.
     Words as "Words" = AnyOfBuilder::new()
         .description(Some("Text, or content with files."))
         .item(ObjectBuilder::new().schema_type(Type::String))

@@ -32,7 +32,7 @@ use crate::read::{ItemPage, Page, SessionFilter};
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};
 pub use view::{MessagePage, RecordPage, SessionPage, SessionView, TracePage};
 
-/// How often a change of labels is tried again because other callers change them too.
+/// Number of retries when concurrent callers change the labels of one session.
 const RETRIES_MAX: usize = 64;
 
 /// The agent of a session that names none.
@@ -158,22 +158,22 @@ async fn session_user(
     }
 }
 
-/// Which sessions to list.
+/// Filter of a session list.
 #[derive(Debug, Clone, Default)]
 pub struct SessionListInput {
-    /// Of this app.
+    /// Only sessions of this app.
     pub app: Option<Name>,
-    /// Of this user, by name.
+    /// Only sessions of the user with this name.
     pub user: Option<String>,
-    /// With this status.
+    /// Only sessions with this status.
     pub status: Option<SessionStatus>,
-    /// With this label, and this value if one is given.
+    /// Only sessions with this label and, if given, this value.
     pub label: Option<(String, Option<String>)>,
-    /// With this text in the name or a label.
+    /// Only sessions with this text in the name or a label.
     pub text: Option<String>,
 }
 
-/// Refuses a caller who may not list sessions, before anything else about the list is looked at.
+/// Authorises the caller before validating the filter.
 ///
 /// # Errors
 ///
@@ -194,7 +194,7 @@ pub async fn list(
     after: Option<u64>,
     limit: usize,
 ) -> Result<Page<SessionView>, EngineError> {
-    // Whether a user is known is told only to those who may list.
+    // Authorise before looking up the user: an empty list must not reveal which users exist.
     require_lister(caller)?;
     let user = match &input.user {
         Some(name) => match engine.known_user(&caller.tenant, name).await? {
@@ -265,7 +265,7 @@ pub async fn patch(
     session: SessionId,
     changes: &SessionChanges,
 ) -> Result<Receipt<SessionView>, EngineError> {
-    // Labels are merged with those that are there, so the change is tied to the revision that was read.
+    // The change merges into the stored labels, so it depends on the revision that was read.
     let _lock = match changes.labels {
         Some(_) => {
             // Check read access before waiting for the lock.
@@ -376,7 +376,7 @@ fn after_commit(before: &SessionSummary, made: &Committed<'_>) -> SessionSummary
     }
 }
 
-/// Closes a session: it takes no more commands.
+/// Closes a session: it accepts no more commands.
 ///
 /// # Errors
 ///
@@ -400,8 +400,8 @@ pub async fn close(
     engine.commit(session, call, command, None, view).await
 }
 
-/// Removes every payload of a session. Its records stay. The same call again succeeds also when nothing
-/// is left to read.
+/// Deletes every payload of a session. Its records stay. Repeating the call succeeds, even when nothing is
+/// left to delete.
 ///
 /// # Errors
 ///
@@ -417,15 +417,15 @@ pub async fn delete(
         .await
 }
 
-/// A page of something in a session, at a revision. The newest come first in pages, the oldest first in
-/// a page.
+/// A page of a session's history, at a revision. The first page has the newest entries; within a page the
+/// oldest come first.
 #[derive(Debug, Clone)]
 pub struct HistoryPage<V> {
     /// The entries, oldest first.
     pub entries: Vec<V>,
     /// Where the next page begins: before this `seq`.
     pub next: Option<u64>,
-    /// The revision it was read at.
+    /// The revision of the session at the time of the read.
     pub revision: u64,
 }
 
@@ -455,7 +455,7 @@ pub async fn messages(
     Ok(HistoryPage::of(&page, MessageView::of))
 }
 
-/// Every item of a session. The read is recorded before it is answered.
+/// Every item of a session. The audit stream records the read before the answer.
 ///
 /// # Errors
 ///
@@ -471,7 +471,7 @@ pub async fn trace(
     Ok(HistoryPage::of(&page, ItemView::of))
 }
 
-/// The records of a session: anyone who has them can verify the chain.
+/// The records of a session: a hash chain that any reader can verify.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! State: of a session, of an app, of a user.
+//! State of sessions, apps and users.
 
 mod input;
 mod view;
@@ -22,7 +22,7 @@ use crate::rights::{self, Act};
 pub use input::{SessionStateInput, StatePatchInput};
 pub use view::{StateView, StateWritten};
 
-/// The values that a session sees, with the `temp:` values around a request if one is named.
+/// Reads the state of a session with that of its app and user, and the `temp:` values of a request if given.
 ///
 /// # Errors
 ///
@@ -45,11 +45,11 @@ pub async fn read(
     Ok(view)
 }
 
-/// Writes values of a session, its user or (as an admin) its app; or `temp:` values around a request.
+/// Writes state of a session, its user or (as an admin) its app; or `temp:` values of a request.
 ///
 /// # Errors
 ///
-/// If the caller may not, a key or a version does not fit, or a value does not merge.
+/// If the caller may not, a key is invalid, a version conflicts, or a value does not merge.
 pub async fn patch(
     engine: &Engine,
     call: &Call,
@@ -88,7 +88,7 @@ pub async fn patch(
         .await
 }
 
-/// Writes `temp:` values, which live in memory and are part of no commit.
+/// Writes `temp:` values, which live only in memory and are never committed.
 async fn patch_temp(
     engine: &Engine,
     caller: &Caller,
@@ -126,7 +126,7 @@ fn state_written(made: &Committed<'_>) -> StateWritten {
     }
 }
 
-/// The values of an app.
+/// Reads the state of an app.
 ///
 /// # Errors
 ///
@@ -139,7 +139,7 @@ pub async fn read_app(
     read_shared(engine, caller, app, None).await
 }
 
-/// The values of a user in an app.
+/// Reads the state of a user in an app.
 ///
 /// # Errors
 ///
@@ -173,11 +173,11 @@ async fn read_shared(
     })
 }
 
-/// Writes values of an app.
+/// Writes the state of an app.
 ///
 /// # Errors
 ///
-/// If the caller may not, a key or a version does not fit, or a value does not merge.
+/// If the caller may not, a key is invalid, a version conflicts, or a value does not merge.
 pub async fn patch_app(
     engine: &Engine,
     call: &Call,
@@ -187,11 +187,11 @@ pub async fn patch_app(
     patch_shared(engine, call, app, None, input).await
 }
 
-/// Writes values of a user in an app.
+/// Writes the state of a user in an app.
 ///
 /// # Errors
 ///
-/// If the caller may not, a key or a version does not fit, or a value does not merge.
+/// If the caller may not, a key is invalid, a version conflicts, or a value does not merge.
 pub async fn patch_user(
     engine: &Engine,
     call: &Call,

@@ -34,9 +34,9 @@ pub struct TaskView {
     pub live_request_id: Option<RequestId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<RequestOutcome>,
-    /// Open holds at and below it, the oldest first, at most 100.
+    /// Open holds of this task and its child tasks, oldest first, at most 100.
     pub pending: Vec<PendingHoldView>,
-    /// How many there are.
+    /// Number of open holds of this task and its child tasks.
     pub pending_total: usize,
     pub history: Vec<ItemView>,
     /// The agent's private state, for its worker and the trace.
@@ -47,18 +47,18 @@ pub struct TaskView {
     pub next_cursor: Option<String>,
 }
 
-/// A task as it was read.
+/// A task and the revision of its session at the time of the read.
 #[derive(Debug, Clone)]
 pub struct TaskRead {
     /// The task, without a cursor.
     pub view: TaskView,
     /// Where the next page of its history begins: before this `seq`.
     pub next: Option<u64>,
-    /// The revision it was read at.
+    /// The revision of the session.
     pub revision: u64,
 }
 
-/// How a task ended.
+/// The end of a task.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TaskEnded {
     pub id: TaskId,
@@ -67,7 +67,7 @@ pub struct TaskEnded {
     pub revision: u64,
 }
 
-/// Reads a task with the newest of its history, oldest first. Reading the trace is recorded.
+/// Reads a task with the newest items of its history, oldest first. The audit stream records trace reads.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ pub async fn read(
     })
 }
 
-/// Closes a task that has nothing to do.
+/// Closes a task without live requests.
 ///
 /// # Errors
 ///
@@ -122,7 +122,7 @@ pub async fn close(
     end(engine, call, task, Command::CloseTask { task }).await
 }
 
-/// Stops a task for good, with everything below it.
+/// Cancels a task, its requests and its child tasks.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The tree of a session: tasks, their requests, the tasks those started. Built from the newest records,
-//! so a page of a long session costs as much as one of a short session.
+//! The tree of a session: tasks, their requests, and the child tasks of those. It is built from the newest
+//! records, so a page costs the same in a long session as in a short one.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -22,7 +22,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::payload;
 
-/// How many records are read at a time, going back.
+/// Number of records read at a time, backwards.
 const STEP: u64 = 200;
 
 /// The tree of a session. A reused task is shown under each request that used it.
@@ -32,7 +32,7 @@ pub struct TreeView {
     pub session_id: SessionId,
     pub revision: u64,
     pub tasks: Vec<TreeTaskView>,
-    /// Earlier requests are found with `before` set to this.
+    /// The value of `before` for the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<u64>,
 }
@@ -328,7 +328,7 @@ async fn known_tasks(
     Ok(known)
 }
 
-/// The pieces of a tree. Its depth is bounded by how deep agents may call agents.
+/// The parts of a tree. The limit on nested agent calls bounds its depth.
 struct Tree {
     tasks: BTreeMap<TaskId, TreeTaskHead>,
     requests: BTreeMap<RequestId, TreeEntry>,
@@ -343,7 +343,7 @@ impl Tree {
             let under = shown.entry(entry.parent).or_default();
             under.insert(number, entry.task);
         }
-        // Root tasks without a request in this page are shown all the same.
+        // Show root tasks even if this page has none of their requests.
         for (id, task) in self.tasks.iter().filter(|(_, task)| task.is_root) {
             shown.entry(None).or_default().insert(task.number, *id);
         }

@@ -1,4 +1,4 @@
-//! Work: handing requests to workers.
+//! Work: claims of requests by workers.
 
 mod credential;
 mod pushed;
@@ -14,9 +14,9 @@ use crate::error::EngineError;
 pub use credential::CredentialView;
 pub use pushed::pushed_body;
 
-/// How long a claim may wait for the first request.
+/// The longest wait of a claim, in seconds.
 const WAIT_SECONDS_MAX: u64 = 60;
-/// How long a lease lasts unless the worker says.
+/// Default duration of a lease, in seconds.
 const LEASE_SECONDS_DEFAULT: u64 = 60;
 
 /// Claims requests of an agent, and waits for the first.

@@ -1,7 +1,7 @@
-//! The accept loop: sockets in, requests to the router, and no client that can hold it up.
+//! The accept loop: takes connections and passes their requests to the router. No client can block it.
 //!
-//! `axum::serve` waits forever for headers and for readers that do not read. Here every wait on a
-//! client has an end, except one: how long a request body may take is for whoever reads the body.
+//! `axum::serve` waits forever for slow headers and stalled readers. Here every wait on a client has a
+//! timeout, except for request bodies: the handler that reads a body sets its own.
 //!
 //! | a client that | is cut after |
 //! | --- | --- |
@@ -38,19 +38,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use guard::{Progress, Serving, StallGuard};
+use guard::{ConnectionProgress, RequestInService, StallGuard};
 
-/// How many bytes hyper keeps per connection in each direction. Bodies pass through in such pieces.
+/// Buffer of a connection in each direction, in bytes. Bodies pass through in chunks of this size.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
-/// How long to wait when the system has no more file descriptors for us.
+/// Back-off when the system has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a client gets that is one too many.
+/// The answer to a connection beyond `connections_max`.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     retry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
-/// How patient the server is with its clients.
+/// Limits and timeouts for connections.
 #[derive(Debug, Clone)]
 pub struct AcceptOptions {
     /// How many connections may be open at once. One more gets 503 and is closed.
@@ -156,15 +156,15 @@ fn builder(options: &AcceptOptions) -> http1::Builder {
     builder
 }
 
-/// Tells a client that it is one too many. It may not hear: whoever has already sent more than we
-/// take here gets a reset. Nothing is waited for, since that is what there is too much of.
+/// Answers 503 to a connection beyond the limit, without waiting. A client that has already sent more
+/// than the buffer below gets a TCP reset instead.
 fn refuse(stream: &TcpStream) {
-    // Data that nobody has read when a socket is closed becomes a reset in place of our answer.
+    // Closing a socket with unread data sends a reset, which would discard the answer.
     drop(stream.try_read(&mut [0; 4096]));
     drop(stream.try_write(TOO_MANY));
 }
 
-/// Errors of `accept`: which of them need a pause, and which of them need to be told.
+/// Decides which errors of `accept` need a back-off and a log line.
 #[derive(Debug, Default)]
 struct AcceptTrouble {
     logged_at: Option<Instant>,
@@ -173,7 +173,7 @@ struct AcceptTrouble {
 impl AcceptTrouble {
     /// How long to wait before the next try, if at all.
     fn note(&mut self, error: &io::Error, now: Instant) -> Option<Duration> {
-        // The trouble of one connection that is gone already.
+        // These errors concern one connection, which is already gone.
         if let io::ErrorKind::ConnectionAborted
         | io::ErrorKind::ConnectionRefused
         | io::ErrorKind::ConnectionReset
@@ -199,19 +199,19 @@ struct Connections {
     app: Router,
     options: AcceptOptions,
     stop: CancellationToken,
-    /// Cancelled when the time to finish is over.
+    /// Cancelled when the grace period is over.
     cut: CancellationToken,
     tracker: TaskTracker,
 }
 
 impl Connections {
     fn start(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
-        // Answers are written whole; holding back the last packet only makes them late.
+        // Answers are written in one piece; Nagle's algorithm would only delay the last packet.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let open = OpenConnection::new(Arc::clone(&self.options.connections_open), permit);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(ConnectionProgress::default());
         let io = TokioIo::new(StallGuard::new(
             stream,
             Arc::clone(&progress),
@@ -220,7 +220,12 @@ impl Connections {
         ));
         let app = self.app.clone();
         let service = service_fn(move |request| {
-            answer(app.clone(), request, peer, Serving::begin(&progress))
+            answer(
+                app.clone(),
+                request,
+                peer,
+                RequestInService::begin(&progress),
+            )
         });
         let connection = self.builder.serve_connection(io, service);
         let (stop, cut) = (self.stop.clone(), self.cut.clone());
@@ -246,7 +251,7 @@ impl Connections {
     }
 }
 
-/// A connection that counts. Gives its place back even if its task panics.
+/// Counts one open connection and holds its permit; both are released even if the task panics.
 struct OpenConnection {
     count: Arc<AtomicUsize>,
     _permit: OwnedSemaphorePermit,
@@ -272,7 +277,7 @@ async fn answer(
     app: Router,
     mut request: Request<Incoming>,
     peer: SocketAddr,
-    serving: Serving,
+    serving: RequestInService,
 ) -> Result<Response<ServedBody>, Infallible> {
     request.extensions_mut().insert(ConnectInfo(peer));
     let response = app.oneshot(request).await?;
@@ -282,10 +287,10 @@ async fn answer(
     }))
 }
 
-/// A response body that says, by going away, that the request is over.
+/// A response body that marks its request as ended when it is dropped.
 struct ServedBody {
     body: Body,
-    _serving: Serving,
+    _serving: RequestInService,
 }
 
 impl hyper::body::Body for ServedBody {

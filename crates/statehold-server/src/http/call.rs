@@ -1,4 +1,4 @@
-//! What every handler shares, and how a call becomes one: who calls, under which key, with what body.
+//! Shared state of the handlers, and the extractors: caller, idempotency key, path, query and body.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -34,7 +34,7 @@ use crate::reload::Reload;
 /// How a server behaves towards its callers.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Whether every call needs a key. Only a development server on loopback says no.
+    /// Whether every call needs a key. False only on a development server on loopback.
     pub keys_required: bool,
     /// The largest body, in bytes.
     pub body_bytes_max: usize,
@@ -42,15 +42,15 @@ pub struct ServerOptions {
     pub body_timeout: Duration,
     /// How many feeds may be open at once.
     pub feeds_max: usize,
-    /// The clock of the engine, if callers may move it: on development servers that are told to.
+    /// The clock of the engine, if callers may move it. Only development servers set it, on request.
     pub clock: Option<Arc<OffsetClock>>,
     /// Which addresses decisions may be pushed to.
     pub push_guard: Guard,
-    /// The agents that are declared, whatever is declared about them later.
+    /// The declared agents; a reload replaces them.
     pub agents: Swap<AgentBook>,
-    /// Engines in memory for chat calls that leave nothing behind. Without them there are none.
+    /// In-memory engines for stateless chat calls. Without them, stateless calls are refused.
     pub scratch: Option<Arc<Scratch>>,
-    /// Who reads again what is declared. Without them it stays as it is.
+    /// Reloads the configuration. Without it, the server refuses to reload.
     pub reload: Option<Arc<dyn Reload>>,
 }
 
@@ -70,27 +70,27 @@ impl Default for ServerOptions {
     }
 }
 
-/// What every handler shares.
+/// Shared state of all handlers; cheap to clone.
 #[derive(Clone)]
-pub(crate) struct App(Arc<Shared>);
+pub(crate) struct App(Arc<AppState>);
 
-pub(crate) struct Shared {
+pub(crate) struct AppState {
     pub(crate) engine: Engine,
     pub(crate) sealer: Sealer,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) feeds: Arc<Semaphore>,
-    /// The same places for chats, shared out among keys.
+    /// Permits of `feeds` for chat calls, shared fairly among keys.
     pub(crate) seats: Seats,
     pub(crate) local: Caller,
-    /// Which answers chat clients have received, and which they are owed.
+    /// Answers still owed to chat clients, and holds they have seen.
     pub(crate) deliveries: Arc<DeliveryLog>,
 }
 
 impl std::ops::Deref for App {
-    type Target = Shared;
+    type Target = AppState;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &AppState {
         &self.0
     }
 }
@@ -105,7 +105,7 @@ impl App {
         let tenant: Name = "default".parse().expect("a fixed name is a name");
         let deliveries = Arc::new(DeliveryLog::new(engine.now()));
         let feeds = Arc::new(Semaphore::new(options.feeds_max));
-        Self(Arc::new(Shared {
+        Self(Arc::new(AppState {
             engine,
             sealer,
             seats: Seats::new(Arc::clone(&feeds), options.feeds_max),
@@ -117,7 +117,7 @@ impl App {
         }))
     }
 
-    /// Does something that may take long, as long as the key counts it is done with.
+    /// Runs `work`, and fails with 401 if the API key is revoked meanwhile.
     pub(crate) async fn while_valid<T>(
         &self,
         secret: Option<Digest>,
@@ -133,7 +133,7 @@ impl App {
         }
     }
 
-    /// Waits until a key does not count any more.
+    /// Waits until a key is no longer valid.
     pub(crate) async fn revoked(&self, secret: Digest) {
         let mut changes = self.engine.key_changes();
         while self.engine.caller_of(secret).is_some() {
@@ -141,7 +141,7 @@ impl App {
         }
     }
 
-    /// Whoever sends these headers, with the digest of their key.
+    /// Authenticates the caller. Also returns the digest of the key, if one was sent.
     async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, Option<Digest>), Problem> {
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
@@ -151,7 +151,7 @@ impl App {
                 let (caller, digest) = found.ok_or_else(unauthenticated)?;
                 (caller, Some(digest))
             }
-            // Clients of other services always send something; on a development server it is nothing.
+            // OpenAI clients always send some key; a development server ignores foreign ones.
             None if !self.options.keys_required => {
                 require_loopback_host(headers)?;
                 (self.local.clone(), None)
@@ -172,7 +172,7 @@ pub(crate) fn unauthenticated() -> Problem {
     )
 }
 
-/// The one credential of a call. Two that differ are refused: nobody could say which one counts.
+/// The credential of a call. Two different credentials are ambiguous and refused.
 fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let bearer = text(headers, "authorization")?;
     let bearer = bearer.map(|value| match value.split_at_checked(7) {
@@ -190,7 +190,7 @@ fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     }
 }
 
-/// A header that may be there once, as text.
+/// A header as text. A repeated header is refused.
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Problem> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {
@@ -204,8 +204,8 @@ pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a 
     Ok(Some(text))
 }
 
-/// Without keys only programs of this machine are served; a page of another site that a browser was
-/// led to open is not one of them.
+/// Without keys, serve only programs on this machine. The check of `Host` and `Origin` stops DNS
+/// rebinding and pages of other sites.
 fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
     let foreign = || {
         Problem::new(
@@ -231,8 +231,8 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// A page of another site changes nothing here, whatever key it got hold of. Programs that are no browser
-/// send no `Origin`; without a key, the check of the host has looked at it already.
+/// Refuses writes from pages of other sites, even with a valid key. Programs other than browsers send no
+/// `Origin`. Calls without a key have passed `require_loopback_host` already.
 fn require_own_origin(headers: &HeaderMap) -> Result<(), Problem> {
     let Some(origin) = text(headers, "origin")? else {
         return Ok(());
@@ -265,7 +265,7 @@ fn split_port(host: &str) -> (&str, Option<&str>) {
 }
 
 fn is_loopback(host: &str) -> bool {
-    // A name that has a colon when its port is cut off is nothing that we know.
+    // A name with a colon left after its port is no loopback name.
     let (name, _) = split_port(host);
     name == "[::1]"
         || name.eq_ignore_ascii_case("localhost")
@@ -274,10 +274,10 @@ fn is_loopback(host: &str) -> bool {
             .is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Who calls, and under which conditions.
+/// The caller of a request, its idempotency key and its preconditions.
 pub(crate) struct CallContext {
     pub(crate) caller: Caller,
-    /// The digest of the key they came with.
+    /// The digest of the caller's API key.
     pub(crate) secret: Option<Digest>,
     pub(crate) if_revision: Option<u64>,
     idempotency_key: Option<String>,
@@ -286,7 +286,7 @@ pub(crate) struct CallContext {
 }
 
 impl CallContext {
-    /// The call as the engine takes it. `body` is part of what an idempotency key stands for.
+    /// The call for the engine. The idempotency key covers `body`.
     pub(crate) fn call(&self, body: &[u8]) -> Call {
         Call {
             caller: self.caller.clone(),
@@ -295,8 +295,8 @@ impl CallContext {
         }
     }
 
-    /// The call for a decision, and its key: the decision key is the hold's own and outlives every
-    /// idempotency key.
+    /// The call for a decision, and its decision key. The hold stores that key, so it outlives the 24 hours
+    /// of an idempotency key.
     pub(crate) fn decision(&self) -> (Call, Option<&str>) {
         let call = Call {
             caller: self.caller.clone(),
@@ -310,8 +310,8 @@ impl CallContext {
         self.key_of("", &[body])
     }
 
-    /// The key of one of several commands that a call sends, told apart by `step`. `parts` are what it
-    /// stands for beside the method and the path.
+    /// The key for one of several commands of a call, distinguished by `step`. It covers the method, the
+    /// path and `parts`.
     pub(crate) fn key_of(&self, step: &str, parts: &[&[u8]]) -> Option<IdempotencyKey> {
         let key = self.idempotency_key.as_deref()?;
         let call = [self.method.as_str().as_bytes(), self.target.as_bytes()];
@@ -324,7 +324,7 @@ impl CallContext {
         ))
     }
 
-    /// The idempotency key itself, where it means something else too.
+    /// The idempotency key as the caller sent it.
     pub(crate) fn key_text(&self) -> Option<&str> {
         self.idempotency_key.as_deref()
     }
@@ -361,8 +361,8 @@ impl FromRequestParts<App> for CallContext {
     }
 }
 
-/// A credential that the caller sends along for the worker. It is no part of what an idempotency key
-/// stands for, and never of what a refusal says.
+/// A credential that the caller passes to the worker. No idempotency key covers it, and no error
+/// message contains it.
 pub(crate) struct CallerCredential(pub(crate) Option<Credential>);
 
 impl FromRequestParts<App> for CallerCredential {
@@ -402,7 +402,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
     })
 }
 
-/// A body that was read whole and parsed strictly.
+/// A JSON body, read to its end and parsed strictly.
 pub(crate) struct Payload<T> {
     pub(crate) value: T,
     pub(crate) bytes: Bytes,
@@ -423,7 +423,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
     }
 }
 
-/// What is sent as something else is not read as JSON; what says nothing is.
+/// Refuses a body with another media type. A missing `Content-Type` means JSON.
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let Some(kind) = text(headers, header::CONTENT_TYPE.as_str())? else {
         return Ok(());
@@ -441,7 +441,7 @@ fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// `curl -d` says that it sends a form, whatever it sends.
+/// `curl -d` declares every body as a form, so its `Content-Type` means nothing.
 fn is_curl(headers: &HeaderMap) -> bool {
     let agent = headers.get(header::USER_AGENT);
     agent.is_some_and(|agent| agent.as_bytes().starts_with(b"curl/"))
@@ -457,7 +457,7 @@ async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
         )
         .with("max", max)
     };
-    // What says that it is too large need not be read to be believed.
+    // Refuse by `Content-Length` before reading anything.
     if announced > max {
         return Err(too_large());
     }
@@ -476,7 +476,7 @@ async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
     }
 }
 
-/// The ids of a path. One that cannot be an id is the id of nothing.
+/// The ids of a path. A malformed id gets 404, like an unknown one.
 pub(crate) struct PathIds(BTreeMap<String, String>);
 
 impl PathIds {
@@ -505,7 +505,7 @@ impl FromRequestParts<App> for PathIds {
     }
 }
 
-/// A query that was parsed strictly: what is not known is refused.
+/// A query, parsed strictly: unknown parameters are refused.
 pub(crate) struct Params<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_what_follows_the_scheme_in_any_spelling() {
+    fn the_scheme_of_a_credential_is_removed_in_any_spelling() {
         for value in ["Bearer shk_1", "bearer shk_1", "BEARER  shk_1 ", "shk_1"] {
             let headers = with_authorization(value);
             let found = credential(&headers).ok().flatten();

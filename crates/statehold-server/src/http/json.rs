@@ -1,8 +1,8 @@
-//! The one gate through which JSON from outside comes in.
+//! The strict JSON scanner in front of every parser of input.
 //!
-//! Readers of JSON disagree about duplicate keys, lone surrogates and large numbers, and whoever is
-//! paid by that disagreement will find it. So a body is scanned once, strictly, before anything
-//! reads it: what passes means the same to every reader. [`parse`] then gives it a type.
+//! JSON parsers disagree about duplicate keys, lone surrogates and large numbers, and attackers exploit
+//! that. So the scanner checks a body once, strictly, before any parser: a text that passes means the
+//! same to every parser. [`parse`] then gives it a type.
 //!
 //! Beyond RFC 8259 the scanner refuses byte order marks, lone surrogates in escapes, the NUL
 //! character, keys that occur twice in an object however they are spelled, nesting and length over
@@ -103,13 +103,13 @@ pub enum JsonError {
     Syntax {
         /// The byte that does not belong there, or the end of the text.
         offset: usize,
-        /// What belongs there.
+        /// The token that would be valid there.
         expected: &'static str,
     },
 }
 
 impl JsonError {
-    /// The byte at which the trouble is.
+    /// The byte at which the error is.
     pub fn offset(&self) -> usize {
         match self {
             Self::Empty | Self::ByteOrderMark => 0,
@@ -135,7 +135,7 @@ pub enum ParseError {
     /// It is JSON, but no object.
     #[error("the body is {found}; send an object")]
     NotAnObject {
-        /// What it is, with its article.
+        /// The JSON type of the body, with its article.
         found: &'static str,
     },
     /// It is an object of another form.
@@ -143,7 +143,7 @@ pub enum ParseError {
     Shape {
         /// Where, for example `items[2].kind`; `body` if it is the object itself.
         path: String,
-        /// What is wrong and what was expected.
+        /// The error and the expected form.
         problem: String,
     },
 }
@@ -193,7 +193,7 @@ pub fn parse_or_empty<'a, T: Deserialize<'a>>(
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
-    // Keeping track of the path costs as much as parsing: it is done only when it is needed.
+    // Tracking the path costs as much as parsing, so do it only after an error.
     if let Ok(value) = serde_json::from_str(text) {
         return Ok(value);
     }
@@ -205,7 +205,7 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
         };
         let inner = error.inner();
         let mut problem = inner.to_string();
-        // The path says it better than a line and a column in a body without lines.
+        // Drop the line and column: the path is more useful, and bodies rarely have lines.
         if inner.line() > 0
             && let Some((before, _)) = problem.rsplit_once(" at line ")
         {
@@ -240,8 +240,8 @@ fn scan_text<'a>(bytes: &'a [u8], limits: &JsonLimits) -> Result<&'a str, JsonEr
     Ok(text)
 }
 
-/// An object or array whose end has not come yet.
-enum Open {
+/// An object or array that is still open.
+enum OpenContainer {
     Array,
     Object {
         /// Where its keys begin in `Scanner::keys`.
@@ -249,7 +249,7 @@ enum Open {
     },
 }
 
-struct Key<'a> {
+struct ObjectKey<'a> {
     /// Without escapes.
     text: Cow<'a, str>,
     offset: usize,
@@ -261,9 +261,9 @@ struct Scanner<'a> {
     /// Invariant: at most the length of the text.
     at: usize,
     depth_max: usize,
-    open: Vec<Open>,
+    open: Vec<OpenContainer>,
     /// The keys of all open objects, those of the innermost last.
-    keys: Vec<Key<'a>>,
+    keys: Vec<ObjectKey<'a>>,
 }
 
 impl Scanner<'_> {
@@ -286,7 +286,7 @@ impl Scanner<'_> {
             Some(b'"') => self.string().map(|_| false),
             Some(b'{') => {
                 let keys_from = self.keys.len();
-                self.enter(Open::Object { keys_from })?;
+                self.enter(OpenContainer::Object { keys_from })?;
                 if self.peek() == Some(b'}') {
                     return Ok(false);
                 }
@@ -294,7 +294,7 @@ impl Scanner<'_> {
                 Ok(true)
             }
             Some(b'[') => {
-                self.enter(Open::Array)?;
+                self.enter(OpenContainer::Array)?;
                 Ok(self.peek() != Some(b']'))
             }
             Some(b'-' | b'0'..=b'9') => {
@@ -308,7 +308,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// Closes what ends here and goes on to the next value. True at the end of the text.
+    /// Closes the arrays and objects that end here, then moves to the next value. True at the end of the
+    /// text.
     fn after_value(&mut self) -> Result<bool, JsonError> {
         loop {
             self.skip_space();
@@ -316,29 +317,29 @@ impl Scanner<'_> {
             match (self.open.last(), next) {
                 (None, None) => return Ok(true),
                 (None, Some(_)) => return self.fail("nothing after the value"),
-                (Some(Open::Array), Some(b',')) => {
+                (Some(OpenContainer::Array), Some(b',')) => {
                     self.step();
                     return Ok(false);
                 }
-                (Some(Open::Object { .. }), Some(b',')) => {
+                (Some(OpenContainer::Object { .. }), Some(b',')) => {
                     self.step();
                     self.key("a key")?;
                     return Ok(false);
                 }
-                (Some(Open::Array), Some(b']')) => {}
-                (Some(&Open::Object { keys_from }), Some(b'}')) => {
+                (Some(OpenContainer::Array), Some(b']')) => {}
+                (Some(&OpenContainer::Object { keys_from }), Some(b'}')) => {
                     self.check_keys(keys_from)?;
                     self.keys.truncate(keys_from);
                 }
-                (Some(Open::Array), _) => return self.fail("',' or ']'"),
-                (Some(Open::Object { .. }), _) => return self.fail("',' or '}'"),
+                (Some(OpenContainer::Array), _) => return self.fail("',' or ']'"),
+                (Some(OpenContainer::Object { .. }), _) => return self.fail("',' or '}'"),
             }
             self.at += 1;
             self.open.pop();
         }
     }
 
-    fn enter(&mut self, open: Open) -> Result<(), JsonError> {
+    fn enter(&mut self, open: OpenContainer) -> Result<(), JsonError> {
         if self.open.len() >= self.depth_max {
             return Err(JsonError::TooDeep {
                 offset: self.at,
@@ -363,7 +364,7 @@ impl Scanner<'_> {
         } else {
             Cow::Borrowed(raw)
         };
-        self.keys.push(Key { text, offset });
+        self.keys.push(ObjectKey { text, offset });
         self.skip_space();
         if self.peek() != Some(b':') {
             return self.fail("':'");
@@ -464,7 +465,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// Goes over the byte here and the space after it.
+    /// Skips this byte and the white space after it.
     fn step(&mut self) {
         self.at += 1;
         self.skip_space();
@@ -490,7 +491,7 @@ impl Scanner<'_> {
 
 /// How many bytes from the beginning are neither a quote, nor a backslash, nor a control character.
 ///
-/// Most of every body is text in strings, so eight bytes are looked at together.
+/// Most of every body is text in strings, so this checks eight bytes at a time.
 fn plain_bytes(bytes: &[u8]) -> usize {
     const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
     const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
@@ -524,7 +525,7 @@ fn hex(digits: &[u8]) -> Option<u32> {
     })
 }
 
-/// The text of a string whose escapes were found to be sound.
+/// Decodes the escapes of a string that the scanner has accepted.
 fn unescape(raw: &str) -> String {
     let mut text = String::with_capacity(raw.len());
     let mut rest = raw;

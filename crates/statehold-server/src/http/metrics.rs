@@ -1,4 +1,4 @@
-//! Numbers for operators. Labels are routes, methods and statuses: nothing that a caller chose.
+//! Prometheus metrics. Labels are routes, methods and statuses, never text from a caller.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -11,24 +11,24 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Call {
+struct CallLabels {
     method: String,
     route: String,
     status: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Route {
+struct RouteLabels {
     method: String,
     route: String,
 }
 
-/// The numbers of one server.
+/// The metrics of one server.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    calls: Family<Call, Counter<u64, AtomicU64>>,
-    seconds: Family<Route, Histogram>,
+    calls: Family<CallLabels, Counter<u64, AtomicU64>>,
+    seconds: Family<RouteLabels, Histogram>,
     connections: Arc<AtomicUsize>,
     connections_open: Gauge<i64, AtomicI64>,
     sessions_hot: Gauge<i64, AtomicI64>,
@@ -48,7 +48,7 @@ fn histogram() -> Histogram {
 }
 
 impl Metrics {
-    /// Numbers that all begin at zero. `connections` is counted elsewhere.
+    /// Metrics that start at zero. The accept loop counts `connections`.
     pub fn new(connections: Arc<AtomicUsize>) -> Self {
         let mut registry = Registry::with_prefix("statehold");
         let calls = Family::default();
@@ -80,15 +80,15 @@ impl Metrics {
         }
     }
 
-    /// Notes one answer.
+    /// Records one answer.
     pub(crate) fn note(&self, method: &str, route: &str, status: u16, seconds: f64) {
         let (method, route) = (method.to_owned(), route.to_owned());
-        let label = Route {
+        let label = RouteLabels {
             method: method.clone(),
             route: route.clone(),
         };
         self.seconds.get_or_create(&label).observe(seconds);
-        let label = Call {
+        let label = CallLabels {
             method,
             route,
             status,
@@ -96,7 +96,7 @@ impl Metrics {
         self.calls.get_or_create(&label).inc();
     }
 
-    /// All numbers as text.
+    /// All metrics in the `OpenMetrics` text format.
     pub(crate) fn render(&self, hot_sessions: usize) -> String {
         let as_i64 = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.connections_open

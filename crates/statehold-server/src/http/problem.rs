@@ -14,26 +14,26 @@ use crate::http::json::ParseError;
 /// Declares every code with its status and title, in one table.
 macro_rules! codes {
     ($($name:ident = $status:literal $text:literal $title:literal;)*) => {
-        /// What went wrong, for programs.
+        /// The error code of a problem, for programs.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[expect(missing_docs, reason = "each has a title and a page")]
         pub enum Code { $($name,)* }
 
         impl Code {
-            /// All of them.
+            /// Every code, in the order of the table.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The stable word for it.
+            /// The code as clients see it. It never changes.
             pub fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The same in a few words for people.
+            /// A short title for people.
             pub fn title(self) -> &'static str {
                 match self { $(Self::$name => $title,)* }
             }
 
-            /// The status of an answer with it.
+            /// The HTTP status of an answer with this code.
             pub fn status(self) -> u16 {
                 match self { $(Self::$name => $status,)* }
             }
@@ -42,102 +42,102 @@ macro_rules! codes {
 }
 
 codes! {
-    BadJson = 400 "bad_json" "The body is not JSON that can be trusted";
-    BadHeader = 400 "bad_header" "A header makes no sense";
-    BadQuery = 400 "bad_query" "The query makes no sense";
-    BadCursor = 400 "bad_cursor" "The cursor is not one of this list";
-    Unauthenticated = 401 "unauthenticated" "A valid key is needed";
-    Forbidden = 403 "forbidden" "The key lacks a right";
+    BadJson = 400 "bad_json" "Invalid JSON";
+    BadHeader = 400 "bad_header" "Invalid header";
+    BadQuery = 400 "bad_query" "Invalid query";
+    BadCursor = 400 "bad_cursor" "Invalid cursor";
+    Unauthenticated = 401 "unauthenticated" "Missing or invalid key";
+    Forbidden = 403 "forbidden" "Missing role";
     WrongUser = 403 "wrong_user" "The key acts for another user";
-    WrongAgent = 403 "wrong_agent" "The key works for other agents";
-    MayNotDecide = 403 "may_not_decide" "Somebody else must decide";
-    ForeignHost = 403 "foreign_host" "The call names a host that this server is not";
-    ForeignOrigin = 403 "foreign_origin" "A web page of another site sent the call";
-    NotFound = 404 "not_found" "There is no such object";
-    AgentUnknown = 404 "agent_unknown" "There is no such agent";
-    MethodNotAllowed = 405 "method_not_allowed" "The path does not take this method";
-    BodyTimeout = 408 "body_timeout" "The body did not arrive in time";
-    NameTaken = 409 "name_taken" "The name is taken";
+    WrongAgent = 403 "wrong_agent" "The key does not allow this agent";
+    MayNotDecide = 403 "may_not_decide" "The caller may not decide this hold";
+    ForeignHost = 403 "foreign_host" "Host not allowed";
+    ForeignOrigin = 403 "foreign_origin" "Cross-origin request refused";
+    NotFound = 404 "not_found" "Not found";
+    AgentUnknown = 404 "agent_unknown" "Unknown agent";
+    MethodNotAllowed = 405 "method_not_allowed" "Method not allowed";
+    BodyTimeout = 408 "body_timeout" "Timeout while reading the body";
+    NameTaken = 409 "name_taken" "Name already in use";
     SessionClosed = 409 "session_closed" "The session is closed";
-    RequestsLive = 409 "requests_live" "Requests are live";
-    TaskFinal = 409 "task_final" "The task has ended for good";
+    RequestsLive = 409 "requests_live" "The session has live requests";
+    TaskFinal = 409 "task_final" "The task has ended";
     TaskBusy = 409 "task_busy" "The task has a live request";
     RequestEnded = 409 "request_ended" "The request has ended";
-    NotClaimable = 409 "not_claimable" "The request cannot be claimed now";
-    NotLeased = 409 "not_leased" "Nobody holds the request";
-    StaleFence = 409 "stale_fence" "Another worker holds the request";
+    NotClaimable = 409 "not_claimable" "The request cannot be claimed";
+    NotLeased = 409 "not_leased" "The request is not leased";
+    StaleFence = 409 "stale_fence" "Stale fence";
     NotLeaseHolder = 409 "not_lease_holder" "The lease belongs to another principal";
-    ChildrenLive = 409 "children_live" "Child requests are live";
-    HoldsOpen = 409 "holds_open" "Holds are open";
-    HoldDecided = 409 "hold_decided" "The hold has its decision";
-    AlreadyVoted = 409 "already_voted" "This person has approved before";
-    DigestMismatch = 409 "digest_mismatch" "The digest is of another action";
+    ChildrenLive = 409 "children_live" "The request has live child requests";
+    HoldsOpen = 409 "holds_open" "The request has open holds";
+    HoldDecided = 409 "hold_decided" "The hold is already decided";
+    AlreadyVoted = 409 "already_voted" "This person has already approved";
+    DigestMismatch = 409 "digest_mismatch" "Digest of another action";
     SeveralHolds = 409 "several_holds" "The request has several holds";
-    CallNotReleased = 409 "call_not_released" "The action was not approved";
-    VersionConflict = 409 "version_conflict" "A state key has another version";
-    NotReloadable = 409 "not_reloadable" "There is no configuration to read again";
-    HoldExpired = 410 "hold_expired" "Nobody decided the hold in time";
-    SessionExpired = 410 "session_expired" "The time of the session is over";
-    RevisionMismatch = 412 "revision_mismatch" "The session has moved on";
-    BodyTooLarge = 413 "body_too_large" "The body is too large";
-    UnsupportedMedia = 415 "unsupported_media_type" "The body must be JSON";
-    InvalidBody = 422 "invalid_body" "The body has the wrong shape";
-    KeyReused = 422 "key_reused" "The idempotency key belongs to another call";
-    UserNeeded = 422 "user_needed" "The call must name a user";
-    LeaseNeeded = 422 "lease_needed" "Only the holder of a lease may do this";
-    TaskElsewhere = 422 "task_elsewhere" "The task belongs elsewhere";
-    CallUnknown = 422 "call_unknown" "There is no such open tool call";
-    DecisionNotOffered = 422 "decision_not_offered" "The hold does not offer this decision";
-    AnswerMissing = 422 "answer_missing" "The decision lacks its content";
+    CallNotReleased = 409 "call_not_released" "The tool call was not approved";
+    VersionConflict = 409 "version_conflict" "State version conflict";
+    NotReloadable = 409 "not_reloadable" "No configuration to reload";
+    HoldExpired = 410 "hold_expired" "The hold has expired";
+    SessionExpired = 410 "session_expired" "The session has expired";
+    RevisionMismatch = 412 "revision_mismatch" "Revision mismatch";
+    BodyTooLarge = 413 "body_too_large" "Body too large";
+    UnsupportedMedia = 415 "unsupported_media_type" "Unsupported media type";
+    InvalidBody = 422 "invalid_body" "Invalid body";
+    KeyReused = 422 "key_reused" "Idempotency key already used for another call";
+    UserNeeded = 422 "user_needed" "User required";
+    LeaseNeeded = 422 "lease_needed" "Lease required";
+    TaskElsewhere = 422 "task_elsewhere" "The task belongs to another agent or parent";
+    CallUnknown = 422 "call_unknown" "Unknown tool call";
+    DecisionNotOffered = 422 "decision_not_offered" "Decision not offered";
+    AnswerMissing = 422 "answer_missing" "Decision without content";
     EditImpossible = 422 "edit_impossible" "The action cannot be edited";
-    InvalidArgs = 422 "invalid_args" "The arguments do not fit the tool";
-    InvalidContent = 422 "invalid_content" "The answer does not have the form that was asked for";
-    CommentNeeded = 422 "comment_needed" "A rejection needs a comment";
+    InvalidArgs = 422 "invalid_args" "Invalid tool arguments";
+    InvalidContent = 422 "invalid_content" "Invalid answer content";
+    CommentNeeded = 422 "comment_needed" "Comment required";
     PolicyStricter = 422 "policy_stricter" "The policy is stricter";
-    ApprovalNeeded = 422 "approval_needed" "The tool needs an approval";
-    HoldMalformed = 422 "hold_malformed" "The hold makes no sense";
-    ItemMalformed = 422 "item_malformed" "An item makes no sense";
-    BadConfiguration = 422 "bad_configuration" "The configuration has mistakes";
-    AddressRefused = 422 "address_refused" "The address cannot be called";
-    BadStateKey = 422 "bad_state_key" "A state key is not allowed";
-    MergeRefused = 422 "merge_refused" "A value cannot be merged";
-    EmptyPatch = 422 "empty_patch" "The patch changes nothing";
-    LimitReached = 422 "limit_reached" "A limit is reached";
-    AgentNeedsSession = 422 "agent_needs_session" "The agent works in sessions only";
-    ApprovalNeedsSession = 422 "approval_needs_session" "Somebody must decide, which needs a session";
-    ToolsNotSupported = 422 "tools_not_supported" "The agent takes no tools";
-    ParameterNotSupported = 422 "parameter_not_supported" "The parameter asks for something that is not done";
-    TooMany = 429 "too_many" "Too much at once";
-    Internal = 500 "internal" "Something is wrong here";
+    ApprovalNeeded = 422 "approval_needed" "Approval required";
+    HoldMalformed = 422 "hold_malformed" "Invalid hold";
+    ItemMalformed = 422 "item_malformed" "Invalid item";
+    BadConfiguration = 422 "bad_configuration" "Invalid configuration";
+    AddressRefused = 422 "address_refused" "Address not allowed";
+    BadStateKey = 422 "bad_state_key" "Invalid state key";
+    MergeRefused = 422 "merge_refused" "The value cannot be merged";
+    EmptyPatch = 422 "empty_patch" "Nothing to change";
+    LimitReached = 422 "limit_reached" "Limit reached";
+    AgentNeedsSession = 422 "agent_needs_session" "The agent requires a session";
+    ApprovalNeedsSession = 422 "approval_needs_session" "An approval requires a session";
+    ToolsNotSupported = 422 "tools_not_supported" "Tools not supported";
+    ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";
+    TooMany = 429 "too_many" "Too many concurrent calls";
+    Internal = 500 "internal" "Internal error";
     RequestFailed = 500 "request_failed" "The request failed";
-    RequestCancelled = 500 "request_cancelled" "Somebody stopped the request";
-    AgentError = 502 "agent_error" "The agent answered with an error";
-    AgentUnreachable = 502 "agent_unreachable" "The agent cannot be reached";
-    AgentTimeout = 502 "agent_timeout" "The agent took too long";
-    AgentCutOff = 502 "agent_cut_off" "The answer of the agent broke off";
-    AgentMalformed = 502 "agent_malformed" "The agent answered in another form";
-    AgentTooLarge = 502 "agent_too_large" "The answer of the agent is too large";
-    ConversationLost = 502 "conversation_lost" "The agent has lost the conversation";
-    NoRoute = 502 "no_route" "The router chose no agent that there is";
+    RequestCancelled = 500 "request_cancelled" "The request was cancelled";
+    AgentError = 502 "agent_error" "The agent returned an error";
+    AgentUnreachable = 502 "agent_unreachable" "Agent unreachable";
+    AgentTimeout = 502 "agent_timeout" "Agent timeout";
+    AgentCutOff = 502 "agent_cut_off" "The agent's answer was cut off";
+    AgentMalformed = 502 "agent_malformed" "Invalid answer from the agent";
+    AgentTooLarge = 502 "agent_too_large" "The agent's answer is too large";
+    ConversationLost = 502 "conversation_lost" "The agent lost the conversation";
+    NoRoute = 502 "no_route" "The router chose an unknown agent";
     Stopping = 503 "stopping" "The server is stopping";
-    DiskFull = 507 "disk_full" "The disk is full";
+    DiskFull = 507 "disk_full" "Disk full";
 }
 
-/// An error answer.
+/// An error, as `application/problem+json`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Problem {
-    /// A name for the kind of problem; `docs/errors/` has a page for each code.
+    /// `urn:statehold:error:` and the code; `docs/errors/` has a page for each code.
     #[serde(rename = "type")]
     pub page: String,
-    /// What went wrong, in a few words.
+    /// A short title, always the same for a code.
     pub title: &'static str,
-    /// The status of the answer.
+    /// The HTTP status of the answer.
     pub status: u16,
-    /// What went wrong here, and what to do next.
+    /// The error of this call and what to do next, for people.
     pub detail: String,
-    /// What went wrong, for programs.
+    /// The error code, for programs. Codes do not change their meaning.
     pub code: &'static str,
-    /// Fields that help.
+    /// Further fields, as the page of the code lists them.
     #[serde(flatten)]
     #[schema(ignore)]
     pub more: Box<Map<String, Value>>,
@@ -156,14 +156,14 @@ impl Problem {
         }
     }
 
-    /// The same with a field that helps.
+    /// Adds a field.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.more.insert(name.to_owned(), value.into());
         self
     }
 
-    /// What is not there, or not for this caller: always the same answer.
+    /// The same answer for a missing object and for one that the caller may not see.
     pub fn not_found() -> Self {
         Self::new(
             Code::NotFound,
@@ -197,7 +197,7 @@ impl IntoResponse for Problem {
         ) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        // For surfaces that say it in other words.
+        // The OpenAI-compatible paths translate the problem into their own error shape.
         response.extensions_mut().insert(self);
         response
     }
@@ -306,7 +306,7 @@ impl From<EngineError> for Problem {
                 Self::new(Code::Stopping, detail)
             }
             EngineError::Store(source) => {
-                // The cause is for the log of the operator, never for the caller.
+                // The cause goes to the log, never to the caller: it may reveal internals.
                 let mut causes = source.to_string();
                 let mut inner = std::error::Error::source(&source);
                 while let Some(cause) = inner {
@@ -380,7 +380,7 @@ impl From<Rejection> for Problem {
     }
 }
 
-/// Why somebody may not decide, in one word.
+/// The word on the wire for the reason why a caller may not decide.
 pub(crate) fn why_not(why: &WhyNot) -> &'static str {
     match why {
         WhyNot::OwnSession => "own_session",
@@ -427,7 +427,7 @@ fn code_of(rejection: &Rejection) -> Code {
         | Rejection::MergeOfSessionKey { .. } => Code::BadStateKey,
         Rejection::EmptyPatch => Code::EmptyPatch,
         Rejection::Limit { .. } => Code::LimitReached,
-        // Commands that only timers send, and those that have no route.
+        // Rejections of commands that only timers send or that have no route.
         Rejection::SessionNotExpired
         | Rejection::NotExpired { .. }
         | Rejection::NotInThePast { .. } => Code::InvalidBody,

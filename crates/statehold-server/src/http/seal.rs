@@ -1,12 +1,12 @@
 //! Sealed handles: page cursors and feed positions that go out to a caller and come back.
 //!
-//! A handle tells its holder nothing and works only where it was given: for the same purpose, the
-//! same caller and the same filter. Everything else is refused in one way, so that a refusal tells
-//! nothing either. Expiry, if a handle needs one, belongs in its content.
+//! A handle is opaque and valid only for the purpose, the caller and the filter it was sealed for. Any
+//! other use gets the same error, so that a caller cannot probe. Expiry, if a handle needs one, belongs in
+//! its content.
 //!
 //! The envelope is a version byte, four bytes that name the key, a random nonce of 24 bytes, and the
 //! XChaCha20-Poly1305 ciphertext, together as URL-safe base64 without padding. Nonces of that length
-//! may be drawn at random on every node without any of them asking another.
+//! may be drawn at random on every node without coordination.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ const HEAD_BYTES: usize = 1 + KEY_ID_BYTES;
 const ENVELOPE_BYTES_MAX: usize = HEAD_BYTES + NONCE_BYTES + CONTENT_BYTES_MAX + TAG_BYTES;
 const TEXT_BYTES_MAX: usize = (ENVELOPE_BYTES_MAX * 4).div_ceil(3);
 
-/// Separates these keys from whatever else is derived from the same secret.
+/// Separates these keys from other keys derived from the same secret.
 const SALT: &[u8] = b"statehold handle v1";
 
 /// A handle that was not given by this server to this caller for this use.
@@ -55,13 +55,13 @@ impl Sealer {
         Self { derivation, key_id }
     }
 
-    /// Seals `content` for one purpose and for whoever and whatever `bound_to` names (tenant,
-    /// principal, digest of the filter; the order matters).
+    /// Seals `content` for one purpose and for the values in `bound_to` (tenant, principal, digest of the
+    /// filter; the order matters).
     ///
     /// # Panics
     ///
-    /// If the content is longer than [`CONTENT_BYTES_MAX`], as nobody could open it again, or if the
-    /// system has no random source, without which nothing can be kept secret.
+    /// If the content is longer than [`CONTENT_BYTES_MAX`], because `open` would refuse the handle, or if
+    /// the system has no random source.
     pub fn seal(&self, purpose: &str, bound_to: &[&str], content: &[u8]) -> String {
         assert!(
             content.len() <= CONTENT_BYTES_MAX,
@@ -86,11 +86,11 @@ impl Sealer {
         BASE64URL_NOPAD.encode(&envelope)
     }
 
-    /// Gives the content of a handle that was sealed for exactly this purpose and `bound_to`.
+    /// Returns the content of a handle that was sealed for exactly this purpose and `bound_to`.
     ///
     /// # Errors
     ///
-    /// [`BadHandle`] for everything else, whatever is wrong with it.
+    /// [`BadHandle`] for any other handle, without a reason, so that a caller cannot probe.
     pub fn open(&self, purpose: &str, bound_to: &[&str], text: &str) -> Result<Vec<u8>, BadHandle> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(BadHandle);
@@ -127,7 +127,7 @@ impl Sealer {
     }
 }
 
-/// Derives bytes for one use. `kind` is ours, so no purpose can be spelled to get the key id.
+/// Derives bytes for one use. `kind` is a constant of this file, so no purpose can collide with the key id.
 fn derive<const N: usize>(derivation: &Hkdf<Sha256>, kind: &str, name: &str) -> [u8; N] {
     let mut bytes = [0; N];
     derivation
@@ -136,7 +136,7 @@ fn derive<const N: usize>(derivation: &Hkdf<Sha256>, kind: &str, name: &str) -> 
     bytes
 }
 
-/// Everything that must be the same on the way back. Each part has its length before it, so that
+/// The values that must match when the handle comes back. Each part is prefixed with its length, so that
 /// `["ab", "c"]` and `["a", "bc"]` differ.
 fn associated_data(head: [u8; HEAD_BYTES], purpose: &str, bound_to: &[&str]) -> Vec<u8> {
     let parts = || std::iter::once(&purpose).chain(bound_to);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_is_opened_by_whoever_has_the_key() {
+    fn nodes_with_the_same_key_open_a_sealed_handle() {
         for content in [&b""[..], b"x", b"ses_1/42", &[0; CONTENT_BYTES_MAX]] {
             let text = sealer().seal(PURPOSE, &BOUND, content);
             assert_eq!(

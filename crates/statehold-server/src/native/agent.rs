@@ -1,5 +1,5 @@
-//! Agents as they are declared: what they are, never what they are told, where they are or what they
-//! are called with. Reading the declarations again is here too.
+//! The declared agents, and reloading their declarations. Answers never contain prompts, addresses or
+//! credentials.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
 use statehold_engine::{Caller, require_admin};
 use utoipa::ToSchema;
 
-use super::{About, shown};
+use super::{AnswerHeaders, shown};
 use crate::http::call::{App, CallContext, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
-use crate::reload::{ReloadError, Reloaded};
+use crate::reload::{ReloadError, ReloadReport};
 use statehold_core::digest::Digest;
 use statehold_engine::api::schema::{AgentKindWord, ChatDefaultWord, ToolApprovalWord};
 
@@ -28,33 +28,33 @@ pub(crate) struct AgentListOut {
     agents: Vec<AgentOut>,
 }
 
-/// An agent as it is declared.
+/// A declared agent.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Agent)]
 pub(crate) struct AgentOut {
     #[schema(value_type = Name)]
     name: String,
-    /// `worker`: a process claims its work; all others are called by the server itself.
+    /// `worker`: a process claims its requests. The server itself calls all other kinds.
     #[schema(value_type = AgentKindWord)]
     kind: &'static str,
-    /// What it can do.
+    /// The description from the declaration.
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
-    /// Of a router: those it chooses from.
+    /// Of a router: the agents it chooses from.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Name>>)]
     agents: Option<Vec<String>>,
-    /// Tools that a policy says something about. `*` stands for every other tool.
+    /// Tools with a policy. `*` stands for every other tool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     tools: Vec<AgentToolOut>,
-    /// What a chat call without a session means.
+    /// Whether a chat call without a session stores nothing (`stateless`) or opens a session (`stateful`).
     #[schema(value_type = ChatDefaultWord)]
     openai_default: &'static str,
-    /// Names the declaration: it changes with whatever the agent is told.
+    /// Digest of the declaration. It changes with every change of the declaration, prompts included.
     #[schema(value_type = Digest)]
     digest: String,
-    /// Of a worker: whether decisions are pushed to an address.
+    /// Of a worker: whether the server pushes decisions to an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     has_resume_address: Option<bool>,
 }
@@ -68,7 +68,7 @@ pub(crate) struct AgentToolOut {
     approval: &'static str,
 }
 
-/// The agents that are declared, and those that only a policy names.
+/// List all agents that the configuration declares or a policy names.
 #[utoipa::path(
     get, path = "/v1/agents", tag = "agents", responses((status = 200, body = AgentListOut))
 )]
@@ -79,10 +79,10 @@ pub(crate) async fn list(State(app): State<App>, asked: CallContext) -> Result<R
     let out = AgentListOut {
         agents: agents.collect(),
     };
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
-/// One agent.
+/// Read an agent.
 #[utoipa::path(
     get, path = "/v1/agents/{agent}", tag = "agents",
     params(("agent" = String, Path)), responses((status = 200, body = AgentOut))
@@ -96,19 +96,19 @@ pub(crate) async fn show(
     let agents = known(&app);
     let spec = agents.get(&agent).ok_or_else(Problem::not_found)?;
     let out = written(&app, &asked.caller, spec);
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
-/// Nothing: what is to be read is in the configuration.
+/// An empty object. The server reads its own configuration files.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ReloadRequest)]
 pub(crate) struct ReloadIn {}
 
-/// Read the configuration again: agents, models and tool servers. Turns that are under way end as they began.
+/// Reload the configuration: agents, models and tool servers. Running turns finish with the old one.
 #[utoipa::path(
     post, path = "/v1/config/reload", tag = "agents", request_body = ReloadIn,
-    responses((status = 200, body = Reloaded))
+    responses((status = 200, body = ReloadReport))
 )]
 pub(crate) async fn reload(
     State(app): State<App>,
@@ -124,7 +124,7 @@ pub(crate) async fn reload(
     })?;
     tracing::info!(by = %asked.caller.principal, "the configuration is to be read again");
     let reloaded = reload.reload().await?;
-    Ok(shown(&reloaded, &About::default()))
+    Ok(shown(&reloaded, &AnswerHeaders::default()))
 }
 
 impl From<ReloadError> for Problem {
@@ -151,7 +151,7 @@ impl From<ReloadError> for Problem {
     }
 }
 
-/// Every agent that something is known about.
+/// The declared agents, and a worker for each agent that only a policy names.
 fn known(app: &App) -> BTreeMap<Name, Arc<AgentSpec>> {
     let mut known = app.options.agents.get().agents.clone();
     for name in app.engine.policies().agents.keys() {
@@ -190,7 +190,7 @@ fn written(app: &App, caller: &Caller, spec: &AgentSpec) -> AgentOut {
     }
 }
 
-/// The tools that the policies of an agent name, and what stands for all others.
+/// The tools that the policies of an agent name, and `*` for all others.
 fn tools(policies: &Policies, agent: &Name) -> Vec<AgentToolOut> {
     let Some(AgentPolicy { every_tool, tools }) = policies.agents.get(agent) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The audit stream, and the verification of everything.
+//! The audit stream and its verification.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -8,7 +8,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::session::RecordParams;
-use super::{About, page_limit, revision, shown};
+use super::{AnswerHeaders, page_limit, revision, shown};
 use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::Problem;
 
@@ -18,7 +18,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(verify))
 }
 
-/// The audit stream of the tenant: changes of keys, reads of traces and signed roots, as a chain.
+/// Read the audit stream of the tenant: a hash chain of key changes, trace reads and signed roots.
 #[utoipa::path(
     get, path = "/v1/audit/records", tag = "audit", params(RecordParams),
     responses((status = 200, body = AuditRecords))
@@ -31,10 +31,10 @@ async fn records(
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
     let page = api::audit::records(&app.engine, &context.caller, after, limit).await?;
-    Ok(shown(&page, &About::default()))
+    Ok(shown(&page, &AnswerHeaders::default()))
 }
 
-/// Verify every chain, payload, table and root of the tenant. Calls go on meanwhile.
+/// Verify every chain, payload, table and root of the tenant. The server keeps answering calls meanwhile.
 #[utoipa::path(
     post, path = "/v1/audit/verify", tag = "audit", request_body = VerifyInput,
     responses((status = 200, body = VerificationView))
@@ -45,5 +45,5 @@ async fn verify(
     _body: Payload<VerifyInput>,
 ) -> Result<Response, Problem> {
     let found = api::audit::verify(&app.engine, &context.caller).await?;
-    Ok(shown(&found, &About::default()))
+    Ok(shown(&found, &AnswerHeaders::default()))
 }

@@ -1,35 +1,35 @@
-//! What only a development server does, and only when it is told to: its clock can be moved.
+//! The movable clock of a development server. It exists only if the server is started with it.
 
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use statehold_engine::{EngineError, Role};
 
-use super::{About, shown};
+use super::{AnswerHeaders, shown};
 use crate::http::call::{App, CallContext, Payload};
 use crate::http::problem::Problem;
 use statehold_engine::api::json::Time;
 
-/// Where the clock is.
+/// The path of the clock.
 pub(crate) const CLOCK_PATH: &str = "/v1/dev/clock";
 
 /// How far to move the clock.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClockIn {
-    /// Forwards, or back if negative; 0 only asks.
+    /// Seconds to move forward, or back if negative; 0 only reads the clock.
     step_seconds: i64,
 }
 
-/// What time the server thinks it is.
+/// The current time of the server.
 #[derive(Debug, Serialize)]
 struct ClockOut {
-    /// How far it is ahead of the machine.
+    /// How far the clock is ahead of the machine.
     offset_seconds: i64,
     now: String,
 }
 
-/// Moves the clock. What is due by the new time has happened when the answer leaves.
+/// Moves the clock. All timers due by the new time run before the answer is sent.
 pub(crate) async fn clock(
     State(app): State<App>,
     asked: CallContext,
@@ -46,5 +46,5 @@ pub(crate) async fn clock(
         offset_seconds,
         now: Time(app.engine.now()).to_string(),
     };
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }

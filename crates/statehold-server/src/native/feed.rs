@@ -1,5 +1,5 @@
-//! Feeds over server-sent events: one event per record, resumable, and closed with the right to read.
-//! The words of answers that are being written come between the records of their session.
+//! Feeds over server-sent events: one event per record, resumable, closed when the key is revoked. Between
+//! the records of a session, deltas stream the answers that agents are writing.
 
 use std::time::Duration;
 
@@ -26,32 +26,32 @@ use statehold_engine::api::feed::{DeltaView, record};
 use statehold_engine::api::hold::{HoldNewsView, HoldView};
 use statehold_engine::api::json::to_body;
 
-/// How often a comment keeps the connection awake.
+/// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// How many records are read at a time.
+/// Number of records read at a time.
 const BATCH: usize = 64;
 
-/// Where to begin.
+/// The start of a feed.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct FeedParams {
-    /// After this revision; `Last-Event-ID` counts more.
+    /// Start after this revision. `Last-Event-ID` takes precedence.
     #[param(maximum = 9_007_199_254_740_991u64)]
     after: Option<u64>,
 }
 
 /// Follow a session: one event per record, `id` is the revision.
 ///
-/// Between the records, `delta` events without an id have the words of answers that are being written:
-/// `{request_id, task_id, agent, offset, text}`. `offset` counts the bytes of the answer that came before
-/// on this stream; 0 means that the answer begins, or begins again. What is recorded counts.
+/// Between the records, `delta` events without an id stream the answers that agents are writing:
+/// `{request_id, task_id, agent, offset, text}`. `offset` is the number of bytes of the answer already sent
+/// on this stream; 0 means that the answer starts, or starts again. The record has the final answer.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/events", tag = "feeds",
     params(("session_id" = String, Path), FeedParams),
     responses((
         status = 200, body = String, content_type = "text/event-stream",
-        description = "A stream that ends when the server stops or the right to read is gone."
+        description = "A stream that ends when the server stops or the caller loses read access."
     ))
 )]
 pub(crate) async fn session(
@@ -86,7 +86,7 @@ pub(crate) async fn session(
     let feed = app
         .engine
         .follow_session(asked.caller.clone(), session, after);
-    begin(app, asked, Source::Session(feed))
+    begin(app, asked, FeedSource::Session(feed))
 }
 
 /// Follow every session that the caller may list. `id` is opaque.
@@ -94,7 +94,7 @@ pub(crate) async fn session(
     get, path = "/v1/events", tag = "feeds",
     responses((
         status = 200, body = String, content_type = "text/event-stream",
-        description = "A stream that ends when the server stops or the right to read is gone."
+        description = "A stream that ends when the server stops or the caller loses read access."
     ))
 )]
 pub(crate) async fn global(
@@ -107,9 +107,9 @@ pub(crate) async fn global(
         Some(place) => GlobalPosition(place),
         None => app.engine.last_position().await?,
     };
-    // The right is checked before the stream begins.
+    // Check read access before the stream begins, so that a refusal is a plain 403.
     app.engine.global_feed(&asked.caller, after, 0).await?;
-    begin(app, asked, Source::Global { after })
+    begin(app, asked, FeedSource::Global { after })
 }
 
 /// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
@@ -117,7 +117,7 @@ pub(crate) async fn global(
     get, path = "/v1/holds/events", tag = "feeds",
     responses((
         status = 200, body = String, content_type = "text/event-stream",
-        description = "A stream that ends when the server stops or the right to read is gone."
+        description = "A stream that ends when the server stops or the caller loses read access."
     ))
 )]
 pub(crate) async fn holds(
@@ -130,10 +130,10 @@ pub(crate) async fn holds(
         Some(bytes) => position_of(bytes),
         None => HoldPosition::after_all(app.engine.last_position().await?.0),
     };
-    begin(app, asked, Source::Holds { after })
+    begin(app, asked, FeedSource::Holds { after })
 }
 
-/// A place in the feed of holds as an id holds it.
+/// Encodes a position in the feed of holds for an event id.
 fn position_bytes(position: HoldPosition) -> [u8; 16] {
     let both = u128::from(position.place) << 64 | u128::from(position.taken);
     both.to_be_bytes()
@@ -148,25 +148,25 @@ fn position_of(bytes: [u8; 16]) -> HoldPosition {
     }
 }
 
-enum Source {
+enum FeedSource {
     Session(SessionFeed),
     Global { after: GlobalPosition },
     Holds { after: HoldPosition },
 }
 
-/// One reader of a feed. It holds its place and nothing else, so a slow one costs nothing.
-struct Reader {
+/// One reader of a feed. It stores only its position, so a slow reader buffers nothing.
+struct FeedReader {
     app: App,
     caller: Caller,
-    /// The key it came with: the right to read goes with it.
+    /// Digest of the caller's key. Revoking the key ends the feed.
     secret: Option<Digest>,
-    source: Source,
+    source: FeedSource,
     greeted: bool,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Reader {
-    fn new(app: App, asked: CallContext, source: Source) -> Result<Self, Problem> {
+impl FeedReader {
+    fn new(app: App, asked: CallContext, source: FeedSource) -> Result<Self, Problem> {
         let permit = app.feeds.clone().try_acquire_owned().map_err(|_| {
             Problem::new(
                 Code::TooMany,
@@ -189,21 +189,21 @@ impl Reader {
             .is_none_or(|secret| self.app.engine.caller_of(secret).is_some())
     }
 
-    /// The next piece of the stream. None ends it.
+    /// The next chunk of the stream. None ends it.
     async fn next(mut self) -> Option<(Result<Bytes, std::convert::Infallible>, Self)> {
         if !self.greeted {
             self.greeted = true;
-            // Proxies and clients learn at once that the stream is there.
+            // Send something at once, so that proxies and clients see the stream open.
             let hello = Bytes::from_static(b"retry: 1000\n: following\n\n");
             return Some((Ok(hello), self));
         }
         let mut keep_alive = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE));
         loop {
-            // Listening begins before looking, so that nothing is missed in between.
+            // Subscribe before reading, so that no change is missed in between.
             let engine = self.app.engine.clone();
             let (news, mut key_changes) = (engine.news(), engine.key_changes());
             let events = self.read().await?;
-            // Looked at last: what was read after the key was taken back is not sent.
+            // Check the key after reading: drop events that were read after it was revoked.
             if !self.is_valid() {
                 return None;
             }
@@ -224,17 +224,17 @@ impl Reader {
     /// Waits until there may be something to read.
     async fn wait(&mut self, mut news: News) {
         match &mut self.source {
-            Source::Session(feed) => feed.changed().await,
-            Source::Global { .. } | Source::Holds { .. } => news.arrives().await,
+            FeedSource::Session(feed) => feed.changed().await,
+            FeedSource::Global { .. } | FeedSource::Holds { .. } => news.arrives().await,
         }
     }
 
-    /// What there is to read now, as the text of events. None if the right to read is gone.
+    /// The new events, encoded. None if the caller has lost read access.
     async fn read(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
         let (engine, caller) = (&self.app.engine, &self.caller);
         match &mut self.source {
-            Source::Session(feed) => {
+            FeedSource::Session(feed) => {
                 for news in feed.read(BATCH).await.ok()? {
                     match news {
                         SessionNews::Record(entry) => {
@@ -249,7 +249,7 @@ impl Reader {
                     }
                 }
             }
-            Source::Global { after } => {
+            FeedSource::Global { after } => {
                 let cursor = Cursor::of(&self.app, caller, "events", "");
                 let entries = next_of(after, |at| engine.global_feed(caller, at, BATCH));
                 for (place, entry) in entries.await? {
@@ -257,7 +257,7 @@ impl Reader {
                     push_event(&mut out, "record", Some(&cursor.seal(place.0)), &data);
                 }
             }
-            Source::Holds { after } => {
+            FeedSource::Holds { after } => {
                 let cursor = Cursor::of(&self.app, caller, "hold events", "");
                 let changes = next_of(after, |at| engine.hold_feed(caller, at, BATCH));
                 for one in changes.await? {
@@ -274,8 +274,8 @@ impl Reader {
     }
 }
 
-/// What comes after a place, which moves on. A call looks at a bounded number of commits: this goes on
-/// until one is the caller's, or there are no more. None if the right to read is gone.
+/// Reads the next entries and moves `after` past them. One call of `look` scans a bounded number of commits,
+/// so this repeats until it finds an entry or reaches the end. None if the caller has lost read access.
 async fn next_of<T, P, F>(after: &mut P, look: impl Fn(P) -> F) -> Option<Vec<T>>
 where
     P: Copy + PartialEq,
@@ -291,7 +291,7 @@ where
     }
 }
 
-/// Writes one event. One without an id leaves a reader where it was.
+/// Writes one event. An event without an id does not move the reader's position.
 fn push_event(out: &mut Vec<u8>, event: &str, id: Option<&str>, data: &[u8]) {
     if let Some(id) = id {
         out.extend_from_slice(b"id: ");
@@ -301,7 +301,7 @@ fn push_event(out: &mut Vec<u8>, event: &str, id: Option<&str>, data: &[u8]) {
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(event.as_bytes());
     out.extend_from_slice(b"\ndata: ");
-    // JSON that came with line breaks keeps them; between its tokens a blank is as good.
+    // A line break would end the event; between JSON tokens a space means the same.
     let one_line = data.iter().map(|byte| match byte {
         b'\n' | b'\r' => b' ',
         other => *other,
@@ -310,10 +310,10 @@ fn push_event(out: &mut Vec<u8>, event: &str, id: Option<&str>, data: &[u8]) {
     out.extend_from_slice(b"\n\n");
 }
 
-/// Begins a stream.
-fn begin(app: App, asked: CallContext, source: Source) -> Result<Response, Problem> {
-    let reader = Reader::new(app, asked, source)?;
-    let body = Body::from_stream(stream::unfold(reader, Reader::next));
+/// Starts a stream.
+fn begin(app: App, asked: CallContext, source: FeedSource) -> Result<Response, Problem> {
+    let reader = FeedReader::new(app, asked, source)?;
+    let body = Body::from_stream(stream::unfold(reader, FeedReader::next));
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();

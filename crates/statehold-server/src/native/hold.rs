@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, Cursor, PAGE_MAX, committed, name_in_query, page_limit, shown};
+use super::{AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
@@ -33,38 +33,38 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(resume))
 }
 
-/// Which holds to list.
+/// Filter, order and page of a hold list.
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct HoldParams {
-    /// `open` (default), `decided`, or how it ended: `approved`, `edited`, `answered`, `rejected`,
+    /// `open` (default), `decided`, or an outcome: `approved`, `edited`, `answered`, `rejected`,
     /// `expired`, `cancelled`.
     #[param(value_type = Option<HoldStatusFilter>)]
     status: Option<String>,
-    /// Asked by this agent.
+    /// Only holds of this agent.
     #[param(value_type = Option<Name>)]
     agent: Option<String>,
-    /// Of this kind.
+    /// Only holds of this kind.
     #[param(value_type = Option<HoldKind>)]
     kind: Option<String>,
-    /// With an action of this risk.
+    /// Only holds with an action of this risk.
     #[param(value_type = Option<Risk>)]
     risk: Option<String>,
-    /// In sessions of this user.
+    /// Only holds in sessions of this user.
     user: Option<String>,
-    /// In this session.
+    /// Only holds of this session.
     #[param(value_type = Option<SessionId>)]
     session_id: Option<String>,
-    /// In this group.
+    /// Only holds of this group.
     #[param(max_length = 64)]
     group_id: Option<String>,
     /// `urgency` (default for open holds), `oldest` or `newest` (default for decided ones).
     #[param(value_type = Option<HoldOrderWord>)]
     order: Option<String>,
-    /// Where the page before ended.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
-    /// How many, 1 to 200.
+    /// Page size, 1 to 200.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<usize>,
 }
@@ -95,7 +95,7 @@ async fn list(
             .next
             .map(|place| cursor.seal_bytes(&place_bytes(place))),
     };
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
 fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
@@ -148,7 +148,7 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
     })
 }
 
-/// A place in the list as a cursor holds it.
+/// Encodes a position in the list for a cursor.
 fn place_bytes(place: HoldPlace) -> [u8; 17] {
     let mut bytes = [place.risk; 17];
     bytes[1..9].copy_from_slice(&place.deadline.as_micros().to_be_bytes());
@@ -175,7 +175,7 @@ fn place_of(bytes: [u8; 17]) -> HoldPlace {
 )]
 async fn counts(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
     let counts = api::hold::counts(&app.engine, &context.caller).await?;
-    Ok(shown(&counts, &About::default()))
+    Ok(shown(&counts, &AnswerHeaders::default()))
 }
 
 fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
@@ -194,16 +194,16 @@ async fn read(
     ids: PathIds,
 ) -> Result<Response, Problem> {
     let hold = api::hold::read(&app.engine, &context.caller, ids.id("hold_id")?).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         session: Some(hold.session_id.to_string()),
         task: Some(hold.task_id.to_string()),
         request: Some(hold.request_id.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(shown(&hold, &about))
+    Ok(shown(&hold, &headers))
 }
 
-/// Ask a person.
+/// Open a hold: ask a person for an approval or an answer.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/holds", tag = "holds",
     params(("request_id" = String, Path)), request_body = HoldInput,
@@ -218,11 +218,11 @@ async fn open(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let opened = api::hold::open(&app.engine, &call, request, body.value).await?;
-    let about = About::in_request(opened.session, request);
-    Ok(committed(StatusCode::CREATED, opened, about))
+    let headers = AnswerHeaders::in_request(opened.session, request);
+    Ok(committed(StatusCode::CREATED, opened, headers))
 }
 
-/// Decide a hold, once and for all.
+/// Decide a hold. A hold gets exactly one decision.
 #[utoipa::path(
     post, path = "/v1/holds/{hold_id}/decision", tag = "holds",
     params(("hold_id" = String, Path)), request_body = DecisionInput,
@@ -241,7 +241,7 @@ async fn decide(
     ))
 }
 
-/// Decide the only hold that a request ever had, or the one that is named.
+/// Decide the only hold of a request, or the one that the body names.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/resume", tag = "holds",
     params(("request_id" = String, Path)), request_body = ResumeInput,
@@ -261,6 +261,6 @@ async fn resume(
 }
 
 fn decided(receipt: Receipt<DecisionReceipt>) -> Response {
-    let about = About::in_request(receipt.session, receipt.view.request_id);
-    committed(StatusCode::OK, receipt, about)
+    let headers = AnswerHeaders::in_request(receipt.session, receipt.view.request_id);
+    committed(StatusCode::OK, receipt, headers)
 }

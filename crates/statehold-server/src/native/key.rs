@@ -1,4 +1,4 @@
-//! Keys.
+//! API keys: create, list, revoke.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,7 +10,7 @@ use statehold_engine::api::key::{KeyInput, KeyList, KeyView};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, answer, shown};
+use super::{AnswerHeaders, answer, shown};
 use crate::http::call::{App, CallContext, PathIds, Payload};
 use crate::http::problem::Problem;
 
@@ -20,7 +20,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(revoke))
 }
 
-/// Make a key. It is shown once.
+/// Create a key. The answer is the only place that shows it.
 #[utoipa::path(
     post, path = "/v1/keys", tag = "keys", request_body = KeyInput,
     responses((status = 201, body = KeyView))
@@ -34,7 +34,7 @@ async fn create(
     Ok(answer(
         StatusCode::CREATED,
         to_body(&key),
-        &About::default(),
+        &AnswerHeaders::default(),
     ))
 }
 
@@ -42,10 +42,10 @@ async fn create(
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", responses((status = 200, body = KeyList)))]
 async fn list(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
     let keys = api::key::list(&app.engine, &context.caller).await?;
-    Ok(shown(&keys, &About::default()))
+    Ok(shown(&keys, &AnswerHeaders::default()))
 }
 
-/// Take a key back, at once.
+/// Revoke a key, with immediate effect.
 #[utoipa::path(
     delete, path = "/v1/keys/{key_id}", tag = "keys", params(("key_id" = String, Path)),
     responses((status = 204))
@@ -60,6 +60,6 @@ async fn revoke(
     Ok(answer(
         StatusCode::NO_CONTENT,
         Vec::new(),
-        &About::default(),
+        &AnswerHeaders::default(),
     ))
 }

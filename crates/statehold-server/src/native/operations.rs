@@ -1,4 +1,4 @@
-//! What operators and their tools ask: alive, ready, how much of what, and the schema.
+//! Endpoints for operators: liveness, readiness, metrics and the schema.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -6,36 +6,36 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{About, answer};
+use super::{AnswerHeaders, answer};
 use crate::http::call::{App, CallContext};
 use crate::http::problem::Problem;
 use statehold_engine::api::json::to_body;
 
-/// Whether the server lives.
+/// Status and version of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Health {
     status: &'static str,
     version: &'static str,
 }
 
-/// The process lives.
+/// Check that the process is alive.
 #[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, body = Health)))]
 pub(crate) async fn health() -> Response {
     let out = Health {
         status: "ok",
         version: env!("CARGO_PKG_VERSION"),
     };
-    answer(StatusCode::OK, to_body(&out), &About::default())
+    answer(StatusCode::OK, to_body(&out), &AnswerHeaders::default())
 }
 
-/// The store answers.
+/// Check that the store answers.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, body = Health)))]
 pub(crate) async fn ready(State(app): State<App>) -> Result<Response, Problem> {
     app.engine.require_ready().await?;
     Ok(health().await)
 }
 
-/// Numbers for Prometheus. Needs the role `operator` where keys are required.
+/// Metrics for Prometheus. Needs the role `operator` where keys are required.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, description = "OpenMetrics.", content_type = "application/openmetrics-text")))]
 pub(crate) async fn metrics(
     State(app): State<App>,
@@ -54,9 +54,9 @@ pub(crate) async fn metrics(
     Ok(response)
 }
 
-/// The schema of this API.
+/// Read the schema of this API.
 #[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200, body = Object, description = "An OpenAPI document.")))]
 pub(crate) async fn schema() -> Response {
     let body = crate::openapi_json().as_bytes().to_vec();
-    answer(StatusCode::OK, body, &About::default())
+    answer(StatusCode::OK, body, &AnswerHeaders::default())
 }

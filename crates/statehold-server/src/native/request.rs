@@ -1,4 +1,4 @@
-//! Requests: start, read, feed, end, claim.
+//! Requests: start, read, append, end, claim.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, committed, revision, shown};
+use super::{AnswerHeaders, committed, revision, shown};
 use crate::http::call::{App, CallContext, CallerCredential, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
-/// How long a call may wait for something.
+/// The longest wait of a call, in seconds.
 pub(crate) const WAIT_SECONDS_MAX: u64 = 60;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -37,7 +37,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(claim))
 }
 
-/// Invoke an agent. With a lease, items, state and output it is a whole turn in one commit.
+/// Start a request to an agent. With lease, items, state and output it is a whole turn in one commit.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/requests", tag = "requests",
     params(("session_id" = String, Path)), request_body = StartInput,
@@ -53,23 +53,23 @@ async fn start(
     let session: SessionId = ids.id("session_id")?;
     let (call, credential) = (context.call(&body.bytes), credential.as_ref());
     let started = api::request::start(&app.engine, &call, session, body.value, credential).await?;
-    let about = About::request(&started.view);
-    Ok(committed(StatusCode::CREATED, started, about))
+    let headers = AnswerHeaders::request(&started.view);
+    Ok(committed(StatusCode::CREATED, started, headers))
 }
 
-/// How long to wait, and for what.
+/// The time to wait, and the change to wait for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct WaitParams {
-    /// Wait so many seconds, at most 60.
+    /// Seconds to wait, at most 60.
     #[param(maximum = 60)]
     wait: Option<u64>,
     /// `final` (default) or `changed`.
     #[param(value_type = Option<UntilWord>)]
     until: Option<String>,
-    /// With `changed`: since this revision of the session, as an `ETag` gave it. Without it, since the
-    /// call came.
+    /// With `changed`: wait for a change after this revision of the session, as an `ETag` gave it. Without
+    /// it, after the revision at the time of the call.
     #[param(maximum = 9_007_199_254_740_991u64)]
     after: Option<u64>,
 }
@@ -95,7 +95,7 @@ impl WaitParams {
     }
 }
 
-/// Read a request, or wait for it.
+/// Read a request, and optionally wait until it ends or changes.
 #[utoipa::path(
     get, path = "/v1/requests/{request_id}", tag = "requests",
     params(("request_id" = String, Path), WaitParams),
@@ -112,14 +112,14 @@ async fn read(
     let read =
         async { Ok(api::request::read(&app.engine, &context.caller, request, until, wait).await?) };
     let read = app.while_valid(context.secret, read).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(read.revision),
-        ..About::request(&read.view)
+        ..AnswerHeaders::request(&read.view)
     };
-    Ok(shown(&read.view, &about))
+    Ok(shown(&read.view, &headers))
 }
 
-/// Add to the history of a request's task.
+/// Append items and state to the history of a request's task.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/items", tag = "requests",
     params(("request_id" = String, Path)), request_body = AppendInput,
@@ -134,11 +134,11 @@ async fn append(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let written = api::request::append(&app.engine, &call, request, body.value).await?;
-    let about = About::in_request(written.session, request);
-    Ok(committed(StatusCode::OK, written, about))
+    let headers = AnswerHeaders::in_request(written.session, request);
+    Ok(committed(StatusCode::OK, written, headers))
 }
 
-/// End a request with its answer.
+/// Complete a request with its answer.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/complete", tag = "requests",
     params(("request_id" = String, Path)), request_body = CompleteInput,
@@ -153,11 +153,11 @@ async fn complete(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let completed = api::request::complete(&app.engine, &call, request, body.value).await?;
-    let about = About::request(&completed.view);
-    Ok(committed(StatusCode::OK, completed, about))
+    let headers = AnswerHeaders::request(&completed.view);
+    Ok(committed(StatusCode::OK, completed, headers))
 }
 
-/// End a request with an error.
+/// Fail a request with an error.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/fail", tag = "requests",
     params(("request_id" = String, Path)), request_body = FailInput,
@@ -172,11 +172,11 @@ async fn fail(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let failed = api::request::fail(&app.engine, &call, request, body.value).await?;
-    let about = About::request(&failed.view);
-    Ok(committed(StatusCode::OK, failed, about))
+    let headers = AnswerHeaders::request(&failed.view);
+    Ok(committed(StatusCode::OK, failed, headers))
 }
 
-/// Stop a request and everything it waits for.
+/// Cancel a request with its child requests and holds.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/cancel", tag = "requests",
     params(("request_id" = String, Path)), request_body = EmptyInput,
@@ -191,11 +191,11 @@ async fn cancel(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let cancelled = api::request::cancel(&app.engine, &call, request).await?;
-    let about = About::request(&cancelled.view);
-    Ok(committed(StatusCode::OK, cancelled, about))
+    let headers = AnswerHeaders::request(&cancelled.view);
+    Ok(committed(StatusCode::OK, cancelled, headers))
 }
 
-/// Keep a lease alive.
+/// Extend a lease.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/heartbeat", tag = "requests",
     params(("request_id" = String, Path)), request_body = HeartbeatInput,
@@ -211,10 +211,10 @@ async fn heartbeat(
     let caller = &context.caller;
     let (session, view) =
         api::request::heartbeat(&app.engine, caller, request, &body.value).await?;
-    Ok(shown(&view, &About::in_request(session, request)))
+    Ok(shown(&view, &AnswerHeaders::in_request(session, request)))
 }
 
-/// Give a lease back: whatever the request waits for then comes with the next claim.
+/// Release a lease. The next claim gets the decisions and child results that the request waits for.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/release", tag = "requests",
     params(("request_id" = String, Path)), request_body = ReleaseInput,
@@ -229,11 +229,11 @@ async fn release(
     let request: RequestId = ids.id("request_id")?;
     let call = context.call(&body.bytes);
     let released = api::request::release(&app.engine, &call, request, &body.value).await?;
-    let about = About::request(&released.view);
-    Ok(committed(StatusCode::OK, released, about))
+    let headers = AnswerHeaders::request(&released.view);
+    Ok(committed(StatusCode::OK, released, headers))
 }
 
-/// Claim requests of an agent, and wait for them.
+/// Claim requests of an agent, and wait for the first one.
 #[utoipa::path(
     post, path = "/v1/work/claim", tag = "requests", request_body = ClaimInput,
     responses((status = 200, body = ClaimView))
@@ -245,5 +245,5 @@ async fn claim(
 ) -> Result<Response, Problem> {
     let claim = async { Ok(api::work::claim(&app.engine, &context.caller, body.value).await?) };
     let claimed = app.while_valid(context.secret, claim).await?;
-    Ok(shown(&claimed, &About::default()))
+    Ok(shown(&claimed, &AnswerHeaders::default()))
 }

@@ -1,4 +1,4 @@
-//! Agents: where their workers hear of decisions.
+//! Resume addresses: the server pushes decisions for an agent to its address.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -8,12 +8,12 @@ use statehold_core::name::Name;
 use statehold_engine::{ADDRESS_BYTES_MAX, ResumeAddress};
 use utoipa::ToSchema;
 
-use super::{About, agent_name, answer, shown};
+use super::{AnswerHeaders, agent_name, answer, shown};
 use crate::http::call::{App, CallContext, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 use statehold_engine::api::json::Time;
 
-/// Where decisions are pushed to.
+/// The address to push decisions to.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResumeAddressIn {
@@ -22,7 +22,7 @@ pub(crate) struct ResumeAddressIn {
     url: String,
 }
 
-/// Where decisions are pushed to. The secret is shown once, when the address is set.
+/// The address that the server pushes decisions to. The secret is shown once, when the address is set.
 #[derive(Serialize, ToSchema)]
 #[schema(as = ResumeAddress)]
 pub(crate) struct ResumeAddressOut {
@@ -31,7 +31,7 @@ pub(crate) struct ResumeAddressOut {
     url: String,
     #[schema(value_type = Time)]
     set_at: String,
-    /// What verifies the signatures, as Standard Webhooks write it: `whsec_…`.
+    /// The secret that verifies signatures, in the form of Standard Webhooks: `whsec_…`.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
 }
@@ -47,7 +47,7 @@ impl ResumeAddressOut {
     }
 }
 
-/// Push decisions for an agent to an address. Each time a new secret is made, and shown once.
+/// Set the address to push an agent's decisions to. Each call creates a new secret and shows it once.
 #[utoipa::path(
     put, path = "/v1/agents/{agent}/resume_address", tag = "agents",
     params(("agent" = String, Path)), request_body = ResumeAddressIn,
@@ -73,10 +73,10 @@ pub(crate) async fn set(
     let set = app.engine.set_resume_address(&asked.caller, &agent, url);
     let (address, secret) = set.await?;
     let out = ResumeAddressOut::of(address, Some(secret.reveal()));
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
-/// Where decisions for an agent are pushed to.
+/// Read the address that an agent's decisions are pushed to.
 #[utoipa::path(
     get, path = "/v1/agents/{agent}/resume_address", tag = "agents",
     params(("agent" = String, Path)), responses((status = 200, body = ResumeAddressOut))
@@ -89,10 +89,10 @@ pub(crate) async fn read(
     let agent: Name = ids.id("agent")?;
     let address = app.engine.resume_address(&asked.caller, &agent)?;
     let out = ResumeAddressOut::of(address, None);
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }
 
-/// Push no more.
+/// Remove the address: the server pushes no more decisions.
 #[utoipa::path(
     delete, path = "/v1/agents/{agent}/resume_address", tag = "agents",
     params(("agent" = String, Path)), responses((status = 204))
@@ -108,6 +108,6 @@ pub(crate) async fn remove(
     Ok(answer(
         StatusCode::NO_CONTENT,
         Vec::new(),
-        &About::default(),
+        &AnswerHeaders::default(),
     ))
 }

@@ -18,7 +18,9 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, Cursor, PAGE_MAX, committed, name_in_query, page_limit, revision, shown};
+use super::{
+    AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, revision, shown,
+};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::{Code, Problem};
 
@@ -32,15 +34,15 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(records))
 }
 
-fn about(session: SessionId, revision: u64) -> About {
-    About {
+fn session_headers(session: SessionId, revision: u64) -> AnswerHeaders {
+    AnswerHeaders {
         revision: Some(revision),
         session: Some(session.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     }
 }
 
-/// Begin a session.
+/// Create a session.
 #[utoipa::path(
     post, path = "/v1/sessions", tag = "sessions", request_body = SessionInput,
     responses((status = 201, body = SessionView))
@@ -52,35 +54,35 @@ async fn create(
 ) -> Result<Response, Problem> {
     let call = context.call(&body.bytes);
     let created = api::session::create(&app.engine, &call, body.value).await?;
-    let about = about(created.view.id, created.revision);
-    Ok(committed(StatusCode::CREATED, created, about))
+    let headers = session_headers(created.view.id, created.revision);
+    Ok(committed(StatusCode::CREATED, created, headers))
 }
 
-/// Which sessions to list.
+/// Filter and page of a session list.
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ListParams {
-    /// Of this app.
+struct SessionListParams {
+    /// Only sessions of this app.
     #[param(value_type = Option<Name>)]
     app: Option<String>,
-    /// Of this user.
+    /// Only sessions of this user.
     user: Option<String>,
     /// `running`, `paused`, `idle` or `closed`.
     #[param(value_type = Option<SessionStatus>)]
     status: Option<String>,
-    /// With this label: `key` or `key:value`.
+    /// Only sessions with this label: `key` or `key:value`.
     label: Option<String>,
-    /// With this text in the name or a label.
+    /// Only sessions with this text in the name or a label.
     q: Option<String>,
-    /// Where the page before ended.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
-    /// How many, 1 to 200.
+    /// Page size, 1 to 200.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<usize>,
 }
 
-impl ListParams {
+impl SessionListParams {
     fn parse(self) -> Result<SessionListInput, Problem> {
         let app = self.app.as_deref().map(|app| name_in_query(app, "app"));
         Ok(SessionListInput {
@@ -98,13 +100,13 @@ impl ListParams {
 
 /// List sessions, newest first.
 #[utoipa::path(
-    get, path = "/v1/sessions", tag = "sessions", params(ListParams),
+    get, path = "/v1/sessions", tag = "sessions", params(SessionListParams),
     responses((status = 200, body = SessionPage))
 )]
 async fn list(
     State(app): State<App>,
     context: CallContext,
-    Params(mut params): Params<ListParams>,
+    Params(mut params): Params<SessionListParams>,
 ) -> Result<Response, Problem> {
     let caller = &context.caller;
     api::session::require_list(caller)?;
@@ -118,7 +120,7 @@ async fn list(
         sessions: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),
     };
-    Ok(shown(&page, &About::default()))
+    Ok(shown(&page, &AnswerHeaders::default()))
 }
 
 fn status(text: &str) -> Result<SessionStatus, Problem> {
@@ -147,10 +149,10 @@ async fn read(
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
     let view = api::session::read(&app.engine, &context.caller, session).await?;
-    Ok(shown(&view, &about(session, view.revision)))
+    Ok(shown(&view, &session_headers(session, view.revision)))
 }
 
-/// Change what a session is called, or how long it lives.
+/// Change the name, the labels or the time to live of a session.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}", tag = "sessions",
     params(("session_id" = String, Path)), request_body = SessionChanges,
@@ -165,11 +167,11 @@ async fn patch(
     let session: SessionId = ids.id("session_id")?;
     let call = context.call(&body.bytes);
     let patched = api::session::patch(&app.engine, &call, session, &body.value).await?;
-    let about = about(session, patched.revision);
-    Ok(committed(StatusCode::OK, patched, about))
+    let headers = session_headers(session, patched.revision);
+    Ok(committed(StatusCode::OK, patched, headers))
 }
 
-/// Remove every payload of a session. Its records stay.
+/// Delete every payload of a session. Its records stay.
 #[utoipa::path(
     delete, path = "/v1/sessions/{session_id}", tag = "sessions",
     params(("session_id" = String, Path)),
@@ -182,10 +184,14 @@ async fn delete(
 ) -> Result<Response, Problem> {
     let session: SessionId = ids.id("session_id")?;
     let deleted = api::session::delete(&app.engine, &context.call(b""), session).await?;
-    Ok(committed(StatusCode::NO_CONTENT, deleted, About::default()))
+    Ok(committed(
+        StatusCode::NO_CONTENT,
+        deleted,
+        AnswerHeaders::default(),
+    ))
 }
 
-/// Take no more commands.
+/// Close a session: it accepts no more writes.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/close", tag = "sessions",
     params(("session_id" = String, Path)), request_body = CloseSessionInput,
@@ -200,11 +206,11 @@ async fn close(
     let session: SessionId = ids.id("session_id")?;
     let call = context.call(&body.bytes);
     let closed = api::session::close(&app.engine, &call, session, &body.value).await?;
-    let about = about(session, closed.revision);
-    Ok(committed(StatusCode::OK, closed, about))
+    let headers = session_headers(session, closed.revision);
+    Ok(committed(StatusCode::OK, closed, headers))
 }
 
-/// How to page through messages.
+/// View and page of messages.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -212,9 +218,9 @@ pub(crate) struct MessageParams {
     /// `client` (default) or `trace`.
     #[param(value_type = Option<ViewWord>)]
     pub(crate) view: Option<String>,
-    /// Where the page before ended.
+    /// `next_cursor` of the previous page.
     pub(crate) cursor: Option<String>,
-    /// How many, 1 to 200.
+    /// Page size, 1 to 200.
     #[param(minimum = 1, maximum = 200)]
     pub(crate) limit: Option<usize>,
 }
@@ -229,7 +235,7 @@ impl MessageParams {
     }
 }
 
-/// The last messages of a session, oldest first; with `view=trace` every item.
+/// Read the last messages of a session, oldest first; with `view=trace` every item.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
     params(("session_id" = String, Path), MessageParams),
@@ -254,7 +260,7 @@ async fn messages(
             revision: page.revision,
             next_cursor: page.next.map(|seq| cursor.seal(seq)),
         };
-        return Ok(shown(&out, &about(session, page.revision)));
+        return Ok(shown(&out, &session_headers(session, page.revision)));
     }
     let page = api::session::messages(&app.engine, caller, session, before, limit).await?;
     let out = MessagePage {
@@ -262,23 +268,23 @@ async fn messages(
         revision: page.revision,
         next_cursor: page.next.map(|seq| cursor.seal(seq)),
     };
-    Ok(shown(&out, &about(session, page.revision)))
+    Ok(shown(&out, &session_headers(session, page.revision)))
 }
 
-/// How much of the tree to show.
+/// Range of the tree.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct TreeParams {
-    /// Requests that were started before this revision.
+    /// Only requests started before this revision.
     #[param(maximum = 9_007_199_254_740_991u64)]
     before: Option<u64>,
-    /// How many requests, 1 to 1000.
+    /// Number of requests, 1 to 1000.
     #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 
-/// Tasks, their requests, and the tasks those started.
+/// Read the tree of a session: tasks, their requests, and the child tasks of those.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/tree", tag = "sessions",
     params(("session_id" = String, Path), TreeParams),
@@ -294,23 +300,23 @@ async fn tree(
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let before = revision(params.before, "before")?;
     let tree = api::tree::read(&app.engine, &context.caller, session, before, limit).await?;
-    Ok(shown(&tree, &about(session, tree.revision)))
+    Ok(shown(&tree, &session_headers(session, tree.revision)))
 }
 
-/// Which records to read.
+/// Range of records.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct RecordParams {
-    /// After this revision.
+    /// Only records after this revision.
     #[param(maximum = 9_007_199_254_740_991u64)]
     pub(crate) after: Option<u64>,
-    /// How many, 1 to 1000.
+    /// Page size, 1 to 1000.
     #[param(minimum = 1, maximum = 1_000)]
     pub(crate) limit: Option<usize>,
 }
 
-/// The records of a session: anyone who has them can verify the chain.
+/// Read the records of a session: a hash chain that any reader can verify.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/records", tag = "sessions",
     params(("session_id" = String, Path), RecordParams),
@@ -326,5 +332,5 @@ async fn records(
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
     let page = api::session::records(&app.engine, &context.caller, session, after, limit).await?;
-    Ok(shown(&page, &about(session, page.revision)))
+    Ok(shown(&page, &session_headers(session, page.revision)))
 }

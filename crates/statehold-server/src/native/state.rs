@@ -1,4 +1,4 @@
-//! State: of a session, of an app, of a user.
+//! State of sessions, apps and users.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{About, committed, shown};
+use super::{AnswerHeaders, committed, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::Problem;
 
@@ -22,16 +22,16 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read_user, patch_user))
 }
 
-/// Around which request.
+/// The request whose `temp:` values to show.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StateParams {
-    /// Show the `temp:` values around this request too.
+    /// Also show the `temp:` values of this request.
     request_id: Option<RequestId>,
 }
 
-/// The values that a session sees.
+/// Read the state of a session, with the values of its app and user.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/state", tag = "state",
     params(("session_id" = String, Path), StateParams),
@@ -46,15 +46,15 @@ async fn read(
     let session: SessionId = ids.id("session_id")?;
     let request = params.request_id;
     let state = api::state::read(&app.engine, &context.caller, session, request).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(state.revision),
         session: Some(session.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(shown(&state, &about))
+    Ok(shown(&state, &headers))
 }
 
-/// Write values of a session, its user or (as an admin) its app.
+/// Write state of a session, its user or (as an admin) its app.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}/state", tag = "state",
     params(("session_id" = String, Path)), request_body = SessionStateInput,
@@ -69,14 +69,14 @@ async fn patch(
     let session: SessionId = ids.id("session_id")?;
     let call = context.call(&body.bytes);
     let written = api::state::patch(&app.engine, &call, session, body.value).await?;
-    let about = About {
+    let headers = AnswerHeaders {
         session: Some(session.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(committed(StatusCode::OK, written, about))
+    Ok(committed(StatusCode::OK, written, headers))
 }
 
-/// The values of an app.
+/// Read the state of an app.
 #[utoipa::path(
     get, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     responses((status = 200, body = StateView))
@@ -90,7 +90,7 @@ async fn read_app(
     Ok(shown_shared(&state))
 }
 
-/// Write values of an app.
+/// Write the state of an app.
 #[utoipa::path(
     patch, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
@@ -103,10 +103,10 @@ async fn patch_app(
 ) -> Result<Response, Problem> {
     let call = context.call(&body.bytes);
     let written = api::state::patch_app(&app.engine, &call, ids.text("app"), body.value).await?;
-    Ok(committed(StatusCode::OK, written, About::default()))
+    Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 
-/// The values of a user in an app.
+/// Read the state of a user in an app.
 #[utoipa::path(
     get, path = "/v1/state/user/{app}/{user}", tag = "state",
     params(("app" = String, Path), ("user" = String, Path)),
@@ -122,7 +122,7 @@ async fn read_user(
     Ok(shown_shared(&state))
 }
 
-/// Write values of a user in an app.
+/// Write the state of a user in an app.
 #[utoipa::path(
     patch, path = "/v1/state/user/{app}/{user}", tag = "state",
     params(("app" = String, Path), ("user" = String, Path)),
@@ -137,13 +137,13 @@ async fn patch_user(
     let call = context.call(&body.bytes);
     let owner = (ids.text("app"), ids.text("user"));
     let written = api::state::patch_user(&app.engine, &call, owner, body.value).await?;
-    Ok(committed(StatusCode::OK, written, About::default()))
+    Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 
 fn shown_shared(state: &StateView) -> Response {
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(state.revision),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    shown(state, &about)
+    shown(state, &headers)
 }

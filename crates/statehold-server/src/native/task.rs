@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::session::MessageParams;
-use super::{About, Cursor, PAGE_MAX, committed, page_limit, shown};
+use super::{AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
 use crate::http::call::{App, CallContext, Params, PathIds, Payload};
 use crate::http::problem::Problem;
 
@@ -23,7 +23,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(cancel))
 }
 
-/// Read a task and the newest of its history, oldest first.
+/// Read a task and the newest items of its history, oldest first.
 #[utoipa::path(
     get, path = "/v1/tasks/{task_id}", tag = "tasks",
     params(("task_id" = String, Path), MessageParams),
@@ -43,16 +43,16 @@ async fn read(
     let page = (cursor.open(params.cursor.as_deref())?, limit);
     let mut task = api::task::read(&app.engine, caller, id, is_trace, page).await?;
     task.view.next_cursor = task.next.map(|seq| cursor.seal(seq));
-    let about = About {
+    let headers = AnswerHeaders {
         revision: Some(task.revision),
         session: Some(task.view.session_id.to_string()),
         task: Some(id.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    Ok(shown(&task.view, &about))
+    Ok(shown(&task.view, &headers))
 }
 
-/// End a task that has nothing to do.
+/// Close a task without live requests.
 #[utoipa::path(
     post, path = "/v1/tasks/{task_id}/close", tag = "tasks",
     params(("task_id" = String, Path)), request_body = EmptyInput,
@@ -69,7 +69,7 @@ async fn close(
     Ok(ended(api::task::close(&app.engine, &call, task).await?))
 }
 
-/// Stop a task for good, with everything below it.
+/// Cancel a task, its requests and its child tasks.
 #[utoipa::path(
     post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks",
     params(("task_id" = String, Path)), request_body = EmptyInput,
@@ -87,10 +87,10 @@ async fn cancel(
 }
 
 fn ended(receipt: Receipt<TaskEnded>) -> Response {
-    let about = About {
+    let headers = AnswerHeaders {
         session: Some(receipt.session.to_string()),
         task: Some(receipt.view.id.to_string()),
-        ..About::default()
+        ..AnswerHeaders::default()
     };
-    committed(StatusCode::OK, receipt, about)
+    committed(StatusCode::OK, receipt, headers)
 }

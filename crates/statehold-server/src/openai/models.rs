@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::session::unknown_agent;
 use crate::http::call::{App, CallContext, PathIds};
 use crate::http::problem::Problem;
-use crate::native::{About, shown};
+use crate::native::{AnswerHeaders, shown};
 
 /// An agent.
 #[derive(Debug, Serialize, ToSchema)]
@@ -53,7 +53,7 @@ pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
         object: "list",
         data: data.collect(),
     };
-    shown(&out, &About::default())
+    shown(&out, &AnswerHeaders::default())
 }
 
 /// Read one agent that is declared.
@@ -71,5 +71,5 @@ pub(crate) async fn read(
     let found = book.agents.keys().find(|name| name.as_str() == model);
     let found = found.ok_or_else(|| unknown_agent(book, &model, None))?;
     let out = ModelOut::of(&app, found.as_str());
-    Ok(shown(&out, &About::default()))
+    Ok(shown(&out, &AnswerHeaders::default()))
 }

@@ -35,19 +35,19 @@ pub struct ActionView {
     /// The digest that an approval names. It covers the full arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// What others than the worker do not see.
+    /// The redacted places. Only the worker sees the full arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub redactions: Vec<RedactionView>,
 }
 
-/// Something that a preview hides.
+/// A redacted place in a preview.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Redaction)]
 pub struct RedactionView {
-    /// Where, as a JSON Pointer into the arguments.
+    /// The place, as a JSON Pointer into the arguments.
     pub path: String,
-    /// By which rule: `path`, `secret`, `email` or `card`.
+    /// The rule that redacts it: `path`, `secret`, `email` or `card`.
     pub rule: String,
 }
 

@@ -1,4 +1,4 @@
-//! How a person decides a hold.
+//! Input of decisions.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -9,17 +9,17 @@ use utoipa::ToSchema;
 
 use crate::api::json::Raw;
 
-/// What a person decides.
+/// A decision on a hold.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DecisionIn)]
 pub struct DecisionInput {
     pub decision: DecisionKind,
-    /// The digest that was shown.
+    /// The digest of the action, as the hold shows it.
     #[serde(default)]
     #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
     pub digest: Option<String>,
-    /// Other arguments, for `edit`.
+    /// The edited arguments, for `edit`.
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub args: Option<Raw>,
@@ -33,16 +33,16 @@ pub struct DecisionInput {
     pub reason: Option<String>,
 }
 
-/// A decision for a request.
+/// A decision on the hold of a request.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ResumeIn)]
 pub struct ResumeInput {
-    /// Which hold, if the request had several.
+    /// The hold, if the request had several.
     #[serde(default)]
     pub hold_id: Option<HoldId>,
     pub decision: DecisionKind,
-    /// The digest that was shown.
+    /// The digest of the action, as the hold shows it.
     #[serde(default)]
     #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
     pub digest: Option<String>,

@@ -1,4 +1,4 @@
-//! The evidence of a decision: what was shown, who decided by what right, and what came of it.
+//! The evidence of a decision: the action that was shown, the decider and their right, and the tool runs.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::api::json::Time;
 use crate::holds::HoldDetail;
 
-/// What a decision stands on, and what followed. Revisions and hashes are those of the records.
+/// The evidence of a decision. Revisions and hashes point to the records.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Evidence)]
 pub struct EvidenceView {
@@ -24,30 +24,30 @@ pub struct EvidenceView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided_hash: Option<Digest>,
     pub decided_by: String,
-    /// `local`, `user` or `role:x`. Left out when nobody decided.
+    /// The right to decide: `local`, `user` or `role:x`. Left out if the hold ended without a decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub right: Option<String>,
-    /// The digest that the person was shown.
+    /// The digest of the action that the person saw.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shown: Option<Digest>,
     /// The digest of the action that may run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released: Option<Digest>,
-    /// The digest of the policy it was opened under.
+    /// The digest of the policy at the time of opening.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<Digest>,
-    /// What came of the action. Empty until its result is recorded.
+    /// The runs of the action. Empty until a result is recorded.
     pub ran: Vec<ToolRunView>,
 }
 
-/// What came of an action.
+/// A run of an action.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Ran)]
 pub struct ToolRunView {
     /// The execution key.
     pub key: ItemId,
     pub outcome: CallOutcome,
-    /// The record that says so.
+    /// The revision of the record with the result.
     pub revision: u64,
     pub at: Time,
 }

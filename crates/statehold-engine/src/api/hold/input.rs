@@ -1,4 +1,4 @@
-//! How a worker opens a hold.
+//! Input to open a hold.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -11,41 +11,41 @@ use super::ReasonView;
 use crate::api::item::ItemInput;
 use crate::api::json::Raw;
 
-/// What a worker asks a person.
+/// A hold to open.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = HoldIn)]
 pub struct HoldInput {
     pub fence: u64,
     pub kind: HoldKind,
-    /// What is asked, in one line.
+    /// The question, in one line.
     #[schema(min_length = 1, max_length = 256)]
     pub title: String,
     #[serde(default)]
     #[schema(max_length = 16_384)]
     pub message: Option<String>,
-    /// The action that waits, for approvals.
+    /// The action that waits for the decision, for approvals.
     #[serde(default)]
     pub action: Option<ActionInput>,
-    /// What an answer must look like, as JSON Schema.
+    /// The JSON Schema of the answer.
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub response_schema: Option<Raw>,
-    /// Where to go, for links.
+    /// The address to visit, for links.
     #[serde(default)]
     pub url: Option<String>,
     /// Reasons that a person may choose from.
     #[serde(default)]
     #[schema(value_type = Option<Vec<ReasonView>>)]
     pub reasons: Option<Raw>,
-    /// Ties holds that are asked together.
+    /// Groups holds that belong together.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 64)]
     pub group_id: Option<String>,
-    /// The decisions that may be taken; all that fit the kind, if left out.
+    /// The allowed decisions; all decisions of the kind if left out.
     #[serde(default)]
     pub allowed: Vec<DecisionKind>,
-    /// How many people must approve.
+    /// Number of people who must approve.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 32)]
     pub quorum: Option<u16>,
@@ -62,7 +62,7 @@ pub struct HoldInput {
     pub items: Vec<ItemInput>,
 }
 
-/// An action that waits.
+/// An action that waits for a decision.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ActionIn)]
@@ -74,14 +74,14 @@ pub struct ActionInput {
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub args_schema: Option<Raw>,
-    /// The caller's own name of the call.
+    /// The caller's own id of the call.
     #[serde(default)]
     pub call_id: Option<String>,
     #[serde(default)]
     pub effect: Option<Effect>,
     #[serde(default)]
     pub risk: Option<Risk>,
-    /// Whether the tool honours the execution key. The policy's word, or no, if left out.
+    /// Whether the tool honours the execution key. If left out, the policy decides; the default is no.
     #[serde(default)]
     pub idempotent: Option<bool>,
 }

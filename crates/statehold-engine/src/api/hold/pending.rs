@@ -1,4 +1,4 @@
-//! Open holds as everything above them shows them.
+//! Open holds, as the views of their request, task and session show them.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -12,7 +12,7 @@ use super::{alias, chain, task_path, title_of};
 use crate::api::json::Time;
 use crate::holds::{Pending, PendingHold};
 
-/// An open hold at or below something, under the ids of the request that asks.
+/// An open hold, with the ids of the request that opened it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = PendingHold)]
 pub struct PendingHoldView {
@@ -31,7 +31,7 @@ pub struct PendingHoldView {
     pub expires_at: Option<Time>,
 }
 
-/// The open holds, and how many there are.
+/// The open holds and their total number.
 pub(crate) fn pending_views(pending: &Pending) -> (Vec<PendingHoldView>, usize) {
     let holds = pending.holds.iter().map(PendingHoldView::of).collect();
     (holds, pending.total)

@@ -1,4 +1,4 @@
-//! Holds in few words, how many there are, and the receipt of a decision.
+//! Short views of holds, their counts, and the receipt of a decision.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -17,7 +17,7 @@ use crate::api::json::Time;
 use crate::holds::{HoldCounts, HoldDetail};
 use crate::mailbox::Committed;
 
-/// A hold in few words.
+/// A short view of a hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct HoldRef {
     pub id: HoldId,
@@ -52,7 +52,7 @@ pub struct HoldPage {
     pub next_cursor: Option<String>,
 }
 
-/// How many open holds the caller may see.
+/// Counts of the open holds that the caller may see.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = HoldCounts)]
 pub struct HoldCountsView {
@@ -60,15 +60,15 @@ pub struct HoldCountsView {
     pub by_kind: KindCounts,
     /// Holds whose risk the caller may not know count as `none`.
     pub by_risk: RiskCounts,
-    /// Those that expire within ten minutes.
+    /// Holds that expire within ten minutes.
     pub expiring_soon: usize,
-    /// Those that the caller may decide.
+    /// Holds that the caller may decide.
     pub mine: usize,
-    /// Whether there are more than were counted.
+    /// True if there are more holds than were counted.
     pub capped: bool,
 }
 
-/// How many of each kind.
+/// Counts by kind.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct KindCounts {
     pub approval: usize,
@@ -79,7 +79,7 @@ pub struct KindCounts {
     pub reconcile: usize,
 }
 
-/// How many of each risk.
+/// Counts by risk.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RiskCounts {
     pub high: usize,
@@ -125,19 +125,19 @@ pub struct HoldNewsView {
     pub hold: HoldView,
 }
 
-/// What a decision came to. The same decision sent again gets the same words.
+/// The receipt of a decision. A repeated decision gets the same receipt.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Decided)]
 pub struct DecisionReceipt {
     pub id: HoldId,
     pub session_id: SessionId,
     pub request_id: RequestId,
-    /// `open` while others must still approve.
+    /// `open` while more approvals are needed.
     pub status: HoldStatus,
-    /// How many have approved, and how many must.
+    /// Approvals so far; `quorum` is the number needed.
     pub approvals: u16,
     pub quorum: u16,
-    /// What the request does now.
+    /// The status of the request after the decision.
     pub request_status: RequestStatus,
     pub decided_by: String,
     pub decided_at: Time,

@@ -1,4 +1,4 @@
-//! A hold as callers see it, each as much as they may.
+//! A hold as a caller may see it.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -37,12 +37,12 @@ pub struct HoldView {
     pub title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The holds of the same turn. Left out in the answer to whoever opened it.
+    /// The group of the hold. Left out in the answer that opens the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<HoldGroupView>,
     /// Whether the caller may decide it now.
     pub may_decide: bool,
-    /// Why not, while it is open.
+    /// The reason why the caller may not decide, while the hold is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_not: Option<DecideRefusal>,
     /// The role that is needed, with `needs_role`.
@@ -50,10 +50,10 @@ pub struct HoldView {
     pub role: Option<Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<ActionView>,
-    /// The id of the tool call that waits: whoever runs it passes this key on.
+    /// The id of the waiting tool call. The worker passes it to the tool as idempotency key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub execution_key: Option<ItemId>,
-    /// For whom the agent asks.
+    /// The user of the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +61,7 @@ pub struct HoldView {
     /// Who decides: `other`, `user` or `role:x`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decide_by: Option<String>,
-    /// Whether a refusal needs a comment.
+    /// Whether a rejection needs a comment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comment_required: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub struct HoldView {
     pub reasons: Option<Vec<ReasonView>>,
     pub allowed: Vec<DecisionKind>,
     pub quorum: u16,
-    /// Who has approved so far, for those who may see the action.
+    /// The approvers so far. Left out if the caller may not see the action.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub votes: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,7 +81,7 @@ pub struct HoldView {
     pub on_expiry: OnExpiry,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<DecisionView>,
-    /// What was decided on, by what right, and what came of it.
+    /// The evidence of the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<EvidenceView>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,17 +116,17 @@ impl From<&WhyNot> for DecideRefusal {
 #[schema(as = HoldGroup)]
 pub struct HoldGroupView {
     pub id: String,
-    /// How many the caller may see.
+    /// Number of holds in the group that the caller may see.
     pub holds: usize,
-    /// How many of those are decided.
+    /// Number of these holds that are decided.
     pub decided: usize,
 }
 
-/// A decision that stands.
+/// The decision on a hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Decision)]
 pub struct DecisionView {
-    /// How the hold ended.
+    /// The outcome of the hold.
     pub status: HoldStatus,
     pub by: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,11 +142,11 @@ pub struct DecisionView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub content: Option<Raw>,
-    /// A credential was given; it is kept nowhere.
+    /// A credential was given; it is never stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub given: bool,
-    /// For the worker: the arguments cannot be read any more. Fail the request, or ask again.
+    /// For the worker: the arguments are lost. Fail the request, or ask again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub args_lost: bool,
@@ -174,7 +174,7 @@ impl HoldView {
         }
     }
 
-    /// A hold as the worker that asked gets it back, with what it may run now.
+    /// A hold for the worker that opened it, with the action that it may run now.
     fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
         let mut shown = Self::shown(detail, true);
         shown.action = shown.action.map(|action| action.opened(opened));
@@ -188,8 +188,8 @@ impl HoldView {
         shown
     }
 
-    /// The action, and the words of the decision, only for those who see it; whose it is and what came
-    /// of it only for those who may decide, or read traces.
+    /// Shows the action and the content of the decision only with `sees_action`, and user, app and evidence
+    /// only to callers who may decide or read traces.
     fn shown(detail: &HoldDetail, sees_action: bool) -> Self {
         let hold = &detail.hold;
         let body: HoldBody = parse(detail.body.as_deref());
@@ -256,7 +256,7 @@ impl HoldView {
         }
     }
 
-    /// A hold that a commit opens, as its opener sees it: it wrote all of it.
+    /// A hold that a commit opens. The opener wrote its content and sees all of it.
     pub(crate) fn of_commit(made: &Committed<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
         let content = &made.record.content;
         let hold = made.after.holds.get(&id)?;
@@ -288,7 +288,7 @@ impl HoldView {
             agent,
             title: words.title,
             message: words.message,
-            // How many there are in it is known to those who read the hold.
+            // The counts of the group need a read of the other holds.
             group: None,
             may_decide: is_local,
             why_not: (!is_local).then_some(DecideRefusal::OwnHold),

@@ -14,55 +14,55 @@ use crate::api::schema::Content;
 #[serde(deny_unknown_fields)]
 #[schema(as = ItemIn)]
 pub struct ItemInput {
-    /// What it is.
+    /// The kind of the item.
     pub kind: ItemKind,
-    /// Whether clients may see it. Messages are visible unless they say otherwise; the rest never is.
+    /// Whether clients may see the item. Messages are visible by default; other items never are.
     #[serde(default)]
     pub visibility: Option<Visibility>,
-    /// Who speaks, for messages.
+    /// The author, for messages.
     #[serde(default)]
     pub role: Option<Role>,
-    /// What is said: text, or parts.
+    /// The content of a message: text, or parts.
     #[serde(default)]
     #[schema(value_type = Option<Content>)]
     pub content: Option<Raw>,
     /// The tool, for calls.
     #[serde(default)]
     pub name: Option<String>,
-    /// The caller's own name of the call.
+    /// The caller's own id of the call.
     #[serde(default)]
     pub call_id: Option<String>,
     /// The arguments of a call.
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub arguments: Option<Raw>,
-    /// What a call came to.
+    /// The result of a call.
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub result: Option<Raw>,
-    /// Files that go with it.
+    /// Attached files.
     #[serde(default)]
     pub attachments: Vec<AttachmentInput>,
-    /// Anything about the content.
+    /// Free-form annotations of the content.
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub annotations: Option<Raw>,
-    /// Anything else.
+    /// Free-form data.
     #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub data: Option<Raw>,
-    /// A call that waits for an approval before it runs.
+    /// The call waits for an approval before it runs.
     #[serde(default)]
     pub gated: bool,
-    /// A call that may be made again with the same key.
+    /// The call may be retried with the same execution key.
     #[serde(default)]
     pub idempotent: bool,
-    /// What a call came to: it ran, was refused, or a person gave the result.
+    /// The outcome of a call: it ran, was refused, or a person gave the result.
     #[serde(default)]
     pub outcome: Option<CallOutcome>,
 }
 
-/// A file: behind a URL, behind the URL of what it was made from, or here.
+/// A file: its URL, the URL of its source, or its bytes.
 #[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Attachment)]
@@ -76,12 +76,12 @@ pub struct AttachmentInput {
     pub url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference_url: Option<String>,
-    /// The bytes themselves, as text.
+    /// The bytes, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
 }
 
-/// What is asked or answered: text, or content with files.
+/// A message with content and files.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = MessageIn)]

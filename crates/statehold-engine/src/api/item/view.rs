@@ -55,11 +55,11 @@ pub struct ItemView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub data: Option<Raw>,
-    /// Whether a rewind took it out of the conversation.
+    /// A rewind removed the item from the conversation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub rewound: bool,
-    /// Whether its content was removed.
+    /// The content was deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub erased: bool,
@@ -79,7 +79,7 @@ impl ItemView {
         shown
     }
 
-    /// The same as a view shows it: what agents keep for themselves is not for clients.
+    /// The item as a view shows it. Clients never see the private data of agents.
     pub(crate) fn seen_by(mut self, view: View) -> Self {
         if view == View::Client {
             self.data = None;
@@ -103,7 +103,7 @@ impl ItemView {
             Some(CallMark::Result { outcome, .. }) => (None, None, Some(outcome)),
             None => (None, None, None),
         };
-        // A result names its call by id when the caller had no name for it.
+        // Without a caller's own id, a result names its call by the item id.
         let call = match item.call {
             Some(CallMark::Result { call, .. }) => Some(call.to_string()),
             _ => None,
@@ -137,7 +137,7 @@ impl ItemView {
     }
 }
 
-/// What became of an item.
+/// The id and position of a written item.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ItemRef {
     /// The id. For a tool call, the execution key.

@@ -1,5 +1,5 @@
-//! How written items become items of the core: their shape is checked, their text becomes payloads, and
-//! each tool result finds its call.
+//! Converts item inputs to items of the core: checks their shape, moves their text into payloads, and matches
+//! each tool result to its call.
 
 use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
@@ -15,14 +15,14 @@ use crate::error::EngineError;
 use crate::kept::ItemBody;
 use crate::payloads::Payloads;
 
-/// How many items are read to find a call by the caller's own name.
+/// The largest number of items to search for a call by the caller's own id.
 const CALLS_READ_MAX: usize = 1_000;
 
-/// Where a result finds its call.
+/// The way to the call of a tool result.
 enum CallPlace {
-    /// By id, or earlier in the same body.
+    /// Known by id, or in the same body.
     Known(CallTarget),
-    /// By the caller's own name, in what was written before.
+    /// To be found by the caller's own id in the stored history.
     Named(String),
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn message(
     labelled_message(raw, path, payloads, false)
 }
 
-/// A message, with a note of whether a credential came with it.
+/// Like [`message`], and marks whether a credential came with it.
 pub(crate) fn labelled_message(
     raw: &Raw,
     path: &str,
@@ -106,7 +106,7 @@ fn attachments(
 }
 
 impl ItemInput {
-    /// The item as the core takes it; `place` is where a result finds its call.
+    /// Converts to an item of the core; `place` locates the call of a result.
     pub(crate) fn into_new(
         self,
         index: usize,
@@ -186,7 +186,7 @@ impl ItemInput {
     }
 }
 
-/// Where each result of a body finds its call; None for items that are no results.
+/// Locates the call of each result in a body; None for items that are not results.
 fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
     let place_of = |index: usize, item: &ItemInput| {
         if item.kind != ItemKind::ToolResult {
@@ -224,8 +224,8 @@ impl Engine {
         new_items(items, &targets, payloads)
     }
 
-    /// The items of a command in a live request. Results may name calls by the caller's own names, which
-    /// are looked up in the history; gated calls are stored as their preview.
+    /// The items of a command in a live request. Results may name calls by the caller's own ids, which this
+    /// looks up in the history. Gated calls are stored as their preview.
     pub(crate) async fn next_items(
         &self,
         session: SessionId,
@@ -287,7 +287,7 @@ fn unknown_call(name: &str) -> EngineError {
     }
 }
 
-/// Items as the core takes them; `targets` has the call of each result.
+/// Converts to items of the core; `targets` has the call of each result.
 pub(crate) fn new_items(
     items: Vec<ItemInput>,
     targets: &[Option<CallTarget>],

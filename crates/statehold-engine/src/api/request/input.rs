@@ -13,28 +13,28 @@ use crate::api::json::Raw;
 use crate::api::schema::Words;
 use crate::api::state::StatePatchInput;
 
-/// An invocation to start. With a lease and an output it is a whole turn.
+/// A request to start. With a lease and an output it is a whole turn.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = RequestIn)]
 pub struct StartInput {
-    /// The agent; the session's own if none is named.
+    /// The agent; the session's default agent if left out.
     #[serde(default)]
     #[schema(value_type = Option<Name>)]
     pub agent: Option<String>,
-    /// What is asked: text, or content with files.
+    /// The message to the agent: text, or content with files.
     #[schema(value_type = Words)]
     pub input: Raw,
-    /// The task to go on with.
+    /// The task to continue; a new task if left out.
     #[serde(default)]
     pub task_id: Option<TaskId>,
-    /// The request that asks, if an agent asks.
+    /// The parent request, if an agent starts this one.
     #[serde(default)]
     pub parent_request_id: Option<RequestId>,
-    /// The fence of that request.
+    /// The fence of the parent request.
     #[serde(default)]
     pub parent_fence: Option<u64>,
-    /// Claim it in the same commit.
+    /// Claim the request in the same commit.
     #[serde(default)]
     pub lease: Option<LeaseInput>,
     /// With a lease: items to write at once.
@@ -52,15 +52,15 @@ pub struct StartInput {
     pub close_on: Option<CloseOn>,
 }
 
-/// The right to write for a while.
+/// A lease: the exclusive right to write to a request for a limited time.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = LeaseIn)]
 pub struct LeaseInput {
-    /// How long it lasts without a heartbeat.
+    /// Seconds until the lease lapses without a heartbeat.
     #[schema(minimum = 1, maximum = 86_400)]
     pub ttl_seconds: u64,
-    /// Who works, for people.
+    /// A name of the worker, for people.
     #[serde(default)]
     #[schema(max_length = 256)]
     pub worker: Option<String>,
@@ -88,7 +88,7 @@ pub struct AppendInput {
 #[schema(as = CompleteIn)]
 pub struct CompleteInput {
     pub fence: u64,
-    /// What is answered: text, or content with files.
+    /// The answer: text, or content with files.
     #[schema(value_type = Words)]
     pub output: Raw,
     #[serde(default)]
@@ -102,7 +102,7 @@ pub struct CompleteInput {
     /// Close the task too.
     #[serde(default)]
     pub close_task: bool,
-    /// Stop child requests that still run.
+    /// Cancel child requests that are still live.
     #[serde(default)]
     pub cancel_children: bool,
 }
@@ -113,15 +113,15 @@ pub struct CompleteInput {
 #[schema(as = FailIn)]
 pub struct FailInput {
     pub fence: u64,
-    /// What went wrong: text, or an object.
+    /// The error: text, or an object.
     #[schema(value_type = serde_json::Value)]
     pub error: Raw,
-    /// Stop child requests that still run.
+    /// Cancel child requests that are still live.
     #[serde(default)]
     pub cancel_children: bool,
 }
 
-/// A sign of life.
+/// A heartbeat, which extends the lease.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = HeartbeatIn)]
@@ -129,7 +129,7 @@ pub struct HeartbeatInput {
     pub fence: u64,
 }
 
-/// A worker that leaves.
+/// The release of a lease.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ReleaseIn)]
@@ -137,32 +137,32 @@ pub struct ReleaseInput {
     pub fence: u64,
 }
 
-/// Nothing more to say.
+/// An empty object.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NothingIn)]
 pub struct EmptyInput {}
 
-/// What a worker asks for.
+/// A claim of requests.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ClaimIn)]
 pub struct ClaimInput {
     #[schema(value_type = Name)]
     pub agent: String,
-    /// Who works, for people.
+    /// A name of the worker, for people.
     #[serde(default)]
     #[schema(max_length = 256)]
     pub worker: Option<String>,
-    /// At most so many, 1 to 100.
+    /// The largest number of requests to claim, 1 to 100.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 100)]
     pub max: Option<usize>,
-    /// How long to wait for the first, at most 60.
+    /// Seconds to wait for the first request, at most 60.
     #[serde(default)]
     #[schema(maximum = 60)]
     pub wait_seconds: Option<u64>,
-    /// How long the lease lasts without a heartbeat.
+    /// Seconds until the lease lapses without a heartbeat.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 86_400)]
     pub lease_seconds: Option<u64>,

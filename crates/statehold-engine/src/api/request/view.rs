@@ -22,7 +22,7 @@ use crate::kept::ItemBody;
 use crate::mailbox::Committed;
 use crate::read::RequestDetail;
 
-/// What became of the items.
+/// The ids of the written items.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = ItemsWritten)]
 pub struct ItemsWritten {
@@ -30,7 +30,7 @@ pub struct ItemsWritten {
     pub revision: u64,
 }
 
-/// How far the lease reaches now.
+/// The lease after a heartbeat.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Heartbeat)]
 pub struct HeartbeatView {
@@ -40,7 +40,7 @@ pub struct HeartbeatView {
     pub lease_until: Time,
 }
 
-/// Requests that now belong to the worker.
+/// The claimed requests.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Claimed)]
 pub struct ClaimView {
@@ -73,13 +73,14 @@ pub struct RequestView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub error: Option<Raw>,
-    /// Its holds. Left out in the answer to a command on a request that was there before.
+    /// Its holds. Left out in the answer to a command on an existing request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holds: Option<Vec<HoldView>>,
-    /// Open holds at and below it, the oldest first, at most 100. Left out in the answer to a command.
+    /// Open holds of this request and its child requests, oldest first, at most 100. Left out in the answer
+    /// to a command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Vec<PendingHoldView>>,
-    /// How many there are.
+    /// Number of open holds of this request and its child requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending_total: Option<usize>,
     #[schema(value_type = Time)]
@@ -87,24 +88,24 @@ pub struct RequestView {
     pub created_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
-    /// On a claim: how its holds were decided.
+    /// On a claim: the decided holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Vec<HoldView>>,
-    /// On a claim: the requests it had started.
+    /// On a claim: the child requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(no_recursion)]
     pub child_results: Option<Vec<RequestView>>,
     /// On a claim: tool calls without a result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calls: Option<Vec<CallView>>,
-    /// On a claim: whether `temp:` values were lost.
+    /// On a claim: `temp:` values were lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub temp_lost: bool,
-    /// On a claim: what the worker may act with.
+    /// On a claim: the credential for the worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credential: Option<CredentialView>,
-    /// On a claim: whether a credential that was given is gone.
+    /// On a claim: a credential was given, but is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub credential_lost: bool,
@@ -119,12 +120,12 @@ pub struct CallView {
     pub state: CallProgress,
     pub gated: bool,
     pub idempotent: bool,
-    /// The digest that was approved.
+    /// The approved digest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
 }
 
-/// What is known about a tool call without a result.
+/// The state of a tool call without a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = CallState)]
@@ -153,7 +154,7 @@ impl From<&CallState> for CallProgress {
 }
 
 impl RequestView {
-    /// What a commit made of a request, before it is durable.
+    /// The request after a commit that is not yet durable.
     pub(crate) fn of_commit(done: &Committed<'_>, id: RequestId, agent_view: bool) -> Option<Self> {
         let content = &done.record.content;
         let live = done

@@ -16,12 +16,12 @@ use crate::error::EngineError;
 
 /// The longest name of a session, in bytes.
 const NAME_BYTES_MAX: usize = 256;
-/// How many labels a session may have, and how long their parts may be.
+/// Limits of the labels of a session.
 const LABELS_MAX: usize = 64;
 const LABEL_KEY_BYTES_MAX: usize = 64;
 const LABEL_VALUE_BYTES_MAX: usize = 256;
 
-/// A session to begin.
+/// A session to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SessionIn)]
@@ -29,7 +29,7 @@ pub struct SessionInput {
     /// The app.
     #[schema(value_type = Name)]
     pub app: String,
-    /// The user. A key that is bound to one may leave it out.
+    /// The user. Optional with a key that is bound to a user.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
@@ -37,28 +37,28 @@ pub struct SessionInput {
     #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub name: Option<String>,
-    /// The agent that answers when none is named.
+    /// The default agent of the session's requests.
     #[serde(default)]
     #[schema(value_type = Option<Name>)]
     pub agent: Option<String>,
-    /// Words to find it by.
+    /// Labels to filter by.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<LabelText, String>>)]
     pub labels: Option<BTreeMap<String, String>>,
-    /// First values of its state.
+    /// Initial values of its state.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<StateKey, serde_json::Value>>)]
     pub state: Option<BTreeMap<String, Raw>>,
-    /// How long it lives.
+    /// Time to live, in seconds.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub ttl_seconds: Option<u64>,
-    /// From when that counts.
+    /// The start of the time to live.
     #[serde(default)]
     pub ttl_mode: Option<TtlMode>,
 }
 
-/// Changes to a session. What is left out stays; null removes.
+/// Changes to a session. Omitted fields stay; null removes a value.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SessionPatch)]
@@ -71,16 +71,16 @@ pub struct SessionChanges {
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<LabelText, Option<String>>>)]
     pub labels: Option<BTreeMap<String, Option<String>>>,
-    /// How long it lives.
+    /// Time to live, in seconds.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
     pub ttl_seconds: Option<Change<u64>>,
-    /// From when that counts.
+    /// The start of the time to live.
     #[serde(default)]
     pub ttl_mode: Option<TtlMode>,
 }
 
-/// Tells a field that is null from one that is not there.
+/// Distinguishes a field that is null from a missing one.
 fn present<'de, T, D>(deserializer: D) -> Result<Option<Change<T>>, D::Error>
 where
     T: Deserialize<'de>,
@@ -95,7 +95,7 @@ where
 #[serde(deny_unknown_fields)]
 #[schema(as = CloseIn)]
 pub struct CloseSessionInput {
-    /// Stop what still runs.
+    /// Cancel live requests.
     #[serde(default)]
     pub cancel_live: bool,
 }

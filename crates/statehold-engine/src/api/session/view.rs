@@ -39,10 +39,10 @@ pub struct SessionView {
     pub updated_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
-    /// Open holds in it, the oldest first, at most 100. Left out in lists and answers to commands.
+    /// Open holds of the session, oldest first, at most 100. Left out in lists and answers to commands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Vec<PendingHoldView>>,
-    /// How many there are.
+    /// Number of open holds of the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending_total: Option<usize>,
 }
@@ -95,7 +95,7 @@ pub struct TracePage {
     pub next_cursor: Option<String>,
 }
 
-/// Records as they are chained.
+/// A page of records, in the order of the chain.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct RecordPage {
     #[schema(value_type = Vec<RecordForm>)]

@@ -1,4 +1,4 @@
-//! Writes of state as callers send them.
+//! Input of state writes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::api::json::Raw;
 use crate::error::EngineError;
 use crate::payloads::Payloads;
 
-/// Writes of state.
+/// Changes of state.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = PatchIn)]
@@ -25,17 +25,17 @@ pub struct StatePatchInput {
     #[serde(default)]
     #[schema(value_type = Vec<StateKey>)]
     pub delete: Vec<String>,
-    /// Versions that must be there; 0 means none.
+    /// Expected versions of keys; 0 means that the key does not exist.
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     pub if_versions: BTreeMap<String, u64>,
-    /// How a value meets the one that is there.
+    /// Merge policies: how to combine a new value with the stored one.
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     pub merge: BTreeMap<String, MergePolicy>,
 }
 
-/// Writes of state beside or under a request.
+/// Changes of state, optionally by a request.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SessionPatchIn)]
@@ -48,18 +48,18 @@ pub struct SessionStateInput {
     #[serde(default)]
     #[schema(value_type = Vec<StateKey>)]
     delete: Vec<String>,
-    /// Versions that must be there; 0 means none.
+    /// Expected versions of keys; 0 means that the key does not exist.
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     if_versions: BTreeMap<String, u64>,
-    /// How a value meets the one that is there.
+    /// Merge policies: how to combine a new value with the stored one.
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     merge: BTreeMap<String, MergePolicy>,
     /// The request that writes.
     #[serde(default)]
     pub request_id: Option<RequestId>,
-    /// The fence of that request.
+    /// The fence of the request.
     #[serde(default)]
     pub fence: Option<u64>,
 }
@@ -76,7 +76,7 @@ impl SessionStateInput {
     }
 }
 
-/// One key to write, before its value has a name.
+/// One key to write, before its value is stored as a payload.
 #[derive(Debug, Clone)]
 pub(crate) struct StateWrite {
     pub(crate) key: StateKey,
@@ -84,7 +84,7 @@ pub(crate) struct StateWrite {
     pub(crate) merge: MergePolicy,
 }
 
-/// A patch whose keys are keys.
+/// A patch with validated keys.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StateWrites {
     pub(crate) set: Vec<StateWrite>,
@@ -92,7 +92,7 @@ pub(crate) struct StateWrites {
     pub(crate) if_versions: BTreeMap<StateKey, u64>,
 }
 
-/// Reads a key. In the routes of one scope its prefix may be left out.
+/// Parses a key. Routes of a single scope accept keys without its prefix.
 fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
     let bad = |detail: String| EngineError::BadStateKey {
         key: Some(clip(text)),
@@ -117,7 +117,7 @@ fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
     }
 }
 
-/// A key as an answer shows it back: not all of a long one.
+/// Shortens a key for an error message.
 fn clip(text: &str) -> String {
     text.chars().take(64).collect()
 }
@@ -161,7 +161,7 @@ impl StateWrites {
         keys.any(|key| key.scope() == scope)
     }
 
-    /// Takes out what lives in memory.
+    /// Removes and returns the `temp:` writes.
     pub(crate) fn take_temp(&mut self) -> (Vec<(StateKey, Vec<u8>)>, Vec<StateKey>) {
         let is_temp = |key: &StateKey| key.scope() == Scope::Temp;
         let set = self.set.extract_if(.., |write| is_temp(&write.key));
@@ -170,7 +170,7 @@ impl StateWrites {
         (set, delete)
     }
 
-    /// The patch as the core takes it.
+    /// Converts to the patch of the core.
     pub(crate) fn into_core(self, payloads: &mut Payloads) -> StatePatch {
         let set = self.set.into_iter().map(|write| StateSet {
             value: if write.key.scope() == Scope::App {

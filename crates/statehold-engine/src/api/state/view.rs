@@ -36,11 +36,11 @@ impl StateView {
     }
 }
 
-/// What a write of state came to.
+/// The result of a state write.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct StateWritten {
     pub revision: u64,
-    /// The versions of the session keys that were written. Those of shared keys are given when they
-    /// are stored: read them.
+    /// The versions of the written session keys. The store assigns the versions of shared keys later: read
+    /// the state to see them.
     pub versions: BTreeMap<String, u64>,
 }

@@ -1,4 +1,4 @@
-//! The credential of a worker, as a claim hands it out.
+//! The credential that a claim gives to a worker.
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
@@ -13,7 +13,7 @@ use crate::claim::ClaimedRequest;
 use crate::credentials::CredentialSource;
 use crate::kept::ItemBody;
 
-/// A credential, in the answer to a claim and nowhere else.
+/// A credential. Only the answer to a claim contains it.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Credential)]
 pub struct CredentialView {
@@ -28,8 +28,8 @@ impl std::fmt::Debug for CredentialView {
 }
 
 impl CredentialView {
-    /// What a claim hands out, and whether something that was given is gone. The agent's own stands in
-    /// only for what a caller gave: whoever gave nothing does not act with the rights of the agent.
+    /// The credential for a claim, and whether a given credential was lost. The agent's service credential
+    /// replaces only a lost one: a caller who gave no credential must not act with the agent's rights.
     pub fn of_claim(claimed: &ClaimedRequest) -> (Option<Self>, bool) {
         if let Some((credential, source)) = &claimed.credential {
             let value = credential.expose().to_owned();

@@ -1,4 +1,4 @@
-//! The request that is pushed to the address of an agent once it can go on.
+//! The body that the server pushes to the resume address of an agent when a request can continue.
 
 use serde::Serialize;
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
@@ -10,7 +10,7 @@ use crate::api::json::to_body;
 use crate::api::request::RequestView;
 use crate::claim::ClaimedRequest;
 
-/// What is pushed to the address of an agent: a request that can go on, with what was decided.
+/// The pushed body: a request that can continue, with its decisions.
 #[derive(Debug, Serialize)]
 struct PushedRequest {
     #[serde(rename = "type")]
@@ -26,8 +26,7 @@ struct PushedRequest {
     execution_keys: Vec<ItemId>,
 }
 
-/// The body of what is pushed about a request. It has what a claim has of its decisions, and never a
-/// credential.
+/// The body to push for a request. It has the same decisions as a claim, and never a credential.
 pub fn pushed_body(work: &ClaimedRequest) -> Vec<u8> {
     let shown = RequestView::of(&work.detail);
     let decided = work.detail.holds.iter();

@@ -1,4 +1,4 @@
-//! A stream that gives up on a client that sends its headers too slowly or does not read.
+//! A stream that times out when a client sends its headers too slowly or stops reading.
 
 use std::future::Future as _;
 use std::io::{self, IoSlice};
@@ -11,14 +11,15 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// How many requests of one connection have begun and ended: what the stream cannot see by itself.
+/// Counts the requests of one connection that have begun and ended. The stream sees only bytes, so the
+/// service reports them here.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct ConnectionProgress {
     begun: AtomicUsize,
     ended: AtomicUsize,
 }
 
-impl Progress {
+impl ConnectionProgress {
     fn begun(&self) -> usize {
         self.begun.load(Ordering::Acquire)
     }
@@ -30,16 +31,16 @@ impl Progress {
 
 /// A request whose head has been read and whose response is not over yet.
 #[derive(Debug)]
-pub(super) struct Serving(Arc<Progress>);
+pub(super) struct RequestInService(Arc<ConnectionProgress>);
 
-impl Serving {
-    pub(super) fn begin(progress: &Arc<Progress>) -> Self {
+impl RequestInService {
+    pub(super) fn begin(progress: &Arc<ConnectionProgress>) -> Self {
         progress.begun.fetch_add(1, Ordering::Release);
         Self(Arc::clone(progress))
     }
 }
 
-impl Drop for Serving {
+impl Drop for RequestInService {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Release);
     }
@@ -47,39 +48,39 @@ impl Drop for Serving {
 
 /// Wraps a stream so that it fails with [`io::ErrorKind::TimedOut`] when a client takes too long.
 ///
-/// A head has its time from its first byte to its last, so trickling does not help; the first one
-/// has it from the connection on. A write has its time from each byte the client took.
+/// The timeout of a head runs from its first byte (of the first head: from the connection) to its last, so
+/// trickling does not help. The timeout of a write starts again with each byte that the client reads.
 #[derive(Debug)]
 pub(super) struct StallGuard<S> {
     stream: S,
-    progress: Arc<Progress>,
-    head: Deadline,
-    /// How many requests had begun when the head began that `head` watches.
+    progress: Arc<ConnectionProgress>,
+    head: StallTimeout,
+    /// `ConnectionProgress::begun` when the head that `head` times started.
     head_after: usize,
-    write: Deadline,
-    flush: Deadline,
+    write: StallTimeout,
+    flush: StallTimeout,
 }
 
 impl<S> StallGuard<S> {
     pub(super) fn new(
         stream: S,
-        progress: Arc<Progress>,
+        progress: Arc<ConnectionProgress>,
         head_read_timeout: Duration,
         write_stall_timeout: Duration,
     ) -> Self {
-        let mut head = Deadline::new(head_read_timeout);
+        let mut head = StallTimeout::new(head_read_timeout);
         head.start();
         Self {
             stream,
             head_after: progress.begun(),
             progress,
             head,
-            write: Deadline::new(write_stall_timeout),
-            flush: Deadline::new(write_stall_timeout),
+            write: StallTimeout::new(write_stall_timeout),
+            flush: StallTimeout::new(write_stall_timeout),
         }
     }
 
-    /// Stops the clock of a head that has been read since.
+    /// Stops the timeout once the head has been read.
     fn check_head(&mut self) {
         if self.progress.begun() != self.head_after {
             self.head.stop();
@@ -102,7 +103,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
                 Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
             }
             Poll::Ready(Ok(())) => {
-                // Bytes that come in while a request is served are its body, or come too early.
+                // Bytes that arrive during a request belong to its body, or are pipelined.
                 let is_new = !this.head.is_running() && !this.progress.is_serving();
                 if is_new && buffer.filled().len() > filled {
                     this.head_after = this.progress.begun();
@@ -155,12 +156,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
 
 /// A time limit that runs from `start` to `stop`.
 #[derive(Debug)]
-struct Deadline {
+struct StallTimeout {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Deadline {
+impl StallTimeout {
     fn new(limit: Duration) -> Self {
         Self { limit, sleep: None }
     }
@@ -177,7 +178,7 @@ impl Deadline {
         self.sleep.is_some()
     }
 
-    /// Ready when the time is over; never if the clock does not run.
+    /// Ready when the time is over; never while stopped.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.sleep {
             Some(sleep) => sleep.as_mut().poll(cx),
@@ -185,7 +186,7 @@ impl Deadline {
         }
     }
 
-    /// Runs while an operation is pending, and turns into an error if it stays so.
+    /// Fails with `TimedOut` if an operation stays pending for longer than the limit.
     fn watch<T>(
         &mut self,
         cx: &mut Context<'_>,

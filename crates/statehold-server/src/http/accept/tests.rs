@@ -398,7 +398,7 @@ async fn a_stop_lets_running_requests_finish_and_refuses_new_ones() {
 }
 
 #[tokio::test]
-async fn a_stop_cuts_what_does_not_finish_in_time() {
+async fn a_stop_cuts_requests_that_do_not_finish_in_time() {
     let (app, running, _go_on) = gated();
     let options = AcceptOptions {
         grace: SHORT,

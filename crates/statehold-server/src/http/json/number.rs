@@ -18,12 +18,12 @@ use super::JsonError;
 const EXACT_INTEGER_MAX: u64 = (1 << 53) - 1;
 /// No double needs more significant digits.
 const DIGITS_MAX: usize = 17;
-/// So many digits always survive, between the powers of ten that [`EASY_POWER_MAX`] allows.
+/// A double holds this many digits exactly within the powers of ten that [`EASY_POWER_MAX`] allows.
 const EASY_DIGITS_MAX: usize = 15;
 /// Well within the range in which doubles have their full precision.
 const EASY_POWER_MAX: usize = 290;
 
-/// Checks the number that begins at byte `start` and gives the offset of the byte after it.
+/// Checks the number that begins at byte `start` and returns the offset of the byte after it.
 pub(super) fn scan(text: &str, start: usize) -> Result<usize, JsonError> {
     let bytes = text.as_bytes();
     let whole_from = start + usize::from(bytes[start] == b'-');
@@ -102,7 +102,7 @@ fn is_exact_decimal(number: &str, whole: &[u8], fraction: &[u8], exponent: &[u8]
     if count > DIGITS_MAX {
         return false;
     }
-    // Most numbers that people send end here.
+    // The fast path: most numbers are short.
     if count <= EASY_DIGITS_MAX
         && whole.len().max(fraction.len()) + power(exponent) <= EASY_POWER_MAX
     {

@@ -73,7 +73,7 @@ fn values_of_every_kind_pass() {
 }
 
 #[test]
-fn what_is_not_json_is_refused_where_it_goes_wrong() {
+fn a_syntax_error_is_refused_with_its_offset() {
     for (text, offset) in [
         ("{", 1),
         ("[", 1),
@@ -238,7 +238,7 @@ fn a_byte_order_mark_is_refused() {
 }
 
 #[test]
-fn what_is_not_utf8_is_refused() {
+fn bytes_that_are_not_utf8_are_refused() {
     let reason = |e: &JsonError| matches!(e, JsonError::NotUtf8 { .. });
     check_bad(b"\"\xff\"", reason, 1);
     check_bad(b"\"ab\xc0\x80\"", reason, 3);
@@ -619,14 +619,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn whatever_passes_can_be_read(text in nearly_json()) {
+    fn every_accepted_text_can_be_parsed(text in nearly_json()) {
         if scan_default(&text).is_ok() {
             prop_assert!(serde_json::from_str::<Value>(&text).is_ok());
         }
     }
 
     #[test]
-    fn whatever_serde_writes_passes(value in value()) {
+    fn every_value_written_by_serde_is_accepted(value in value()) {
         let text = serde_json::to_string(&value).expect("a value");
         prop_assert_eq!(scan_default(&text), Ok(()), "{}", &text);
         let pretty = serde_json::to_string_pretty(&value).expect("a value");

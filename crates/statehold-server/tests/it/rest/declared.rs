@@ -10,7 +10,9 @@ use statehold_agents::spec::{
 use statehold_core::name::Name;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 use statehold_engine::{Credential, Swap};
-use statehold_server::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading, ServerOptions};
+use statehold_server::{
+    Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport, ServerOptions,
+};
 
 use crate::rig::{Rig, Setup};
 
@@ -178,7 +180,7 @@ struct Played {
 }
 
 impl Reload for Played {
-    fn reload(&self) -> Reloading<'_> {
+    fn reload(&self) -> ReloadFuture<'_> {
         Box::pin(async {
             if self.agents.get().agents.is_empty() {
                 let mistake = |key: &str| ReloadMistake {
@@ -189,10 +191,10 @@ impl Reload for Played {
                 return Err(ReloadError::Mistakes(vec![mistake("a.b"), mistake("c.d")]));
             }
             self.agents.set(AgentBook::default());
-            Ok(Reloaded {
+            Ok(ReloadReport {
                 removed: vec!["agents.reload".to_owned()],
                 needs_restart: vec!["server.listen".to_owned()],
-                ..Reloaded::default()
+                ..ReloadReport::default()
             })
         })
     }

@@ -12,7 +12,7 @@ use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
 use statehold_engine::{Clock, Credential, Engine, Swap};
-use statehold_server::{Reload, ReloadError, ReloadMistake, Reloaded, Reloading};
+use statehold_server::{Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -148,7 +148,7 @@ impl std::fmt::Debug for ConfigReloader {
 }
 
 impl Reload for ConfigReloader {
-    fn reload(&self) -> Reloading<'_> {
+    fn reload(&self) -> ReloadFuture<'_> {
         // A reload runs to its end, also if the caller disconnects.
         let targets = Arc::clone(&self.targets);
         let done = self.tasks.spawn(async move { targets.reload().await });
@@ -194,11 +194,11 @@ impl ConfigReloader {
 }
 
 impl ReloadTargets {
-    async fn reload(&self) -> Result<Reloaded, ReloadError> {
+    async fn reload(&self) -> Result<ReloadReport, ReloadError> {
         let reloaded = self.read_and_apply().await;
         match &reloaded {
             Ok(done) => {
-                let Reloaded {
+                let ReloadReport {
                     added,
                     changed,
                     removed,
@@ -226,7 +226,7 @@ impl ReloadTargets {
         reloaded
     }
 
-    async fn read_and_apply(&self) -> Result<Reloaded, ReloadError> {
+    async fn read_and_apply(&self) -> Result<ReloadReport, ReloadError> {
         let mut active = self.active.lock().await;
         let context = &self.context;
         let plan = Arc::clone(&context.plan);
@@ -261,7 +261,7 @@ impl ReloadTargets {
         self.agents.set(Arc::clone(&new.book));
         self.runner.switch(next).await;
         *active = new;
-        Ok(Reloaded {
+        Ok(ReloadReport {
             added,
             changed,
             removed,
