@@ -18,11 +18,11 @@ use statehold_store::keys::KeyOwner;
 use statehold_store::{AddressChange, LiveWork, ResumeAddress};
 use zeroize::Zeroizing;
 
-use crate::access::require_any;
 use crate::caller::{Caller, Role};
 use crate::claim::ClaimedRequest;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_any;
 use crate::ports::random;
 
 /// The longest address, in bytes.

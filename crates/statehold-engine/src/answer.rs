@@ -12,15 +12,15 @@ use statehold_core::ids::HoldId;
 
 use crate::api::hold::DecisionReceipt;
 use crate::ask::{parse_args, raw};
-use crate::credentials::{CREDENTIAL_BYTES_MAX, Credential};
+use crate::commit::idempotency::IdempotencyKey;
+use crate::commit::mailbox::{Call, Committed, Receipt};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::credentials::{CREDENTIAL_BYTES_MAX, Credential};
+use crate::guard::redact::{BY_PATH, HIDDEN, Preview, preview};
+use crate::guard::schema::{FieldError, Schema};
 use crate::holds::HoldDetail;
-use crate::idempotency::IdempotencyKey;
 use crate::kept::{ActionBody, DecisionBody, HoldBody, Raw, Redaction, Sealed, parse, to_bytes};
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::redact::{BY_PATH, HIDDEN, Preview, preview};
-use crate::schema::{FieldError, Schema};
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
 

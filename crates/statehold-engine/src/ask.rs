@@ -21,18 +21,18 @@ use statehold_core::session::SessionState;
 use statehold_store::StoredItem;
 
 use crate::api::hold::HoldView;
+use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::payloads::Payloads;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
+use crate::guard::policy::{Effective, HoldTerms};
+use crate::guard::redact::{Preview, preview};
+use crate::guard::schema::Schema;
 use crate::holds::payload;
 use crate::kept::{
     ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
     RECONCILE_TITLE, Raw, Reason, parse, to_bytes,
 };
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::payloads::Payloads;
-use crate::policy::{Effective, HoldTerms};
-use crate::redact::{Preview, preview};
-use crate::schema::Schema;
 
 const TITLE_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;

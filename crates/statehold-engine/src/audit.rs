@@ -15,10 +15,10 @@ use statehold_store::signing::RootSigner;
 use statehold_store::{AddressChange, ApiKey, CheckReport, StoreError, TenantCommit};
 use tokio::sync::{Mutex, OnceCell, Semaphore};
 
-use crate::access::require_any;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_any;
 use crate::ports::PayloadKeys;
 
 /// How many commits one query reads.

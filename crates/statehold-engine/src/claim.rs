@@ -10,14 +10,14 @@ use statehold_core::name::Name;
 use statehold_core::request::{LiveStatus, OpenCall};
 use statehold_core::time::Timestamp;
 
-use crate::access::require_any;
 use crate::caller::{Caller, Role};
-use crate::credentials::{Credential, CredentialSource};
+use crate::commit::mailbox::{Call, Committed, Reply};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::mailbox::{Call, Committed, Reply};
+use crate::guard::access::require_any;
+use crate::guard::credentials::{Credential, CredentialSource};
+use crate::guard::rights::Act;
 use crate::read::RequestDetail;
-use crate::rights::Act;
 
 /// A worker's claim.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use statehold_store::StoreError;
 
 use crate::api::hold::{DecisionView, HoldRef};
 use crate::caller::Role;
-use crate::schema::FieldError;
+use crate::guard::schema::FieldError;
 
 /// Why the engine refused a call or failed.
 #[derive(Debug, thiserror::Error)]

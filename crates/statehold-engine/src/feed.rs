@@ -10,10 +10,10 @@ use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::record::Event;
 use statehold_store::{SessionSummary, StoredRecord};
 
-use crate::access::is_own;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::is_own;
 
 pub use session::{Delta, SessionFeed, SessionNews};
 
@@ -108,7 +108,7 @@ impl Engine {
         after: GlobalPosition,
         limit: usize,
     ) -> Result<(Vec<(GlobalPosition, FeedEntry)>, GlobalPosition), EngineError> {
-        crate::access::require_lister(caller)?;
+        crate::guard::access::require_lister(caller)?;
         let store = &self.inner().store;
         let commits = store.committed(after.0, SCAN_MAX).await?;
         let mut owners: BTreeMap<SessionId, Option<SessionSummary>> = BTreeMap::new();

@@ -13,10 +13,10 @@ use statehold_core::name::Name;
 use statehold_core::tenant::TenantEvent;
 use statehold_store::ApiKey;
 
-use crate::access::require_any;
 use crate::caller::{Caller, Role};
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
+use crate::guard::access::require_any;
 use crate::ports::random;
 
 /// The prefix of every key.

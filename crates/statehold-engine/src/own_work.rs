@@ -10,9 +10,9 @@ use statehold_core::view::View;
 use statehold_store::StoredRecord;
 
 use crate::caller::Caller;
+use crate::commit::mailbox::{Call, Reply};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::mailbox::{Call, Reply};
 use crate::read::ItemPage;
 
 /// How many live requests one query reads.

@@ -13,10 +13,10 @@ use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord};
 
-use crate::access::{is_own, require_any, require_lister};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::{is_own, require_any, require_lister};
 use crate::holds::{HoldDetail, Pending};
 
 /// How many rows one list call reads.

@@ -15,12 +15,12 @@ use statehold_core::time::Timestamp;
 use statehold_store::{SharedOwner, SharedValue, StateValue};
 use uuid::Uuid;
 
-use crate::access::require_any;
 use crate::caller::{Caller, Role};
+use crate::commit::idempotency::digest;
+use crate::commit::mailbox::Call;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::idempotency::digest;
-use crate::mailbox::Call;
+use crate::guard::access::require_any;
 
 /// The values of one scope.
 #[derive(Debug, Clone)]

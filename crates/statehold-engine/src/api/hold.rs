@@ -22,12 +22,12 @@ use super::request::FencedRequest;
 use crate::answer::NewAnswer;
 use crate::ask::{NewAction, NewAsk};
 use crate::caller::Caller;
+use crate::commit::mailbox::{Call, Receipt};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::policy::parse_decide_by;
 use crate::holds::{HoldDetail, HoldFilter};
 use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
-use crate::mailbox::{Call, Receipt};
-use crate::policy::parse_decide_by;
 use crate::read::Page;
 
 pub use action::{ActionView, ReasonView, RedactionView};

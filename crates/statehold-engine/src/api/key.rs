@@ -9,10 +9,10 @@ use statehold_store::ApiKey;
 use utoipa::ToSchema;
 
 use super::json::Time;
-use crate::access::require_admin;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_admin;
 use crate::keys::NewKey;
 
 /// A key to create.

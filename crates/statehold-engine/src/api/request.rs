@@ -17,13 +17,13 @@ use super::item::write::{labelled_message, message};
 use super::json::Raw;
 use super::state::StatePatchInput;
 use crate::caller::Caller;
-use crate::credentials::Credential;
+use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::credentials::Credential;
+use crate::guard::rights::{self, Act};
 use crate::kept::{ItemBody, parse};
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::payloads::Payloads;
-use crate::rights::{self, Act};
 
 pub use input::{
     AppendInput, ClaimInput, CompleteInput, EmptyInput, FailInput, HeartbeatInput, LeaseInput,

@@ -21,12 +21,12 @@ use super::item::{ItemView, MessageView};
 use super::json::{raw_bytes, to_body};
 use super::request::agent_name;
 use super::state::StatePatchInput;
-use crate::access::require_lister;
 use crate::caller::{Caller, Role};
+use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::payloads::Payloads;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::payloads::Payloads;
+use crate::guard::access::require_lister;
 use crate::read::{ItemPage, Page, SessionFilter};
 
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};

@@ -12,12 +12,12 @@ use statehold_core::record::Event;
 use statehold_core::scope::{Scope, StateKey};
 
 use super::json::raw_bytes;
-use crate::access::require_reader;
 use crate::caller::Caller;
+use crate::commit::mailbox::{Call, Committed, Receipt};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::rights::{self, Act};
+use crate::guard::access::require_reader;
+use crate::guard::rights::{self, Act};
 
 pub use input::{SessionStateInput, StatePatchInput};
 pub use view::{StateView, StateWritten};

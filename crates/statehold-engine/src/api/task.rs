@@ -14,10 +14,10 @@ use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
 use crate::caller::Caller;
+use crate::commit::mailbox::{Call, Committed, Receipt};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::rights::{self, Act};
+use crate::guard::rights::{self, Act};
 
 /// A task with a page of its history.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

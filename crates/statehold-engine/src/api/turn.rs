@@ -29,12 +29,12 @@ use statehold_core::task::CloseOn;
 use super::hold::DecisionInput;
 use super::request;
 use crate::caller::{Caller, Role, Roles};
-use crate::credentials::Credential;
+use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::mailbox::{Call, Committed, Receipt};
-use crate::payloads::Payloads;
-use crate::rights::Act;
+use crate::guard::credentials::Credential;
+use crate::guard::rights::Act;
 
 pub use account::{TokenUsage, TurnAccount};
 pub use agent_reply::AgentReply;

@@ -11,8 +11,8 @@ use statehold_core::name::Name;
 use statehold_core::record::{Event, Record};
 
 use super::FeedEntry;
+use crate::background::drafts::{DraftPiece, DraftReader};
 use crate::caller::Caller;
-use crate::drafts::{DraftPiece, DraftReader};
 use crate::engine::Engine;
 use crate::error::EngineError;
 

@@ -16,7 +16,7 @@ use super::Reach;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::sealed::OpenedArgs;
+use crate::guard::sealed::OpenedArgs;
 
 /// An open or decided hold with the text that people read.
 #[derive(Debug, Clone)]

@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 
 use super::{HoldView, alias, title_of};
 use crate::api::json::Time;
+use crate::commit::mailbox::Committed;
 use crate::holds::{HoldCounts, HoldDetail};
-use crate::mailbox::Committed;
 
 /// A short view of a hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

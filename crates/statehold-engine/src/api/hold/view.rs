@@ -13,10 +13,10 @@ use super::action::{ActionView, ReasonView};
 use super::evidence::EvidenceView;
 use super::{alias, chain, task_path};
 use crate::api::json::{Raw, Time};
+use crate::commit::mailbox::Committed;
+use crate::guard::sealed::OpenedArgs;
 use crate::holds::HoldDetail;
 use crate::kept::{DecisionBody, HoldBody, Reason, parse};
-use crate::mailbox::Committed;
-use crate::sealed::OpenedArgs;
 
 /// A hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -10,10 +10,10 @@ use statehold_core::item::{
 
 use super::{AttachmentInput, ItemInput, MessageInput};
 use crate::api::json::{Raw, to_body};
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::kept::ItemBody;
-use crate::payloads::Payloads;
 
 /// The largest number of items to search for a call by the caller's own id.
 const CALLS_READ_MAX: usize = 1_000;

@@ -18,8 +18,8 @@ use crate::api::json::{Raw, Time, raw_bytes, raw_null};
 use crate::api::schema::Content;
 use crate::api::work::CredentialView;
 use crate::claim::ClaimedRequest;
+use crate::commit::mailbox::Committed;
 use crate::kept::ItemBody;
-use crate::mailbox::Committed;
 use crate::read::RequestDetail;
 
 /// The ids of the written items.

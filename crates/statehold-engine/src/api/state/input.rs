@@ -9,8 +9,8 @@ use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use utoipa::ToSchema;
 
 use crate::api::json::Raw;
+use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
-use crate::payloads::Payloads;
 
 /// Changes of state.
 #[derive(Debug, Default, Deserialize, ToSchema)]

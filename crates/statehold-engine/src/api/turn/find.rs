@@ -10,10 +10,10 @@ use super::repeat::RepeatSearch;
 use super::{DeliveryLog, StartedTurn, TurnDecision, TurnInput, start_turn};
 use crate::api::hold::{DecisionInput, decide_shown};
 use crate::api::json::raw_text;
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::HoldDetail;
-use crate::payloads::Payloads;
 use crate::read::RequestDetail;
 
 /// A turn that was found or started.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{RequestHead, TurnAccount, TurnHandle};
 use crate::api::json::Raw;
 use crate::api::request::error_of;
-use crate::drafts::DraftReader;
+use crate::background::drafts::DraftReader;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, Pending};
 use crate::own_work::Progress;

@@ -4,8 +4,8 @@ use statehold_core::command::Output;
 use statehold_core::item::{Attachment, AttachmentSource};
 
 use crate::api::json::{Raw, raw_text, to_body};
+use crate::commit::payloads::Payloads;
 use crate::kept::{AttachmentBody, ItemBody};
-use crate::payloads::Payloads;
 
 /// The message of a user to an agent.
 #[derive(Debug, Clone, Default)]

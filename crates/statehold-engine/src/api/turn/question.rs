@@ -8,9 +8,9 @@ use statehold_store::HoldOrder;
 use super::TurnInput;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::schema::Schema;
 use crate::holds::{HoldDetail, HoldFilter};
 use crate::kept::{HoldBody, parse};
-use crate::schema::Schema;
 
 /// How many open holds of a session are read at a time.
 const PAGE: usize = 200;

@@ -15,10 +15,10 @@ use super::request_head::input_of;
 use super::{AgentReply, DeliveryLog, EarlierAnswer, RequestHead, TurnInput};
 use crate::api::json::raw_text;
 use crate::caller::Caller;
+use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::kept::{DecisionBody, parse};
 use crate::read::RequestDetail;
 

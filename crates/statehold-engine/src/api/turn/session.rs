@@ -7,10 +7,10 @@ use statehold_core::session::Owner;
 
 use super::as_client;
 use crate::caller::Caller;
+use crate::commit::idempotency::IdempotencyKey;
+use crate::commit::mailbox::{Call, Committed};
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
-use crate::idempotency::IdempotencyKey;
-use crate::mailbox::{Call, Committed};
 
 /// The user of a session that no user was named for.
 const ANONYMOUS: &str = "anonymous";

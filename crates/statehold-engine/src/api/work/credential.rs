@@ -10,7 +10,7 @@ use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
 use crate::claim::ClaimedRequest;
-use crate::credentials::CredentialSource;
+use crate::guard::credentials::CredentialSource;
 use crate::kept::ItemBody;
 
 /// A credential. Only the answer to a claim contains it.

@@ -10,8 +10,8 @@ use super::*;
 use crate::ask::NewAsk;
 use crate::caller::Caller;
 use crate::claim::Claim;
+use crate::commit::mailbox::Call;
 use crate::engine::{Engine, EngineOptions};
-use crate::mailbox::Call;
 use crate::ports::{MemoryKeys, SystemClock};
 
 async fn engine() -> Engine {

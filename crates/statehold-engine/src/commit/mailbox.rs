@@ -24,13 +24,13 @@ use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::api::json::to_body;
 use crate::caller::Caller;
-use crate::credentials::{Credential, PendingCredential};
+use crate::commit::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
+use crate::commit::merge::{self, MergeResults};
+use crate::commit::payloads::Payloads;
 use crate::engine::{Aftermath, Engine, Inner};
 use crate::error::EngineError;
-use crate::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
-use crate::merge::{self, MergeResults};
-use crate::payloads::Payloads;
-use crate::rights::{self, Act};
+use crate::guard::credentials::{Credential, PendingCredential};
+use crate::guard::rights::{self, Act};
 
 /// How often a command is decided again because what it built on was refused.
 const RETRIES_MAX: usize = 64;

@@ -14,8 +14,8 @@ use statehold_store::Commit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::caller::Caller;
+use crate::commit::mailbox::{Call, InLine};
 use crate::engine::Engine;
-use crate::mailbox::{Call, InLine};
 
 /// A request that was claimed when it started. Request and claim are both durable.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use statehold_core::time::Timestamp;
 use super::Submission;
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
-use crate::rights::{self, Act};
+use crate::guard::rights::{self, Act};
 
 impl Engine {
     /// Checks rights and preconditions, then lets the core decide.

@@ -14,10 +14,10 @@ use statehold_core::hold::{DecideBy, Effect, HoldKind, OnExpiry, Risk};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem};
 use statehold_core::name::Name;
 
+use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
+use crate::guard::redact::{PathRule, Pattern, Rules};
 use crate::kept::{ItemBody, parse};
-use crate::payloads::Payloads;
-use crate::redact::{PathRule, Pattern, Rules};
 
 pub use condition::ArgsCondition;
 

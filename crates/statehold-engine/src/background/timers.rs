@@ -7,9 +7,9 @@ use statehold_core::command::Command;
 use statehold_store::{Due, DueKind};
 
 use crate::caller::Caller;
+use crate::commit::mailbox::Call;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
-use crate::mailbox::Call;
 
 /// The maximum number of deadlines settled per tick.
 const DUE_MAX: usize = 256;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::schema::{FieldError, Schema};
+use crate::guard::schema::{FieldError, Schema};
 
 /// One or more JSON Schemas for the arguments of a tool. A call that matches any of them needs approval.
 #[derive(Debug, Clone)]

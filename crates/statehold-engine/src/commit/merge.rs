@@ -17,12 +17,12 @@ use statehold_core::session::{Owner, SessionState};
 use statehold_store::{MergedValue, SharedOwner};
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
+use crate::commit::idempotency::digest;
+use crate::commit::mailbox::{Done, Submission};
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::idempotency::digest;
-use crate::mailbox::{Done, Submission};
-use crate::payloads::Payloads;
-use crate::rights::{self, Act};
+use crate::guard::rights::{self, Act};
 
 /// How often a merge is retried when other writers were faster.
 const TRIES_MAX: usize = 64;

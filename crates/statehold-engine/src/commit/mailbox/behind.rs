@@ -9,13 +9,13 @@ use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoreError};
 
 use super::{Call, Done, Head, InLine, Mailbox, Ready, Reply, Submission, is_missing};
-use crate::auto_claim::PendingClaim;
 use crate::caller::Caller;
-use crate::credentials::Credential;
+use crate::commit::auto_claim::PendingClaim;
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::payloads::Payloads;
-use crate::rights;
+use crate::guard::credentials::Credential;
+use crate::guard::rights;
 
 /// The second command, decided; with its claim, if it claims the request that the first one starts.
 pub(super) struct Next {

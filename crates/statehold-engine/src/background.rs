@@ -1,0 +1,4 @@
+//! Work beside calls: timers, and drafts of answers that are being written.
+
+pub(crate) mod drafts;
+pub(crate) mod timers;
