@@ -1,4 +1,4 @@
-//! OpenAPI schemas of the text types. Compiled with the feature `schema` only.
+//! `OpenAPI` schemas of the text types. Compiled with the feature `schema` only.
 
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};

@@ -12,7 +12,7 @@ use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
-use statehold_store::{SharedOwner, SharedValue, StateValue};
+use statehold_store::{SessionSummary, SharedOwner, SharedValue, StateValue};
 use uuid::Uuid;
 
 use crate::caller::{Caller, Role};
@@ -59,8 +59,7 @@ impl Engine {
             user,
         };
         let values = self.inner().store.shared(owner).await?;
-        let keeper = keeper_of(&caller.tenant, app, user);
-        let keeper = self.inner().store.session(keeper).await?;
+        let (_, keeper) = self.find_keeper(&caller.tenant, app, user).await?;
         Ok(SharedView {
             values,
             revision: keeper.map_or(0, |keeper| keeper.revision),
@@ -97,6 +96,24 @@ impl Engine {
         self.ensure_keeper(caller, app, user).await
     }
 
+    /// The keeper session, or the id of the one to create. Earlier builds let callers delete keeper
+    /// sessions: a deleted one is followed by the next.
+    async fn find_keeper(
+        &self,
+        tenant: &Name,
+        app: &Name,
+        user: Option<UserId>,
+    ) -> Result<(SessionId, Option<SessionSummary>), EngineError> {
+        let mut generation = 0;
+        loop {
+            let session = keeper_of(tenant, app, user, generation);
+            match self.inner().store.session(session).await? {
+                Some(found) if found.deleted => generation += 1,
+                found => return Ok((session, found)),
+            }
+        }
+    }
+
     /// The keeper session, created if missing.
     async fn ensure_keeper(
         &self,
@@ -104,8 +121,8 @@ impl Engine {
         app: &Name,
         user: Option<UserId>,
     ) -> Result<SessionId, EngineError> {
-        let session = keeper_of(&caller.tenant, app, user);
-        if self.inner().store.session(session).await?.is_some() {
+        let (session, found) = self.find_keeper(&caller.tenant, app, user).await?;
+        if found.is_some() {
             return Ok(session);
         }
         let owner = Owner {
@@ -225,11 +242,14 @@ impl Engine {
 }
 
 /// The id of the keeper session: one per app, and one per user in an app.
-fn keeper_of(tenant: &Name, app: &Name, user: Option<UserId>) -> SessionId {
+fn keeper_of(tenant: &Name, app: &Name, user: Option<UserId>, generation: u32) -> SessionId {
     let user = user.map(|user| user.to_string()).unwrap_or_default();
     let shard = Shard::of_owner(tenant.as_str(), app.as_str(), &user);
     let parts = [tenant.as_str(), app.as_str(), &user].map(str::as_bytes);
-    let digest = digest(&parts);
+    let digest = match generation {
+        0 => digest(&parts),
+        later => digest(&[parts[0], parts[1], parts[2], &later.to_be_bytes()]),
+    };
     let mut entropy = [0; 8];
     entropy.copy_from_slice(&digest.as_bytes()[..8]);
     let entropy = u64::from_be_bytes(entropy);

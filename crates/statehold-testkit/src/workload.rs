@@ -189,6 +189,10 @@ impl Client {
     /// # Errors
     ///
     /// If the core refuses or the store does not commit; the state is unchanged then.
+    ///
+    /// # Panics
+    ///
+    /// If the store refuses a merge that the workload never makes.
     pub async fn send(
         &mut self,
         store: &impl Store,

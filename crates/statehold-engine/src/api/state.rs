@@ -233,8 +233,6 @@ async fn patch_shared(
     let command = Command::PutState { patch, by: None };
     let command = (&command, &payloads);
     engine
-        .commit(keeper, call, command, None, |made| {
-            Some(state_written(made))
-        })
+        .commit_shared(keeper, call, command, |made| Some(state_written(made)))
         .await
 }

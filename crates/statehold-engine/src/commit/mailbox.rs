@@ -258,6 +258,19 @@ pub(crate) struct Submission<'a> {
     pub(crate) credential: Option<&'a Credential>,
     /// Whether the server itself sends it, beyond all rights.
     pub(crate) is_system: bool,
+    /// Whether it writes shared state through a keeper session, which is out of reach otherwise.
+    pub(crate) writes_shared: bool,
+}
+
+impl Submission<'_> {
+    /// The act that the caller needs a right for.
+    pub(crate) fn act(&self) -> Act {
+        if self.writes_shared {
+            Act::WriteShared
+        } else {
+            Act::of(self.command)
+        }
+    }
 }
 
 /// What became of one attempt.
@@ -381,6 +394,38 @@ impl Engine {
         credential: Option<&Credential>,
         view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
+        let submission = (command, payloads, credential, false);
+        self.commit_with(session, call, submission, view).await
+    }
+
+    /// Commits a direct write of shared state to a keeper session.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::commit`].
+    pub(crate) async fn commit_shared<V: Serialize + DeserializeOwned + Send>(
+        &self,
+        keeper: SessionId,
+        call: &Call,
+        (command, payloads): (&Command, &Payloads),
+        view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
+    ) -> Result<Receipt<V>, EngineError> {
+        let submission = (command, payloads, None, true);
+        self.commit_with(keeper, call, submission, view).await
+    }
+
+    async fn commit_with<V: Serialize + DeserializeOwned + Send>(
+        &self,
+        session: SessionId,
+        call: &Call,
+        (command, payloads, credential, writes_shared): (
+            &Command,
+            &Payloads,
+            Option<&Credential>,
+            bool,
+        ),
+        view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
+    ) -> Result<Receipt<V>, EngineError> {
         let made = std::sync::Mutex::new(None);
         let reply = |committed: &Committed<'_>| {
             let view = view(committed);
@@ -396,6 +441,7 @@ impl Engine {
             merged: None,
             credential,
             is_system: false,
+            writes_shared,
         };
         let done = self.submit_keyed(session, &submission).await?;
         let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -421,6 +467,7 @@ impl Engine {
             merged: None,
             credential: None,
             is_system: false,
+            writes_shared: false,
         };
         let done = self.submit_keyed(session, &submission).await?;
         Ok(Receipt {
@@ -453,6 +500,7 @@ impl Engine {
             merged: None,
             credential: None,
             is_system: false,
+            writes_shared: false,
         };
         self.submit_keyed(session, &submission).await
     }
@@ -480,6 +528,7 @@ impl Engine {
             merged: None,
             credential,
             is_system: false,
+            writes_shared: false,
         };
         self.submit_keyed(session, &submission).await
     }
@@ -500,6 +549,7 @@ impl Engine {
             merged: None,
             credential: None,
             is_system: true,
+            writes_shared: false,
         };
         self.submit_keyed(session, &submission).await
     }

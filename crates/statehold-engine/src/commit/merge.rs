@@ -142,8 +142,8 @@ impl Engine {
         let Some(patch) = state_of(submission.command) else {
             return Err(EngineError::Invalid("the command writes no state".into()));
         };
-        let merges = &self.inner().merges;
-        let _locks = merges.locks.lock(lock_names(session, &owner, patch)).await;
+        let key_locks = &self.inner().merges.locks;
+        let _locks = key_locks.lock(lock_names(session, &owner, patch)).await;
         let mut tries = 0;
         loop {
             tries += 1;
@@ -179,7 +179,7 @@ impl Engine {
         }
         if !submission.is_system {
             rights::require_command_role(caller, command)?;
-            self.authorise(caller, session, &Act::of(command)).await?;
+            self.authorise(caller, session, &submission.act()).await?;
         }
         self.owner(session).await
     }

@@ -8,7 +8,7 @@ use statehold_core::hold::DecideBy;
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
-use statehold_core::session::SessionState;
+use statehold_core::session::{STATE_KEEPER, SessionState};
 
 use crate::caller::{Caller, Role};
 use crate::error::EngineError;
@@ -21,6 +21,8 @@ pub(crate) enum Act {
     CreateSession,
     /// Change, close or delete a session, close a task, write state as a client.
     ManageSession,
+    /// Write `app:` or `user:` values directly, through the keeper session behind them.
+    WriteShared,
     /// Start a root request and leave it to a worker.
     Start,
     /// Start a root request and lease it at once for this agent; None if the agent is not known yet.
@@ -87,6 +89,7 @@ impl Act {
             Self::Decide(hold) => named.hold = Some(*hold),
             Self::CreateSession
             | Self::ManageSession
+            | Self::WriteShared
             | Self::Start
             | Self::StartLeased(_)
             | Self::ChangeHistory
@@ -124,7 +127,7 @@ pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result
 /// Fails unless the caller has a role that the act needs in any session.
 pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError> {
     let any_of: &[Role] = match act {
-        Act::ManageSession => &[Role::Client, Role::Admin],
+        Act::ManageSession | Act::WriteShared => &[Role::Client, Role::Admin],
         Act::CancelRequest(_) | Act::CancelTask(_) => {
             &[Role::Client, Role::Worker, Role::Operator, Role::Admin]
         }
@@ -166,7 +169,7 @@ fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
     };
     match act {
         Act::CreateSession | Act::Start => owns,
-        Act::ManageSession => owns || caller.has(Role::Admin),
+        Act::ManageSession | Act::WriteShared => owns || caller.has(Role::Admin),
         Act::StartLeased(_) => is_near,
         Act::StartBelow(request, _) | Act::WorkOn(request) => works_on(*request),
         Act::CancelRequest(request) => owns || caller.reads_all() || works_on(*request),
@@ -200,6 +203,10 @@ pub(crate) fn worked_on(caller: &Caller, state: &SessionState, act: &Act) -> Opt
 /// Sessions of another tenant are reported as not found. The core refuses deleted sessions.
 fn require_reach(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
     match &state.owner {
+        // Only direct writes of shared state reach a keeper session.
+        Some(owner) if owner.agent.as_str() == STATE_KEEPER && *act != Act::WriteShared => {
+            Err(EngineError::NotFound)
+        }
         Some(owner) if owner.tenant == caller.tenant => Ok(()),
         None if *act == Act::CreateSession => Ok(()),
         Some(_) | None => Err(EngineError::NotFound),

@@ -140,8 +140,8 @@ async fn add_by_route(rig: &Rig, route: usize, live: RequestId, values: &[(&str,
             rig.submit(append).await
         }
         _ => {
-            let begin = |payloads: &mut Payloads| start(payloads, StatePatch::default(), false);
-            let begun = rig.submit(begin).await.expect("it starts");
+            let first = |payloads: &mut Payloads| start(payloads, StatePatch::default(), false);
+            let begun = rig.submit(first).await.expect("it starts");
             let complete = |payloads: &mut Payloads| Command::CompleteRequest {
                 by: fenced(request_of(&begun), 1),
                 output: output(payloads),

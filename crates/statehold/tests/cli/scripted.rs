@@ -196,8 +196,8 @@ fn write(mut stream: impl Write, answer: &Answer) {
     if *status == 0 {
         return;
     }
-    let location = answer.location.iter();
-    let location: String = location.map(|to| format!("location: {to}\r\n")).collect();
+    let location = answer.location.as_ref();
+    let location = location.map_or_else(String::new, |to| format!("location: {to}\r\n"));
     let text = format!(
         "HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\n{location}connection: close\r\n\r\n{body}"
     );

@@ -49,6 +49,7 @@ impl Engine {
             merged: None,
             credential: None,
             is_system: false,
+            writes_shared: false,
         };
         let second = Submission {
             command: second.0,
@@ -91,6 +92,7 @@ impl Engine {
                     merged: None,
                     credential: None,
                     is_system: false,
+                    writes_shared: false,
                 };
                 self.decide_behind(&first.after, &claim).await?
             }

@@ -12,7 +12,7 @@ use statehold_core::time::Timestamp;
 use super::Submission;
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
-use crate::guard::rights::{self, Act};
+use crate::guard::rights;
 
 impl Engine {
     /// Checks rights and preconditions, then lets the core decide.
@@ -25,7 +25,7 @@ impl Engine {
         let Submission { call, command, .. } = submission;
         if !submission.is_system {
             rights::require_command_role(&call.caller, command)?;
-            self.require_right(&call.caller, state, &Act::of(command))
+            self.require_right(&call.caller, state, &submission.act())
                 .await?;
         }
         if let Some(expected) = call.if_revision

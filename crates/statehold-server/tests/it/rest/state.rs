@@ -51,6 +51,63 @@ async fn scopes_reach_as_far_as_they_say() {
     }
 }
 
+/// The id of the session behind the shared values of an app, which any caller can compute.
+fn keeper_id(tenant: &str, app: &str) -> String {
+    use statehold_core::ids::{IdMint, SessionId, Shard};
+    let mut bytes = Vec::new();
+    for part in [tenant, app, ""] {
+        bytes.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    let digest = statehold_core::digest::Digest::sha256(&bytes);
+    let entropy = digest.as_bytes()[..8].try_into().expect("eight bytes");
+    let shard = Shard::of_owner(tenant, app, "");
+    let mut mint = IdMint::new(
+        statehold_core::time::Timestamp::default(),
+        shard,
+        u64::from_be_bytes(entropy),
+    );
+    SessionId::from_uuid(mint.next_uuid()).to_string()
+}
+
+#[tokio::test]
+async fn the_session_behind_shared_values_is_out_of_reach() {
+    let rig = Rig::on_disk().await;
+    let admin = rig.key(&["admin", "client", "worker", "operator"]).await;
+    let motto = json!({"set": {"motto": "be kind"}});
+    admin.patch("/v1/state/app/demo", &motto).await.ok(200);
+    let keeper = format!("/v1/sessions/{}", keeper_id("default", "demo"));
+    for read in [
+        "",
+        "/messages",
+        "/messages?view=trace",
+        "/tree",
+        "/records",
+        "/state",
+    ] {
+        let answer = admin.get(&format!("{keeper}{read}")).await;
+        answer.refused(404, "not_found");
+    }
+    let start = json!({"agent": "helper", "input": "hi"});
+    let leased = json!({"agent": "helper", "input": "hi", "lease": {"ttl_seconds": 5}});
+    for body in [start, leased] {
+        let answer = admin.post(&format!("{keeper}/requests"), &body).await;
+        answer.refused(404, "not_found");
+    }
+    let name = admin.patch(&keeper, &json!({"name": "mine"})).await;
+    name.refused(404, "not_found");
+    let put = admin
+        .patch(&format!("{keeper}/state"), &json!({"set": {"a": 1}}))
+        .await;
+    put.refused(404, "not_found");
+    let closed = admin.post(&format!("{keeper}/close"), &json!({})).await;
+    closed.refused(404, "not_found");
+    admin.delete(&keeper).await.refused(404, "not_found");
+    let state = admin.get("/v1/state/app/demo").await.ok(200);
+    assert_eq!(state["state"]["app:motto"], "be kind");
+    admin.patch("/v1/state/app/demo", &motto).await.ok(200);
+}
+
 #[tokio::test]
 async fn a_key_without_the_role_learns_nothing_about_users() {
     let rig = Rig::on_disk().await;

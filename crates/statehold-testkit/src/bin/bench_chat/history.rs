@@ -143,7 +143,7 @@ impl Rig {
     async fn until_ended(&self, session: SessionId, request: RequestId) -> Result<()> {
         loop {
             let detail = self.engine.request(&self.local, request).await?;
-            if detail.ended.is_some() {
+            if detail.request.status().is_final() {
                 return Ok(());
             }
             let changed = self.engine.changed_after(session, detail.revision);
