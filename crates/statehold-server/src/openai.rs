@@ -144,7 +144,7 @@ impl ChatCall {
         match seat {
             Some(seat) if is_stream => self.stream(app, turn, seat, known.only_here()).await,
             _ => {
-                let answer = self.answer(&app, turn, known);
+                let answer = Box::pin(self.answer(&app, turn, known));
                 app.while_valid(self.asked.secret, answer).await
             }
         }
