@@ -249,7 +249,8 @@ async fn cut_once(
     let mut answer = made(scene.rig.router.clone(), call.clone(), tag.clone()).await;
     // The line of a key ends with the call that stands in it, and its commit may come later: whatever
     // overtakes that is refused by what it has changed. It changes nothing, and may be made again.
-    let is_overtaking = moment == Moment::AtOnce && call.promise == Promise::Kept;
+    let has_key = matches!(call.promise, Promise::Kept | Promise::Turn);
+    let is_overtaking = moment == Moment::AtOnce && has_key;
     if is_overtaking && matches!(answer.status, 404 | 409) {
         settle(scene).await;
         answer = made(scene.rig.router.clone(), call.clone(), tag.clone()).await;
