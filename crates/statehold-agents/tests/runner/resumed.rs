@@ -164,7 +164,7 @@ async fn of_a_call_that_may_have_run_and_nobody_is_asked_about_the_model_is_told
             begun.tools.leave(1);
         }
         let second = begun.rig.runner().await;
-        let says = "may have done its work; find out before calling it again";
+        let says = "find out before calling it again";
         begun.ends_with(second, 1, 0, says).await;
     }
     Ok(())
