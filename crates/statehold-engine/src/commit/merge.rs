@@ -147,7 +147,13 @@ impl Engine {
         let mut tries = 0;
         loop {
             tries += 1;
-            let merged = self.merge_command(session, &owner, submission).await?;
+            let merged = match self.merge_command(session, &owner, submission).await {
+                Err(error @ EngineError::Merge { .. }) => {
+                    let earlier = self.refusal_without_merges(session, submission).await;
+                    return Err(earlier.unwrap_or(error));
+                }
+                merged => merged?,
+            };
             let with_merges = Submission {
                 command: &merged.command,
                 payloads: &merged.payloads,
@@ -162,6 +168,25 @@ impl Engine {
                 done => return Ok(done?.0),
             }
         }
+    }
+
+    /// The refusal of a command whatever its values merge to: a fence, a revision or a request that does
+    /// not fit is reported before a value that cannot be merged.
+    async fn refusal_without_merges(
+        &self,
+        session: SessionId,
+        submission: &Submission<'_>,
+    ) -> Option<EngineError> {
+        let state = self.durable_state(session).await.ok()?;
+        let mut command = submission.command.clone();
+        for set in &mut state_of_mut(&mut command)?.set {
+            set.merge = MergePolicy::Replace;
+        }
+        let plain = Submission {
+            command: &command,
+            ..*submission
+        };
+        self.decide(&state, &plain).await.err()
     }
 
     /// Checks the caller's rights first, because a refused merge reveals the type of the old value.
@@ -193,7 +218,9 @@ impl Engine {
     ) -> Result<MergedCommand, EngineError> {
         let store = &self.inner().store;
         let mut inputs = Vec::new();
-        let sets = state_of(submission.command).map_or(&[][..], |patch| &patch.set);
+        let patch = state_of(submission.command);
+        let if_versions = patch.map(|patch| &patch.if_versions);
+        let sets = patch.map_or(&[][..], |patch| &patch.set);
         for (index, set) in sets.iter().enumerate().filter(|(_, set)| is_merge(set)) {
             let key = set.key.clone();
             let there = match key.scope() {
@@ -212,6 +239,17 @@ impl Engine {
                 return Err(EngineError::Invalid(detail));
             };
             let (old, version) = there.map_or((None, 0), |(old, version)| (Some(old), version));
+            if let Some(expected) = if_versions.and_then(|versions| versions.get(&key).copied())
+                && expected != version
+                && matches!(key.scope(), Scope::App | Scope::User)
+            {
+                let found = version;
+                return Err(EngineError::VersionConflict {
+                    key,
+                    expected,
+                    found,
+                });
+            }
             inputs.push(MergeInput {
                 index,
                 key,

@@ -16,7 +16,7 @@ use crate::guard::rights;
 
 impl Engine {
     /// Checks rights and preconditions, then lets the core decide.
-    pub(super) async fn decide(
+    pub(in crate::commit) async fn decide(
         &self,
         state: &SessionState,
         submission: &Submission<'_>,

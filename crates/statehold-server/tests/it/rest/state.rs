@@ -51,6 +51,33 @@ async fn scopes_reach_as_far_as_they_say() {
     }
 }
 
+#[tokio::test]
+async fn preconditions_are_told_before_a_value_that_cannot_be_merged() {
+    let rig = Rig::on_disk().await;
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}/state");
+    let text = json!({"set": {"word": "a", "user:word": "a"}});
+    ann.patch(&path, &text).await.ok(200);
+    let request = start(&ann, &session, "helper", "hi").await;
+    let claimed = claim(&worker, "helper").await;
+    for key in ["word", "user:word"] {
+        let merge = json!({"set": {key: [1]}, "merge": {key: "append"}});
+        ann.patch(&path, &merge).await.refused(422, "merge_refused");
+        let mut versioned = merge.clone();
+        versioned["if_versions"] = json!({key: 9});
+        let answer = ann.patch(&path, &versioned).await;
+        answer.refused(409, "version_conflict");
+        let mut stale = merge.clone();
+        stale["request_id"] = request["id"].clone();
+        stale["fence"] = json!(claimed["fence"].as_u64().expect("a fence") + 1);
+        worker
+            .patch(&path, &stale)
+            .await
+            .refused(409, "stale_fence");
+    }
+}
+
 /// The id of the session behind the shared values of an app, which any caller can compute.
 fn keeper_id(tenant: &str, app: &str) -> String {
     use statehold_core::ids::{IdMint, SessionId, Shard};
