@@ -149,8 +149,9 @@ impl Engine {
             tries += 1;
             let merged = match self.merge_command(session, &owner, submission).await {
                 Err(error @ EngineError::Merge { .. }) => {
-                    let earlier = self.refusal_without_merges(session, submission).await;
-                    return Err(earlier.unwrap_or(error));
+                    self.require_without_merges(session, &owner, submission)
+                        .await?;
+                    return Err(error);
                 }
                 merged => merged?,
             };
@@ -170,23 +171,48 @@ impl Engine {
         }
     }
 
-    /// The refusal of a command whatever its values merge to: a fence, a revision or a request that does
-    /// not fit is reported before a value that cannot be merged.
-    async fn refusal_without_merges(
+    /// Refuses a command whatever its values merge to: a fence, a revision, a version or a request that
+    /// does not fit is reported before a value that cannot be merged.
+    async fn require_without_merges(
         &self,
         session: SessionId,
+        owner: &Owner,
         submission: &Submission<'_>,
-    ) -> Option<EngineError> {
-        let state = self.durable_state(session).await.ok()?;
+    ) -> Result<(), EngineError> {
         let mut command = submission.command.clone();
-        for set in &mut state_of_mut(&mut command)?.set {
+        let Some(patch) = state_of_mut(&mut command) else {
+            return Ok(());
+        };
+        let if_versions = patch.if_versions.clone();
+        for set in &mut patch.set {
             set.merge = MergePolicy::Replace;
         }
+        let state = match submission.command {
+            Command::CreateSession { .. } => Arc::new(SessionState::new(session)),
+            _ => self.durable_state(session).await?,
+        };
         let plain = Submission {
             command: &command,
             ..*submission
         };
-        self.decide(&state, &plain).await.err()
+        self.decide(&state, &plain).await?;
+        for (key, expected) in if_versions {
+            let scope = key.scope();
+            if !matches!(scope, Scope::App | Scope::User) {
+                continue;
+            }
+            let value_owner = SharedOwner::of(owner, scope);
+            let there = self.inner().store.shared_value(value_owner, key.clone());
+            let found = there.await?.map_or(0, |there| there.version);
+            if found != expected {
+                return Err(EngineError::VersionConflict {
+                    key,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Checks the caller's rights first, because a refused merge reveals the type of the old value.
@@ -218,9 +244,7 @@ impl Engine {
     ) -> Result<MergedCommand, EngineError> {
         let store = &self.inner().store;
         let mut inputs = Vec::new();
-        let patch = state_of(submission.command);
-        let if_versions = patch.map(|patch| &patch.if_versions);
-        let sets = patch.map_or(&[][..], |patch| &patch.set);
+        let sets = state_of(submission.command).map_or(&[][..], |patch| &patch.set);
         for (index, set) in sets.iter().enumerate().filter(|(_, set)| is_merge(set)) {
             let key = set.key.clone();
             let there = match key.scope() {
@@ -239,17 +263,6 @@ impl Engine {
                 return Err(EngineError::Invalid(detail));
             };
             let (old, version) = there.map_or((None, 0), |(old, version)| (Some(old), version));
-            if let Some(expected) = if_versions.and_then(|versions| versions.get(&key).copied())
-                && expected != version
-                && matches!(key.scope(), Scope::App | Scope::User)
-            {
-                let found = version;
-                return Err(EngineError::VersionConflict {
-                    key,
-                    expected,
-                    found,
-                });
-            }
             inputs.push(MergeInput {
                 index,
                 key,
