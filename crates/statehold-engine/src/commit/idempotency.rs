@@ -61,8 +61,9 @@ pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
 pub struct SessionLock(#[expect(dead_code, reason = "held, never looked at")] OwnedMutexGuard<()>);
 
 impl Engine {
-    /// Waits for the lock on this session. The lock is advisory: it only saves retries. A writer that
-    /// does not take it is still detected by version or revision.
+    /// Waits for the lock on this session. Chat calls hold it while they find or start their turn, so that
+    /// two calls with the same message are one turn. Other writers do not take it: versions and revisions
+    /// detect them.
     pub async fn lock_session(&self, session: SessionId) -> SessionLock {
         let key = digest(&[b"turn", session.to_string().as_bytes()]);
         SessionLock(self.inner().in_flight.enter(key).await)

@@ -295,30 +295,6 @@ pub(crate) struct InLine {
 }
 
 impl Engine {
-    /// For surfaces that still prepare commands themselves.
-    ///
-    /// # Errors
-    ///
-    /// If a role is missing.
-    pub fn require_role(&self, caller: &Caller, command: &Command) -> Result<(), EngineError> {
-        rights::require_command_role(caller, command)
-    }
-
-    /// For surfaces that still prepare commands themselves.
-    ///
-    /// # Errors
-    ///
-    /// If the caller lacks a right, or the session is out of reach.
-    pub async fn require_reach(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        command: &Command,
-    ) -> Result<(), EngineError> {
-        rights::require_command_role(caller, command)?;
-        self.authorise(caller, session, &Act::of(command)).await
-    }
-
     /// Refuses a caller without the right for an act. Every use case asks this before it validates what
     /// the caller sent: neither a missing right nor a mistake may tell that a session is there.
     ///

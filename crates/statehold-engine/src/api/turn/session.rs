@@ -11,6 +11,7 @@ use crate::commit::idempotency::IdempotencyKey;
 use crate::commit::mailbox::{Call, Committed};
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
+use crate::guard::rights::{self, Act};
 
 /// The user of a session that no user was named for.
 const ANONYMOUS: &str = "anonymous";
@@ -35,6 +36,8 @@ impl ChatSession {
     ///
     /// If the caller may not, or the session of the key has been deleted since.
     pub async fn create(self, engine: &Engine, caller: &Caller) -> Result<SessionId, EngineError> {
+        // A caller without the role must not create users.
+        rights::require_role(caller, &Act::CreateSession)?;
         let tenant = caller.tenant.clone();
         let shard = Shard::of_owner(tenant.as_str(), self.app.as_str(), &self.user);
         let user = engine.user_id(&tenant, &self.user).await?;
