@@ -85,7 +85,7 @@ async fn made(router: axum::Router, call: Prepared, key: String) -> Answer {
     }
 }
 
-/// What came of a use case: what was answered, what is there, and what its worker gets.
+/// The result of a use case: the answer, the stored records and state, and the next claim of its worker.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     status: u16,
@@ -159,7 +159,7 @@ async fn there(scene: &Scene, call: &Prepared, tag: &str) -> Vec<Value> {
     found
 }
 
-/// What is there when the answer has come, and what follows from it.
+/// Records and state once the answer has arrived, with their consequences.
 async fn outcome(scene: &Scene, call: &Prepared, answer: &Answer, tag: &str) -> Outcome {
     let there = there(scene, call, tag).await;
     let after = match &call.after {

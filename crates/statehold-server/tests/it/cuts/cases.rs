@@ -15,7 +15,7 @@ use crate::chat::agent;
 use crate::rest::act;
 use crate::rig::{Rig, Setup, Who, text};
 
-/// What a caller may rely on when a call was cut off.
+/// The promise that a caller relies on when a call was cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Promise {
     /// The same call under the same key gets the same answer, and has happened once.
@@ -37,7 +37,7 @@ pub(super) struct Prepared {
     pub(super) headers: Vec<(&'static str, String)>,
     pub(super) body: Value,
     pub(super) promise: Promise,
-    /// What shows all that the call does, for an auditor.
+    /// The paths of reads that show every effect of the call.
     pub(super) watch: Vec<String>,
     /// A call that follows, with what its answer must be every time.
     pub(super) after: Option<(Who, &'static str, String, Value)>,
