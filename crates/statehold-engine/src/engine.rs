@@ -272,6 +272,21 @@ impl Engine {
         mailboxes.shrink_to_fit();
     }
 
+    /// Runs a use case that commits more than once to its end, also if its call goes away.
+    pub(crate) async fn run_to_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        match self.inner.tasks.spawn(work).await {
+            Ok(result) => result,
+            Err(failed) => match failed.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime stops, and this caller with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
     }

@@ -39,7 +39,7 @@ pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use commit::auto_claim::AutoClaim;
-pub use commit::idempotency::{IdempotencyKey, SessionLock};
+pub use commit::idempotency::IdempotencyKey;
 pub use commit::mailbox::{Call, Committed, Done, Receipt, Reply};
 pub use commit::payloads::Payloads;
 pub use engine::{Engine, EngineOptions};

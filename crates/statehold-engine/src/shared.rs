@@ -141,10 +141,10 @@ impl Engine {
         };
         let call = Call::by(caller.clone());
         match self
-            .submit_system(session, &call, &command, &payloads)
+            .commit_as_server(session, &call, (&command, &payloads))
             .await
         {
-            Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(session),
+            Ok(()) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(session),
             Err(error) => Err(error),
         }
     }

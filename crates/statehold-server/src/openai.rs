@@ -22,7 +22,8 @@ use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_engine::api::turn::{
-    self, AgentReply, ChatSession, EarlierAnswer, TurnHandle, TurnInput, TurnOutcome, pause_text,
+    self, AgentReply, ChatSession, EarlierAnswer, TurnHandle, TurnInput, TurnOutcome, UserMessage,
+    pause_text,
 };
 use statehold_engine::{Call, Credential};
 use tokio::sync::mpsc;
@@ -186,26 +187,26 @@ impl ChatCall {
             return Err(not_user(path));
         }
         let message = message.user_message(path)?;
-        let session = if let Some(session) = session {
-            session
+        let input = self.turn_input(&agent, message);
+        let opened = if let Some(session) = session {
+            let decisions = self.chat.decisions().iter().cloned();
+            let decisions = decisions.map(ChatDecisionIn::into_decision).collect();
+            turn::take_up(&app.engine, &app.deliveries, input(session), decisions).await?
         } else {
-            let made = self.new_session(app, &agent).await?;
-            known.made(made, self.asked.key_text().is_some());
-            made
+            let has_key = self.asked.key_text().is_some();
+            let new = (
+                self.new_session(app, &agent).await?,
+                self.asked.caller.clone(),
+            );
+            let opened =
+                turn::take_up_in_new_session(&app.engine, &app.deliveries, new, input).await;
+            let opened = opened.map_err(|(error, session)| {
+                known.made(session, has_key);
+                error
+            })?;
+            known.made(Some(opened.handle.session), has_key);
+            opened
         };
-        let input = TurnInput {
-            call: self.turn_call(session),
-            key: self.asked.key_text(),
-            session,
-            agent: &agent,
-            task: self.task,
-            message: &message,
-            credential: self.credential.as_ref(),
-            decides_elsewhere: self.chat.wants_own_holds(),
-        };
-        let decisions = self.chat.decisions().iter().cloned();
-        let decisions = decisions.map(ChatDecisionIn::into_decision).collect();
-        let opened = turn::take_up(&app.engine, &app.deliveries, &input, decisions).await?;
         let now = app.options.agents.get();
         let was_hosted = spec.is_some_and(|spec| spec.kind.is_hosted());
         if was_hosted && now.agent(&agent).is_none() && opened.is_new {
@@ -221,13 +222,28 @@ impl ChatCall {
         })
     }
 
-    /// The call as the engine takes it: its key stands for the session and the body.
-    fn turn_call(&self, session: SessionId) -> Call {
-        let session = session.to_string();
-        Call {
-            caller: self.asked.caller.clone(),
-            key: self.asked.key_of("", &[session.as_bytes(), &self.body]),
-            if_revision: self.asked.if_revision,
+    /// The input of the turn, once its session is known. Its key stands for the session and the body.
+    fn turn_input(
+        &self,
+        agent: &Name,
+        message: UserMessage,
+    ) -> impl FnOnce(SessionId) -> TurnInput + Send + 'static {
+        let (asked, body, agent) = (self.asked.clone(), self.body.clone(), agent.clone());
+        let (task, credential) = (self.task, self.credential.clone());
+        let decides_elsewhere = self.chat.wants_own_holds();
+        move |session| TurnInput {
+            call: Call {
+                key: asked.key_of("", &[session.to_string().as_bytes(), &body]),
+                caller: asked.caller.clone(),
+                if_revision: asked.if_revision,
+            },
+            key: asked.key_text().map(str::to_owned),
+            session,
+            agent,
+            task,
+            message,
+            credential,
+            decides_elsewhere,
         }
     }
 
@@ -256,7 +272,7 @@ impl ChatCall {
         })
     }
 
-    async fn new_session(&self, app: &App, agent: &Name) -> Result<SessionId, Problem> {
+    async fn new_session(&self, app: &App, agent: &Name) -> Result<ChatSession, Problem> {
         self.require_no_session("a new session")?;
         let caller = &self.asked.caller;
         let name = self.app_name.clone();
@@ -267,14 +283,13 @@ impl ChatCall {
             .as_ref()
             .or(self.chat.safety_identifier.as_ref());
         let named = self.user.as_ref().or(in_body);
-        let new = ChatSession {
+        Ok(ChatSession {
             app: name.unwrap_or_else(default),
             user: turn::user_name(&app.engine, caller, named.map(String::as_str)).await?,
             agent: agent.clone(),
             // No key of a caller has a blank in it.
             key: self.asked.key_of(" session", &[b"new", &self.body]),
-        };
-        Ok(new.create(&app.engine, caller).await?)
+        })
     }
 
     /// Refuses a task or decisions where no session exists yet.

@@ -270,7 +270,7 @@ pub async fn patch(
         Some(_) => {
             // Check read access before waiting for the lock.
             engine.session(&call.caller, session).await?;
-            Some(engine.lock_session(session).await)
+            Some(engine.lock_session(session).await?)
         }
         None => None,
     };

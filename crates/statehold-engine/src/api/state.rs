@@ -229,10 +229,13 @@ async fn patch_shared(
     let owner = user.unwrap_or(UserId::from_uuid(uuid::Uuid::nil()));
     let mut payloads = engine.payloads_for(&call.caller.tenant, owner).await?;
     let patch = writes.into_core(&mut payloads);
-    let keeper = engine.writable_keeper(&call.caller, &app, user).await?;
-    let command = Command::PutState { patch, by: None };
-    let command = (&command, &payloads);
-    engine
-        .commit_shared(keeper, call, command, |made| Some(state_written(made)))
-        .await
+    let (own, call) = (engine.clone(), call.clone());
+    let write = async move {
+        let keeper = own.writable_keeper(&call.caller, &app, user).await?;
+        let command = Command::PutState { patch, by: None };
+        let command = (&command, &payloads);
+        own.commit_shared(keeper, &call, command, |made| Some(state_written(made)))
+            .await
+    };
+    engine.run_to_end(write).await
 }

@@ -18,6 +18,7 @@ mod request_head;
 mod session;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Output, Rejection, StartRequest, StatePatch};
@@ -47,27 +48,27 @@ pub use session::{ChatSession, agent_of_session, delete_session, user_name};
 
 /// A message to an agent, in a session that exists.
 #[derive(Debug)]
-pub struct TurnInput<'a> {
+pub struct TurnInput {
     /// The caller, and the idempotency key, which stands for the session and all that the client sent.
     pub call: Call,
     /// The text of the idempotency key: the decision key, if the message answers a question.
-    pub key: Option<&'a str>,
+    pub key: Option<String>,
     /// The session.
     pub session: SessionId,
     /// The agent.
-    pub agent: &'a Name,
+    pub agent: Name,
     /// The task to continue. None opens a new one.
     pub task: Option<TaskId>,
     /// The message.
-    pub message: &'a UserMessage,
+    pub message: UserMessage,
     /// A credential for the worker.
-    pub credential: Option<&'a Credential>,
+    pub credential: Option<Credential>,
     /// Whether people decide holds in another place than this chat: the caller reads holds with all that it
     /// may see, and no message answers a question.
     pub decides_elsewhere: bool,
 }
 
-impl TurnInput<'_> {
+impl TurnInput {
     fn has_key(&self) -> bool {
         self.key.is_some()
     }
@@ -195,8 +196,43 @@ pub fn as_client(caller: &Caller) -> Caller {
 /// If the caller may not, a decision or an answer is refused, or the core refuses the start.
 pub async fn take_up(
     engine: &Engine,
+    log: &Arc<DeliveryLog>,
+    input: TurnInput,
+    decisions: Vec<TurnDecision>,
+) -> Result<OpenTurn, EngineError> {
+    if decisions.len() > 1 {
+        let (own, log) = (engine.clone(), Arc::clone(log));
+        let work = async move { find_or_start(&own, &log, &input, decisions).await };
+        return engine.run_to_end(work).await;
+    }
+    find_or_start(engine, log, &input, decisions).await
+}
+
+/// Takes up a turn in a session that the call creates, or created before under the same key.
+///
+/// # Errors
+///
+/// As [`ChatSession::create`] and [`take_up`]; with the session, if it is there.
+pub async fn take_up_in_new_session(
+    engine: &Engine,
+    log: &Arc<DeliveryLog>,
+    (new, caller): (ChatSession, Caller),
+    input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
+) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
+    let (own, log) = (engine.clone(), Arc::clone(log));
+    let work = async move {
+        let session = new.create(&own, &caller).await;
+        let session = session.map_err(|error| (error, None))?;
+        let opened = find_or_start(&own, &log, &input(session), Vec::new()).await;
+        opened.map_err(|error| (error, Some(session)))
+    };
+    engine.run_to_end(work).await
+}
+
+async fn find_or_start(
+    engine: &Engine,
     log: &DeliveryLog,
-    input: &TurnInput<'_>,
+    input: &TurnInput,
     decisions: Vec<TurnDecision>,
 ) -> Result<OpenTurn, EngineError> {
     let (caller, session) = (&input.call.caller, input.session);
@@ -205,7 +241,7 @@ pub async fn take_up(
     let reader = as_client(caller);
     let summary = engine.session(&reader, session).await?;
     let mut search = repeat::RepeatSearch::new((engine, log), input, reader, (summary, output));
-    let _lock = engine.lock_session(session).await;
+    let _lock = engine.lock_session(session).await?;
     let finder = find::TurnFinder { engine, log, input };
     let found = if decisions.is_empty() {
         finder
@@ -241,7 +277,7 @@ pub async fn take_up(
 pub async fn start_alone(
     host: &Engine,
     engine: &Engine,
-    input: &TurnInput<'_>,
+    input: &TurnInput,
 ) -> Result<TurnHandle, EngineError> {
     let (start, payloads, _) = prepare(engine, input).await?;
     let started = start_turn(engine, None, input, (&start, &payloads)).await?;
@@ -251,7 +287,7 @@ pub async fn start_alone(
 /// The command that starts the turn, its payloads, and the message as its request records it.
 async fn prepare(
     engine: &Engine,
-    input: &TurnInput<'_>,
+    input: &TurnInput,
 ) -> Result<(Command, Payloads, Output), EngineError> {
     let owner = engine.owner(input.session).await?;
     let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
@@ -272,7 +308,7 @@ struct StartedTurn {
 async fn start_turn(
     engine: &Engine,
     log: Option<&DeliveryLog>,
-    input: &TurnInput<'_>,
+    input: &TurnInput,
     command: (&Command, &Payloads),
 ) -> Result<Receipt<StartedTurn>, EngineError> {
     let session = input.session;
@@ -291,6 +327,12 @@ async fn start_turn(
         Some(started)
     };
     engine
-        .commit(session, &input.call, command, input.credential, view)
+        .commit(
+            session,
+            &input.call,
+            command,
+            input.credential.as_ref(),
+            view,
+        )
         .await
 }

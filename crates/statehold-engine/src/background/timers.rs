@@ -113,11 +113,11 @@ impl Engine {
         let call = Call::by(Caller::local(summary.owner.tenant));
         let payloads = self.no_payloads();
         match self
-            .submit_system(due.session, &call, &command, &payloads)
+            .commit_as_server(due.session, &call, (&command, &payloads))
             .await
         {
             // Another call was faster, or a heartbeat arrived. The next tick checks again.
-            Ok(_) | Err(EngineError::Rejected(_)) => Ok(()),
+            Ok(()) | Err(EngineError::Rejected(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }

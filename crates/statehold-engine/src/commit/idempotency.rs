@@ -14,6 +14,7 @@ use statehold_core::principal::Principal;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::engine::Engine;
+use crate::error::EngineError;
 
 /// How long an answer is kept: a day.
 pub(crate) const KEPT_MS: u64 = 24 * 3_600 * 1_000;
@@ -56,17 +57,25 @@ pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
     Digest::sha256(&bytes)
 }
 
-/// Lock on one session for a read-modify-write. Dropping it releases the lock.
-#[derive(Debug)]
-pub struct SessionLock(#[expect(dead_code, reason = "held, never looked at")] OwnedMutexGuard<()>);
+/// Lock on an idempotency key or on the turns of a session. Dropping the last clone releases it.
+#[derive(Debug, Clone)]
+pub(crate) struct KeyLock(
+    #[expect(dead_code, reason = "held, never read")] Arc<OwnedMutexGuard<()>>,
+);
 
 impl Engine {
-    /// Waits for the lock on this session. Chat calls hold it while they find or start their turn, so that
-    /// two calls with the same message are one turn. Other writers do not take it: versions and revisions
-    /// detect them.
-    pub async fn lock_session(&self, session: SessionId) -> SessionLock {
+    /// Waits for the lock on the turns of this session, and for the commits of calls that went away with
+    /// it. Chat calls hold it while they find or start their turn, so that two calls with the same message
+    /// are one turn. Other writers do not take it: versions and revisions detect them.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub(crate) async fn lock_session(&self, session: SessionId) -> Result<KeyLock, EngineError> {
         let key = digest(&[b"turn", session.to_string().as_bytes()]);
-        SessionLock(self.inner().in_flight.enter(key).await)
+        let lock = self.inner().in_flight.lock(key).await;
+        self.wait_settled(session).await?;
+        Ok(lock)
     }
 }
 
@@ -78,7 +87,7 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     /// Waits until no other call with this key is in flight.
-    pub(crate) async fn enter(&self, key: Digest) -> OwnedMutexGuard<()> {
+    pub(crate) async fn lock(&self, key: Digest) -> KeyLock {
         let call = {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
             // Evict locks that no call holds or waits for.
@@ -87,6 +96,6 @@ impl InFlight {
             }
             Arc::clone(calls.entry(key).or_default())
         };
-        call.lock_owned().await
+        KeyLock(Arc::new(call.lock_owned().await))
     }
 }

@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::api::json::to_body;
 use crate::caller::Caller;
-use crate::commit::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS};
+use crate::commit::idempotency::{IdempotencyKey, KEPT_MAX, KEPT_MS, KeyLock};
 use crate::commit::merge::{self, MergeResults};
 use crate::commit::payloads::Payloads;
 use crate::engine::{Aftermath, Engine, Inner};
@@ -246,29 +246,66 @@ impl Mailbox {
     }
 }
 
-/// One command on its way.
+/// The rights under which a command is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Authority {
+    /// The rights of the caller.
+    Caller,
+    /// The rights of the caller, for a direct write of shared state to its keeper session.
+    SharedWriter,
+    /// The server's own, for timers and keeper sessions.
+    Server,
+}
+
+/// Serialises the answer to a command from its commit.
+pub(crate) type WriteAnswer<'a> = &'a (dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync);
+
+/// One command on its way to the store.
+#[derive(Clone, Copy)]
 pub(crate) struct Submission<'a> {
     pub(crate) call: &'a Call,
     pub(crate) command: &'a Command,
     pub(crate) payloads: &'a Payloads,
-    pub(crate) reply: &'a (dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync),
+    pub(crate) answer: WriteAnswer<'a>,
     /// The results of its merges, if it has any.
     pub(crate) merged: Option<&'a MergeResults>,
-    /// What comes with it for the worker, and is kept nowhere but in memory.
+    /// A credential for the worker, kept in memory only.
     pub(crate) credential: Option<&'a Credential>,
-    /// Whether the server itself sends it, beyond all rights.
-    pub(crate) is_system: bool,
-    /// Whether it writes shared state through a keeper session, which is out of reach otherwise.
-    pub(crate) writes_shared: bool,
+    pub(crate) authority: Authority,
+    /// Held until the commit is durable or has failed, also if the caller goes away.
+    pub(super) key_lock: Option<&'a KeyLock>,
 }
 
-impl Submission<'_> {
+impl<'a> Submission<'a> {
+    /// A command of the caller, without an answer.
+    pub(crate) fn new(call: &'a Call, (command, payloads): (&'a Command, &'a Payloads)) -> Self {
+        Self {
+            call,
+            command,
+            payloads,
+            answer: &|_| Vec::new(),
+            merged: None,
+            credential: None,
+            authority: Authority::Caller,
+            key_lock: None,
+        }
+    }
+
     /// The act that the caller needs a right for.
     pub(crate) fn act(&self) -> Act {
-        if self.writes_shared {
-            Act::WriteShared
-        } else {
-            Act::of(self.command)
+        match self.authority {
+            Authority::SharedWriter => Act::WriteShared,
+            Authority::Caller | Authority::Server => Act::of(self.command),
+        }
+    }
+
+    /// Refuses a caller without the role that the command needs in any session.
+    pub(crate) fn require_role(&self) -> Result<(), EngineError> {
+        match self.authority {
+            Authority::Server => Ok(()),
+            Authority::Caller | Authority::SharedWriter => {
+                rights::require_command_role(&self.call.caller, self.command)
+            }
         }
     }
 }
@@ -286,6 +323,14 @@ struct Ready {
     commit: Commit,
     body: Vec<u8>,
     credential: Option<PendingCredential>,
+}
+
+/// The effects of a commit outside the store, once it is durable or has failed.
+struct Effects {
+    aftermath: Aftermath,
+    keeps_answer: bool,
+    credential: Option<PendingCredential>,
+    key_lock: Option<KeyLock>,
 }
 
 /// A command that is in line to become durable.
@@ -366,12 +411,15 @@ impl Engine {
         &self,
         session: SessionId,
         call: &Call,
-        (command, payloads): (&Command, &Payloads),
+        command: (&Command, &Payloads),
         credential: Option<&Credential>,
         view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
-        let submission = (command, payloads, credential, false);
-        self.commit_with(session, call, submission, view).await
+        let submission = Submission {
+            credential,
+            ..Submission::new(call, command)
+        };
+        self.commit_with_view(session, submission, view).await
     }
 
     /// Commits a direct write of shared state to a keeper session.
@@ -383,43 +431,34 @@ impl Engine {
         &self,
         keeper: SessionId,
         call: &Call,
-        (command, payloads): (&Command, &Payloads),
+        command: (&Command, &Payloads),
         view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
-        let submission = (command, payloads, None, true);
-        self.commit_with(keeper, call, submission, view).await
+        let submission = Submission {
+            authority: Authority::SharedWriter,
+            ..Submission::new(call, command)
+        };
+        self.commit_with_view(keeper, submission, view).await
     }
 
-    async fn commit_with<V: Serialize + DeserializeOwned + Send>(
+    async fn commit_with_view<V: Serialize + DeserializeOwned + Send>(
         &self,
         session: SessionId,
-        call: &Call,
-        (command, payloads, credential, writes_shared): (
-            &Command,
-            &Payloads,
-            Option<&Credential>,
-            bool,
-        ),
+        submission: Submission<'_>,
         view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
         let made = std::sync::Mutex::new(None);
-        let reply = |committed: &Committed<'_>| {
+        let answer = |committed: &Committed<'_>| {
             let view = view(committed);
             let body = view.as_ref().map(to_body).unwrap_or_default();
             *made.lock().unwrap_or_else(PoisonError::into_inner) = view;
             body
         };
         let submission = Submission {
-            call,
-            command,
-            payloads,
-            reply: &reply,
-            merged: None,
-            credential,
-            is_system: false,
-            writes_shared,
+            answer: &answer,
+            ..submission
         };
-        let done = self.submit_keyed(session, &submission).await?;
+        let done = self.submit_keyed(session, submission).await?;
         let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
         Receipt::new(session, done, made)
     }
@@ -433,19 +472,10 @@ impl Engine {
         &self,
         session: SessionId,
         call: &Call,
-        (command, payloads): (&Command, &Payloads),
+        command: (&Command, &Payloads),
     ) -> Result<Receipt<()>, EngineError> {
-        let submission = Submission {
-            call,
-            command,
-            payloads,
-            reply: &|_| Vec::new(),
-            merged: None,
-            credential: None,
-            is_system: false,
-            writes_shared: false,
-        };
-        let done = self.submit_keyed(session, &submission).await?;
+        let submission = Submission::new(call, command);
+        let done = self.submit_keyed(session, submission).await?;
         Ok(Receipt {
             view: (),
             session,
@@ -455,7 +485,7 @@ impl Engine {
         })
     }
 
-    /// Sends a command to a session, and waits until what it did is durable.
+    /// Sends a command to a session, and waits until it is durable.
     ///
     /// # Errors
     ///
@@ -468,17 +498,8 @@ impl Engine {
         payloads: &Payloads,
         reply: &Reply,
     ) -> Result<Done, EngineError> {
-        let submission = Submission {
-            call,
-            command,
-            payloads,
-            reply: &**reply,
-            merged: None,
-            credential: None,
-            is_system: false,
-            writes_shared: false,
-        };
-        self.submit_keyed(session, &submission).await
+        self.submit_with_credential(session, call, command, payloads, reply, None)
+            .await
     }
 
     /// Sends a command that may bring a credential: one that starts a request, or answers a `credential`
@@ -497,65 +518,51 @@ impl Engine {
         credential: Option<&Credential>,
     ) -> Result<Done, EngineError> {
         let submission = Submission {
-            call,
-            command,
-            payloads,
-            reply: &**reply,
-            merged: None,
+            answer: &**reply,
             credential,
-            is_system: false,
-            writes_shared: false,
+            ..Submission::new(call, (command, payloads))
         };
-        self.submit_keyed(session, &submission).await
+        self.submit_keyed(session, submission).await
     }
 
-    /// Sends a command of the server itself: timers, recovery.
-    pub(crate) async fn submit_system(
+    /// Commits a command of the server itself: timers, recovery.
+    pub(crate) async fn commit_as_server(
         &self,
         session: SessionId,
         call: &Call,
-        command: &Command,
-        payloads: &Payloads,
-    ) -> Result<Done, EngineError> {
+        command: (&Command, &Payloads),
+    ) -> Result<(), EngineError> {
         let submission = Submission {
-            call,
-            command,
-            payloads,
-            reply: &|_| Vec::new(),
-            merged: None,
-            credential: None,
-            is_system: true,
-            writes_shared: false,
+            authority: Authority::Server,
+            ..Submission::new(call, command)
         };
-        self.submit_keyed(session, &submission).await
+        self.submit_keyed(session, submission).await.map(drop)
     }
 
+    /// Answers a repeat under an idempotency key with the kept bytes; commits the command otherwise.
     async fn submit_keyed(
         &self,
         session: SessionId,
-        submission: &Submission<'_>,
+        submission: Submission<'_>,
     ) -> Result<Done, EngineError> {
-        if !submission.is_system {
-            rights::require_command_role(&submission.call.caller, submission.command)?;
-        }
+        submission.require_role()?;
         let Some(key) = submission.call.key else {
-            return self.submit_once(session, submission).await;
+            return self.submit_once(session, &submission).await;
         };
-        let _turn = self.inner().in_flight.enter(key.key).await;
+        let key_lock = self.inner().in_flight.lock(key.key).await;
         if let Some(answer) = self.kept_answer(key).await? {
             return Ok(answer);
         }
-        let kept = &self.inner().answers_kept;
-        if kept.load(Ordering::Relaxed) >= KEPT_MAX {
+        if self.inner().answers_kept.load(Ordering::Relaxed) >= KEPT_MAX {
             return Err(EngineError::TooMany(
                 "too many idempotency keys were used in a day; try again later, or without one",
             ));
         }
-        let done = self.submit_once(session, submission).await?;
-        if !done.replayed {
-            kept.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(done)
+        let submission = Submission {
+            key_lock: Some(&key_lock),
+            ..submission
+        };
+        self.submit_once(session, &submission).await
     }
 
     /// Submits a command that was not done before, merged with the values that are there if it asks for
@@ -595,14 +602,12 @@ impl Engine {
     }
 
     /// The view kept under an idempotency key, if the same call was made before. Waits for a call under this
-    /// key that is in flight, and for its commit if its caller has gone away.
+    /// key that is in flight.
     pub(crate) async fn kept_view<V: DeserializeOwned>(
         &self,
-        session: SessionId,
         key: IdempotencyKey,
     ) -> Result<Option<V>, EngineError> {
-        let _turn = self.inner().in_flight.enter(key.key).await;
-        self.wait_settled(session).await?;
+        let _key_lock = self.inner().in_flight.lock(key.key).await;
         let kept = self.kept_answer(key).await?;
         // The kept bytes are erased with the session that they are about.
         kept.map(|kept| serde_json::from_slice(&kept.body).map_err(|_| EngineError::NotFound))
@@ -610,7 +615,7 @@ impl Engine {
     }
 
     /// Waits until every commit of a session that is in flight has become durable or failed.
-    async fn wait_settled(&self, session: SessionId) -> Result<(), EngineError> {
+    pub(super) async fn wait_settled(&self, session: SessionId) -> Result<(), EngineError> {
         let mailbox = self.mailbox(session);
         let mut durable = mailbox.durable.subscribe();
         let mut slot = mailbox.head.lock().await;
@@ -709,7 +714,8 @@ impl Engine {
         } else {
             None
         };
-        let InLine { done, told } = self.put_in_line(mailbox, head, ready).await?;
+        let key_lock = submission.key_lock.cloned();
+        let InLine { done, told } = self.put_in_line(mailbox, head, ready, key_lock).await?;
         let behind = match next {
             Some(next) => Box::pin(self.put_next(mailbox, head, next)).await,
             None => None,
@@ -738,9 +744,15 @@ impl Engine {
         mailbox: &Arc<Mailbox>,
         head: &mut Head,
         ready: Ready,
+        key_lock: Option<KeyLock>,
     ) -> Result<InLine, EngineError> {
         let after = Arc::new(ready.commit.after.clone());
-        let aftermath = Aftermath::of(self.inner(), &ready.commit);
+        let effects = Effects {
+            aftermath: Aftermath::of(self.inner(), &ready.commit),
+            keeps_answer: ready.commit.answer.is_some(),
+            credential: ready.credential,
+            key_lock,
+        };
         let pending = self.inner().store.begin_commit(ready.commit).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit nobody waits for.
@@ -750,7 +762,7 @@ impl Engine {
             body: ready.body,
             replayed: false,
         };
-        let told = self.wait_in_background(mailbox, after, pending, aftermath, ready.credential);
+        let told = self.wait_in_background(mailbox, after, pending, effects);
         Ok(InLine { done, told })
     }
 
@@ -781,7 +793,7 @@ impl Engine {
                 credential,
             });
         }
-        let body = (submission.reply)(&Committed {
+        let body = (submission.answer)(&Committed {
             before,
             after: &commit.after,
             record: &commit.record,
@@ -811,17 +823,25 @@ impl Engine {
         mailbox: &Arc<Mailbox>,
         after: Arc<SessionState>,
         pending: PendingCommit,
-        mut aftermath: Aftermath,
-        credential: Option<PendingCredential>,
+        effects: Effects,
     ) -> oneshot::Receiver<Result<u64, StoreError>> {
         let (tell, told) = oneshot::channel();
         let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
         self.inner().tasks.spawn(async move {
+            let Effects {
+                mut aftermath,
+                keeps_answer,
+                credential,
+                key_lock,
+            } = effects;
             let result = pending.await;
             let inner = engine.inner();
             match &result {
                 Ok(_) => {
                     inner.is_full.store(false, Ordering::Relaxed);
+                    inner
+                        .answers_kept
+                        .fetch_add(keeps_answer.into(), Ordering::Relaxed);
                     mailbox.keep(&after);
                     mailbox.durable.send_modify(|durable| {
                         durable.revision = durable.revision.max(after.revision);
@@ -844,7 +864,9 @@ impl Engine {
                     mailbox.durable.send_modify(|durable| durable.failures += 1);
                 }
             }
-            // The caller may have gone away; what it asked for is done all the same.
+            // A repeat finds the kept answer from here on.
+            drop(key_lock);
+            // The caller may have gone away. The commit stays.
             drop(tell.send(result));
         });
         told
@@ -858,7 +880,7 @@ impl Engine {
         revision: u64,
     ) -> Result<Attempt, EngineError> {
         let body = self
-            .answer_again(session, submission.reply, revision)
+            .answer_again(session, submission.answer, revision)
             .await?;
         let done = Done {
             revision,
@@ -872,7 +894,7 @@ impl Engine {
     async fn answer_again(
         &self,
         session: SessionId,
-        reply: &(dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync),
+        answer: WriteAnswer<'_>,
         revision: u64,
     ) -> Result<Vec<u8>, EngineError> {
         let store = &self.inner().store;
@@ -888,7 +910,7 @@ impl Engine {
         statehold_core::apply::apply(&mut after, &stored.record);
         let changes = statehold_core::projection::changes(&before, &stored.record, &after);
         let payloads = Payloads::of_stored(&stored);
-        Ok(reply(&Committed {
+        Ok(answer(&Committed {
             before: &before,
             after: &after,
             record: &stored.record,

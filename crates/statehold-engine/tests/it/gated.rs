@@ -53,8 +53,6 @@ pub(crate) enum StoreBug {
     LosesAnswers,
     /// Answers are kept beside the transaction of their commit, and lost in a crash.
     KeepsAnswersInMemory,
-    /// A key that is taken is taken once more.
-    TakesKeysTwice,
     /// Another answer comes back than was kept.
     GarblesAnswers,
     /// Answers are kept for ever.
@@ -160,14 +158,6 @@ async fn write(
         (Some(StoreBug::KeepsAnswersInMemory), answer) => beside = answer.take(),
         (Some(StoreBug::KeepsAnswersForEver), Some(answer)) => {
             answer.expires_at = Timestamp::from_micros(i64::MAX);
-        }
-        (Some(StoreBug::TakesKeysTwice), answer) => {
-            let key = answer.as_ref().map(|answer| answer.key);
-            if let Some(key) = key
-                && inner.answer(key).await?.is_some()
-            {
-                *answer = None;
-            }
         }
         (Some(StoreBug::GarblesAnswers | StoreBug::KeepsAnswersForEver) | None, _) => {}
     }

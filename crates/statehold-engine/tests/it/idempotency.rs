@@ -133,7 +133,6 @@ fn every_bug_about_keys_is_noticed_and_every_promise_notices_one() {
     let bugs = [
         (StoreBug::LosesAnswers, KeyPromise::OneEffect),
         (StoreBug::KeepsAnswersInMemory, KeyPromise::OneEffect),
-        (StoreBug::TakesKeysTwice, KeyPromise::OneEffect),
         (StoreBug::GarblesAnswers, KeyPromise::SameAnswer),
         (StoreBug::KeepsAnswersForEver, KeyPromise::FreeKey),
     ];

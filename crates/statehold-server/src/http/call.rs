@@ -275,6 +275,7 @@ fn is_loopback(host: &str) -> bool {
 }
 
 /// The caller of a request, its idempotency key and its preconditions.
+#[derive(Clone)]
 pub(crate) struct CallContext {
     pub(crate) caller: Caller,
     /// The digest of the caller's API key.

@@ -21,9 +21,9 @@ pub(crate) struct TurnContext {
 
 impl TurnContext {
     /// Notes the session that was created for the call.
-    pub(crate) fn made(&mut self, session: SessionId, has_key: bool) {
-        self.session = Some(session);
-        self.only_here = (!has_key).then_some(session);
+    pub(crate) fn made(&mut self, session: Option<SessionId>, has_key: bool) {
+        self.session = session;
+        self.only_here = session.filter(|_| !has_key);
     }
 
     /// Notes a turn that stays when the call is over.

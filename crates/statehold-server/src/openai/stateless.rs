@@ -110,10 +110,10 @@ impl Stateless<'_> {
             call: Call::by(caller),
             key: None,
             session,
-            agent: self.agent,
+            agent: self.agent.clone(),
             task: None,
-            message: &message,
-            credential: self.credential,
+            message,
+            credential: self.credential.cloned(),
             decides_elsewhere: false,
         };
         let turn = start_alone(&self.app.engine, engine, &input).await?;

@@ -39,7 +39,7 @@ impl FoundTurn {
 pub(super) struct TurnFinder<'a> {
     pub(super) engine: &'a Engine,
     pub(super) log: &'a DeliveryLog,
-    pub(super) input: &'a TurnInput<'a>,
+    pub(super) input: &'a TurnInput,
 }
 
 impl TurnFinder<'_> {
@@ -51,8 +51,7 @@ impl TurnFinder<'_> {
     ) -> Result<FoundTurn, EngineError> {
         // While a key is kept, it identifies the call by itself, also after newer calls.
         if let Some(key) = self.input.call.key {
-            let session = self.input.session;
-            let kept: Option<StartedTurn> = self.engine.kept_view(session, key).await?;
+            let kept: Option<StartedTurn> = self.engine.kept_view(key).await?;
             if let Some(kept) = kept {
                 return Ok(FoundTurn::existing(kept.request, true));
             }
@@ -117,7 +116,7 @@ impl TurnFinder<'_> {
             comment: None,
             reason: None,
         };
-        let (call, key) = (self.input.decision_call(), self.input.key);
+        let (call, key) = (self.input.decision_call(), self.input.key.as_deref());
         decide_shown(self.engine, &call, key, question, answer).await?;
         Ok(())
     }

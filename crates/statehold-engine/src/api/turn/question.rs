@@ -19,7 +19,7 @@ const PAGE: usize = 200;
 /// there are several, or if the message cannot answer it.
 pub(super) async fn only_question(
     engine: &Engine,
-    input: &TurnInput<'_>,
+    input: &TurnInput,
 ) -> Result<Option<(HoldDetail, RequestId)>, EngineError> {
     if !engine.has_open_holds(input.session).await? {
         return Ok(None);
@@ -51,7 +51,7 @@ pub(super) async fn only_question(
         && input.message.files.is_empty();
     let root = only.lineage.first().filter(|root| {
         let is_task = input.task.is_none_or(|task| task == root.task);
-        is_task && root.agent == *input.agent
+        is_task && root.agent == input.agent
     });
     let root = root.map(|root| root.request);
     match root {

@@ -38,7 +38,7 @@ const MESSAGES_MAX: usize = 32;
 pub(super) struct RepeatSearch<'a> {
     engine: &'a Engine,
     log: &'a DeliveryLog,
-    input: &'a TurnInput<'a>,
+    input: &'a TurnInput,
     /// The caller as a client.
     pub(super) reader: Caller,
     summary: SessionSummary,
@@ -51,7 +51,7 @@ pub(super) struct RepeatSearch<'a> {
 impl<'a> RepeatSearch<'a> {
     pub(super) fn new(
         (engine, log): (&'a Engine, &'a DeliveryLog),
-        input: &'a TurnInput<'a>,
+        input: &'a TurnInput,
         reader: Caller,
         (summary, output): (SessionSummary, Output),
     ) -> Self {
@@ -204,7 +204,7 @@ impl<'a> RepeatSearch<'a> {
     fn is_meant(&self, detail: &RequestDetail, head: &RequestHead) -> bool {
         let task = self.input.task;
         head.parent.is_none()
-            && detail.task.agent == *self.input.agent
+            && detail.task.agent == self.input.agent
             && task.is_none_or(|task| task == detail.task.id)
     }
 
@@ -222,7 +222,7 @@ impl<'a> RepeatSearch<'a> {
 
     /// The live turns of the agent, newest first.
     async fn live_turns(&self) -> Result<Vec<RequestId>, EngineError> {
-        let (session, agent) = (self.input.session, self.input.agent);
+        let (session, agent) = (self.input.session, &self.input.agent);
         let live = self.engine.live_roots_of(session, agent).await?;
         Ok(live.into_iter().rev().take(LIVE_MAX).collect())
     }

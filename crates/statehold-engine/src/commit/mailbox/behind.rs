@@ -15,7 +15,6 @@ use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
-use crate::guard::rights;
 
 /// The second command, decided; with its claim, if it claims the request that the first one starts.
 pub(super) struct Next {
@@ -41,25 +40,15 @@ impl Engine {
         credential: Option<&Credential>,
     ) -> Result<Done, EngineError> {
         let call = Call::by(caller.clone());
-        let first = Submission {
-            call: &call,
-            command: first.0,
-            payloads: first.1,
-            reply: &|_| Vec::new(),
-            merged: None,
-            credential: None,
-            is_system: false,
-            writes_shared: false,
-        };
+        let (command, payloads, reply) = second;
+        let first = Submission::new(&call, first);
         let second = Submission {
-            command: second.0,
-            payloads: second.1,
-            reply: &**second.2,
+            answer: &**reply,
             credential,
-            ..first
+            ..Submission::new(&call, (command, payloads))
         };
-        rights::require_command_role(caller, first.command)?;
-        rights::require_command_role(caller, second.command)?;
+        first.require_role()?;
+        second.require_role()?;
         let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
         if let Some(behind) = behind {
             match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
@@ -84,16 +73,8 @@ impl Engine {
         let ready = match (behind, &claim) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
             (None, Some(claim)) => {
-                let claim = Submission {
-                    call: &claim.call,
-                    command: &claim.command,
-                    payloads: &self.no_payloads(),
-                    reply: &|_| Vec::new(),
-                    merged: None,
-                    credential: None,
-                    is_system: false,
-                    writes_shared: false,
-                };
+                let payloads = self.no_payloads();
+                let claim = Submission::new(&claim.call, (&claim.command, &payloads));
                 self.decide_behind(&first.after, &claim).await?
             }
             (None, None) => return None,
@@ -110,7 +91,7 @@ impl Engine {
         next: Box<Next>,
     ) -> Option<InLine> {
         let Next { ready, claim } = *next;
-        let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
+        let in_line = self.put_in_line(mailbox, head, ready, None).await.ok()?;
         match claim {
             Some(claim) => {
                 self.send_when_durable(claim, in_line);

@@ -9,13 +9,12 @@ use statehold_core::principal::Actor;
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
-use super::Submission;
+use super::{Authority, Submission};
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
-use crate::guard::rights;
 
 impl Engine {
-    /// Checks rights and preconditions, then lets the core decide.
+    /// Checks the right and the preconditions, then lets the core decide. The role was checked before.
     pub(in crate::commit) async fn decide(
         &self,
         state: &SessionState,
@@ -23,8 +22,8 @@ impl Engine {
     ) -> Result<Outcome, EngineError> {
         let inner = self.inner();
         let Submission { call, command, .. } = submission;
-        if !submission.is_system {
-            rights::require_command_role(&call.caller, command)?;
+        let is_server = submission.authority == Authority::Server;
+        if !is_server {
             self.require_right(&call.caller, state, &submission.act())
                 .await?;
         }
@@ -34,7 +33,7 @@ impl Engine {
             let current = state.revision;
             return Err(EngineError::RevisionMismatch { expected, current });
         }
-        let actor = if submission.is_system {
+        let actor = if is_server {
             Actor::system(call.caller.tenant.clone())
         } else {
             call.caller.actor()

@@ -42,14 +42,14 @@ async fn turn() -> TurnHandle {
         call: Call::by(caller),
         key: None,
         session,
-        agent: &agent,
+        agent,
         task: None,
-        message: &message,
+        message,
         credential: None,
         decides_elsewhere: false,
     };
-    let log = DeliveryLog::new(engine.now());
-    let opened = take_up(&engine, &log, &input, Vec::new()).await;
+    let log = Arc::new(DeliveryLog::new(engine.now()));
+    let opened = take_up(&engine, &log, input, Vec::new()).await;
     let opened = opened.expect("a turn");
     assert!(opened.is_new && !opened.is_replay);
     opened.handle
