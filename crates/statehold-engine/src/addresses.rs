@@ -18,15 +18,12 @@ use statehold_store::keys::KeyOwner;
 use statehold_store::{AddressChange, LiveWork, ResumeAddress};
 use zeroize::Zeroizing;
 
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::claim::ClaimedRequest;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::require_any;
 use crate::ports::random;
 
-/// The longest address, in bytes.
-pub const ADDRESS_BYTES_MAX: usize = 2_048;
 /// The maximum number of agents with an address.
 const ADDRESSES_MAX: usize = 1_000;
 /// How many live requests one query reads, and how many one search reads in total.
@@ -89,23 +86,6 @@ impl AddressChanges {
     }
 }
 
-/// Fails unless the caller may set the address of an agent.
-///
-/// # Errors
-///
-/// If the caller lacks the role, or does not work for the agent.
-pub fn require_address_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {
-    require_any(caller, &[Role::Worker, Role::Admin])?;
-    // A worker bound to one user must not receive requests of other users.
-    let works = caller.works_for(agent) && caller.user.is_none();
-    if works || caller.has(Role::Admin) {
-        Ok(())
-    } else {
-        let agent = agent.to_string();
-        Err(EngineError::WrongAgent { agent })
-    }
-}
-
 impl Engine {
     /// Loads all addresses into memory. Called once.
     ///
@@ -148,42 +128,22 @@ impl Engine {
     }
 
     /// The address of an agent.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not see it, or there is none.
-    pub fn resume_address(
-        &self,
-        caller: &Caller,
-        agent: &Name,
-    ) -> Result<ResumeAddress, EngineError> {
-        require_address_right(caller, agent)?;
+    pub(crate) fn address_of(&self, tenant: &Name, agent: &Name) -> Option<ResumeAddress> {
         let addresses = self.inner().addresses.read();
         let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
-        let found = addresses.get(&(caller.tenant.clone(), agent.clone()));
-        found.cloned().ok_or(EngineError::NotFound)
+        addresses.get(&(tenant.clone(), agent.clone())).cloned()
     }
 
-    /// Sets the address of an agent, with a new secret. Does not check the URL: the pusher checks it
-    /// before each delivery.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not, or there are too many.
-    pub async fn set_resume_address(
+    /// Sets the address of an agent, with a new secret. Checks no rights.
+    pub(crate) async fn set_address(
         &self,
         caller: &Caller,
         agent: &Name,
         url: String,
     ) -> Result<(ResumeAddress, SigningSecret), EngineError> {
-        require_address_right(caller, agent)?;
         let _turn = self.inner().addresses_turn.lock().await;
-        let key = (caller.tenant.clone(), agent.clone());
-        let known = self.all_addresses();
-        let is_new = !known
-            .iter()
-            .any(|one| one.tenant == key.0 && one.agent == key.1);
-        if is_new && known.len() >= ADDRESSES_MAX {
+        let is_new = self.address_of(&caller.tenant, agent).is_none();
+        if is_new && self.all_addresses().len() >= ADDRESSES_MAX {
             return Err(EngineError::TooMany("at most 1,000 agents have an address"));
         }
         let address = ResumeAddress {
@@ -201,26 +161,6 @@ impl Engine {
         let change = AddressChange::Set(address.clone());
         self.append_audit(caller, event, None, Some(change)).await?;
         Ok((address, secret))
-    }
-
-    /// Removes the address of an agent: nothing more is pushed.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not, or there is none.
-    pub async fn remove_resume_address(
-        &self,
-        caller: &Caller,
-        agent: &Name,
-    ) -> Result<(), EngineError> {
-        require_address_right(caller, agent)?;
-        let _turn = self.inner().addresses_turn.lock().await;
-        self.resume_address(caller, agent)?;
-        let event = TenantEvent::ResumeAddressRemoved {
-            agent: agent.clone(),
-        };
-        let change = AddressChange::Removed(agent.clone());
-        self.append_audit(caller, event, None, Some(change)).await
     }
 
     /// The secret of an address, derived from its salt and the key of this server. Neither the data nor

@@ -4,12 +4,16 @@
 //! Inputs and views have the names of the native API and are described for its document, so that every
 //! surface that speaks JSON can take and show them as they are.
 
+pub mod address;
+pub mod agent;
 pub mod audit;
+pub mod caller;
 pub mod feed;
 pub mod hold;
 pub mod item;
 pub mod json;
 pub mod key;
+pub mod operations;
 pub mod request;
 pub mod schema;
 pub mod session;

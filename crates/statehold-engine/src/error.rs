@@ -169,6 +169,18 @@ pub enum EngineError {
     /// Another invalid part of the call.
     #[error("{0}")]
     Invalid(String),
+    /// An address that decisions must not be pushed to.
+    #[error("{0}")]
+    AddressRefused(String),
+    /// A feed was to continue after a revision that the session does not have.
+    #[error(
+        "the feed is at revision {current}, which is before the one to go on after; read the session \
+         again, it may have been restored from a backup"
+    )]
+    FeedAhead {
+        /// The newest revision.
+        current: u64,
+    },
     /// A limit was exceeded.
     #[error("{0}")]
     TooMany(&'static str),

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::is_own;
 
-pub use session::{Delta, SessionFeed, SessionNews};
+pub(crate) use session::{Delta, SessionFeed, SessionNews};
 
 /// How many commits one call reads.
 const SCAN_MAX: usize = 500;
@@ -28,10 +28,6 @@ pub struct FeedEntry {
     /// Whether each task whose history grew is a root task.
     pub roots: BTreeMap<TaskId, bool>,
 }
-
-/// A position in the order of all commits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GlobalPosition(pub u64);
 
 impl Engine {
     /// Records of a session after a revision, for a reader of its feed.
@@ -87,30 +83,16 @@ impl Engine {
         Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
     }
 
-    /// The newest position in the order of all commits.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn last_position(&self) -> Result<GlobalPosition, EngineError> {
-        Ok(GlobalPosition(self.inner().store.last_place().await?))
-    }
-
     /// Records after a position from every session that the caller may list, and the position to
     /// continue from. The position advances even past commits that the caller may not see.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not list sessions.
-    pub async fn global_feed(
+    pub(crate) async fn global_feed(
         &self,
         caller: &Caller,
-        after: GlobalPosition,
+        after: u64,
         limit: usize,
-    ) -> Result<(Vec<(GlobalPosition, FeedEntry)>, GlobalPosition), EngineError> {
-        crate::guard::access::require_lister(caller)?;
+    ) -> Result<(Vec<(u64, FeedEntry)>, u64), EngineError> {
         let store = &self.inner().store;
-        let commits = store.committed(after.0, SCAN_MAX).await?;
+        let commits = store.committed(after, SCAN_MAX).await?;
         let mut owners: BTreeMap<SessionId, Option<SessionSummary>> = BTreeMap::new();
         let mut found = Vec::new();
         let mut at = after;
@@ -118,7 +100,7 @@ impl Engine {
             if found.len() == limit {
                 break;
             }
-            at = GlobalPosition(commit.place);
+            at = commit.place;
             let owner = match owners.entry(commit.session) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(store.session(commit.session).await?),
@@ -140,24 +122,5 @@ impl Engine {
     /// Resolves when the engine begins to stop. Streams must end then.
     pub async fn stopping(&self) {
         self.inner().stop.cancelled().await;
-    }
-}
-
-/// Subscription to commits of any session, from the moment it was made.
-#[derive(Debug)]
-pub struct News(tokio::sync::watch::Receiver<u64>);
-
-impl News {
-    /// Waits for the next commit.
-    pub async fn arrives(&mut self) {
-        // The sender lives as long as the engine.
-        drop(self.0.changed().await);
-    }
-}
-
-impl Engine {
-    /// Subscribes to commits of any session.
-    pub fn news(&self) -> News {
-        News(self.inner().any_commit.subscribe())
     }
 }

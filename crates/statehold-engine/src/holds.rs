@@ -13,7 +13,8 @@ use statehold_core::principal::{APPROVER, Principal};
 use statehold_core::tenant::TenantEvent;
 use statehold_store::{HoldOrder, HoldPlace, HoldQuery, HoldSummary};
 
-pub use changes::{HoldNews, HoldPosition};
+pub(crate) use changes::HoldNews;
+pub use changes::HoldPosition;
 pub(crate) use detail::payload;
 pub use detail::{HoldDetail, HoldGroup};
 pub use pending::{Pending, PendingHold};

@@ -60,18 +60,6 @@ impl std::fmt::Debug for IssuedKey {
     }
 }
 
-/// Subscription to changes of keys, from the moment it was made.
-#[derive(Debug)]
-pub struct KeyChanges(tokio::sync::watch::Receiver<u64>);
-
-impl KeyChanges {
-    /// Waits for the next change.
-    pub async fn next(&mut self) {
-        // The sender lives as long as the engine.
-        drop(self.0.changed().await);
-    }
-}
-
 impl Engine {
     /// Loads all keys of a tenant into memory. Called once per served tenant.
     ///
@@ -99,32 +87,18 @@ impl Engine {
         inner.keys_changed.send_modify(|count| *count += 1);
     }
 
-    /// The caller with this key. None if the key is unknown, revoked or expired.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn authenticate(
-        &self,
-        secret: &str,
-    ) -> Result<Option<(Caller, Digest)>, EngineError> {
-        if !secret.starts_with(KEY_PREFIX) {
-            return Ok(None);
-        }
-        let digest = Digest::sha256(secret.as_bytes());
-        if let Some(caller) = self.caller_of(digest) {
-            return Ok(Some((caller, digest)));
-        }
-        // The key may belong to a tenant whose keys are not loaded yet.
-        let known = self.known_key(digest).is_some();
-        if !known && let Some(key) = self.inner().store.api_key(digest).await? {
+    /// Loads a key that is not in memory yet: one of a tenant whose keys are not loaded.
+    pub(crate) async fn load_key(&self, digest: Digest) -> Result<(), EngineError> {
+        if self.known_key(digest).is_none()
+            && let Some(key) = self.inner().store.api_key(digest).await?
+        {
             self.note_key(key);
         }
-        Ok(self.caller_of(digest).map(|caller| (caller, digest)))
+        Ok(())
     }
 
     /// The caller of a key in memory, if the key is neither revoked nor expired.
-    pub fn caller_of(&self, digest: Digest) -> Option<Caller> {
+    pub(crate) fn caller_of(&self, digest: Digest) -> Option<Caller> {
         let key = self.known_key(digest)?;
         let now = self.inner().clock.now();
         let has_ended = key.expires_at.is_some_and(|end| now >= end);
@@ -135,27 +109,6 @@ impl Engine {
         let keys = self.inner().api_keys.read();
         let keys = keys.unwrap_or_else(PoisonError::into_inner);
         keys.get(&digest).cloned()
-    }
-
-    /// The same backend, acting for one of its users by name.
-    ///
-    /// # Errors
-    ///
-    /// If the key may not act for this user.
-    pub async fn act_for(&self, caller: &Caller, user: &str) -> Result<Caller, EngineError> {
-        // A key that may not act for users must not create users either.
-        let id = match caller.user {
-            Some(_) => self.known_user(&caller.tenant, user).await?,
-            None if caller.speaks_for_users() => Some(self.user_id(&caller.tenant, user).await?),
-            None => None,
-        };
-        let found = id.and_then(|id| caller.for_user(id));
-        found.ok_or(EngineError::WrongUser)
-    }
-
-    /// Subscribes to changes of keys.
-    pub fn key_changes(&self) -> KeyChanges {
-        KeyChanges(self.inner().keys_changed.subscribe())
     }
 
     /// Whether there is a key that is not revoked.

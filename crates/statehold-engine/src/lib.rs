@@ -29,9 +29,7 @@ mod swap;
 mod temp;
 mod users;
 
-pub use addresses::{
-    ADDRESS_BYTES_MAX, AddressChanges, Resumable, SigningSecret, require_address_right,
-};
+pub use addresses::{AddressChanges, Resumable, SigningSecret};
 pub use answer::NewAnswer;
 pub use ask::{NewAction, NewAsk};
 pub use audit::{AuditPage, Verification};
@@ -44,17 +42,14 @@ pub use commit::mailbox::{Call, Committed, Done, Receipt, Reply};
 pub use commit::payloads::Payloads;
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
-pub use feed::{Delta, FeedEntry, GlobalPosition, News, SessionFeed, SessionNews};
-pub use guard::access::{require_admin, require_lister};
+pub use feed::FeedEntry;
 pub use guard::credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
 pub use guard::policy;
 pub use guard::redact::{PathRule, Pattern};
 pub use guard::schema::{FieldError, Schema};
 pub use guard::sealed::OpenedArgs;
-pub use holds::{
-    HoldCounts, HoldDetail, HoldFilter, HoldGroup, HoldNews, HoldPosition, Pending, PendingHold,
-};
-pub use keys::{IssuedKey, KEY_PREFIX, KeyChanges, NewKey};
+pub use holds::{HoldCounts, HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
+pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,

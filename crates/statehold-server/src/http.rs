@@ -8,4 +8,5 @@ pub(crate) mod metrics;
 pub mod problem;
 pub mod seal;
 pub(crate) mod seats;
+pub(crate) mod sse;
 pub(crate) mod turn_failure;

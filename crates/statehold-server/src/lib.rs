@@ -77,30 +77,19 @@ fn routes() -> OpenApiRouter<App> {
     };
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .merge(session::routes())
-        .routes(routes!(feed::session))
-        .routes(routes!(feed::global))
-        .routes(routes!(feed::holds))
+        .merge(feed::routes())
         .merge(request::routes())
         .merge(task::routes())
         .merge(hold::routes())
         .merge(state::routes())
-        .routes(routes!(agent::list))
-        .routes(routes!(agent::show))
-        .routes(routes!(agent::reload))
-        .routes(routes!(
-            resume_address::set,
-            resume_address::read,
-            resume_address::remove
-        ))
+        .merge(agent::routes())
+        .merge(resume_address::routes())
         .routes(routes!(openai::chat))
         .routes(routes!(openai::models::list))
         .routes(routes!(openai::models::read))
         .merge(key::routes())
         .merge(audit::routes())
-        .routes(routes!(operations::health))
-        .routes(routes!(operations::ready))
-        .routes(routes!(operations::metrics))
-        .routes(routes!(operations::schema))
+        .merge(operations::routes())
 }
 
 async fn no_route() -> Problem {

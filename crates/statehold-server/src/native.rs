@@ -21,16 +21,20 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::limits::EXACT_INTEGER_MAX;
 use statehold_core::name::Name;
-use statehold_engine::api::request::RequestView;
-use statehold_engine::{Caller, Receipt};
-
-use crate::http::call::App;
-use crate::http::problem::{Code, Problem};
+use statehold_engine::Receipt;
 use statehold_engine::api::json::to_body;
+use statehold_engine::api::request::RequestView;
+
+use crate::http::call::CallContext;
+use crate::http::problem::{Code, Problem};
+use crate::http::seal::Sealer;
 
 /// Default and maximum number of entries on a page.
 const PAGE_DEFAULT: usize = 50;
 const PAGE_MAX: usize = 200;
+
+/// The answer of a handler.
+pub(crate) type Answer = Result<Response, Problem>;
 
 /// The headers of an answer: revision, session, task, request, and whether it is a replay.
 #[derive(Debug, Default, Clone)]
@@ -108,30 +112,29 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: &AnswerHeaders) 
     response
 }
 
+/// The answer to a read, without headers of its own.
+pub(crate) fn plain<T: Serialize>(value: &T) -> Response {
+    shown(value, &AnswerHeaders::default())
+}
+
+/// The answer to a call that leaves nothing to show.
+pub(crate) fn no_content() -> Response {
+    answer(
+        StatusCode::NO_CONTENT,
+        Vec::new(),
+        &AnswerHeaders::default(),
+    )
+}
+
 /// The answer to a read.
 pub(crate) fn shown<T: Serialize>(value: &T, headers: &AnswerHeaders) -> Response {
     answer(StatusCode::OK, to_body(value), headers)
-}
-
-/// A name from a body.
-pub(crate) fn name(text: &str, path: &str) -> Result<Name, Problem> {
-    text.parse()
-        .map_err(|error| Problem::invalid(format!("`{path}`: {error}")).with("path", path))
 }
 
 /// A name from a query.
 pub(crate) fn name_in_query(text: &str, path: &str) -> Result<Name, Problem> {
     text.parse()
         .map_err(|error| Problem::new(Code::BadQuery, format!("`{path}`: {error}")))
-}
-
-/// Parses the name of an agent. Names with the prefix `statehold.` are reserved for the server.
-pub(crate) fn agent_name(text: &str, path: &str) -> Result<Name, Problem> {
-    if text.starts_with("statehold.") {
-        let detail = format!("`{path}`: names that begin with `statehold.` are the server's own");
-        return Err(Problem::invalid(detail).with("path", path));
-    }
-    name(text, path)
 }
 
 /// The page size that the caller asked for, within bounds.
@@ -159,23 +162,22 @@ pub(crate) fn revision(asked: Option<u64>, name: &str) -> Result<Option<u64>, Pr
 
 /// Seals and opens page cursors for one caller, one list and one filter.
 pub(crate) struct Cursor<'a> {
-    app: &'a App,
+    sealer: &'a Sealer,
     list: &'static str,
     bound_to: [String; 3],
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn of(app: &'a App, caller: &Caller, list: &'static str, filter: &str) -> Self {
-        let digest = Digest::sha256(filter.as_bytes()).to_string();
-        let bound_to = [
-            caller.tenant.to_string(),
-            caller.principal.to_string(),
-            digest,
-        ];
+    pub(crate) fn of(context: &'a CallContext, list: &'static str, filter: &str) -> Self {
+        let caller = &context.caller;
         Self {
-            app,
+            sealer: &context.app.sealer,
             list,
-            bound_to,
+            bound_to: [
+                caller.tenant.to_string(),
+                caller.principal.to_string(),
+                Digest::sha256(filter.as_bytes()).to_string(),
+            ],
         }
     }
 
@@ -189,9 +191,8 @@ impl<'a> Cursor<'a> {
 
     /// Seals a position that is more than a number.
     pub(crate) fn seal_bytes(&self, place: &[u8]) -> String {
-        let [tenant, principal, filter] = &self.bound_to;
-        let bound_to = [tenant.as_str(), principal, filter];
-        self.app.sealer.seal(self.list, &bound_to, place)
+        let bound_to = self.bound_to.each_ref().map(String::as_str);
+        self.sealer.seal(self.list, &bound_to, place)
     }
 
     pub(crate) fn open_bytes<const N: usize>(
@@ -201,15 +202,14 @@ impl<'a> Cursor<'a> {
         let Some(cursor) = cursor else {
             return Ok(None);
         };
-        let [tenant, principal, filter] = &self.bound_to;
-        let bound_to = [tenant.as_str(), principal, filter];
+        let bound_to = self.bound_to.each_ref().map(String::as_str);
         let bad = || {
             Problem::new(
                 Code::BadCursor,
                 "the cursor was given to another caller or for another filter; begin without one",
             )
         };
-        let place = self.app.sealer.open(self.list, &bound_to, cursor);
+        let place = self.sealer.open(self.list, &bound_to, cursor);
         let place = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
         Ok(Some(place))
     }

@@ -21,6 +21,7 @@ use statehold_agents::spec::AgentBook;
 use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
+use statehold_engine::api::caller::act_for;
 use statehold_engine::api::turn::{
     self, AgentReply, ChatSession, EarlierAnswer, TurnHandle, TurnInput, TurnOutcome, UserMessage,
     pause_text,
@@ -39,6 +40,7 @@ use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
 use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
 use crate::http::seats::Seat;
+use crate::http::sse;
 
 /// How long a call may wait for a decision: a day.
 const WAIT_SECONDS_MAX: u64 = 86_400;
@@ -105,7 +107,7 @@ impl ChatCall {
         let key_of = asked.caller.principal;
         let is_local = key_of == Principal::Local;
         if let Some(user) = user.as_deref().filter(|_| !is_local) {
-            asked.caller = app.engine.act_for(&asked.caller, user).await?;
+            asked.caller = act_for(&app.engine, &asked.caller, user).await?;
         }
         let CallerCredential(credential) =
             CallerCredential::from_request_parts(&mut parts, app).await?;
@@ -146,7 +148,7 @@ impl ChatCall {
             Some(seat) if is_stream => self.stream(app, turn, seat, known.only_here()).await,
             _ => {
                 let answer = Box::pin(self.answer(&app, turn, known));
-                app.while_valid(self.asked.secret, answer).await
+                self.asked.while_valid(answer).await
             }
         }
     }
@@ -399,15 +401,13 @@ impl ChatCall {
         let (pieces, written) = mpsc::channel(PIECES_MAX);
         let mut response = Response::new(delivery::streamed(written, seat));
         let headers = response.headers_mut();
-        let events = HeaderValue::from_static("text/event-stream");
-        headers.insert(header::CONTENT_TYPE, events);
-        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        sse::set_headers(headers);
         describe(headers, &handle, is_replay, stays);
         let writer = StreamWriter {
             app,
             turn: handle,
             voice,
-            secret: self.asked.secret,
+            api_key: self.asked.api_key,
             wait_until: self.wait_until,
             base: self.base,
             pieces,

@@ -1,29 +1,235 @@
-//! Entries of feeds: records, filtered to the content that the reader may see, and deltas of answers in
-//! progress.
+//! Feeds: the records of one session or of all, and the changes of holds, filtered to the content that the
+//! reader may see. Between the records of a session, deltas stream the answers that agents are writing.
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::{Item, PlacedItem};
 use statehold_core::record::Event;
 use statehold_core::view::View;
+use statehold_store::HoldChangeKind;
+use tokio::sync::watch;
 
+use super::hold::HoldView;
 use super::item::ItemView;
 use super::json::{Time, to_body};
-use crate::feed::{Delta, FeedEntry};
-use crate::kept::HoldBody;
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::feed::{Delta, FeedEntry, SessionFeed, SessionNews};
+use crate::guard::access::{require_hold_reader, require_lister};
+use crate::holds::HoldNews;
+use crate::kept::{HoldBody, parse};
 
-/// The word on the wire for a value of a `snake_case` enum.
-pub fn word<T: Serialize>(value: &T) -> String {
-    match serde_json::to_value(value) {
-        Ok(Value::String(word)) => word,
-        _ => String::new(),
+pub use crate::holds::HoldPosition;
+
+/// Follows a session: its records after a revision, and the answers in progress. Without a revision, the
+/// feed starts at the newest one.
+///
+/// # Errors
+///
+/// If the caller may not read the session, or it has no such revision.
+pub async fn session(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    after: Option<u64>,
+) -> Result<Feed, EngineError> {
+    let current = engine.session(caller, session).await?.revision;
+    let after = after.unwrap_or(current);
+    if after > current {
+        return Err(EngineError::FeedAhead { current });
     }
+    let feed = SessionFeed::new(engine.clone(), caller.clone(), session, after);
+    Ok(Feed::new(engine, caller, FeedSource::Session(feed)))
+}
+
+/// Follows every session that the caller may list, from a position in the order of all commits or from now.
+///
+/// # Errors
+///
+/// If the caller may not list sessions.
+pub async fn sessions(
+    engine: &Engine,
+    caller: &Caller,
+    after: Option<u64>,
+) -> Result<Feed, EngineError> {
+    require_lister(caller)?;
+    let after = match after {
+        Some(after) => after,
+        None => engine.inner().store.last_place().await?,
+    };
+    Ok(Feed::new(engine, caller, FeedSource::Sessions { after }))
+}
+
+/// Follows every hold that the caller may see, from a position or from now.
+///
+/// # Errors
+///
+/// If the caller may not see holds.
+pub async fn holds(
+    engine: &Engine,
+    caller: &Caller,
+    after: Option<HoldPosition>,
+) -> Result<Feed, EngineError> {
+    require_hold_reader(caller)?;
+    let after = match after {
+        Some(after) => after,
+        None => HoldPosition::after_all(engine.inner().store.last_place().await?),
+    };
+    Ok(Feed::new(engine, caller, FeedSource::Holds { after }))
+}
+
+/// One reader of a feed. It stores only its position, so a slow reader buffers nothing.
+#[derive(Debug)]
+pub struct Feed {
+    engine: Engine,
+    caller: Caller,
+    commits: watch::Receiver<u64>,
+    source: FeedSource,
+}
+
+#[derive(Debug)]
+enum FeedSource {
+    Session(SessionFeed),
+    Sessions { after: u64 },
+    Holds { after: HoldPosition },
+}
+
+impl Feed {
+    fn new(engine: &Engine, caller: &Caller, source: FeedSource) -> Self {
+        Self {
+            engine: engine.clone(),
+            caller: caller.clone(),
+            commits: engine.inner().any_commit.subscribe(),
+            source,
+        }
+    }
+
+    /// The events since the last call: at most `limit` records or changes, and the deltas between them. An
+    /// empty list means that there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// If the caller has lost read access, or the store fails.
+    pub async fn read(&mut self, limit: usize) -> Result<Vec<FeedEvent>, EngineError> {
+        // `changed` must notice every commit that this read may miss.
+        self.commits.mark_unchanged();
+        let (engine, caller) = (&self.engine, &self.caller);
+        match &mut self.source {
+            FeedSource::Session(feed) => {
+                let news = feed.read(limit).await?;
+                Ok(news.iter().map(FeedEvent::of_session).collect())
+            }
+            FeedSource::Sessions { after } => {
+                let found = next_of(after, |at| engine.global_feed(caller, at, limit)).await?;
+                let events = found.iter().map(|(place, entry)| {
+                    let position = FeedPosition::Commit(*place);
+                    FeedEvent::new("record", Some(position), record(entry))
+                });
+                Ok(events.collect())
+            }
+            FeedSource::Holds { after } => {
+                let found = next_of(after, |at| engine.hold_feed(caller, at, limit)).await?;
+                Ok(found.iter().map(FeedEvent::of_hold).collect())
+            }
+        }
+    }
+
+    /// Waits until `read` may return events. False once the engine stops: the feed has ended.
+    pub async fn changed(&mut self) -> bool {
+        let changed = async {
+            match &mut self.source {
+                FeedSource::Session(feed) => feed.changed().await,
+                // The sender lives as long as the engine.
+                _ => drop(self.commits.changed().await),
+            }
+        };
+        tokio::select! {
+            () = changed => true,
+            () = self.engine.inner().stop.cancelled() => false,
+        }
+    }
+}
+
+/// Reads the next entries and moves `after` past them. One call of `look` scans a bounded number of commits,
+/// so this repeats until it finds an entry or reaches the end.
+async fn next_of<T, P, F>(after: &mut P, look: impl Fn(P) -> F) -> Result<Vec<T>, EngineError>
+where
+    P: Copy + PartialEq,
+    F: Future<Output = Result<(Vec<T>, P), EngineError>>,
+{
+    loop {
+        let (found, at) = look(*after).await?;
+        let is_last = at == *after;
+        *after = at;
+        if is_last || !found.is_empty() {
+            return Ok(found);
+        }
+    }
+}
+
+/// One event of a feed.
+#[derive(Debug, Clone)]
+pub struct FeedEvent {
+    /// `record`, `delta` or `hold`.
+    pub kind: &'static str,
+    /// The position to continue from. None for a delta, which does not move the reader.
+    pub position: Option<FeedPosition>,
+    /// The view, as JSON.
+    pub data: Vec<u8>,
+}
+
+/// A position in a feed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedPosition {
+    /// A revision of the session.
+    Revision(u64),
+    /// A place in the order of all commits.
+    Commit(u64),
+    /// A change of a hold.
+    Hold(HoldPosition),
+}
+
+impl FeedEvent {
+    fn new(kind: &'static str, position: Option<FeedPosition>, data: Vec<u8>) -> Self {
+        Self {
+            kind,
+            position,
+            data,
+        }
+    }
+
+    fn of_session(news: &SessionNews) -> Self {
+        match news {
+            SessionNews::Record(entry) => {
+                let position = FeedPosition::Revision(entry.stored.record.content.seq);
+                Self::new("record", Some(position), record(entry))
+            }
+            SessionNews::Delta(delta) => Self::new("delta", None, to_body(&DeltaView::of(delta))),
+        }
+    }
+
+    fn of_hold(news: &HoldNews) -> Self {
+        let view = HoldNewsView {
+            change: news.kind,
+            hold: HoldView::of(&news.detail),
+        };
+        let position = FeedPosition::Hold(news.position);
+        Self::new("hold", Some(position), to_body(&view))
+    }
+}
+
+/// A change of a hold, and the hold as of that change.
+#[derive(Debug, Serialize)]
+struct HoldNewsView {
+    change: HoldChangeKind,
+    hold: HoldView,
 }
 
 /// A chunk of an answer in progress.
 #[derive(Debug, Serialize)]
-pub struct DeltaView<'a> {
+struct DeltaView<'a> {
     request_id: RequestId,
     task_id: TaskId,
     agent: &'a str,
@@ -32,8 +238,7 @@ pub struct DeltaView<'a> {
 }
 
 impl<'a> DeltaView<'a> {
-    /// The view of a chunk.
-    pub fn of(delta: &'a Delta) -> Self {
+    fn of(delta: &'a Delta) -> Self {
         Self {
             request_id: delta.request,
             task_id: delta.task,
@@ -44,8 +249,8 @@ impl<'a> DeltaView<'a> {
     }
 }
 
-/// One record of a feed as a view shows it.
-pub fn record(entry: &FeedEntry, view: View) -> Vec<u8> {
+/// One record of a feed, as clients see it.
+fn record(entry: &FeedEntry) -> Vec<u8> {
     let content = &entry.stored.record.content;
     let mut bodies = entry.stored.bodies.iter();
     let mut events = Vec::with_capacity(content.events.len());
@@ -55,7 +260,7 @@ pub fn record(entry: &FeedEntry, view: View) -> Vec<u8> {
             .take(event.bodies().len())
             .map(Option::as_deref)
             .collect();
-        events.extend(shown(event, &own, entry, view));
+        events.extend(shown(event, &own, entry));
     }
     to_body(&json!({
         "session_id": content.session,
@@ -66,10 +271,9 @@ pub fn record(entry: &FeedEntry, view: View) -> Vec<u8> {
     }))
 }
 
-/// One event as a view shows it; None if it is hidden.
+/// One event as clients see it; None if it is hidden.
 #[expect(clippy::too_many_lines, reason = "one arm per event, nothing else")]
-fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View) -> Option<Value> {
-    let sees_all = view == View::Trace;
+fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<Value> {
     Some(match event {
         Event::SessionCreated { owner, .. } => {
             json!({"type": "session_created", "app": owner.app, "agent": owner.agent})
@@ -138,14 +342,14 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View)
                     rewound: false,
                     item: item.clone(),
                 };
-                view.shows(&placed)
+                View::Client.shows(&placed)
             });
             let at = Time(entry.stored.record.content.at);
             let items: Vec<Value> = shown
                 .into_iter()
                 .map(|(item, body, files)| {
                     let out = ItemView::of_parts(item, (*task, *request), at, body, &files);
-                    let out = out.seen_by(view);
+                    let out = out.seen_by(View::Client);
                     serde_json::to_value(out).unwrap_or_default()
                 })
                 .collect();
@@ -162,12 +366,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View)
             deadline,
             ..
         } => {
-            let body: HoldBody = bodies
-                .first()
-                .copied()
-                .flatten()
-                .and_then(|body| serde_json::from_slice(body).ok())
-                .unwrap_or_default();
+            let body: HoldBody = parse(bodies.first().copied().flatten());
             json!({
                 "type": "hold_opened", "hold_id": hold, "number": number, "request_id": request,
                 "kind": kind, "title": body.title, "message": body.message,
@@ -202,9 +401,6 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry, view: View)
             "type": if operand.is_some() { "state_put" } else { "state_deleted" },
             "key": key, "request_id": request,
         }),
-        Event::TaskStatePut { task, request, .. } if sees_all => {
-            json!({"type": "task_state_put", "task_id": task, "request_id": request})
-        }
         Event::TaskStatePut { .. } => return None,
     })
 }

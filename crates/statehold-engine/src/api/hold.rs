@@ -25,6 +25,7 @@ use crate::caller::Caller;
 use crate::commit::mailbox::{Call, Receipt};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_hold_reader;
 use crate::guard::policy::parse_decide_by;
 use crate::holds::{HoldDetail, HoldFilter};
 use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
@@ -36,9 +37,7 @@ pub use evidence::{EvidenceView, ToolRunView};
 pub use input::{ActionInput, HoldInput};
 pub use pending::PendingHoldView;
 pub(crate) use pending::pending_views;
-pub use summary::{
-    DecisionReceipt, HoldCountsView, HoldNewsView, HoldPage, HoldRef, KindCounts, RiskCounts,
-};
+pub use summary::{DecisionReceipt, HoldCountsView, HoldPage, HoldRef, KindCounts, RiskCounts};
 pub use view::{DecideRefusal, DecisionView, HoldGroupView, HoldView};
 
 /// The title of a hold. The server opens `reconcile` holds and gives them a fixed title.
@@ -274,6 +273,7 @@ pub async fn list(
     after: Option<HoldPlace>,
     limit: usize,
 ) -> Result<Page<HoldView, HoldPlace>, EngineError> {
+    require_hold_reader(caller)?;
     let mut filter = input.filter;
     if let Some(user) = &input.user {
         // An unknown user gets an empty list, like a user that the caller may not see.
@@ -298,6 +298,7 @@ pub async fn list(
 ///
 /// If the caller may not see holds.
 pub async fn counts(engine: &Engine, caller: &Caller) -> Result<HoldCountsView, EngineError> {
+    require_hold_reader(caller)?;
     Ok(HoldCountsView::of(&engine.hold_counts(caller).await?))
 }
 

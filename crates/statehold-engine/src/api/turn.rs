@@ -44,7 +44,7 @@ pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnOutcome, TurnSnapshot}
 pub use message::UserMessage;
 pub use pause_text::pause_text;
 pub use request_head::{RequestEnd, RequestHead};
-pub use session::{ChatSession, agent_of_session, delete_session, user_name};
+pub use session::{ChatSession, agent_of_session, delete_session, stateless_session, user_name};
 
 /// A message to an agent, in a session that exists.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ pub struct EarlierAnswer {
 }
 
 /// The caller with the role of a client alone, or with no role.
-pub fn as_client(caller: &Caller) -> Caller {
+fn as_client(caller: &Caller) -> Caller {
     let names = caller.roles.names().iter().cloned();
     let client: BTreeSet<Name> = names
         .filter(|name| name.as_str() == Role::Client.name())

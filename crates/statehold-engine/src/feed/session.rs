@@ -21,7 +21,7 @@ const ANSWERS_MAX: usize = 16;
 
 /// A record or a piece of an answer.
 #[derive(Debug, Clone)]
-pub enum SessionNews {
+pub(crate) enum SessionNews {
     /// A record.
     Record(FeedEntry),
     /// Text of an answer. It is recorded only when the answer completes.
@@ -30,20 +30,20 @@ pub enum SessionNews {
 
 /// A piece of an answer that is being written.
 #[derive(Debug, Clone)]
-pub struct Delta {
+pub(crate) struct Delta {
     /// The request being answered.
-    pub request: RequestId,
+    pub(crate) request: RequestId,
     /// Its task.
-    pub task: TaskId,
+    pub(crate) task: TaskId,
     /// The agent that answers.
-    pub agent: Name,
+    pub(crate) agent: Name,
     /// The piece, and its offset in the answer.
-    pub piece: DraftPiece,
+    pub(crate) piece: DraftPiece,
 }
 
 /// Reads a session from a revision.
 #[derive(Debug)]
-pub struct SessionFeed {
+pub(crate) struct SessionFeed {
     engine: Engine,
     caller: Caller,
     session: SessionId,
@@ -73,11 +73,11 @@ impl LiveAnswer {
     }
 }
 
-impl Engine {
+impl SessionFeed {
     /// Follows a session from a revision.
-    pub fn follow_session(&self, caller: Caller, session: SessionId, after: u64) -> SessionFeed {
-        SessionFeed {
-            engine: self.clone(),
+    pub(crate) fn new(engine: Engine, caller: Caller, session: SessionId, after: u64) -> Self {
+        Self {
+            engine,
             caller,
             session,
             after,
@@ -85,16 +85,14 @@ impl Engine {
             answers: BTreeMap::new(),
         }
     }
-}
 
-impl SessionFeed {
     /// The news since the last call, with at most `limit` records. Text of an answer comes after the
     /// record that starts its request, and before the record that ends it.
     ///
     /// # Errors
     ///
     /// If the caller may not read the session, or no longer.
-    pub async fn read(&mut self, limit: usize) -> Result<Vec<SessionNews>, EngineError> {
+    pub(crate) async fn read(&mut self, limit: usize) -> Result<Vec<SessionNews>, EngineError> {
         let engine = self.engine.clone();
         let newest = engine.require_readable(&self.caller, self.session).await?;
         let mut news = Vec::new();
@@ -173,7 +171,7 @@ impl SessionFeed {
     }
 
     /// Waits until `read` may return news.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         let engine = self.engine.clone();
         let changed = engine.changed_after(self.session, self.after);
         let drafts = self.answers.values_mut().map(|answer| &mut answer.draft);

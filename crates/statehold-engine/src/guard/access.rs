@@ -147,20 +147,21 @@ pub(crate) fn require_reader(caller: &Caller) -> Result<(), EngineError> {
     require_any(caller, &roles)
 }
 
-/// Fails unless the caller may list sessions.
-///
-/// # Errors
-///
-/// If the caller lacks the role.
-pub fn require_lister(caller: &Caller) -> Result<(), EngineError> {
+/// Refuses a caller without a role: every role may see some holds, also one that only policies name.
+pub(crate) fn require_hold_reader(caller: &Caller) -> Result<(), EngineError> {
+    if caller.roles.names().is_empty() {
+        let needs = Role::Approver;
+        return Err(EngineError::Forbidden { needs });
+    }
+    Ok(())
+}
+
+/// Refuses a caller that may not list sessions.
+pub(crate) fn require_lister(caller: &Caller) -> Result<(), EngineError> {
     require_any(caller, &[Role::Client, Role::Operator, Role::Admin])
 }
 
-/// Fails unless the caller is an admin.
-///
-/// # Errors
-///
-/// If the caller is not one.
-pub fn require_admin(caller: &Caller) -> Result<(), EngineError> {
+/// Refuses a caller that is not an admin.
+pub(crate) fn require_admin(caller: &Caller) -> Result<(), EngineError> {
     require_any(caller, &[Role::Admin])
 }

@@ -17,16 +17,32 @@ const SCAN_MAX: usize = 500;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldPosition {
     /// The position of a commit.
-    pub place: u64,
+    place: u64,
     /// How many changes of that commit were read. One commit may decide many holds.
-    pub taken: u64,
+    taken: u64,
 }
 
 impl HoldPosition {
     /// The position after all changes of a commit.
-    pub fn after_all(place: u64) -> Self {
+    pub(crate) fn after_all(place: u64) -> Self {
         let taken = u64::MAX;
         Self { place, taken }
+    }
+
+    /// The position as bytes, for the id of an event.
+    pub fn to_bytes(self) -> [u8; 16] {
+        let both = u128::from(self.place) << 64 | u128::from(self.taken);
+        both.to_be_bytes()
+    }
+
+    /// The position in the id of an event.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let both = u128::from_be_bytes(bytes);
+        let half = |value: u128| u64::try_from(value & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+        Self {
+            place: half(both >> 64),
+            taken: half(both),
+        }
     }
 
     fn is_before(self, change: &HoldChange) -> bool {
@@ -36,23 +52,19 @@ impl HoldPosition {
 
 /// A change of a hold, and the hold as of that change.
 #[derive(Debug, Clone)]
-pub struct HoldNews {
+pub(crate) struct HoldNews {
     /// The position to continue from.
-    pub position: HoldPosition,
+    pub(crate) position: HoldPosition,
     /// The kind of change.
-    pub kind: HoldChangeKind,
+    pub(crate) kind: HoldChangeKind,
     /// The hold.
-    pub detail: HoldDetail,
+    pub(crate) detail: HoldDetail,
 }
 
 impl Engine {
     /// Changes after a position of holds that the caller may see, and the position to continue from. The
     /// position advances even past changes that the caller may not see.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn hold_feed(
+    pub(crate) async fn hold_feed(
         &self,
         caller: &Caller,
         after: HoldPosition,

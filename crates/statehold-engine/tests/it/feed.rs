@@ -1,17 +1,23 @@
 //! The feed of a session: the words of an answer have their place among the records.
 
+use serde_json::Value;
 use statehold_core::command::Command;
 use statehold_core::ids::RequestId;
-use statehold_engine::{SessionFeed, SessionNews};
+use statehold_engine::api::feed::{Feed, FeedPosition, session};
 
 use crate::rig::Rig;
 
 /// What a feed has, in short.
-async fn read(feed: &mut SessionFeed, limit: usize) -> Vec<String> {
+async fn read(feed: &mut Feed, limit: usize) -> Vec<String> {
     let news = feed.read(limit).await.expect("it may be read");
-    let told = news.into_iter().map(|news| match news {
-        SessionNews::Record(entry) => format!("record {}", entry.stored.record.content.seq),
-        SessionNews::Delta(delta) => format!("{} {}", delta.piece.offset, delta.piece.text),
+    let told = news.into_iter().map(|event| match event.position {
+        Some(FeedPosition::Revision(revision)) => format!("{} {revision}", event.kind),
+        other => {
+            assert_eq!((event.kind, other), ("delta", None));
+            let delta: Value = serde_json::from_slice(&event.data).expect("JSON");
+            let text = delta["text"].as_str().expect("a text");
+            format!("{} {text}", delta["offset"])
+        }
     });
     told.collect()
 }
@@ -31,17 +37,17 @@ async fn cancel(rig: &Rig, request: RequestId) {
 #[tokio::test]
 async fn words_come_after_the_record_that_began_their_request_and_before_the_one_that_ended_it() {
     let rig = Rig::new(None).await;
-    let follow = |after| {
-        let caller = rig.caller.clone();
-        rig.engine.follow_session(caller, rig.session, after)
+    let follow = async |after| {
+        let feed = session(&rig.engine, &rig.caller, rig.session, Some(after));
+        feed.await.expect("it may be read")
     };
-    let mut feed = follow(0);
+    let mut feed = follow(0).await;
     assert_eq!(read(&mut feed, 10).await, ["record 1"]);
     let request = start(&rig).await;
     let draft = rig.engine.open_draft(request);
     rig.engine.write_draft(request, "one ");
     assert_eq!(read(&mut feed, 10).await, ["record 2", "0 one "]);
-    let mut slow = follow(0);
+    let mut slow = follow(0).await;
     assert_eq!(read(&mut slow, 1).await, ["record 1"]);
     rig.engine.write_draft(request, "two ");
     assert_eq!(read(&mut slow, 1).await, ["record 2", "0 one two "]);
@@ -64,8 +70,8 @@ async fn words_come_after_the_record_that_began_their_request_and_before_the_one
 #[tokio::test]
 async fn a_feed_keeps_no_draft_of_what_has_ended_and_none_when_it_is_gone() {
     let rig = Rig::new(None).await;
-    let caller = rig.caller.clone();
-    let mut feed = rig.engine.follow_session(caller, rig.session, 0);
+    let feed = session(&rig.engine, &rig.caller, rig.session, Some(0));
+    let mut feed = feed.await.expect("it may be read");
     let first = start(&rig).await;
     read(&mut feed, 10).await;
     assert_eq!(rig.engine.drafts_kept(), 1);

@@ -4,7 +4,8 @@ use statehold_core::command::{Command, Fenced};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry, Risk};
 use statehold_core::ids::{HoldId, IdMint, RequestId, Shard};
-use statehold_engine::{Call, HoldFilter, HoldPosition, Reply};
+use statehold_engine::api::{feed, hold};
+use statehold_engine::{Call, Caller, EngineError, HoldFilter, Reply, Role, Roles};
 
 use crate::rig::Rig;
 
@@ -83,7 +84,8 @@ async fn answer(rig: &Rig, hold: HoldId) {
 #[tokio::test]
 async fn a_page_asks_the_store_as_often_as_one_hold_does() {
     let rig = Rig::new(None).await;
-    let begin = rig.engine.last_position().await.expect("a place").0;
+    let feed = feed::holds(&rig.engine, &rig.caller, None);
+    let mut feed = feed.await.expect("it may be read");
     let (request, holds) = ask(&rig, 60).await;
     let page = async |decided, limit| {
         rig.store.take_questions();
@@ -110,9 +112,8 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
     assert_eq!((counts.open, counts.mine, counts.capped), (20, 20, false));
     assert_eq!(rig.store.take_questions(), 1, "counting reads rows alone");
 
-    let from = HoldPosition::after_all(begin);
-    let news = rig.engine.hold_feed(&rig.caller, from, 1_000).await;
-    assert_eq!(news.expect("news").0.len(), 100);
+    let news = feed.read(1_000).await;
+    assert_eq!(news.expect("news").len(), 100);
     assert_eq!(rig.store.take_questions(), 6, "all changes together");
 
     let pending = rig.engine.pending_in(rig.session).await.expect("pending");
@@ -136,4 +137,25 @@ async fn a_hold_that_ends_soon_is_counted_as_such() {
     assert_eq!(counts.expiring_soon, 4);
     assert_eq!(counts.by_risk[&Some(Risk::High)], 6);
     assert_eq!(counts.by_kind[&HoldKind::Question], 12);
+}
+
+#[tokio::test]
+async fn a_caller_without_a_role_gets_no_holds_listed_counted_or_followed() {
+    let rig = Rig::new(None).await;
+    let idle = Caller {
+        roles: Roles::default(),
+        ..rig.caller.clone()
+    };
+    let needed = |refused: Option<EngineError>| match refused {
+        Some(EngineError::Forbidden { needs }) => Some(needs),
+        _ => None,
+    };
+    let listed = hold::list(&rig.engine, &idle, hold::HoldListInput::default(), None, 10);
+    let refused = [
+        listed.await.err(),
+        hold::counts(&rig.engine, &idle).await.err(),
+        feed::holds(&rig.engine, &idle, None).await.err(),
+    ];
+    assert_eq!(refused.map(needed), [Some(Role::Approver); 3]);
+    rig.engine.shut_down().await;
 }

@@ -3,6 +3,7 @@
 use statehold_core::command::{Command, Output, Rejection, StatePatch};
 use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
 use statehold_engine::EngineError;
+use statehold_engine::api::feed;
 
 use crate::rig::{Rig, fenced, request_of};
 
@@ -100,8 +101,8 @@ async fn a_session_that_nobody_uses_leaves_memory_and_comes_back_as_it_was() {
     rig.engine.forget_idle_sessions();
     assert_eq!(rig.engine.hot_sessions(), hot, "it was used a moment ago");
     // Somebody waits for what is new in it: it stays however long nothing happens.
-    let caller = rig.caller.clone();
-    let mut feed = rig.engine.follow_session(caller, rig.session, 2);
+    let feed = feed::session(&rig.engine, &rig.caller, rig.session, Some(2));
+    let mut feed = feed.await.expect("it may be read");
     {
         let mut waits = std::pin::pin!(feed.changed());
         assert!(futures_util::poll!(&mut waits).is_pending());

@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use statehold_agents::push::Guard;
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
-use statehold_core::digest::Digest;
 use statehold_core::name::Name;
+use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock, Swap,
@@ -82,7 +82,8 @@ pub(crate) struct AppState {
     pub(crate) feeds: Arc<Semaphore>,
     /// Permits of `feeds` for chat calls, shared fairly among keys.
     pub(crate) seats: Seats,
-    pub(crate) local: Caller,
+    /// The tenant of calls without a key.
+    tenant: Name,
     /// Answers still owed to chat clients, and holds they have seen.
     pub(crate) deliveries: Arc<DeliveryLog>,
 }
@@ -102,7 +103,6 @@ impl App {
         options: ServerOptions,
         metrics: Metrics,
     ) -> Self {
-        let tenant: Name = "default".parse().expect("a fixed name is a name");
         let deliveries = Arc::new(DeliveryLog::new(engine.now()));
         let feeds = Arc::new(Semaphore::new(options.feeds_max));
         Self(Arc::new(AppState {
@@ -112,56 +112,32 @@ impl App {
             feeds,
             options,
             metrics,
-            local: Caller::local(tenant),
+            tenant: "default".parse().expect("a fixed name is a name"),
             deliveries,
         }))
     }
 
-    /// Runs `work`, and fails with 401 if the API key is revoked meanwhile.
-    pub(crate) async fn while_valid<T>(
-        &self,
-        secret: Option<Digest>,
-        work: impl Future<Output = Result<T, Problem>>,
-    ) -> Result<T, Problem> {
-        let Some(secret) = secret else {
-            return work.await;
-        };
-        tokio::select! {
-            biased;
-            () = self.revoked(secret) => Err(unauthenticated()),
-            done = work => done,
-        }
-    }
-
-    /// Waits until a key is no longer valid.
-    pub(crate) async fn revoked(&self, secret: Digest) {
-        let mut changes = self.engine.key_changes();
-        while self.engine.caller_of(secret).is_some() {
-            changes.next().await;
-        }
-    }
-
-    /// Authenticates the caller. Also returns the digest of the key, if one was sent.
-    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, Option<Digest>), Problem> {
+    /// Authenticates the caller. Also returns the key of the call.
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, KeyWatch), Problem> {
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
-        let (caller, digest) = match ours {
+        let (caller, key) = match ours {
             Some(secret) => {
-                let found = self.engine.authenticate(secret).await?;
-                let (caller, digest) = found.ok_or_else(unauthenticated)?;
-                (caller, Some(digest))
+                let found = caller::authenticate(&self.engine, secret).await?;
+                found.ok_or_else(unauthenticated)?
             }
             // OpenAI clients always send some key; a development server ignores foreign ones.
             None if !self.options.keys_required => {
                 require_loopback_host(headers)?;
-                (self.local.clone(), None)
+                caller::local(&self.engine, &self.tenant)
             }
             None => return Err(unauthenticated()),
         };
         let Some(user) = text(headers, "x-statehold-user")? else {
-            return Ok((caller, digest));
+            return Ok((caller, key));
         };
-        Ok((self.engine.act_for(&caller, user).await?, digest))
+        let caller = caller::act_for(&self.engine, &caller, user).await?;
+        Ok((caller, key))
     }
 }
 
@@ -274,19 +250,49 @@ fn is_loopback(host: &str) -> bool {
             .is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The caller of a request, its idempotency key and its preconditions.
+/// A call: the server it came to, its caller, the ids in its path, its idempotency key and preconditions.
 #[derive(Clone)]
 pub(crate) struct CallContext {
+    pub(crate) app: App,
     pub(crate) caller: Caller,
-    /// The digest of the caller's API key.
-    pub(crate) secret: Option<Digest>,
+    pub(crate) api_key: KeyWatch,
     pub(crate) if_revision: Option<u64>,
     idempotency_key: Option<String>,
     method: Method,
     target: String,
+    path: BTreeMap<String, String>,
 }
 
 impl CallContext {
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.app.engine
+    }
+
+    /// An id or name in the path. A malformed one gets 404, like an unknown one.
+    pub(crate) fn id<T: FromStr>(&self, name: &str) -> Result<T, Problem> {
+        let parsed = self.path_text(name).parse();
+        parsed.map_err(|_| Problem::not_found())
+    }
+
+    pub(crate) fn path_text(&self, name: &str) -> &str {
+        self.path.get(name).map_or("", String::as_str)
+    }
+
+    /// Runs `work`, and fails with 401 if the API key is revoked meanwhile.
+    pub(crate) async fn while_valid<T, E>(
+        &self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Problem>
+    where
+        Problem: From<E>,
+    {
+        tokio::select! {
+            biased;
+            () = self.api_key.revoked() => Err(unauthenticated()),
+            done = work => Ok(done?),
+        }
+    }
+
     /// The call for the engine. The idempotency key covers `body`.
     pub(crate) fn call(&self, body: &[u8]) -> Call {
         Call {
@@ -335,12 +341,12 @@ impl FromRequestParts<App> for CallContext {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let (caller, secret) = app.authenticate(&parts.headers).await?;
-        if !parts.method.is_safe() && secret.is_some() {
+        let (caller, api_key) = app.authenticate(&parts.headers).await?;
+        if !parts.method.is_safe() && api_key.has_key() {
             require_own_origin(&parts.headers)?;
         }
-        let key = text(&parts.headers, "idempotency-key")?;
-        if let Some(key) = key {
+        let key = text(&parts.headers, "idempotency-key")?.map(str::to_owned);
+        if let Some(key) = &key {
             let is_plain =
                 (1..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
             if !is_plain {
@@ -350,14 +356,21 @@ impl FromRequestParts<App> for CallContext {
                 ));
             }
         }
+        let path = RawPathParams::from_request_parts(parts, app).await;
+        let path = path.map_err(|_| Problem::not_found())?;
+        let path = path.iter();
         let target = parts.uri.path_and_query();
         Ok(Self {
+            app: app.clone(),
             caller,
-            secret,
+            api_key,
             if_revision: if_match(&parts.headers)?,
-            idempotency_key: key.map(str::to_owned),
+            idempotency_key: key,
             method: parts.method.clone(),
             target: target.map_or_else(String::new, ToString::to_string),
+            path: path
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
         })
     }
 }
@@ -474,35 +487,6 @@ async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
             Code::BodyTimeout,
             "the body did not arrive in time; send it again",
         )),
-    }
-}
-
-/// The ids of a path. A malformed id gets 404, like an unknown one.
-pub(crate) struct PathIds(BTreeMap<String, String>);
-
-impl PathIds {
-    pub(crate) fn id<T: FromStr>(&self, name: &str) -> Result<T, Problem> {
-        let text = self.0.get(name).ok_or_else(Problem::not_found)?;
-        text.parse().map_err(|_| Problem::not_found())
-    }
-
-    pub(crate) fn text(&self, name: &str) -> &str {
-        self.0.get(name).map_or("", String::as_str)
-    }
-}
-
-impl FromRequestParts<App> for PathIds {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let params = RawPathParams::from_request_parts(parts, app).await;
-        let params = params.map_err(|_| Problem::not_found())?;
-        let pairs = params.iter();
-        Ok(Self(
-            pairs
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect(),
-        ))
     }
 }
 

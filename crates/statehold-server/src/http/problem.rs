@@ -297,6 +297,12 @@ impl From<EngineError> for Problem {
             EngineError::ApprovalNeeded { tool } => {
                 Self::new(Code::ApprovalNeeded, detail).with("tool", tool)
             }
+            EngineError::AddressRefused(_) => {
+                Self::new(Code::AddressRefused, detail).with("path", "url")
+            }
+            EngineError::FeedAhead { current } => {
+                Self::new(Code::BadHeader, detail).with("current", current)
+            }
             EngineError::TooMany(_) => Self::new(Code::TooMany, detail),
             EngineError::Full => {
                 tracing::warn!("the disk is full: a write was refused");

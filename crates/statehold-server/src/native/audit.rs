@@ -1,16 +1,13 @@
 //! The audit stream and its verification.
 
-use axum::extract::State;
-use axum::response::Response;
 use statehold_engine::api;
 use statehold_engine::api::audit::{AuditRecords, VerificationView, VerifyInput};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::session::RecordParams;
-use super::{AnswerHeaders, page_limit, revision, shown};
+use super::{Answer, page_limit, plain, revision};
 use crate::http::call::{App, CallContext, Params, Payload};
-use crate::http::problem::Problem;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -23,15 +20,11 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     get, path = "/v1/audit/records", tag = "audit", params(RecordParams),
     responses((status = 200, body = AuditRecords))
 )]
-async fn records(
-    State(app): State<App>,
-    context: CallContext,
-    Params(params): Params<RecordParams>,
-) -> Result<Response, Problem> {
+async fn records(context: CallContext, Params(params): Params<RecordParams>) -> Answer {
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
-    let page = api::audit::records(&app.engine, &context.caller, after, limit).await?;
-    Ok(shown(&page, &AnswerHeaders::default()))
+    let page = api::audit::records(context.engine(), &context.caller, after, limit).await?;
+    Ok(plain(&page))
 }
 
 /// Verify every chain, payload, table and root of the tenant. The server keeps answering calls meanwhile.
@@ -39,11 +32,7 @@ async fn records(
     post, path = "/v1/audit/verify", tag = "audit", request_body = VerifyInput,
     responses((status = 200, body = VerificationView))
 )]
-async fn verify(
-    State(app): State<App>,
-    context: CallContext,
-    _body: Payload<VerifyInput>,
-) -> Result<Response, Problem> {
-    let found = api::audit::verify(&app.engine, &context.caller).await?;
-    Ok(shown(&found, &AnswerHeaders::default()))
+async fn verify(context: CallContext, _body: Payload<VerifyInput>) -> Answer {
+    let found = api::audit::verify(context.engine(), &context.caller).await?;
+    Ok(plain(&found))
 }

@@ -1,6 +1,5 @@
 //! Holds: open, list, read, decide. A GET never decides, and each hold gets exactly one decision.
 
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -19,8 +18,10 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, shown};
-use crate::http::call::{App, CallContext, Params, PathIds, Payload};
+use super::{
+    Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, shown,
+};
+use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -74,28 +75,24 @@ struct HoldParams {
     get, path = "/v1/holds", tag = "holds", params(HoldParams),
     responses((status = 200, body = HoldPage))
 )]
-async fn list(
-    State(app): State<App>,
-    context: CallContext,
-    Params(mut params): Params<HoldParams>,
-) -> Result<Response, Problem> {
+async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> Answer {
     let limit = page_limit(params.limit.take(), PAGE_MAX)?;
     let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
-    let cursor = Cursor::of(&app, &context.caller, "holds", &filter_text);
+    let cursor = Cursor::of(&context, "holds", &filter_text);
     let after = cursor.open_bytes(begin.as_deref())?.map(place_of);
     let input = HoldListInput {
         filter: filter_of(&params)?,
         user: params.user,
     };
-    let page = api::hold::list(&app.engine, &context.caller, input, after, limit).await?;
+    let page = api::hold::list(context.engine(), &context.caller, input, after, limit).await?;
     let out = HoldPage {
         holds: page.entries,
         next_cursor: page
             .next
             .map(|place| cursor.seal_bytes(&place_bytes(place))),
     };
-    Ok(shown(&out, &AnswerHeaders::default()))
+    Ok(plain(&out))
 }
 
 fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
@@ -173,9 +170,9 @@ fn place_of(bytes: [u8; 17]) -> HoldPlace {
     get, path = "/v1/holds/counts", tag = "holds",
     responses((status = 200, body = HoldCountsView))
 )]
-async fn counts(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
-    let counts = api::hold::counts(&app.engine, &context.caller).await?;
-    Ok(shown(&counts, &AnswerHeaders::default()))
+async fn counts(context: CallContext) -> Answer {
+    let counts = api::hold::counts(context.engine(), &context.caller).await?;
+    Ok(plain(&counts))
 }
 
 fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
@@ -188,12 +185,8 @@ fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
     params(("hold_id" = String, Path)),
     responses((status = 200, body = HoldView))
 )]
-async fn read(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-) -> Result<Response, Problem> {
-    let hold = api::hold::read(&app.engine, &context.caller, ids.id("hold_id")?).await?;
+async fn read(context: CallContext) -> Answer {
+    let hold = api::hold::read(context.engine(), &context.caller, context.id("hold_id")?).await?;
     let headers = AnswerHeaders {
         session: Some(hold.session_id.to_string()),
         task: Some(hold.task_id.to_string()),
@@ -209,15 +202,10 @@ async fn read(
     params(("request_id" = String, Path)), request_body = HoldInput,
     responses((status = 201, body = HoldView))
 )]
-async fn open(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<HoldInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn open(context: CallContext, body: Payload<HoldInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let call = context.call(&body.bytes);
-    let opened = api::hold::open(&app.engine, &call, request, body.value).await?;
+    let opened = api::hold::open(context.engine(), &call, request, body.value).await?;
     let headers = AnswerHeaders::in_request(opened.session, request);
     Ok(committed(StatusCode::CREATED, opened, headers))
 }
@@ -228,16 +216,11 @@ async fn open(
     params(("hold_id" = String, Path)), request_body = DecisionInput,
     responses((status = 200, body = DecisionReceipt))
 )]
-async fn decide(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<DecisionInput>,
-) -> Result<Response, Problem> {
-    let hold: HoldId = ids.id("hold_id")?;
+async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
+    let hold: HoldId = context.id("hold_id")?;
     let (call, key) = context.decision();
     Ok(decided(
-        api::hold::decide(&app.engine, &call, key, hold, body.value).await?,
+        api::hold::decide(context.engine(), &call, key, hold, body.value).await?,
     ))
 }
 
@@ -247,16 +230,11 @@ async fn decide(
     params(("request_id" = String, Path)), request_body = ResumeInput,
     responses((status = 200, body = DecisionReceipt))
 )]
-async fn resume(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<ResumeInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn resume(context: CallContext, body: Payload<ResumeInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let (call, key) = context.decision();
     Ok(decided(
-        api::hold::resume(&app.engine, &call, key, request, body.value).await?,
+        api::hold::resume(context.engine(), &call, key, request, body.value).await?,
     ))
 }
 

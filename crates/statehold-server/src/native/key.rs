@@ -1,7 +1,5 @@
 //! API keys: create, list, revoke.
 
-use axum::extract::State;
-use axum::response::Response;
 use http::StatusCode;
 use statehold_core::ids::KeyId;
 use statehold_engine::api;
@@ -10,9 +8,8 @@ use statehold_engine::api::key::{KeyInput, KeyList, KeyView};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{AnswerHeaders, answer, shown};
-use crate::http::call::{App, CallContext, PathIds, Payload};
-use crate::http::problem::Problem;
+use super::{Answer, AnswerHeaders, answer, no_content, plain};
+use crate::http::call::{App, CallContext, Payload};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -25,12 +22,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     post, path = "/v1/keys", tag = "keys", request_body = KeyInput,
     responses((status = 201, body = KeyView))
 )]
-async fn create(
-    State(app): State<App>,
-    context: CallContext,
-    body: Payload<KeyInput>,
-) -> Result<Response, Problem> {
-    let key = api::key::create(&app.engine, &context.caller, body.value).await?;
+async fn create(context: CallContext, body: Payload<KeyInput>) -> Answer {
+    let key = api::key::create(context.engine(), &context.caller, body.value).await?;
     Ok(answer(
         StatusCode::CREATED,
         to_body(&key),
@@ -40,9 +33,9 @@ async fn create(
 
 /// List keys.
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", responses((status = 200, body = KeyList)))]
-async fn list(State(app): State<App>, context: CallContext) -> Result<Response, Problem> {
-    let keys = api::key::list(&app.engine, &context.caller).await?;
-    Ok(shown(&keys, &AnswerHeaders::default()))
+async fn list(context: CallContext) -> Answer {
+    let keys = api::key::list(context.engine(), &context.caller).await?;
+    Ok(plain(&keys))
 }
 
 /// Revoke a key, with immediate effect.
@@ -50,16 +43,8 @@ async fn list(State(app): State<App>, context: CallContext) -> Result<Response, 
     delete, path = "/v1/keys/{key_id}", tag = "keys", params(("key_id" = String, Path)),
     responses((status = 204))
 )]
-async fn revoke(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-) -> Result<Response, Problem> {
-    let key: KeyId = ids.id("key_id")?;
-    api::key::revoke(&app.engine, &context.caller, key).await?;
-    Ok(answer(
-        StatusCode::NO_CONTENT,
-        Vec::new(),
-        &AnswerHeaders::default(),
-    ))
+async fn revoke(context: CallContext) -> Answer {
+    let key: KeyId = context.id("key_id")?;
+    api::key::revoke(context.engine(), &context.caller, key).await?;
+    Ok(no_content())
 }

@@ -4,48 +4,51 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
+use statehold_engine::api;
 use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use super::{AnswerHeaders, answer};
+use super::{Answer, AnswerHeaders, answer, plain};
 use crate::http::call::{App, CallContext};
-use crate::http::problem::Problem;
-use statehold_engine::api::json::to_body;
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(health))
+        .routes(routes!(ready))
+        .routes(routes!(metrics))
+        .routes(routes!(schema))
+}
 
 /// Status and version of the server.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Health {
+struct Health {
     status: &'static str,
     version: &'static str,
 }
 
 /// Check that the process is alive.
 #[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, body = Health)))]
-pub(crate) async fn health() -> Response {
+async fn health() -> Response {
     let out = Health {
         status: "ok",
         version: env!("CARGO_PKG_VERSION"),
     };
-    answer(StatusCode::OK, to_body(&out), &AnswerHeaders::default())
+    plain(&out)
 }
 
 /// Check that the store answers.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, body = Health)))]
-pub(crate) async fn ready(State(app): State<App>) -> Result<Response, Problem> {
-    app.engine.require_ready().await?;
+async fn ready(State(app): State<App>) -> Answer {
+    api::operations::ready(&app.engine).await?;
     Ok(health().await)
 }
 
 /// Metrics for Prometheus. Needs the role `operator` where keys are required.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, description = "OpenMetrics.", content_type = "application/openmetrics-text")))]
-pub(crate) async fn metrics(
-    State(app): State<App>,
-    asked: CallContext,
-) -> Result<Response, Problem> {
-    if !asked.caller.reads_all() {
-        let needs = statehold_engine::Role::Operator;
-        return Err(statehold_engine::EngineError::Forbidden { needs }.into());
-    }
-    let text = app.metrics.render(app.engine.hot_sessions());
+async fn metrics(context: CallContext) -> Answer {
+    let hot = api::operations::hot_sessions(context.engine(), &context.caller)?;
+    let text = context.app.metrics.render(hot);
     let mut response = text.into_response();
     response.headers_mut().insert(
         header::CONTENT_TYPE,
@@ -56,7 +59,7 @@ pub(crate) async fn metrics(
 
 /// Read the schema of this API.
 #[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200, body = Object, description = "An OpenAPI document.")))]
-pub(crate) async fn schema() -> Response {
+async fn schema() -> Response {
     let body = crate::openapi_json().as_bytes().to_vec();
     answer(StatusCode::OK, body, &AnswerHeaders::default())
 }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
@@ -17,8 +15,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{AnswerHeaders, committed, revision, shown};
-use crate::http::call::{App, CallContext, CallerCredential, Params, PathIds, Payload};
+use super::{Answer, AnswerHeaders, committed, plain, revision, shown};
+use crate::http::call::{App, CallContext, CallerCredential, Params, Payload};
 use crate::http::problem::{Code, Problem};
 
 /// The longest wait of a call, in seconds.
@@ -44,15 +42,14 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     responses((status = 201, body = RequestView))
 )]
 async fn start(
-    State(app): State<App>,
     context: CallContext,
     CallerCredential(credential): CallerCredential,
-    ids: PathIds,
     body: Payload<StartInput>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let (call, credential) = (context.call(&body.bytes), credential.as_ref());
-    let started = api::request::start(&app.engine, &call, session, body.value, credential).await?;
+    let started =
+        api::request::start(context.engine(), &call, session, body.value, credential).await?;
     let headers = AnswerHeaders::request(&started.view);
     Ok(committed(StatusCode::CREATED, started, headers))
 }
@@ -101,17 +98,11 @@ impl WaitParams {
     params(("request_id" = String, Path), WaitParams),
     responses((status = 200, body = RequestView))
 )]
-async fn read(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    Params(params): Params<WaitParams>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn read(context: CallContext, Params(params): Params<WaitParams>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let (until, wait) = params.parse()?;
-    let read =
-        async { Ok(api::request::read(&app.engine, &context.caller, request, until, wait).await?) };
-    let read = app.while_valid(context.secret, read).await?;
+    let read = api::request::read(context.engine(), &context.caller, request, until, wait);
+    let read = context.while_valid(read).await?;
     let headers = AnswerHeaders {
         revision: Some(read.revision),
         ..AnswerHeaders::request(&read.view)
@@ -125,15 +116,10 @@ async fn read(
     params(("request_id" = String, Path)), request_body = AppendInput,
     responses((status = 200, body = ItemsWritten))
 )]
-async fn append(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<AppendInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn append(context: CallContext, body: Payload<AppendInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let call = context.call(&body.bytes);
-    let written = api::request::append(&app.engine, &call, request, body.value).await?;
+    let written = api::request::append(context.engine(), &call, request, body.value).await?;
     let headers = AnswerHeaders::in_request(written.session, request);
     Ok(committed(StatusCode::OK, written, headers))
 }
@@ -144,15 +130,10 @@ async fn append(
     params(("request_id" = String, Path)), request_body = CompleteInput,
     responses((status = 200, body = RequestView))
 )]
-async fn complete(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<CompleteInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn complete(context: CallContext, body: Payload<CompleteInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let call = context.call(&body.bytes);
-    let completed = api::request::complete(&app.engine, &call, request, body.value).await?;
+    let completed = api::request::complete(context.engine(), &call, request, body.value).await?;
     let headers = AnswerHeaders::request(&completed.view);
     Ok(committed(StatusCode::OK, completed, headers))
 }
@@ -163,15 +144,10 @@ async fn complete(
     params(("request_id" = String, Path)), request_body = FailInput,
     responses((status = 200, body = RequestView))
 )]
-async fn fail(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<FailInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn fail(context: CallContext, body: Payload<FailInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let call = context.call(&body.bytes);
-    let failed = api::request::fail(&app.engine, &call, request, body.value).await?;
+    let failed = api::request::fail(context.engine(), &call, request, body.value).await?;
     let headers = AnswerHeaders::request(&failed.view);
     Ok(committed(StatusCode::OK, failed, headers))
 }
@@ -182,15 +158,10 @@ async fn fail(
     params(("request_id" = String, Path)), request_body = EmptyInput,
     responses((status = 200, body = RequestView))
 )]
-async fn cancel(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<EmptyInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let call = context.call(&body.bytes);
-    let cancelled = api::request::cancel(&app.engine, &call, request).await?;
+    let cancelled = api::request::cancel(context.engine(), &call, request).await?;
     let headers = AnswerHeaders::request(&cancelled.view);
     Ok(committed(StatusCode::OK, cancelled, headers))
 }
@@ -201,16 +172,11 @@ async fn cancel(
     params(("request_id" = String, Path)), request_body = HeartbeatInput,
     responses((status = 200, body = HeartbeatView))
 )]
-async fn heartbeat(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<HeartbeatInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn heartbeat(context: CallContext, body: Payload<HeartbeatInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let caller = &context.caller;
     let (session, view) =
-        api::request::heartbeat(&app.engine, caller, request, &body.value).await?;
+        api::request::heartbeat(context.engine(), caller, request, &body.value).await?;
     Ok(shown(&view, &AnswerHeaders::in_request(session, request)))
 }
 
@@ -220,15 +186,10 @@ async fn heartbeat(
     params(("request_id" = String, Path)), request_body = ReleaseInput,
     responses((status = 200, body = RequestView))
 )]
-async fn release(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<ReleaseInput>,
-) -> Result<Response, Problem> {
-    let request: RequestId = ids.id("request_id")?;
+async fn release(context: CallContext, body: Payload<ReleaseInput>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
     let call = context.call(&body.bytes);
-    let released = api::request::release(&app.engine, &call, request, &body.value).await?;
+    let released = api::request::release(context.engine(), &call, request, &body.value).await?;
     let headers = AnswerHeaders::request(&released.view);
     Ok(committed(StatusCode::OK, released, headers))
 }
@@ -238,12 +199,8 @@ async fn release(
     post, path = "/v1/work/claim", tag = "requests", request_body = ClaimInput,
     responses((status = 200, body = ClaimView))
 )]
-async fn claim(
-    State(app): State<App>,
-    context: CallContext,
-    body: Payload<ClaimInput>,
-) -> Result<Response, Problem> {
-    let claim = async { Ok(api::work::claim(&app.engine, &context.caller, body.value).await?) };
-    let claimed = app.while_valid(context.secret, claim).await?;
-    Ok(shown(&claimed, &AnswerHeaders::default()))
+async fn claim(context: CallContext, body: Payload<ClaimInput>) -> Answer {
+    let claim = api::work::claim(context.engine(), &context.caller, body.value);
+    let claimed = context.while_valid(claim).await?;
+    Ok(plain(&claimed))
 }

@@ -1,7 +1,5 @@
 //! Sessions: create, list, read, change, close, delete; their messages, tree and records.
 
-use axum::extract::State;
-use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
@@ -19,9 +17,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, revision, shown,
+    Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, revision,
+    shown,
 };
-use crate::http::call::{App, CallContext, Params, PathIds, Payload};
+use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -47,13 +46,9 @@ fn session_headers(session: SessionId, revision: u64) -> AnswerHeaders {
     post, path = "/v1/sessions", tag = "sessions", request_body = SessionInput,
     responses((status = 201, body = SessionView))
 )]
-async fn create(
-    State(app): State<App>,
-    context: CallContext,
-    body: Payload<SessionInput>,
-) -> Result<Response, Problem> {
+async fn create(context: CallContext, body: Payload<SessionInput>) -> Answer {
     let call = context.call(&body.bytes);
-    let created = api::session::create(&app.engine, &call, body.value).await?;
+    let created = api::session::create(context.engine(), &call, body.value).await?;
     let headers = session_headers(created.view.id, created.revision);
     Ok(committed(StatusCode::CREATED, created, headers))
 }
@@ -103,24 +98,20 @@ impl SessionListParams {
     get, path = "/v1/sessions", tag = "sessions", params(SessionListParams),
     responses((status = 200, body = SessionPage))
 )]
-async fn list(
-    State(app): State<App>,
-    context: CallContext,
-    Params(mut params): Params<SessionListParams>,
-) -> Result<Response, Problem> {
+async fn list(context: CallContext, Params(mut params): Params<SessionListParams>) -> Answer {
     let caller = &context.caller;
     api::session::require_list(caller)?;
     let limit = page_limit(params.limit.take(), PAGE_MAX)?;
     let begin = params.cursor.take();
     let filter = serde_json::to_string(&params).unwrap_or_default();
-    let cursor = Cursor::of(&app, caller, "sessions", &filter);
+    let cursor = Cursor::of(&context, "sessions", &filter);
     let after = cursor.open(begin.as_deref())?;
-    let page = api::session::list(&app.engine, caller, params.parse()?, after, limit).await?;
+    let page = api::session::list(context.engine(), caller, params.parse()?, after, limit).await?;
     let page = SessionPage {
         sessions: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),
     };
-    Ok(shown(&page, &AnswerHeaders::default()))
+    Ok(plain(&page))
 }
 
 fn status(text: &str) -> Result<SessionStatus, Problem> {
@@ -142,13 +133,9 @@ fn status(text: &str) -> Result<SessionStatus, Problem> {
     params(("session_id" = String, Path)),
     responses((status = 200, body = SessionView))
 )]
-async fn read(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
-    let view = api::session::read(&app.engine, &context.caller, session).await?;
+async fn read(context: CallContext) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let view = api::session::read(context.engine(), &context.caller, session).await?;
     Ok(shown(&view, &session_headers(session, view.revision)))
 }
 
@@ -158,15 +145,10 @@ async fn read(
     params(("session_id" = String, Path)), request_body = SessionChanges,
     responses((status = 200, body = SessionView))
 )]
-async fn patch(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<SessionChanges>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let call = context.call(&body.bytes);
-    let patched = api::session::patch(&app.engine, &call, session, &body.value).await?;
+    let patched = api::session::patch(context.engine(), &call, session, &body.value).await?;
     let headers = session_headers(session, patched.revision);
     Ok(committed(StatusCode::OK, patched, headers))
 }
@@ -177,13 +159,9 @@ async fn patch(
     params(("session_id" = String, Path)),
     responses((status = 204))
 )]
-async fn delete(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
-    let deleted = api::session::delete(&app.engine, &context.call(b""), session).await?;
+async fn delete(context: CallContext) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let deleted = api::session::delete(context.engine(), &context.call(b""), session).await?;
     Ok(committed(
         StatusCode::NO_CONTENT,
         deleted,
@@ -197,15 +175,10 @@ async fn delete(
     params(("session_id" = String, Path)), request_body = CloseSessionInput,
     responses((status = 200, body = SessionView))
 )]
-async fn close(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<CloseSessionInput>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn close(context: CallContext, body: Payload<CloseSessionInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let call = context.call(&body.bytes);
-    let closed = api::session::close(&app.engine, &call, session, &body.value).await?;
+    let closed = api::session::close(context.engine(), &call, session, &body.value).await?;
     let headers = session_headers(session, closed.revision);
     Ok(committed(StatusCode::OK, closed, headers))
 }
@@ -241,20 +214,15 @@ impl MessageParams {
     params(("session_id" = String, Path), MessageParams),
     responses((status = 200, body = Messages))
 )]
-async fn messages(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    Params(params): Params<MessageParams>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn messages(context: CallContext, Params(params): Params<MessageParams>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let limit = page_limit(params.limit, PAGE_MAX)?;
     let is_trace = params.wants_trace()?;
     let caller = &context.caller;
-    let cursor = Cursor::of(&app, caller, "messages", &format!("{session} {is_trace}"));
+    let cursor = Cursor::of(&context, "messages", &format!("{session} {is_trace}"));
     let before = cursor.open(params.cursor.as_deref())?;
     if is_trace {
-        let page = api::session::trace(&app.engine, caller, session, before, limit).await?;
+        let page = api::session::trace(context.engine(), caller, session, before, limit).await?;
         let out = TracePage {
             messages: page.entries,
             revision: page.revision,
@@ -262,7 +230,7 @@ async fn messages(
         };
         return Ok(shown(&out, &session_headers(session, page.revision)));
     }
-    let page = api::session::messages(&app.engine, caller, session, before, limit).await?;
+    let page = api::session::messages(context.engine(), caller, session, before, limit).await?;
     let out = MessagePage {
         messages: page.entries,
         revision: page.revision,
@@ -290,16 +258,11 @@ struct TreeParams {
     params(("session_id" = String, Path), TreeParams),
     responses((status = 200, body = TreeView))
 )]
-async fn tree(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    Params(params): Params<TreeParams>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn tree(context: CallContext, Params(params): Params<TreeParams>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let before = revision(params.before, "before")?;
-    let tree = api::tree::read(&app.engine, &context.caller, session, before, limit).await?;
+    let tree = api::tree::read(context.engine(), &context.caller, session, before, limit).await?;
     Ok(shown(&tree, &session_headers(session, tree.revision)))
 }
 
@@ -322,15 +285,11 @@ pub(crate) struct RecordParams {
     params(("session_id" = String, Path), RecordParams),
     responses((status = 200, body = RecordPage))
 )]
-async fn records(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    Params(params): Params<RecordParams>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn records(context: CallContext, Params(params): Params<RecordParams>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
-    let page = api::session::records(&app.engine, &context.caller, session, after, limit).await?;
+    let page =
+        api::session::records(context.engine(), &context.caller, session, after, limit).await?;
     Ok(shown(&page, &session_headers(session, page.revision)))
 }

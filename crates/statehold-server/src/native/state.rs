@@ -1,6 +1,5 @@
 //! State of sessions, apps and users.
 
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
@@ -11,9 +10,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{AnswerHeaders, committed, shown};
-use crate::http::call::{App, CallContext, Params, PathIds, Payload};
-use crate::http::problem::Problem;
+use super::{Answer, AnswerHeaders, committed, shown};
+use crate::http::call::{App, CallContext, Params, Payload};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -37,15 +35,10 @@ struct StateParams {
     params(("session_id" = String, Path), StateParams),
     responses((status = 200, body = StateView))
 )]
-async fn read(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    Params(params): Params<StateParams>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let request = params.request_id;
-    let state = api::state::read(&app.engine, &context.caller, session, request).await?;
+    let state = api::state::read(context.engine(), &context.caller, session, request).await?;
     let headers = AnswerHeaders {
         revision: Some(state.revision),
         session: Some(session.to_string()),
@@ -60,15 +53,10 @@ async fn read(
     params(("session_id" = String, Path)), request_body = SessionStateInput,
     responses((status = 200, body = StateWritten))
 )]
-async fn patch(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<SessionStateInput>,
-) -> Result<Response, Problem> {
-    let session: SessionId = ids.id("session_id")?;
+async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
     let call = context.call(&body.bytes);
-    let written = api::state::patch(&app.engine, &call, session, body.value).await?;
+    let written = api::state::patch(context.engine(), &call, session, body.value).await?;
     let headers = AnswerHeaders {
         session: Some(session.to_string()),
         ..AnswerHeaders::default()
@@ -81,12 +69,9 @@ async fn patch(
     get, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     responses((status = 200, body = StateView))
 )]
-async fn read_app(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-) -> Result<Response, Problem> {
-    let state = api::state::read_app(&app.engine, &context.caller, ids.text("app")).await?;
+async fn read_app(context: CallContext) -> Answer {
+    let state =
+        api::state::read_app(context.engine(), &context.caller, context.path_text("app")).await?;
     Ok(shown_shared(&state))
 }
 
@@ -95,14 +80,15 @@ async fn read_app(
     patch, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
-async fn patch_app(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<StatePatchInput>,
-) -> Result<Response, Problem> {
+async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answer {
     let call = context.call(&body.bytes);
-    let written = api::state::patch_app(&app.engine, &call, ids.text("app"), body.value).await?;
+    let written = api::state::patch_app(
+        context.engine(),
+        &call,
+        context.path_text("app"),
+        body.value,
+    )
+    .await?;
     Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 
@@ -112,13 +98,9 @@ async fn patch_app(
     params(("app" = String, Path), ("user" = String, Path)),
     responses((status = 200, body = StateView))
 )]
-async fn read_user(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-) -> Result<Response, Problem> {
-    let (of_app, user) = (ids.text("app"), ids.text("user"));
-    let state = api::state::read_user(&app.engine, &context.caller, of_app, user).await?;
+async fn read_user(context: CallContext) -> Answer {
+    let (of_app, user) = (context.path_text("app"), context.path_text("user"));
+    let state = api::state::read_user(context.engine(), &context.caller, of_app, user).await?;
     Ok(shown_shared(&state))
 }
 
@@ -128,15 +110,10 @@ async fn read_user(
     params(("app" = String, Path), ("user" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
-async fn patch_user(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<StatePatchInput>,
-) -> Result<Response, Problem> {
+async fn patch_user(context: CallContext, body: Payload<StatePatchInput>) -> Answer {
     let call = context.call(&body.bytes);
-    let owner = (ids.text("app"), ids.text("user"));
-    let written = api::state::patch_user(&app.engine, &call, owner, body.value).await?;
+    let owner = (context.path_text("app"), context.path_text("user"));
+    let written = api::state::patch_user(context.engine(), &call, owner, body.value).await?;
     Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 

@@ -1,6 +1,5 @@
 //! Tasks: read, close, cancel.
 
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use statehold_core::ids::TaskId;
@@ -12,9 +11,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::session::MessageParams;
-use super::{AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
-use crate::http::call::{App, CallContext, Params, PathIds, Payload};
-use crate::http::problem::Problem;
+use super::{Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
+use crate::http::call::{App, CallContext, Params, Payload};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -29,19 +27,14 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     params(("task_id" = String, Path), MessageParams),
     responses((status = 200, body = TaskView))
 )]
-async fn read(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    Params(params): Params<MessageParams>,
-) -> Result<Response, Problem> {
-    let id: TaskId = ids.id("task_id")?;
+async fn read(context: CallContext, Params(params): Params<MessageParams>) -> Answer {
+    let id: TaskId = context.id("task_id")?;
     let limit = page_limit(params.limit, PAGE_MAX)?;
     let is_trace = params.wants_trace()?;
     let caller = &context.caller;
-    let cursor = Cursor::of(&app, caller, "history", &format!("{id} {is_trace}"));
+    let cursor = Cursor::of(&context, "history", &format!("{id} {is_trace}"));
     let page = (cursor.open(params.cursor.as_deref())?, limit);
-    let mut task = api::task::read(&app.engine, caller, id, is_trace, page).await?;
+    let mut task = api::task::read(context.engine(), caller, id, is_trace, page).await?;
     task.view.next_cursor = task.next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders {
         revision: Some(task.revision),
@@ -58,15 +51,12 @@ async fn read(
     params(("task_id" = String, Path)), request_body = EmptyInput,
     responses((status = 200, body = TaskEnded))
 )]
-async fn close(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<EmptyInput>,
-) -> Result<Response, Problem> {
-    let task: TaskId = ids.id("task_id")?;
+async fn close(context: CallContext, body: Payload<EmptyInput>) -> Answer {
+    let task: TaskId = context.id("task_id")?;
     let call = context.call(&body.bytes);
-    Ok(ended(api::task::close(&app.engine, &call, task).await?))
+    Ok(ended(
+        api::task::close(context.engine(), &call, task).await?,
+    ))
 }
 
 /// Cancel a task, its requests and its child tasks.
@@ -75,15 +65,12 @@ async fn close(
     params(("task_id" = String, Path)), request_body = EmptyInput,
     responses((status = 200, body = TaskEnded))
 )]
-async fn cancel(
-    State(app): State<App>,
-    context: CallContext,
-    ids: PathIds,
-    body: Payload<EmptyInput>,
-) -> Result<Response, Problem> {
-    let task: TaskId = ids.id("task_id")?;
+async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
+    let task: TaskId = context.id("task_id")?;
     let call = context.call(&body.bytes);
-    Ok(ended(api::task::cancel(&app.engine, &call, task).await?))
+    Ok(ended(
+        api::task::cancel(context.engine(), &call, task).await?,
+    ))
 }
 
 fn ended(receipt: Receipt<TaskEnded>) -> Response {

@@ -6,9 +6,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::session::unknown_agent;
-use crate::http::call::{App, CallContext, PathIds};
+use crate::http::call::{App, CallContext};
 use crate::http::problem::Problem;
-use crate::native::{AnswerHeaders, shown};
+use crate::native::plain;
 
 /// An agent.
 #[derive(Debug, Serialize, ToSchema)]
@@ -53,7 +53,7 @@ pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
         object: "list",
         data: data.collect(),
     };
-    shown(&out, &AnswerHeaders::default())
+    plain(&out)
 }
 
 /// Read one agent that is declared.
@@ -63,13 +63,12 @@ pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
 )]
 pub(crate) async fn read(
     State(app): State<App>,
-    _: CallContext,
-    ids: PathIds,
+    context: CallContext,
 ) -> Result<Response, Problem> {
-    let model: String = ids.id("model")?;
+    let model: String = context.id("model")?;
     let book = &app.options.agents.get();
     let found = book.agents.keys().find(|name| name.as_str() == model);
     let found = found.ok_or_else(|| unknown_agent(book, &model, None))?;
     let out = ModelOut::of(&app, found.as_str());
-    Ok(shown(&out, &AnswerHeaders::default()))
+    Ok(plain(&out))
 }

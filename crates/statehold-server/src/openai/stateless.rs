@@ -8,20 +8,16 @@ use statehold_agents::scratch::ScratchEngine;
 use statehold_agents::spec::{AgentBook, AgentKind};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
-use statehold_core::principal::Principal;
 use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::turn::{
-    ChatSession, TurnHandle, TurnInput, UserMessage, as_client, delete_session, start_alone,
+    TurnHandle, TurnInput, UserMessage, delete_session, start_alone, stateless_session,
 };
-use statehold_engine::{Call, Caller, Credential, Engine};
+use statehold_engine::{Call, Caller, Credential};
 
 use super::ask::{CallerMessages, ChatIn, ChatMessageIn};
 use super::session::unknown_agent;
 use crate::http::call::{App, CallContext};
 use crate::http::problem::{Code, Problem};
-
-/// The app and the user of sessions in memory.
-const STATELESS: &str = "stateless";
 
 /// A session in memory, which is deleted when this is dropped.
 pub(crate) struct ScratchSession {
@@ -93,14 +89,8 @@ impl Stateless<'_> {
             ..message.user_message(path)?
         };
         let engine = room.engine();
-        let caller = self.caller(engine).await?;
-        let new = ChatSession {
-            app: STATELESS.parse().expect("a fixed name is a name"),
-            user: STATELESS.to_owned(),
-            agent: self.agent.clone(),
-            key: None,
-        };
-        let session = new.create(engine, &caller).await?;
+        let asked = &self.asked.caller;
+        let (caller, session) = stateless_session(engine, asked, self.agent).await?;
         let scratch = ScratchSession {
             room: Arc::clone(&room),
             caller: caller.clone(),
@@ -140,26 +130,6 @@ impl Stateless<'_> {
                 self.agent
             ),
         )
-    }
-
-    /// The caller in the session in memory: one user for all, except the developer, who sees inside.
-    async fn caller(&self, engine: &Engine) -> Result<Caller, Problem> {
-        let asked = &self.asked.caller;
-        if asked.principal == Principal::Local {
-            return Ok(asked.clone());
-        }
-        // The engine in memory knows no keys: the role is checked here.
-        if !asked.has(statehold_engine::Role::Client) {
-            let needs = statehold_engine::Role::Client;
-            return Err(statehold_engine::EngineError::Forbidden { needs }.into());
-        }
-        let user = engine.user_id(&asked.tenant, STATELESS).await?;
-        Ok(Caller {
-            principal: Principal::User(user),
-            user: Some(user),
-            agents: BTreeSet::new(),
-            ..as_client(asked)
-        })
     }
 }
 

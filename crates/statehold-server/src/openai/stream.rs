@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_engine::EngineError;
+use statehold_engine::api::caller::KeyWatch;
 use statehold_engine::api::json::to_body;
 use statehold_engine::api::turn::{
     AgentReply, DeliveryReceipt, TurnEvent, TurnFollower, TurnHandle, TurnOutcome, TurnSnapshot,
@@ -21,6 +21,7 @@ use super::refusal::with_session;
 use crate::http::call::{App, unauthenticated};
 use crate::http::delivery::BodyPiece;
 use crate::http::problem::Problem;
+use crate::http::sse;
 
 /// How often a comment keeps the connection awake.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -30,8 +31,8 @@ pub(crate) struct StreamWriter {
     pub(crate) app: App,
     pub(crate) turn: TurnHandle,
     pub(crate) voice: Voice,
-    /// The digest of the API key of the call: a revoked key ends the stream.
-    pub(crate) secret: Option<Digest>,
+    /// The API key of the call: its revocation ends the stream.
+    pub(crate) api_key: KeyWatch,
     /// The time until which the stream waits for a paused turn.
     pub(crate) wait_until: Instant,
     /// The address of the server, as the call names it.
@@ -78,18 +79,11 @@ impl From<EngineError> for StreamError {
 impl StreamWriter {
     /// Writes the stream. The turn goes on when the stream breaks.
     pub(crate) async fn write(mut self) {
-        let secret = self.secret;
-        let (app, pieces) = (self.app.clone(), self.pieces.clone());
-        let revoked = async {
-            match secret {
-                Some(secret) => app.revoked(secret).await,
-                None => std::future::pending().await,
-            }
-        };
+        let (api_key, pieces) = (self.api_key.clone(), self.pieces.clone());
         let ended = tokio::select! {
             biased;
             () = pieces.closed() => return,
-            () = revoked => Err(unauthenticated().into()),
+            () = api_key.revoked() => Err(unauthenticated().into()),
             ended = self.write_turn() => ended,
         };
         if let Err(StreamError::Problem(problem)) = ended {
@@ -132,7 +126,7 @@ impl StreamWriter {
                 biased;
                 event = &mut next => return Ok(event?),
                 () = tokio::time::sleep(KEEP_ALIVE) => {
-                    let comment = Bytes::from_static(b": still here\n\n");
+                    let comment = Bytes::from_static(sse::KEEP_ALIVE);
                     self.hand_over(comment, None).await?;
                 }
             }
@@ -235,13 +229,7 @@ impl StreamWriter {
         receipt: Option<DeliveryReceipt>,
     ) -> Result<(), StreamError> {
         let mut event = Vec::with_capacity(data.len() + 8);
-        event.extend_from_slice(b"data: ");
-        // An event is one line; between JSON tokens, the only place for line breaks, a blank means the same.
-        event.extend(data.iter().map(|byte| match byte {
-            b'\n' | b'\r' => b' ',
-            other => *other,
-        }));
-        event.extend_from_slice(b"\n\n");
+        sse::push_event(&mut event, None, None, data);
         self.hand_over(event.into(), receipt).await
     }
 

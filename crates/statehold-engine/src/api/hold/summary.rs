@@ -9,7 +9,6 @@ use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::record::Event;
 use statehold_core::request::RequestStatus;
-use statehold_store::HoldChangeKind;
 use utoipa::ToSchema;
 
 use super::{HoldView, alias, title_of};
@@ -116,13 +115,6 @@ impl HoldCountsView {
             capped: counts.capped,
         }
     }
-}
-
-/// One event of the feed of holds.
-#[derive(Debug, Serialize)]
-pub struct HoldNewsView {
-    pub change: HoldChangeKind,
-    pub hold: HoldView,
 }
 
 /// The receipt of a decision. A repeated decision gets the same receipt.

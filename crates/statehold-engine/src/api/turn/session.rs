@@ -1,8 +1,11 @@
 //! Sessions that chat calls name or create.
 
+use std::collections::BTreeSet;
+
 use statehold_core::command::{Command, StatePatch};
 use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
+use statehold_core::principal::Principal;
 use statehold_core::session::Owner;
 
 use super::as_client;
@@ -15,6 +18,9 @@ use crate::guard::rights::{self, Act};
 
 /// The user of a session that no user was named for.
 const ANONYMOUS: &str = "anonymous";
+
+/// The app and the user of sessions in memory.
+const STATELESS: &str = "stateless";
 
 /// A session for a chat call to create.
 #[derive(Debug)]
@@ -65,6 +71,39 @@ impl ChatSession {
         let created = engine.commit(session, &call, (&command, &payloads), None, view);
         Ok(created.await?.view)
     }
+}
+
+/// Creates a session in an engine in memory, and the caller there. That engine knows no keys: its callers
+/// are clients of one user, except the developer, who sees inside.
+///
+/// # Errors
+///
+/// If the caller may not.
+pub async fn stateless_session(
+    engine: &Engine,
+    caller: &Caller,
+    agent: &Name,
+) -> Result<(Caller, SessionId), EngineError> {
+    rights::require_role(caller, &Act::CreateSession)?;
+    let caller = if caller.principal == Principal::Local {
+        caller.clone()
+    } else {
+        let user = engine.user_id(&caller.tenant, STATELESS).await?;
+        Caller {
+            principal: Principal::User(user),
+            user: Some(user),
+            agents: BTreeSet::new(),
+            ..as_client(caller)
+        }
+    };
+    let new = ChatSession {
+        app: STATELESS.parse().expect("a fixed name is a name"),
+        user: STATELESS.to_owned(),
+        agent: agent.clone(),
+        key: None,
+    };
+    let session = new.create(engine, &caller).await?;
+    Ok((caller, session))
 }
 
 /// Deletes a session, and stops everything that runs in it.

@@ -1,0 +1,168 @@
+//! The declared agents. Views never contain prompts, addresses or credentials. Every caller may read them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use statehold_core::digest::Digest;
+use statehold_core::name::Name;
+use utoipa::ToSchema;
+
+use super::schema::{AgentKindWord, ChatDefaultWord, ToolApprovalWord};
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::guard::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
+
+/// The public part of an agent's declaration.
+#[derive(Debug)]
+pub struct AgentDeclaration {
+    /// The name.
+    pub name: Name,
+    /// The kind, as configurations name it.
+    pub kind: &'static str,
+    /// Whether the server executes the turns itself.
+    pub is_hosted: bool,
+    /// The description for people and routers.
+    pub description: Option<String>,
+    /// Of a router: the agents it chooses from.
+    pub agents: Option<Vec<Name>>,
+    /// `stateless` or `stateful`.
+    pub openai_default: &'static str,
+    /// The digest of the declaration.
+    pub digest: Digest,
+}
+
+/// The agents, by name.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AgentList {
+    /// The agents.
+    pub agents: Vec<AgentView>,
+}
+
+/// A declared agent.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Agent)]
+#[expect(missing_docs, reason = "fields are named as the API names them")]
+pub struct AgentView {
+    pub name: Name,
+    /// `worker`: a process claims its requests. The server itself calls all other kinds.
+    #[schema(value_type = AgentKindWord)]
+    pub kind: &'static str,
+    /// The description from the declaration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Of a router: the agents it chooses from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agents: Option<Vec<Name>>,
+    /// Tools with a policy. `*` stands for every other tool.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub tools: Vec<AgentToolView>,
+    /// Whether a chat call without a session stores nothing (`stateless`) or opens a session (`stateful`).
+    #[schema(value_type = ChatDefaultWord)]
+    pub openai_default: &'static str,
+    /// Digest of the declaration. It changes with every change of the declaration, prompts included.
+    pub digest: Digest,
+    /// Of a worker: whether the server pushes decisions to an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub has_resume_address: Option<bool>,
+}
+
+/// A tool of an agent.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AgentTool)]
+#[expect(missing_docs, reason = "fields are named as the API names them")]
+pub struct AgentToolView {
+    pub name: String,
+    #[schema(value_type = ToolApprovalWord)]
+    pub approval: &'static str,
+}
+
+/// Lists the declared agents, and each agent that only a policy names, as the worker that `worker` declares.
+pub fn list(
+    engine: &Engine,
+    caller: &Caller,
+    declared: impl Iterator<Item = AgentDeclaration>,
+    worker: impl Fn(&Name) -> AgentDeclaration,
+) -> AgentList {
+    let policies = engine.policies();
+    let workers = policies.agents.keys().map(worker);
+    let mut known = BTreeMap::new();
+    for agent in declared.chain(workers) {
+        known.entry(agent.name.clone()).or_insert(agent);
+    }
+    let agents = known.into_values();
+    let agents = agents.map(|agent| view(engine, caller, &policies, agent));
+    AgentList {
+        agents: agents.collect(),
+    }
+}
+
+/// Reads an agent that is declared, or that a policy names: then it is the worker that `worker` declares.
+///
+/// # Errors
+///
+/// If there is no such agent.
+pub fn read(
+    engine: &Engine,
+    caller: &Caller,
+    agent: &Name,
+    declared: Option<AgentDeclaration>,
+    worker: impl FnOnce(&Name) -> AgentDeclaration,
+) -> Result<AgentView, EngineError> {
+    let policies = engine.policies();
+    let is_named = policies.agents.contains_key(agent);
+    let found = declared.or_else(|| is_named.then(|| worker(agent)));
+    let found = found.ok_or(EngineError::NotFound)?;
+    Ok(view(engine, caller, &policies, found))
+}
+
+fn view(
+    engine: &Engine,
+    caller: &Caller,
+    policies: &Policies,
+    agent: AgentDeclaration,
+) -> AgentView {
+    let has_address = || engine.address_of(&caller.tenant, &agent.name).is_some();
+    AgentView {
+        has_resume_address: (!agent.is_hosted).then(has_address),
+        tools: tools(policies, &agent.name),
+        name: agent.name,
+        kind: agent.kind,
+        description: agent.description,
+        agents: agent.agents,
+        openai_default: agent.openai_default,
+        digest: agent.digest,
+    }
+}
+
+/// The tools that the policies of an agent name, and `*` for all others.
+fn tools(policies: &Policies, agent: &Name) -> Vec<AgentToolView> {
+    let Some(AgentPolicy { every_tool, tools }) = policies.agents.get(agent) else {
+        return Vec::new();
+    };
+    let says_something = every_tool.approval.is_some() || every_tool.approval_if.is_some();
+    let others = says_something.then(|| AgentToolView {
+        name: "*".to_owned(),
+        approval: approval_word(every_tool),
+    });
+    let kept = policies.kept.get(agent).into_iter();
+    let kept = kept.flat_map(|kept| kept.tools.keys());
+    let all: BTreeSet<&Name> = tools.keys().chain(kept).collect();
+    let named = all.into_iter().map(|tool| AgentToolView {
+        name: tool.to_string(),
+        approval: approval_word(&policies.of(agent, tool.as_str()).policy),
+    });
+    others.into_iter().chain(named).collect()
+}
+
+fn approval_word(policy: &ToolPolicy) -> &'static str {
+    match policy.approval {
+        Some(Approval::Always) => "always",
+        Some(Approval::Never | Approval::Worker) | None if policy.approval_if.is_some() => {
+            "conditional"
+        }
+        Some(Approval::Never) => "never",
+        Some(Approval::Worker) | None => "worker",
+    }
+}

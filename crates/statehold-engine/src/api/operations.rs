@@ -1,0 +1,67 @@
+//! Operations: readiness, numbers for operators, the clock of a development server.
+
+use serde::Serialize;
+
+use super::json::Time;
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::guard::access::{require_admin, require_any};
+use crate::ports::OffsetClock;
+
+/// The time of a development server.
+#[derive(Debug, Serialize)]
+pub struct ClockView {
+    /// How far the clock is ahead of the machine.
+    pub offset_seconds: i64,
+    /// The time after the step.
+    pub now: Time,
+}
+
+/// Moves the clock of a development server. All timers due by the new time run first.
+///
+/// # Errors
+///
+/// If the caller is not an admin, or the store fails.
+pub async fn step_clock(
+    engine: &Engine,
+    caller: &Caller,
+    clock: &OffsetClock,
+    step_seconds: i64,
+) -> Result<ClockView, EngineError> {
+    require_admin(caller)?;
+    let offset_seconds = clock.step(step_seconds);
+    engine.run_timers(true).await?;
+    Ok(ClockView {
+        offset_seconds,
+        now: engine.now().into(),
+    })
+}
+
+/// Checks that the store answers and accepts writes.
+///
+/// # Errors
+///
+/// If the store fails, or the disk is full.
+pub async fn ready(engine: &Engine) -> Result<(), EngineError> {
+    engine.require_ready().await
+}
+
+/// How many sessions are in memory.
+///
+/// # Errors
+///
+/// If the caller is not an operator.
+pub fn hot_sessions(engine: &Engine, caller: &Caller) -> Result<usize, EngineError> {
+    require_any(caller, &[Role::Operator, Role::Admin])?;
+    Ok(engine.hot_sessions())
+}
+
+/// Authorises the caller to reload the configuration, which the server reads itself.
+///
+/// # Errors
+///
+/// If the caller is not an admin.
+pub fn require_reload(caller: &Caller) -> Result<(), EngineError> {
+    require_admin(caller)
+}
