@@ -539,6 +539,14 @@ impl RecordContent {
     pub fn bodies(&self) -> Vec<BodyRef> {
         self.events.iter().flat_map(Event::bodies).collect()
     }
+
+    /// The request that the record starts.
+    pub fn started_request(&self) -> Option<RequestId> {
+        self.events.iter().find_map(|event| match event {
+            Event::RequestStarted { request, .. } => Some(*request),
+            _ => None,
+        })
+    }
 }
 
 impl Event {

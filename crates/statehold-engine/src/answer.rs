@@ -297,7 +297,6 @@ impl Engine {
 struct RanAnswer {
     #[expect(dead_code, reason = "only its shape matters here")]
     outcome: RanOutcome,
-    #[serde(default)]
     #[expect(dead_code, reason = "only its shape matters here")]
     result: Option<Value>,
 }

@@ -28,10 +28,9 @@ use crate::error::EngineError;
 use crate::guard::policy::{Effective, HoldTerms};
 use crate::guard::redact::{Preview, preview};
 use crate::guard::schema::Schema;
-use crate::holds::payload;
 use crate::kept::{
     ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
-    RECONCILE_TITLE, Raw, Reason, parse, to_bytes,
+    RECONCILE_TITLE, Raw, Reason, parse, payload, to_bytes,
 };
 
 const TITLE_BYTES_MAX: usize = 256;
@@ -466,9 +465,8 @@ impl Engine {
         };
         let opened = self.record(session, closed.hold.opened_at).await?;
         let decided = self.record(session, closed.decided_by).await?;
-        let first: HoldBody = parse(payload(opened.as_ref(), closed.hold.body).as_deref());
-        let words = payload(decided.as_ref(), closed.decision.body);
-        let words: DecisionBody = parse(words.as_deref());
+        let first: HoldBody = parse(payload(opened.as_ref(), closed.hold.body));
+        let words: DecisionBody = parse(payload(decided.as_ref(), closed.decision.body));
         body.title = format!("{RECONCILE_TITLE} {}", first.title);
         body.comment_required = first.comment_required;
         body.action = first.action.map(|action| match words.args {

@@ -4,8 +4,6 @@ mod changes;
 mod detail;
 mod pending;
 
-use std::collections::BTreeMap;
-
 use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Right, Risk, WhyNot};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::name::Name;
@@ -15,10 +13,11 @@ use statehold_store::{HoldOrder, HoldPlace, HoldQuery, HoldSummary};
 
 pub(crate) use changes::HoldNews;
 pub use changes::HoldPosition;
-pub(crate) use detail::payload;
 pub use detail::{HoldDetail, HoldGroup};
+pub(crate) use pending::lineage;
 pub use pending::{Pending, PendingHold};
 
+use crate::api::hold::HoldCountsView;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -52,23 +51,6 @@ pub struct HoldFilter {
     pub group: Option<String>,
     /// In this order.
     pub order: HoldOrder,
-}
-
-/// Counts of the open holds that the caller may see.
-#[derive(Debug, Clone, Default)]
-pub struct HoldCounts {
-    /// All of them.
-    pub open: usize,
-    /// By kind.
-    pub by_kind: BTreeMap<HoldKind, usize>,
-    /// By risk, if the caller may know it.
-    pub by_risk: BTreeMap<Option<Risk>, usize>,
-    /// Holds that expire within ten minutes.
-    pub expiring_soon: usize,
-    /// Holds that the caller may decide.
-    pub mine: usize,
-    /// Whether the count stopped at its limit.
-    pub capped: bool,
 }
 
 /// The caller's rights to one hold.
@@ -192,10 +174,7 @@ impl Engine {
         limit: usize,
     ) -> Result<Page<HoldDetail, HoldPlace>, EngineError> {
         let Some(mut query) = hold_query(caller, filter) else {
-            return Ok(Page {
-                entries: Vec::new(),
-                next: None,
-            });
+            return Ok(Page::empty());
         };
         (query.after, query.limit) = (after, SCAN_STEP);
         let store = &self.inner().store;
@@ -233,12 +212,8 @@ impl Engine {
     }
 
     /// Counts of the open holds that the caller may see.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn hold_counts(&self, caller: &Caller) -> Result<HoldCounts, EngineError> {
-        let mut counts = HoldCounts::default();
+    pub(crate) async fn hold_counts(&self, caller: &Caller) -> Result<HoldCountsView, EngineError> {
+        let mut counts = HoldCountsView::default();
         let Some(mut query) = hold_query(caller, &HoldFilter::default()) else {
             return Ok(counts);
         };
@@ -254,10 +229,7 @@ impl Engine {
                 if !reach.sees {
                     continue;
                 }
-                counts.open += 1;
-                *counts.by_kind.entry(row.hold.kind).or_default() += 1;
-                let risk = known_risk(caller, row, &reach);
-                *counts.by_risk.entry(risk).or_default() += 1;
+                counts.add(row.hold.kind, known_risk(caller, row, &reach));
                 counts.mine += usize::from(reach.decides());
                 counts.expiring_soon += usize::from(row.hold.is_due(soon));
             }

@@ -2,9 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use statehold_core::digest::Digest;
+use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{Effect, Risk};
 use statehold_core::ids::{HoldId, ItemId};
+use statehold_core::record::Event;
+use statehold_store::StoredRecord;
+use utoipa::ToSchema;
 
 /// JSON as received: validated, never interpreted.
 pub type Raw = Box<RawValue>;
@@ -33,10 +36,13 @@ pub struct ItemBody {
     pub had_credential: bool,
 }
 
-/// The stored body of an attachment: behind a URL, behind the URL of its source, or inline.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A file: its URL, the URL of its source, or its bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Attachment)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct AttachmentBody {
+    /// The media type.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,6 +51,7 @@ pub struct AttachmentBody {
     pub url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference_url: Option<String>,
+    /// The bytes, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
 }
@@ -104,7 +111,7 @@ pub struct HoldBody {
 }
 
 /// A reason that a person may choose.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the words of the API")]
 pub struct Reason {
@@ -142,12 +149,12 @@ pub struct ActionBody {
     pub sealed: Option<Sealed>,
 }
 
-/// One redacted value in a preview.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A redacted place in a preview.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Redaction {
-    /// Its JSON Pointer into the arguments.
+    /// The place, as a JSON Pointer into the arguments.
     pub path: String,
-    /// The rule that redacted it: `path`, `secret`, `email` or `card`.
+    /// The rule that redacts it: `path`, `secret`, `email` or `card`.
     pub rule: String,
 }
 
@@ -195,4 +202,15 @@ pub fn to_bytes<T: Serialize>(body: &T) -> Vec<u8> {
 pub fn parse<T: Default + for<'de> Deserialize<'de>>(body: Option<&[u8]>) -> T {
     body.and_then(|body| serde_json::from_slice(body).ok())
         .unwrap_or_default()
+}
+
+/// A payload that a record names. None if it was erased.
+pub(crate) fn payload<'a>(
+    stored: impl Into<Option<&'a StoredRecord>>,
+    name: impl Into<Option<BodyRef>>,
+) -> Option<&'a [u8]> {
+    let (stored, name) = (stored.into()?, name.into()?);
+    let mut named = stored.record.content.events.iter().flat_map(Event::bodies);
+    let index = named.position(|body| body == name)?;
+    stored.bodies.get(index)?.as_deref()
 }

@@ -48,14 +48,13 @@ pub use guard::policy;
 pub use guard::redact::{PathRule, Pattern};
 pub use guard::schema::{FieldError, Schema};
 pub use guard::sealed::OpenedArgs;
-pub use holds::{HoldCounts, HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
+pub use holds::{HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
 pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
-pub use read::{ItemPage, Page, RequestDetail, SessionFilter, StoredRequest, TaskDetail};
-pub use shared::SharedView;
+pub use read::{ItemPage, Page, RequestDetail, StoredRequest, TaskDetail};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
     Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,

@@ -3,20 +3,20 @@
 use std::sync::atomic::Ordering;
 
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
-use statehold_core::name::Name;
 use statehold_core::projection::EndedRequest;
 use statehold_core::request::{LiveRequest, RequestStatus};
-use statehold_core::session::{SessionState, SessionStatus};
+use statehold_core::session::SessionState;
 use statehold_core::task::{Task, TaskStatus};
 use statehold_core::tenant::TenantEvent;
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord};
 
+use crate::api::session::SessionListInput;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::{is_own, require_any, require_lister};
+use crate::guard::access::{is_own, require_any, require_lister, require_reader};
 use crate::holds::{HoldDetail, Pending};
 
 /// How many rows one list call reads.
@@ -31,21 +31,6 @@ pub struct Page<T, P = u64> {
     pub entries: Vec<T>,
     /// The position of the next page, if there may be more.
     pub next: Option<P>,
-}
-
-/// Filter of a list of sessions.
-#[derive(Debug, Clone, Default)]
-pub struct SessionFilter {
-    /// Of this app.
-    pub app: Option<Name>,
-    /// Of this user.
-    pub user: Option<UserId>,
-    /// With this status.
-    pub status: Option<SessionStatus>,
-    /// With this label, and this value if one is given.
-    pub label: Option<(String, Option<String>)>,
-    /// With this text in the name or a label.
-    pub text: Option<String>,
 }
 
 /// A page of items, with the revision they were read at.
@@ -76,6 +61,14 @@ pub struct TaskDetail {
     pub view: View,
     /// The revision it was read at.
     pub revision: u64,
+}
+
+impl<T, P> Page<T, P> {
+    /// A page without entries, and the last.
+    pub(crate) fn empty() -> Self {
+        let (entries, next) = (Vec::new(), None);
+        Self { entries, next }
+    }
 }
 
 /// A live or ended request.
@@ -114,6 +107,14 @@ impl StoredRequest {
         match self {
             Self::Live(live) => live.parent,
             Self::Ended(ended) => ended.parent,
+        }
+    }
+
+    /// The revision that started it.
+    pub fn started_by(&self) -> u64 {
+        match self {
+            Self::Live(live) => live.started_by,
+            Self::Ended(ended) => ended.started_by,
         }
     }
 
@@ -188,21 +189,19 @@ impl Engine {
     /// # Errors
     ///
     /// If the caller may not list sessions.
-    pub async fn sessions(
+    pub(crate) async fn sessions(
         &self,
         caller: &Caller,
-        filter: &SessionFilter,
+        filter: &SessionListInput,
+        user: Option<UserId>,
         after: Option<u64>,
         limit: usize,
     ) -> Result<Page<SessionSummary>, EngineError> {
         require_lister(caller)?;
         let sees_all = caller.reads_all();
-        let user = match (caller.user, filter.user) {
+        let user = match (caller.user, user) {
             (Some(bound), Some(asked)) if !sees_all && bound != asked => {
-                return Ok(Page {
-                    entries: Vec::new(),
-                    next: None,
-                });
+                return Ok(Page::empty());
             }
             (Some(bound), None) if !sees_all => Some(bound),
             (_, asked) => asked,
@@ -312,45 +311,6 @@ impl Engine {
         })
     }
 
-    /// All items of a session, newest first. The audit stream records the read before it is answered.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read traces.
-    pub async fn trace(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        before: Option<u64>,
-        limit: usize,
-    ) -> Result<ItemPage, EngineError> {
-        let summary = self.traceable(caller, session).await?;
-        if summary.deleted {
-            return Err(EngineError::NotFound);
-        }
-        self.audit(caller, TenantEvent::TraceRead { session })
-            .await?;
-        let at = (session, summary.revision);
-        self.items(at, None, View::Trace, before, limit).await
-    }
-
-    /// The chained records of a session after a revision.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read records.
-    pub async fn records(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        after: u64,
-        limit: usize,
-    ) -> Result<(SessionSummary, Vec<StoredRecord>), EngineError> {
-        let summary = self.traceable(caller, session).await?;
-        let records = self.inner().store.records(session, after, limit).await?;
-        Ok((summary, records))
-    }
-
     /// One task, in the caller's view of it.
     ///
     /// # Errors
@@ -365,11 +325,9 @@ impl Engine {
         if wants_trace {
             require_any(caller, &[Role::Operator, Role::Admin])?;
         }
-        let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
-        require_any(caller, &roles)?;
+        require_reader(caller)?;
         let store = &self.inner().store;
-        let session = store.session_of_task(id).await?;
-        let session = session.ok_or(EngineError::NotFound)?;
+        let session = self.session_of_task(id).await?;
         let summary = self.readable(caller, session).await?;
         let state = self.durable_state(session).await?;
         let (task, status) = self.find_task(&state, id).await?;
@@ -462,10 +420,8 @@ impl Engine {
         caller: &Caller,
         id: RequestId,
     ) -> Result<RequestDetail, EngineError> {
-        let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
-        require_any(caller, &roles)?;
-        let session = self.inner().store.session_of_request(id).await?;
-        let session = session.ok_or(EngineError::NotFound)?;
+        require_reader(caller)?;
+        let session = self.session_of_request(id).await?;
         let summary = self.readable(caller, session).await?;
         let mut detail = self.request_detail(caller, summary, id).await?;
         detail.sees_answer = self.asked_for(caller, &detail).await?;
@@ -610,7 +566,7 @@ impl Engine {
     }
 }
 
-impl SessionFilter {
+impl SessionListInput {
     fn fits(&self, row: &SessionSummary) -> bool {
         self.status.is_none_or(|status| status == row.status)
             && self

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
+use statehold_core::command::Rejection;
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
@@ -15,38 +15,23 @@ use statehold_core::time::Timestamp;
 use statehold_store::{SessionSummary, SharedOwner, SharedValue, StateValue};
 use uuid::Uuid;
 
+use crate::api::session::{SessionInput, create_command};
 use crate::caller::{Caller, Role};
 use crate::commit::idempotency::digest;
 use crate::commit::mailbox::Call;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::require_any;
-
-/// The values of one scope.
-#[derive(Debug, Clone)]
-pub struct SharedView {
-    /// The values, each with its writer.
-    pub values: BTreeMap<StateKey, SharedValue>,
-    /// The revision of direct writes.
-    pub revision: u64,
-}
+use crate::guard::access::{require_any, require_reader};
 
 impl Engine {
-    /// The values of an app, or of a user in an app.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read them.
-    pub async fn shared(
+    /// The values of an app, or of a user in an app, and the revision of direct writes.
+    pub(crate) async fn shared(
         &self,
         caller: &Caller,
         app: &Name,
         user: Option<UserId>,
-    ) -> Result<SharedView, EngineError> {
-        require_any(
-            caller,
-            &[Role::Client, Role::Worker, Role::Operator, Role::Admin],
-        )?;
+    ) -> Result<(BTreeMap<StateKey, SharedValue>, u64), EngineError> {
+        require_reader(caller)?;
         if let Some(user) = user {
             // Workers read a user's values only through the sessions that they work in.
             if !caller.acts_for(user) && !caller.reads_all() {
@@ -60,10 +45,7 @@ impl Engine {
         };
         let values = self.inner().store.shared(owner).await?;
         let (_, keeper) = self.find_keeper(&caller.tenant, app, user).await?;
-        Ok(SharedView {
-            values,
-            revision: keeper.map_or(0, |keeper| keeper.revision),
-        })
+        Ok((values, keeper.map_or(0, |keeper| keeper.revision)))
     }
 
     /// The keeper session of an app, or of a user in an app, if the caller may write there.
@@ -131,14 +113,8 @@ impl Engine {
             tenant: caller.tenant.clone(),
             user: user.unwrap_or(UserId::from_uuid(Uuid::nil())),
         };
-        let payloads = self.payloads_for(&owner.tenant, owner.user).await?;
-        let command = Command::CreateSession {
-            owner,
-            name: None,
-            labels: None,
-            state: StatePatch::default(),
-            ttl: None,
-        };
+        let mut payloads = self.payloads_for(&owner.tenant, owner.user).await?;
+        let command = create_command(&owner, &SessionInput::default(), &mut payloads)?;
         let call = Call::by(caller.clone());
         match self
             .commit_as_server(session, &call, (&command, &payloads))
@@ -172,42 +148,8 @@ impl Engine {
         Ok((values, summary.revision))
     }
 
-    /// The `temp:` values of a request's root.
-    ///
-    /// # Errors
-    ///
-    /// If the caller does not work on the request.
-    pub async fn temp(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        request: RequestId,
-    ) -> Result<BTreeMap<StateKey, Vec<u8>>, EngineError> {
-        let root = self.root_of(caller, session, request, None).await?;
-        Ok(self.inner().temps.get(root))
-    }
-
-    /// Writes `temp:` values of a request's root, under the request's fence.
-    ///
-    /// # Errors
-    ///
-    /// If the fence is stale, the caller does not hold the lease, or memory for `temp:` values is full.
-    pub async fn put_temp(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        by: Fenced,
-        set: Vec<(StateKey, Vec<u8>)>,
-        delete: &[StateKey],
-    ) -> Result<(), EngineError> {
-        let root = self
-            .root_of(caller, session, by.request, Some(by.fence))
-            .await?;
-        self.inner().temps.put(root, set, delete)
-    }
-
     /// The root of a live request that the caller works on.
-    async fn root_of(
+    pub(crate) async fn root_of(
         &self,
         caller: &Caller,
         session: SessionId,

@@ -15,7 +15,7 @@ pub(crate) mod state;
 pub(crate) mod task;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId};
@@ -57,6 +57,27 @@ impl AnswerHeaders {
         }
     }
 
+    /// Writes the headers, and forbids to cache the answer.
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        let mut put = |name: &'static str, value: Option<String>| {
+            if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        };
+        put(
+            "etag",
+            self.revision.map(|revision| format!("\"{revision}\"")),
+        );
+        put("x-statehold-session", self.session.clone());
+        put("x-statehold-task", self.task.clone());
+        put("x-statehold-request", self.request.clone());
+        put(
+            "idempotency-replayed",
+            self.replayed.then(|| "true".to_owned()),
+        );
+    }
+
     /// Headers of an answer about a part of a request, such as its items or lease.
     pub(crate) fn in_request(session: SessionId, request: RequestId) -> Self {
         Self {
@@ -92,23 +113,7 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: &AnswerHeaders) 
     } else {
         headers.remove(header::CONTENT_TYPE);
     }
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let mut put = |name: &'static str, value: Option<String>| {
-        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
-    };
-    put(
-        "etag",
-        values.revision.map(|revision| format!("\"{revision}\"")),
-    );
-    put("x-statehold-session", values.session.clone());
-    put("x-statehold-task", values.task.clone());
-    put("x-statehold-request", values.request.clone());
-    put(
-        "idempotency-replayed",
-        values.replayed.then(|| "true".to_owned()),
-    );
+    values.write(headers);
     response
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use statehold_agents::spec::AgentBook;
 use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
@@ -30,7 +30,7 @@ use statehold_engine::{Call, Credential};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use self::ask::{ChatDecisionIn, ChatIn, ChatMessageIn};
+use self::ask::{ChatIn, ChatMessageIn};
 use self::completion::{CompletionOut, Ending, Voice};
 use self::refusal::{Refusal, TurnContext};
 use self::session::{SessionChoice, unknown_agent};
@@ -41,9 +41,10 @@ use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
 use crate::http::seats::Seat;
 use crate::http::sse;
+use crate::native::AnswerHeaders;
 
 /// How long a call may wait for a decision: a day.
-const WAIT_SECONDS_MAX: u64 = 86_400;
+const PAUSE_SECONDS_MAX: u64 = 86_400;
 /// A call that may wait longer than this takes a seat, as a stream does.
 const WAIT_FREE: Duration = Duration::from_mins(1);
 /// How many pieces of a stream wait for a slow client.
@@ -191,8 +192,7 @@ impl ChatCall {
         let message = message.user_message(path)?;
         let input = self.turn_input(&agent, message);
         let opened = if let Some(session) = session {
-            let decisions = self.chat.decisions().iter().cloned();
-            let decisions = decisions.map(ChatDecisionIn::into_decision).collect();
+            let decisions = self.chat.decisions().to_vec();
             turn::take_up(&app.engine, &app.deliveries, input(session), decisions).await?
         } else {
             let has_key = self.asked.key_text().is_some();
@@ -438,20 +438,14 @@ fn declared(book: &AgentBook, model: &str, own: Option<&Name>) -> Result<Name, P
 
 /// The headers that say what an answer is about.
 fn describe(headers: &mut HeaderMap, turn: &TurnHandle, is_replay: bool, stays: bool) {
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let mut put = |name: &'static str, value: String| {
-        if let Ok(value) = HeaderValue::from_str(&value) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
+    let values = AnswerHeaders {
+        session: stays.then(|| turn.session.to_string()),
+        task: stays.then(|| turn.task.to_string()),
+        request: stays.then(|| turn.request.to_string()),
+        replayed: is_replay,
+        ..AnswerHeaders::default()
     };
-    if stays {
-        put("x-statehold-session", turn.session.to_string());
-        put("x-statehold-task", turn.task.to_string());
-        put("x-statehold-request", turn.request.to_string());
-    }
-    if is_replay {
-        put("idempotency-replayed", "true".to_owned());
-    }
+    values.write(headers);
 }
 
 fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
@@ -459,7 +453,7 @@ fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
         return Ok(Duration::ZERO);
     };
     let seconds = wait.parse().ok();
-    let seconds = seconds.filter(|seconds| *seconds <= WAIT_SECONDS_MAX);
+    let seconds = seconds.filter(|seconds| *seconds <= PAUSE_SECONDS_MAX);
     seconds.map(Duration::from_secs).ok_or_else(|| {
         let detail = "`x-statehold-wait` is a number of seconds, at most 86400 (a day)";
         Problem::new(Code::BadHeader, detail)

@@ -11,11 +11,7 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, Secur
 
 use crate::http::problem::{Code, Problem};
 use crate::openai::errors::ErrorOut;
-use statehold_core::ids::HoldId;
-use statehold_core::ids::KeyId;
-use statehold_core::ids::RequestId;
-use statehold_core::ids::SessionId;
-use statehold_core::ids::TaskId;
+use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord};
 use statehold_engine::api::session::{MessagePage, TracePage};

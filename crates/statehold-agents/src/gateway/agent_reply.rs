@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
 use statehold_engine::kept::{AttachmentBody, Raw};
 
@@ -198,10 +199,17 @@ fn state_check_failed(_: tokio::task::JoinError) -> TurnError {
     TurnError::failed("internal", message)
 }
 
+fn is_field(name: &str) -> bool {
+    ["type", "title", "url", "reference_url", "data"].contains(&name)
+}
+
 /// Attachments of an answer that have a URL or data.
 fn usable_attachments(attachments: &[Raw]) -> Vec<AttachmentBody> {
     let files = attachments.iter().filter_map(|file| {
-        let file: AttachmentBody = serde_json::from_str(file.get()).ok()?;
+        let file: BTreeMap<String, Value> = serde_json::from_str(file.get()).ok()?;
+        // Agents may send further fields.
+        let known = file.into_iter().filter(|(name, _)| is_field(name));
+        let file: AttachmentBody = serde_json::from_value(known.collect()).ok()?;
         let has_source = file.url.is_some() || file.reference_url.is_some() || file.data.is_some();
         has_source.then_some(file)
     });

@@ -153,10 +153,10 @@ impl AtWork {
         let records = self
             .rig
             .engine
-            .records(&self.rig.local, self.session, 0, 1_000)
+            .feed(&self.rig.local, self.session, 0, 1_000)
             .await;
-        for stored in records.expect("records").1 {
-            for body in stored.bodies.into_iter().flatten() {
+        for entry in records.expect("records") {
+            for body in entry.stored.bodies.into_iter().flatten() {
                 all.push_str(&String::from_utf8_lossy(&body));
                 all.push('\n');
             }

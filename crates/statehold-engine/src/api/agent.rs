@@ -13,25 +13,6 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
 
-/// The public part of an agent's declaration.
-#[derive(Debug)]
-pub struct AgentDeclaration {
-    /// The name.
-    pub name: Name,
-    /// The kind, as configurations name it.
-    pub kind: &'static str,
-    /// Whether the server executes the turns itself.
-    pub is_hosted: bool,
-    /// The description for people and routers.
-    pub description: Option<String>,
-    /// Of a router: the agents it chooses from.
-    pub agents: Option<Vec<Name>>,
-    /// `stateless` or `stateful`.
-    pub openai_default: &'static str,
-    /// The digest of the declaration.
-    pub digest: Digest,
-}
-
 /// The agents, by name.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AgentList {
@@ -79,11 +60,12 @@ pub struct AgentToolView {
 }
 
 /// Lists the declared agents, and each agent that only a policy names, as the worker that `worker` declares.
+/// Declarations come without tools and address: the engine adds them.
 pub fn list(
     engine: &Engine,
     caller: &Caller,
-    declared: impl Iterator<Item = AgentDeclaration>,
-    worker: impl Fn(&Name) -> AgentDeclaration,
+    declared: impl Iterator<Item = AgentView>,
+    worker: impl Fn(&Name) -> AgentView,
 ) -> AgentList {
     let policies = engine.policies();
     let workers = policies.agents.keys().map(worker);
@@ -92,7 +74,7 @@ pub fn list(
         known.entry(agent.name.clone()).or_insert(agent);
     }
     let agents = known.into_values();
-    let agents = agents.map(|agent| view(engine, caller, &policies, agent));
+    let agents = agents.map(|agent| agent.completed(engine, caller, &policies));
     AgentList {
         agents: agents.collect(),
     }
@@ -107,32 +89,22 @@ pub fn read(
     engine: &Engine,
     caller: &Caller,
     agent: &Name,
-    declared: Option<AgentDeclaration>,
-    worker: impl FnOnce(&Name) -> AgentDeclaration,
+    declared: Option<AgentView>,
+    worker: impl FnOnce(&Name) -> AgentView,
 ) -> Result<AgentView, EngineError> {
     let policies = engine.policies();
     let is_named = policies.agents.contains_key(agent);
     let found = declared.or_else(|| is_named.then(|| worker(agent)));
     let found = found.ok_or(EngineError::NotFound)?;
-    Ok(view(engine, caller, &policies, found))
+    Ok(found.completed(engine, caller, &policies))
 }
 
-fn view(
-    engine: &Engine,
-    caller: &Caller,
-    policies: &Policies,
-    agent: AgentDeclaration,
-) -> AgentView {
-    let has_address = || engine.address_of(&caller.tenant, &agent.name).is_some();
-    AgentView {
-        has_resume_address: (!agent.is_hosted).then(has_address),
-        tools: tools(policies, &agent.name),
-        name: agent.name,
-        kind: agent.kind,
-        description: agent.description,
-        agents: agent.agents,
-        openai_default: agent.openai_default,
-        digest: agent.digest,
+impl AgentView {
+    fn completed(mut self, engine: &Engine, caller: &Caller, policies: &Policies) -> Self {
+        let has_address = || engine.address_of(&caller.tenant, &self.name).is_some();
+        self.has_resume_address = (self.kind == "worker").then(has_address);
+        self.tools = tools(policies, &self.name);
+        self
     }
 }
 

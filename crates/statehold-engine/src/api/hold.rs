@@ -9,7 +9,6 @@ mod summary;
 mod view;
 
 use statehold_core::command::Rejection;
-use statehold_core::digest::Digest;
 use statehold_core::hold::{CallTarget, HoldKind};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::ItemKind;
@@ -18,7 +17,7 @@ use statehold_store::{HoldPlace, LineageStep};
 use super::item::ItemInput;
 use super::item::write::new_items;
 use super::json::to_body;
-use super::request::FencedRequest;
+use super::request::{FencedRequest, parse_name};
 use crate::answer::NewAnswer;
 use crate::ask::{NewAction, NewAsk};
 use crate::caller::Caller;
@@ -31,14 +30,14 @@ use crate::holds::{HoldDetail, HoldFilter};
 use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
 use crate::read::Page;
 
-pub use action::{ActionView, ReasonView, RedactionView};
-pub use decision_input::{DecisionInput, ResumeInput};
+pub use action::ActionView;
+pub use decision_input::{DecisionInput, ResumeInput, TurnDecision};
 pub use evidence::{EvidenceView, ToolRunView};
 pub use input::{ActionInput, HoldInput};
 pub use pending::PendingHoldView;
 pub(crate) use pending::pending_views;
 pub use summary::{DecisionReceipt, HoldCountsView, HoldPage, HoldRef, KindCounts, RiskCounts};
-pub use view::{DecideRefusal, DecisionView, HoldGroupView, HoldView};
+pub use view::{DecideRefusal, DecisionView, HoldView};
 
 /// The title of a hold. The server opens `reconcile` holds and gives them a fixed title.
 pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
@@ -119,12 +118,8 @@ pub async fn open(
 fn new_action(action: ActionInput, items: &[ItemInput]) -> Result<NewAction, EngineError> {
     let call_id = action.call_id.as_deref();
     let recorded = call_id.and_then(|id| id.parse().ok());
-    let tool = action
-        .tool
-        .parse()
-        .map_err(|error| EngineError::invalid("action.tool", format!("`action.tool`: {error}")))?;
     Ok(NewAction {
-        tool,
+        tool: parse_name(&action.tool, "action.tool")?,
         call: gated_call(items, call_id)
             .map(CallTarget::SameCommand)
             .or(recorded.map(CallTarget::Recorded)),
@@ -170,7 +165,7 @@ pub async fn decide(
     input: DecisionInput,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
     let detail = engine.hold(&call.caller, hold).await?;
-    decide_shown(engine, call, key, &detail, input).await
+    decide_shown(engine, call, key, &detail, input.answer()?).await
 }
 
 /// Decides the only hold of a request, or the one that the input names.
@@ -186,21 +181,24 @@ pub async fn resume(
     input: ResumeInput,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
     engine.session_of_request(request).await?;
-    let (named, input) = input.split();
     let visible = engine.holds_of(&call.caller, request).await?;
     if visible.is_empty() {
         // Authorise before validating: a request of another caller answers like a missing one.
         return Err(EngineError::NotFound);
     }
-    let digest = parse_digest(input.digest.as_deref())?;
-    let is_meant = |detail: &&HoldDetail| match (named, digest) {
+    let named = input.hold_id;
+    let answer = input.answer()?;
+    let is_meant = |detail: &&HoldDetail| match (named, answer.digest) {
         (Some(named), _) => detail.hold.id == named,
         (None, Some(digest)) if visible.len() > 1 => detail.hold.digest == Some(digest),
         (None, _) => true,
     };
     let mut meant = visible.iter().filter(is_meant);
     match (meant.next(), meant.next()) {
-        (Some(one), None) => decide(engine, call, key, one.hold.id, input).await,
+        (Some(one), None) => {
+            let detail = engine.hold(&call.caller, one.hold.id).await?;
+            decide_shown(engine, call, key, &detail, answer).await
+        }
         (None, _) => Err(EngineError::NotFound),
         (Some(_), Some(_)) => Err(EngineError::SeveralHolds {
             holds: visible.iter().map(HoldRef::of).collect(),
@@ -214,21 +212,13 @@ pub async fn resume(
 /// # Errors
 ///
 /// As [`decide`].
-pub async fn decide_shown(
+pub(crate) async fn decide_shown(
     engine: &Engine,
     call: &Call,
     key: Option<&str>,
     detail: &HoldDetail,
-    input: DecisionInput,
+    answer: NewAnswer,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
-    let answer = NewAnswer {
-        kind: input.decision,
-        digest: parse_digest(input.digest.as_deref())?,
-        args: input.args,
-        content: input.content,
-        comment: input.comment,
-        reason: input.reason,
-    };
     match engine.decide_hold(call, key, detail, answer).await {
         Err(EngineError::Rejected(
             rejection @ (Rejection::HoldDecided { .. } | Rejection::HoldExpired { .. }),
@@ -242,14 +232,6 @@ pub async fn decide_shown(
         }
         other => other,
     }
-}
-
-fn parse_digest(text: Option<&str>) -> Result<Option<Digest>, EngineError> {
-    let Some(text) = text else { return Ok(None) };
-    let hex = text.strip_prefix("sha256:").unwrap_or(text);
-    let parsed = hex.parse();
-    let invalid = |error| EngineError::invalid("digest", format!("`digest`: {error}"));
-    parsed.map(Some).map_err(invalid)
 }
 
 /// Filter of a hold list.
@@ -278,10 +260,7 @@ pub async fn list(
     if let Some(user) = &input.user {
         // An unknown user gets an empty list, like a user that the caller may not see.
         let Some(user) = engine.known_user(&caller.tenant, user).await? else {
-            return Ok(Page {
-                entries: Vec::new(),
-                next: None,
-            });
+            return Ok(Page::empty());
         };
         filter.user = Some(user);
     }
@@ -299,7 +278,7 @@ pub async fn list(
 /// If the caller may not see holds.
 pub async fn counts(engine: &Engine, caller: &Caller) -> Result<HoldCountsView, EngineError> {
     require_hold_reader(caller)?;
-    Ok(HoldCountsView::of(&engine.hold_counts(caller).await?))
+    engine.hold_counts(caller).await
 }
 
 /// Reads a hold. Reading never decides.

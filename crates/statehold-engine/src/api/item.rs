@@ -4,5 +4,5 @@ mod input;
 mod view;
 pub(crate) mod write;
 
-pub use input::{AttachmentInput, ItemInput, MessageInput};
+pub use input::{ItemInput, MessageInput};
 pub use view::{ItemRef, ItemView, MessageView};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use statehold_core::time::Timestamp;
 
-pub use crate::kept::Raw;
+pub use crate::kept::{Raw, to_bytes as to_body};
 
 /// A point in time as a view shows it: RFC 3339 in UTC with microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,15 +65,6 @@ pub fn raw_bytes(bytes: &[u8]) -> Raw {
 /// Never: null is JSON.
 pub fn raw_null() -> Raw {
     RawValue::from_string("null".to_owned()).expect("null is JSON")
-}
-
-/// The bytes of a view.
-///
-/// # Panics
-///
-/// Never: views always serialize to JSON.
-pub fn to_body<T: Serialize>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("views always serialize to JSON")
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use statehold_store::ApiKey;
 use utoipa::ToSchema;
 
 use super::json::Time;
+use super::request::parse_name;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -21,14 +22,12 @@ use crate::keys::NewKey;
 #[schema(as = KeyIn)]
 pub struct KeyInput {
     /// A name for people.
-    #[serde(default)]
     #[schema(min_length = 1, max_length = 128)]
     pub name: Option<String>,
     /// `client`, `worker`, `approver`, `operator`, `admin`, or roles that policies name.
     #[schema(value_type = Vec<Name>, min_items = 1)]
     pub roles: Vec<String>,
     /// The user that the key is bound to.
-    #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
     /// The agents that the key is bound to.
@@ -36,7 +35,6 @@ pub struct KeyInput {
     #[schema(value_type = Vec<Name>)]
     pub agents: Vec<String>,
     /// Seconds until the key expires; it never expires if left out.
-    #[serde(default)]
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub expires_in_seconds: Option<u64>,
 }
@@ -105,9 +103,7 @@ pub async fn create(
 }
 
 fn names(texts: &[String], path: &str) -> Result<BTreeSet<Name>, EngineError> {
-    let names = texts.iter().map(|text| text.parse());
-    let names: Result<_, _> = names.collect();
-    names.map_err(|error| EngineError::invalid(path, format!("`{path}`: {error}")))
+    texts.iter().map(|text| parse_name(text, path)).collect()
 }
 
 async fn key_view(engine: &Engine, key: &ApiKey) -> Result<KeyView, EngineError> {

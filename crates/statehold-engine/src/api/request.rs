@@ -61,12 +61,8 @@ pub async fn start(
     let agent_view = act != Act::Start;
     let command = start_command(engine, agent, input, credential, &mut payloads)?;
     let view = |made: &Committed<'_>| {
-        let mut events = made.record.content.events.iter();
-        let started = events.find_map(|event| match event {
-            Event::RequestStarted { request, .. } => Some(*request),
-            _ => None,
-        });
-        RequestView::of_commit(made, started?, agent_view)
+        let started = made.record.content.started_request()?;
+        RequestView::of_commit(made, started, agent_view)
     };
     let command = (&command, &payloads);
     engine
@@ -128,8 +124,13 @@ pub(crate) fn agent_name(text: &str) -> Result<Name, EngineError> {
         let detail = "`agent`: names that begin with `statehold.` are the server's own";
         return Err(EngineError::invalid("agent", detail));
     }
+    parse_name(text, "agent")
+}
+
+/// Parses a name at `path`.
+pub(crate) fn parse_name(text: &str, path: &str) -> Result<Name, EngineError> {
     text.parse()
-        .map_err(|error| EngineError::invalid("agent", format!("`agent`: {error}")))
+        .map_err(|error| EngineError::invalid(path, format!("`{path}`: {error}")))
 }
 
 /// Checks the length of the note that names a worker.

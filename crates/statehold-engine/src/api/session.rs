@@ -12,6 +12,8 @@ use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
 use statehold_core::record::Change;
 use statehold_core::session::{Owner, SessionStatus, TimeToLive};
+use statehold_core::tenant::TenantEvent;
+use statehold_core::view::View;
 use statehold_store::{SessionSummary, StoredRecord};
 
 use self::input::{require_labels, require_name, time_to_live};
@@ -19,7 +21,7 @@ use self::view::parse_labels;
 use super::hold::pending_views;
 use super::item::{ItemView, MessageView};
 use super::json::{raw_bytes, to_body};
-use super::request::agent_name;
+use super::request::{agent_name, parse_name};
 use super::state::StatePatchInput;
 use crate::caller::{Caller, Role};
 use crate::commit::mailbox::{Call, Committed, Receipt};
@@ -27,7 +29,7 @@ use crate::commit::payloads::Payloads;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::access::require_lister;
-use crate::read::{ItemPage, Page, SessionFilter};
+use crate::read::{ItemPage, Page};
 
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};
 pub use view::{MessagePage, RecordPage, SessionPage, SessionView, TracePage};
@@ -95,7 +97,7 @@ pub async fn create(
     engine.commit(session, call, command, None, view).await
 }
 
-fn create_command(
+pub(crate) fn create_command(
     owner: &Owner,
     input: &SessionInput,
     payloads: &mut Payloads,
@@ -134,8 +136,7 @@ fn create_command(
 }
 
 pub(crate) fn app_name(text: &str) -> Result<Name, EngineError> {
-    text.parse()
-        .map_err(|error| EngineError::invalid("app", format!("`app`: {error}")))
+    parse_name(text, "app")
 }
 
 /// The user of a new session: the one the key is bound to, or the one it names.
@@ -199,23 +200,11 @@ pub async fn list(
     let user = match &input.user {
         Some(name) => match engine.known_user(&caller.tenant, name).await? {
             Some(user) => Some(user),
-            None => {
-                return Ok(Page {
-                    entries: Vec::new(),
-                    next: None,
-                });
-            }
+            None => return Ok(Page::empty()),
         },
         None => None,
     };
-    let filter = SessionFilter {
-        app: input.app,
-        user,
-        status: input.status,
-        label: input.label,
-        text: input.text,
-    };
-    let page = engine.sessions(caller, &filter, after, limit).await?;
+    let page = engine.sessions(caller, &input, user, after, limit).await?;
     let mut entries = Vec::with_capacity(page.entries.len());
     for summary in &page.entries {
         entries.push(session_view(engine, summary).await?);
@@ -467,7 +456,15 @@ pub async fn trace(
     before: Option<u64>,
     limit: usize,
 ) -> Result<HistoryPage<ItemView>, EngineError> {
-    let page = engine.trace(caller, session, before, limit).await?;
+    let summary = engine.traceable(caller, session).await?;
+    if summary.deleted {
+        return Err(EngineError::NotFound);
+    }
+    engine
+        .audit(caller, TenantEvent::TraceRead { session })
+        .await?;
+    let at = (session, summary.revision);
+    let page = engine.items(at, None, View::Trace, before, limit).await?;
     Ok(HistoryPage::of(&page, ItemView::of))
 }
 
@@ -483,7 +480,8 @@ pub async fn records(
     after: u64,
     limit: usize,
 ) -> Result<RecordPage, EngineError> {
-    let (summary, records) = engine.records(caller, session, after, limit).await?;
+    let summary = engine.traceable(caller, session).await?;
+    let records = engine.inner().store.records(session, after, limit).await?;
     let chained = |stored: &StoredRecord| {
         with_hash(stored.record.as_bytes(), &stored.record.hash.to_string())
     };

@@ -35,10 +35,11 @@ pub async fn read(
 ) -> Result<StateView, EngineError> {
     let (values, revision) = engine.state(caller, session).await?;
     let values = values.into_iter();
-    let mut view = StateView::of(values.map(|(key, value)| (key, value.value, value.version)));
-    view.revision = revision;
+    let values = values.map(|(key, value)| (key, value.value, value.version));
+    let mut view = StateView::of(values, revision);
     if let Some(request) = request {
-        for (key, value) in engine.temp(caller, session, request).await? {
+        let root = engine.root_of(caller, session, request, None).await?;
+        for (key, value) in engine.inner().temps.get(root) {
             view.state.insert(key.to_string(), raw_bytes(&value));
         }
     }
@@ -105,7 +106,8 @@ async fn patch_temp(
         let detail = "write `temp:` keys in a call of their own: they are not part of a commit";
         return Err(EngineError::Temp(detail));
     }
-    engine.put_temp(caller, session, by, set, &delete).await?;
+    let root = engine.root_of(caller, session, by.request, Some(by.fence));
+    engine.inner().temps.put(root.await?, set, &delete)?;
     let revision = engine.session(caller, session).await?.revision;
     let written = StateWritten {
         revision,
@@ -164,13 +166,10 @@ async fn read_shared(
     user: Option<UserId>,
 ) -> Result<StateView, EngineError> {
     let app: Name = app.parse().map_err(|_| EngineError::NotFound)?;
-    let shared = engine.shared(caller, &app, user).await?;
-    let values = shared.values.into_iter();
-    let view = StateView::of(values.map(|(key, value)| (key, value.value, value.version)));
-    Ok(StateView {
-        revision: shared.revision,
-        ..view
-    })
+    let (values, revision) = engine.shared(caller, &app, user).await?;
+    let values = values.into_iter();
+    let values = values.map(|(key, value)| (key, value.value, value.version));
+    Ok(StateView::of(values, revision))
 }
 
 /// Writes the state of an app.

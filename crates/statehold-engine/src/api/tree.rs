@@ -20,7 +20,7 @@ use super::hold::{HoldRef, title_of};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::holds::payload;
+use crate::kept::payload;
 
 /// Number of records read at a time, backwards.
 const STEP: u64 = 200;
@@ -177,7 +177,7 @@ async fn started_requests(
                             alias: format!(".h{number}"),
                             kind: *kind,
                             status: decided.get(hold).copied().unwrap_or(HoldStatus::Open),
-                            title: title_of(*kind, payload(Some(stored), *body).as_deref()),
+                            title: title_of(*kind, payload(stored, *body)),
                             expires_at: deadline.map(Into::into),
                         };
                         started.holds.insert(*hold, (*request, opened));
@@ -280,7 +280,7 @@ async fn holds_of(
             alias: format!(".h{}", hold.number),
             kind: hold.kind,
             status: decision.map_or(HoldStatus::Open, |(decision, _)| decision.status),
-            title: title_of(hold.kind, payload(record, hold.body).as_deref()),
+            title: title_of(hold.kind, payload(record, hold.body)),
             expires_at: hold.deadline.map(Into::into),
         };
         holds.insert(hold.id, (hold.request, shown));

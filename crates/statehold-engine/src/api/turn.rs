@@ -22,12 +22,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Output, Rejection, StartRequest, StatePatch};
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
 use statehold_core::task::CloseOn;
+use utoipa::ToSchema;
 
-use super::hold::DecisionInput;
 use super::request;
 use crate::caller::{Caller, Role, Roles};
 use crate::commit::mailbox::{Call, Committed, Receipt};
@@ -37,6 +36,7 @@ use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::Act;
 
+pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
 pub use agent_reply::AgentReply;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
@@ -110,17 +110,6 @@ impl TurnInput {
     }
 }
 
-/// A decision for a hold of the session, sent along with a message.
-#[derive(Debug)]
-pub struct TurnDecision {
-    /// The hold.
-    pub hold: HoldId,
-    /// The decision.
-    pub input: DecisionInput,
-    /// The decision key.
-    pub key: Option<String>,
-}
-
 /// A turn, the engine that runs it, and the caller who follows it.
 #[derive(Debug, Clone)]
 pub struct TurnHandle {
@@ -168,7 +157,8 @@ pub struct OpenTurn {
 }
 
 /// The answer of a turn that a client knows as paused, and that has ended since.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = ChatEarlier)]
 pub struct EarlierAnswer {
     /// The turn.
     pub request: RequestId,
@@ -292,7 +282,7 @@ async fn prepare(
     let owner = engine.owner(input.session).await?;
     let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
     let had_credential = input.credential.is_some();
-    let output = input.message.to_output(had_credential, &mut payloads);
+    let output = input.message.to_output(had_credential, &mut payloads)?;
     Ok((input.start_command(output.clone()), payloads, output))
 }
 
@@ -313,18 +303,12 @@ async fn start_turn(
 ) -> Result<Receipt<StartedTurn>, EngineError> {
     let session = input.session;
     let view = |made: &Committed<'_>| {
-        let mut events = made.record.content.events.iter();
-        let started = events.find_map(|event| match event {
-            Event::RequestStarted { request, task, .. } => Some(StartedTurn {
-                request: *request,
-                task: *task,
-            }),
-            _ => None,
-        })?;
+        let request = made.record.content.started_request()?;
+        let task = made.after.requests.get(&request)?.task;
         if let Some(log) = log {
-            log.begin(session, started.request);
+            log.begin(session, request);
         }
-        Some(started)
+        Some(StartedTurn { request, task })
     };
     engine
         .commit(

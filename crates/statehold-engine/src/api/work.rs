@@ -14,8 +14,8 @@ use crate::error::EngineError;
 pub use credential::CredentialView;
 pub use pushed::pushed_body;
 
-/// The longest wait of a claim, in seconds.
-const WAIT_SECONDS_MAX: u64 = 60;
+/// The longest wait of a claim or a read, in seconds.
+pub const WAIT_SECONDS_MAX: u64 = 60;
 /// Default duration of a lease, in seconds.
 const LEASE_SECONDS_DEFAULT: u64 = 60;
 

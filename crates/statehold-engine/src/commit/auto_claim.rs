@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
 use statehold_core::request::LiveStatus;
 use statehold_store::Commit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -81,11 +80,7 @@ impl Engine {
         let Command::StartRequest(start) = command else {
             return None;
         };
-        let mut events = commit.record.content.events.iter();
-        let request = events.find_map(|event| match event {
-            Event::RequestStarted { request, .. } => Some(*request),
-            _ => None,
-        })?;
+        let request = commit.record.content.started_request()?;
         let live = commit.after.requests.get(&request)?;
         if live.status != LiveStatus::Queued {
             return None;

@@ -31,8 +31,7 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<u64, EngineError> {
-        let roles = [Role::Client, Role::Worker, Role::Operator, Role::Admin];
-        require_any(caller, &roles)?;
+        require_reader(caller)?;
         let state = self.durable_state(session).await?;
         let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
         let is_listed =

@@ -150,21 +150,22 @@ impl Credentials {
                 "too many credentials are kept; try again when requests have ended",
             ));
         }
-        let mut events = commit.record.content.events.iter();
+        let content = &commit.record.content;
         let found = match command {
-            Command::StartRequest(_) => events.find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(*request),
-                _ => None,
-            }),
-            Command::DecideHold { hold, .. } => events.find_map(|event| match event {
-                Event::HoldDecided {
-                    hold: decided,
-                    request,
-                    decision,
-                    ..
-                } if decided == hold && decision.status == HoldStatus::Answered => Some(*request),
-                _ => None,
-            }),
+            Command::StartRequest(_) => content.started_request(),
+            Command::DecideHold { hold, .. } => {
+                content.events.iter().find_map(|event| match event {
+                    Event::HoldDecided {
+                        hold: decided,
+                        request,
+                        decision,
+                        ..
+                    } if decided == hold && decision.status == HoldStatus::Answered => {
+                        Some(*request)
+                    }
+                    _ => None,
+                })
+            }
             _ => None,
         };
         let is_answer = matches!(command, Command::DecideHold { .. });

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Deserialize;
-use statehold_core::digest::{BodyRef, Digest};
+use serde::{Deserialize, Serialize};
+use statehold_core::digest::Digest;
 use statehold_core::hold::{Hold, HoldKind, Right, WhyNot};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
@@ -11,12 +11,14 @@ use statehold_core::principal::Principal;
 use statehold_core::projection::ClosedHold;
 use statehold_core::time::Timestamp;
 use statehold_store::{CallResult, HoldSummary, LineageStep, SessionSummary, StoredRecord};
+use utoipa::ToSchema;
 
 use super::Reach;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::sealed::OpenedArgs;
+use crate::kept::payload;
 
 /// An open or decided hold with the text that people read.
 #[derive(Debug, Clone)]
@@ -64,21 +66,20 @@ pub struct HoldDetail {
     pub opened: Option<OpenedArgs>,
 }
 
-/// Holds of one request that were opened together.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Holds of one request that belong together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HoldGroup {
     /// The worker's id of the group.
     pub id: String,
-    /// How many holds of the group the caller may see.
+    /// Number of holds in the group that the caller may see.
     pub holds: usize,
-    /// How many of them are decided.
+    /// Number of these holds that are decided.
     pub decided: usize,
 }
 
 /// The only field of a hold's body that this module reads.
 #[derive(Deserialize)]
 struct GroupWord {
-    #[serde(default)]
     group_id: Option<String>,
 }
 
@@ -116,7 +117,7 @@ impl Engine {
         };
         let grouped: BTreeSet<RequestId> = rows
             .iter()
-            .filter(|row| group_of(body_of(row).as_deref()).is_some())
+            .filter(|row| group_of(body_of(row)).is_some())
             .map(|row| row.hold.request)
             .collect();
         let groups = self.groups(caller, grouped).await?;
@@ -134,7 +135,7 @@ impl Engine {
             let decided = row.decision.and_then(|(_, by)| records.get(&(session, by)));
             let Reach { right, why_not, .. } = Reach::of(caller, &row);
             let body = lost.remove(&row.hold.id);
-            let body = body.or_else(|| payload(opened, row.hold.body));
+            let body = body.or_else(|| payload(opened, row.hold.body).map(<[u8]>::to_vec));
             let group = group_of(body.as_deref());
             let group = group.and_then(|id| groups.get(&(row.hold.request, id)).cloned());
             let user = row.session.owner.user;
@@ -144,7 +145,7 @@ impl Engine {
                 agent: row.agent,
                 lineage: lineages.get(&row.hold.request).cloned().unwrap_or_default(),
                 body,
-                decision_body: payload(decided, made),
+                decision_body: payload(decided, made).map(<[u8]>::to_vec),
                 opened_at: opened.map(|stored| stored.record.content.at),
                 opened_hash: opened.map(|stored| stored.record.hash),
                 decided_at: decided.map(|stored| stored.record.content.at),
@@ -180,8 +181,7 @@ impl Engine {
         let mut rows = rows;
         rows.retain(|row| {
             let record = records.get(&(row.session.id, row.hold.opened_at));
-            let body = payload(record, row.hold.body);
-            group_of(body.as_deref()).as_deref() == Some(group)
+            group_of(payload(record, row.hold.body)).as_deref() == Some(group)
         });
         Ok(rows)
     }
@@ -203,7 +203,7 @@ impl Engine {
         let records = self.records_of(places.collect()).await?;
         for row in held {
             let record = records.get(&(row.session.id, row.hold.opened_at));
-            let Some(id) = group_of(payload(record, row.hold.body).as_deref()) else {
+            let Some(id) = group_of(payload(record, row.hold.body)) else {
                 continue;
             };
             let group = groups
@@ -234,15 +234,4 @@ impl Engine {
             .filter_map(|(place, record)| Some((place, record?)))
             .collect())
     }
-}
-
-/// A payload named by a record.
-pub(crate) fn payload(stored: Option<&StoredRecord>, name: Option<BodyRef>) -> Option<Vec<u8>> {
-    let (stored, name) = (stored?, name?);
-    let index = stored
-        .record
-        .bodies()
-        .iter()
-        .position(|body| *body == name)?;
-    stored.bodies.get(index).cloned().flatten()
 }

@@ -6,9 +6,9 @@ use statehold_core::name::Name;
 use statehold_core::session::SessionState;
 use statehold_store::LineageStep;
 
-use super::detail::payload;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::kept::payload;
 
 /// How many holds are listed; `total` counts all.
 const PENDING_MAX: usize = 100;
@@ -63,13 +63,14 @@ impl Engine {
         let records = self.records_of(places.collect()).await?;
         let told = holds.into_iter().map(|hold| {
             let lineage = lineage(state, hold.request);
+            let record = records.get(&(state.session, hold.opened_at));
             let agent = state.tasks.get(&hold.task).map(|task| task.agent.clone());
             Some(PendingHold {
                 hold: hold.clone(),
                 session: state.session,
                 agent: agent?,
                 lineage,
-                body: payload(records.get(&(state.session, hold.opened_at)), hold.body),
+                body: payload(record, hold.body).map(<[u8]>::to_vec),
             })
         });
         Ok(Pending {
@@ -80,7 +81,7 @@ impl Engine {
 }
 
 /// The path from the root to a live request. All ancestors of a live request are live.
-fn lineage(state: &SessionState, request: RequestId) -> Vec<LineageStep> {
+pub(crate) fn lineage(state: &SessionState, request: RequestId) -> Vec<LineageStep> {
     let mut steps = Vec::new();
     let mut above = state.requests.get(&request);
     while let Some(live) = above {

@@ -108,7 +108,9 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
     assert_eq!(page(true, 40).await, (40, 5));
 
     rig.store.take_questions();
-    let counts = rig.engine.hold_counts(&rig.caller).await.expect("counts");
+    let counts = hold::counts(&rig.engine, &rig.caller)
+        .await
+        .expect("counts");
     assert_eq!((counts.open, counts.mine, counts.capped), (20, 20, false));
     assert_eq!(rig.store.take_questions(), 1, "counting reads rows alone");
 
@@ -132,11 +134,13 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
 async fn a_hold_that_ends_soon_is_counted_as_such() {
     let rig = Rig::new(None).await;
     ask(&rig, 12).await;
-    let counts = rig.engine.hold_counts(&rig.caller).await.expect("counts");
+    let counts = hold::counts(&rig.engine, &rig.caller)
+        .await
+        .expect("counts");
     // Those with a deadline end after 1, 4, 7 and 10 minutes.
     assert_eq!(counts.expiring_soon, 4);
-    assert_eq!(counts.by_risk[&Some(Risk::High)], 6);
-    assert_eq!(counts.by_kind[&HoldKind::Question], 12);
+    assert_eq!(counts.by_risk.high, 6);
+    assert_eq!(counts.by_kind.question, 12);
 }
 
 #[tokio::test]

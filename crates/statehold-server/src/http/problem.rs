@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use statehold_core::command::Rejection;
 use statehold_core::hold::WhyNot;
 use statehold_engine::EngineError;
+use statehold_engine::api::hold::DecideRefusal;
 use utoipa::ToSchema;
 
 use crate::http::json::ParseError;
@@ -221,96 +222,85 @@ impl From<ParseError> for Problem {
 impl From<EngineError> for Problem {
     fn from(error: EngineError) -> Self {
         let detail = error.to_string();
+        let problem = |code| Self::new(code, detail.as_str());
         match error {
             EngineError::NotFound => Self::not_found(),
             EngineError::Forbidden { needs } => {
-                Self::new(Code::Forbidden, detail).with("needs", needs.name())
+                problem(Code::Forbidden).with("needs", needs.name())
             }
-            EngineError::WrongUser => Self::new(Code::WrongUser, detail),
-            EngineError::UserNeeded => Self::new(Code::UserNeeded, detail),
-            EngineError::WrongAgent { .. } => Self::new(Code::WrongAgent, detail),
-            EngineError::RevisionMismatch { expected, current } => {
-                Self::new(Code::RevisionMismatch, detail)
-                    .with("expected", expected)
-                    .with("current", current)
-            }
+            EngineError::WrongUser => problem(Code::WrongUser),
+            EngineError::UserNeeded => problem(Code::UserNeeded),
+            EngineError::WrongAgent { .. } => problem(Code::WrongAgent),
+            EngineError::RevisionMismatch { expected, current } => problem(Code::RevisionMismatch)
+                .with("expected", expected)
+                .with("current", current),
             EngineError::Rejected(rejection) => Self::from(rejection),
             EngineError::DecidedBefore {
                 rejection,
                 decision,
             } => {
-                let problem = Self::from(rejection);
+                let shown = Self::from(rejection);
                 match decision {
-                    Some(decision) => problem.with("decision", json!(decision)),
-                    None => problem,
+                    Some(decision) => shown.with("decision", json!(decision)),
+                    None => shown,
                 }
             }
             EngineError::SeveralHolds { holds } => {
-                Self::new(Code::SeveralHolds, detail).with("holds", json!(holds))
+                problem(Code::SeveralHolds).with("holds", json!(holds))
             }
-            EngineError::KeyReused => Self::new(Code::KeyReused, detail),
+            EngineError::KeyReused => problem(Code::KeyReused),
             EngineError::NameTaken { session } => {
-                Self::new(Code::NameTaken, detail).with("session_id", session.to_string())
+                problem(Code::NameTaken).with("session_id", session.to_string())
             }
             EngineError::VersionConflict {
                 key,
                 expected,
                 found,
-            } => Self::version_conflict(detail, key.as_str(), expected, found),
-            EngineError::Merge { key, .. } => {
-                Self::new(Code::MergeRefused, detail).with("key", key.as_str())
-            }
-            EngineError::NotJson => Self::new(Code::MergeRefused, detail),
-            EngineError::Temp(_) => Self::new(Code::BadStateKey, detail),
+            } => Self::version_conflict(&detail, key.as_str(), expected, found),
+            EngineError::Merge { key, .. } => problem(Code::MergeRefused).with("key", key.as_str()),
+            EngineError::NotJson => problem(Code::MergeRefused),
+            EngineError::Temp(_) => problem(Code::BadStateKey),
             EngineError::BadStateKey { key, .. } => {
-                let problem = Self::new(Code::BadStateKey, detail);
+                let shown = problem(Code::BadStateKey);
                 match key {
-                    Some(key) => problem.with("key", key),
-                    None => problem,
+                    Some(key) => shown.with("key", key),
+                    None => shown,
                 }
             }
-            EngineError::InvalidInput { path, .. } => Self::invalid(detail).with("path", path),
+            EngineError::InvalidInput { path, .. } => problem(Code::InvalidBody).with("path", path),
             EngineError::ItemMalformed { path, .. } => {
-                Self::new(Code::ItemMalformed, detail).with("path", path)
+                problem(Code::ItemMalformed).with("path", path)
             }
             EngineError::UnknownCall { call_id } => {
-                Self::new(Code::CallUnknown, detail).with("call_id", call_id)
+                problem(Code::CallUnknown).with("call_id", call_id)
             }
-            EngineError::NothingToAppend => Self::new(Code::EmptyPatch, detail),
-            EngineError::Invalid(_) => Self::invalid(detail),
-            EngineError::InvalidField { path, .. } => Self::invalid(detail).with("path", path),
+            EngineError::NothingToAppend => problem(Code::EmptyPatch),
+            EngineError::Invalid(_) => problem(Code::InvalidBody),
+            EngineError::InvalidField { path, .. } => problem(Code::InvalidBody).with("path", path),
             EngineError::HoldMalformed { path, .. } => {
-                Self::new(Code::HoldMalformed, detail).with("path", path)
+                problem(Code::HoldMalformed).with("path", path)
             }
             EngineError::InvalidArgs(errors) => {
-                Self::new(Code::InvalidArgs, detail).with("errors", json!(errors))
+                problem(Code::InvalidArgs).with("errors", json!(errors))
             }
             EngineError::InvalidContent(errors) => {
-                Self::new(Code::InvalidContent, detail).with("errors", json!(errors))
+                problem(Code::InvalidContent).with("errors", json!(errors))
             }
-            EngineError::CommentNeeded => Self::new(Code::CommentNeeded, detail),
-            EngineError::PolicyStricter { field, policy } => {
-                Self::new(Code::PolicyStricter, detail)
-                    .with("field", field)
-                    .with("policy", policy)
-            }
+            EngineError::CommentNeeded => problem(Code::CommentNeeded),
+            EngineError::PolicyStricter { field, policy } => problem(Code::PolicyStricter)
+                .with("field", field)
+                .with("policy", policy),
             EngineError::ApprovalNeeded { tool } => {
-                Self::new(Code::ApprovalNeeded, detail).with("tool", tool)
+                problem(Code::ApprovalNeeded).with("tool", tool)
             }
-            EngineError::AddressRefused(_) => {
-                Self::new(Code::AddressRefused, detail).with("path", "url")
-            }
-            EngineError::FeedAhead { current } => {
-                Self::new(Code::BadHeader, detail).with("current", current)
-            }
-            EngineError::TooMany(_) => Self::new(Code::TooMany, detail),
+            EngineError::AddressRefused(_) => problem(Code::AddressRefused).with("path", "url"),
+            EngineError::FeedAhead { current } => problem(Code::BadHeader).with("current", current),
+            EngineError::TooMany(_) => problem(Code::TooMany),
             EngineError::Full => {
                 tracing::warn!("the disk is full: a write was refused");
-                Self::new(Code::DiskFull, detail)
+                problem(Code::DiskFull)
             }
-            EngineError::Stopping | EngineError::TurnInterrupted => {
-                Self::new(Code::Stopping, detail)
-            }
+            EngineError::Stopping | EngineError::TurnInterrupted => problem(Code::Stopping),
             EngineError::Store(source) => {
                 // The cause goes to the log, never to the caller: it may reveal internals.
                 let mut causes = source.to_string();
@@ -330,7 +320,7 @@ impl From<EngineError> for Problem {
 }
 
 impl Problem {
-    fn version_conflict(detail: String, key: &str, expected: u64, found: u64) -> Self {
+    fn version_conflict(detail: &str, key: &str, expected: u64, found: u64) -> Self {
         Self::new(Code::VersionConflict, detail)
             .with("key", key)
             .with("expected", expected)
@@ -366,7 +356,7 @@ impl From<Rejection> for Problem {
                 .with("decided_by", decision.by.to_string()),
             Rejection::HoldExpired { hold } => problem.with("hold_id", hold.to_string()),
             Rejection::MayNotDecide { why } => {
-                let problem = problem.with("why", why_not(&why));
+                let problem = problem.with("why", json!(DecideRefusal::from(&why)));
                 match why {
                     WhyNot::NeedsRole(role) => problem.with("role", role.to_string()),
                     _ => problem,
@@ -379,20 +369,10 @@ impl From<Rejection> for Problem {
                 key,
                 expected,
                 found,
-            } => Self::version_conflict(problem.detail, key.as_str(), expected, found),
+            } => Self::version_conflict(&problem.detail, key.as_str(), expected, found),
             Rejection::Limit { limit, max } => problem.with("limit", limit).with("max", max),
             _ => problem,
         }
-    }
-}
-
-/// The word on the wire for the reason why a caller may not decide.
-pub(crate) fn why_not(why: &WhyNot) -> &'static str {
-    match why {
-        WhyNot::OwnSession => "own_session",
-        WhyNot::OwnHold => "own_hold",
-        WhyNot::NeedsRole(_) => "needs_role",
-        WhyNot::Server => "server",
     }
 }
 

@@ -7,7 +7,7 @@ use statehold_agents::runner::RunnerError;
 use statehold_agents::spec::{AgentKind, AgentSpec, ChatDefault};
 use statehold_core::name::Name;
 use statehold_engine::api;
-use statehold_engine::api::agent::{AgentDeclaration, AgentList, AgentView};
+use statehold_engine::api::agent::{AgentList, AgentView};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -30,8 +30,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 )]
 async fn list(context: CallContext) -> Response {
     let book = context.app.options.agents.get();
-    let declared = book.agents.values().map(|spec| declaration(spec));
-    let agents = api::agent::list(context.engine(), &context.caller, declared, worker);
+    let specs = book.agents.values().map(|spec| declared(spec));
+    let agents = api::agent::list(context.engine(), &context.caller, specs, worker);
     plain(&agents)
 }
 
@@ -43,9 +43,9 @@ async fn list(context: CallContext) -> Response {
 async fn show(context: CallContext) -> Answer {
     let agent: Name = context.id("agent")?;
     let book = context.app.options.agents.get();
-    let declared = book.agent(&agent).map(|spec| declaration(spec));
+    let spec = book.agent(&agent).map(|spec| declared(spec));
     let (engine, caller) = (context.engine(), &context.caller);
-    let found = api::agent::read(engine, caller, &agent, declared, worker)?;
+    let found = api::agent::read(engine, caller, &agent, spec, worker)?;
     Ok(plain(&found))
 }
 
@@ -97,24 +97,26 @@ impl From<ReloadError> for Problem {
     }
 }
 
-fn worker(name: &Name) -> AgentDeclaration {
-    declaration(&AgentSpec::worker(name.clone()))
+fn worker(name: &Name) -> AgentView {
+    declared(&AgentSpec::worker(name.clone()))
 }
 
-fn declaration(spec: &AgentSpec) -> AgentDeclaration {
-    AgentDeclaration {
+/// The public part of a declaration.
+fn declared(spec: &AgentSpec) -> AgentView {
+    AgentView {
         name: spec.name.clone(),
         kind: spec.kind.word(),
-        is_hosted: spec.kind.is_hosted(),
         description: spec.description.clone(),
         agents: match &spec.kind {
             AgentKind::Router(router) => Some(router.agents.clone()),
             _ => None,
         },
+        tools: Vec::new(),
         openai_default: match spec.openai_default {
             ChatDefault::Stateless => "stateless",
             ChatDefault::Stateful => "stateful",
         },
         digest: spec.digest,
+        has_resume_address: None,
     }
 }

@@ -11,6 +11,7 @@ use statehold_engine::api::request::{
     HeartbeatView, ItemsWritten, ReleaseInput, RequestView, StartInput, WaitUntil,
 };
 use statehold_engine::api::schema::UntilWord;
+use statehold_engine::api::work::WAIT_SECONDS_MAX;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -18,9 +19,6 @@ use utoipa_axum::routes;
 use super::{Answer, AnswerHeaders, committed, plain, revision, shown};
 use crate::http::call::{App, CallContext, CallerCredential, Params, Payload};
 use crate::http::problem::{Code, Problem};
-
-/// The longest wait of a call, in seconds.
-pub(crate) const WAIT_SECONDS_MAX: u64 = 60;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

@@ -6,9 +6,6 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::DecisionKind;
-use statehold_core::ids::HoldId;
-use statehold_engine::api::hold::DecisionInput;
 use statehold_engine::api::json::Raw;
 use statehold_engine::api::turn::{TurnDecision, UserMessage};
 use utoipa::ToSchema;
@@ -26,48 +23,33 @@ pub(crate) struct ChatIn {
     /// conversation.
     #[schema(value_type = Vec<ChatMessageIn>, min_items = 1)]
     pub(crate) messages: Vec<Raw>,
-    #[serde(default)]
     pub(crate) stream: Option<bool>,
-    #[serde(default)]
     pub(crate) stream_options: Option<StreamOptionsIn>,
     /// The session: its id, or `new`.
-    #[serde(default)]
     pub(crate) conversation: Option<ConversationIn>,
     /// The user of a new session, unless the key or a header says who it is.
-    #[serde(default)]
     pub(crate) user: Option<String>,
     /// The same under its newer name.
-    #[serde(default)]
     pub(crate) safety_identifier: Option<String>,
     /// What only this server understands.
-    #[serde(default)]
     pub(crate) statehold: Option<ExtensionIn>,
     /// Only 1.
-    #[serde(default)]
     n: Option<u64>,
     /// Only false.
-    #[serde(default)]
     logprobs: Option<bool>,
-    #[serde(default)]
     #[schema(ignore)]
     top_logprobs: Option<u64>,
-    #[serde(default)]
     #[schema(ignore)]
     modalities: Option<Vec<String>>,
-    #[serde(default)]
     #[schema(ignore)]
     audio: Option<Raw>,
-    #[serde(default)]
     #[schema(ignore)]
     web_search_options: Option<Raw>,
     /// For agents of the kind `openai`, without a session.
-    #[serde(default)]
     #[schema(value_type = Option<Vec<serde_json::Value>>)]
     tools: Option<Vec<Raw>>,
-    #[serde(default)]
     #[schema(ignore)]
     functions: Option<Vec<Raw>>,
-    #[serde(default)]
     #[schema(ignore)]
     response_format: Option<ResponseFormatIn>,
 }
@@ -76,7 +58,6 @@ pub(crate) struct ChatIn {
 #[schema(as = ChatStreamOptions)]
 pub(crate) struct StreamOptionsIn {
     /// Whether a chunk with the usage comes before the end.
-    #[serde(default)]
     pub(crate) include_usage: Option<bool>,
 }
 
@@ -104,7 +85,7 @@ impl ConversationIn {
 pub(crate) struct ExtensionIn {
     /// Decisions for holds of the session, taken before the call goes on with the request they are for.
     #[serde(default)]
-    pub(crate) decisions: Vec<ChatDecisionIn>,
+    pub(crate) decisions: Vec<TurnDecision>,
     /// How holds are told: as clients see them (`client`), or with everything that the caller may see
     /// (`own`), for services that let people decide elsewhere.
     #[serde(default)]
@@ -121,49 +102,6 @@ pub(crate) enum HoldsView {
     Own,
 }
 
-/// A decision for one hold.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = ChatDecision)]
-pub(crate) struct ChatDecisionIn {
-    #[schema(value_type = HoldId)]
-    pub(crate) hold_id: HoldId,
-    decision: DecisionKind,
-    #[serde(default)]
-    digest: Option<String>,
-    #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
-    args: Option<Raw>,
-    #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
-    content: Option<Raw>,
-    #[serde(default)]
-    comment: Option<String>,
-    #[serde(default)]
-    reason: Option<String>,
-    /// The decision key.
-    #[serde(default)]
-    pub(crate) key: Option<String>,
-}
-
-impl ChatDecisionIn {
-    /// The decision as the engine takes it.
-    pub(crate) fn into_decision(self) -> TurnDecision {
-        TurnDecision {
-            hold: self.hold_id,
-            input: DecisionInput {
-                decision: self.decision,
-                digest: self.digest,
-                args: self.args,
-                content: self.content,
-                comment: self.comment,
-                reason: self.reason,
-            },
-            key: self.key,
-        }
-    }
-}
-
 #[derive(Debug, Deserialize)]
 struct ResponseFormatIn {
     #[serde(rename = "type")]
@@ -176,7 +114,6 @@ struct ResponseFormatIn {
 pub(crate) struct ChatMessageIn {
     pub(crate) role: String,
     /// Text, or a list of parts: `text`, `image_url` and `file`.
-    #[serde(default)]
     #[schema(value_type = Option<statehold_engine::api::schema::Content>)]
     content: Option<Raw>,
 }
@@ -185,11 +122,8 @@ pub(crate) struct ChatMessageIn {
 struct PartIn {
     #[serde(rename = "type")]
     kind: String,
-    #[serde(default)]
     text: Option<String>,
-    #[serde(default)]
     image_url: Option<ImageIn>,
-    #[serde(default)]
     file: Option<FileIn>,
 }
 
@@ -201,7 +135,7 @@ impl ChatIn {
     }
 
     /// The decisions that come with it.
-    pub(crate) fn decisions(&self) -> &[ChatDecisionIn] {
+    pub(crate) fn decisions(&self) -> &[TurnDecision] {
         let extension = self.statehold.as_ref();
         extension.map_or(&[], |extension| &extension.decisions)
     }

@@ -60,18 +60,15 @@ struct CustomOut<'a> {
 }
 
 /// Where it was said, for clients that look at metadata only.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[schema(as = ChatMetadata)]
 struct MetadataOut {
     #[serde(rename = "statehold_session")]
-    #[schema(value_type = SessionId)]
-    session: String,
+    session: SessionId,
     #[serde(rename = "statehold_task")]
-    #[schema(value_type = TaskId)]
-    task: String,
+    task: TaskId,
     #[serde(rename = "statehold_request")]
-    #[schema(value_type = RequestId)]
-    request: String,
+    request: RequestId,
 }
 
 /// What only clients of this server look at.
@@ -81,14 +78,11 @@ pub(crate) struct StateholdOut {
     /// `completed` or `paused`.
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<SessionId>)]
-    session: Option<String>,
+    session: Option<SessionId>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<TaskId>)]
-    task: Option<String>,
+    task: Option<TaskId>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<RequestId>)]
-    request: Option<String>,
+    request: Option<RequestId>,
     /// The agents that were asked on the way.
     via: Vec<String>,
     /// What it waits for, as clients see it.
@@ -96,16 +90,7 @@ pub(crate) struct StateholdOut {
     /// Answers that came since to turns that were paused: the content begins with them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
-    earlier: Vec<EarlierOut>,
-}
-
-/// An answer that came since.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = ChatEarlier)]
-struct EarlierOut {
-    #[schema(value_type = RequestId)]
-    request: String,
-    content: String,
+    earlier: Vec<EarlierAnswer>,
 }
 
 #[derive(Debug, Serialize)]
@@ -201,9 +186,9 @@ impl Voice {
             created: head.started_at.as_micros() / 1_000_000,
             model,
             ids: stays.then(|| MetadataOut {
-                session: turn.session.to_string(),
-                task: turn.task.to_string(),
-                request: turn.request.to_string(),
+                session: turn.session,
+                task: turn.task,
+                request: turn.request,
             }),
             earlier: Vec::new(),
             with_usage: false,
@@ -221,23 +206,19 @@ impl Voice {
     }
 
     fn statehold(&self, via: Vec<String>, holds: &[HoldDetail]) -> StateholdOut {
-        let ids = self.ids.as_ref();
-        let earlier = self.earlier.iter().map(|earlier| EarlierOut {
-            request: earlier.request.to_string(),
-            content: earlier.content.clone(),
-        });
+        let ids = self.ids;
         StateholdOut {
             status: if holds.is_empty() {
                 "completed"
             } else {
                 "paused"
             },
-            session: ids.map(|ids| ids.session.clone()),
-            task: ids.map(|ids| ids.task.clone()),
-            request: ids.map(|ids| ids.request.clone()),
+            session: ids.map(|ids| ids.session),
+            task: ids.map(|ids| ids.task),
+            request: ids.map(|ids| ids.request),
             via,
             holds: holds.iter().map(HoldView::of).collect(),
-            earlier: earlier.collect(),
+            earlier: self.earlier.clone(),
         }
     }
 
@@ -261,7 +242,7 @@ impl Voice {
                 finish_reason: ending.finish_reason(),
             }],
             usage: ending.account.usage,
-            metadata: self.ids.clone(),
+            metadata: self.ids,
             statehold: self.statehold(ending.account.via.clone(), &ending.holds),
         })
     }
@@ -272,25 +253,34 @@ impl Voice {
         finish_reason: Option<&'static str>,
         statehold: Option<StateholdOut>,
     ) -> Vec<u8> {
-        let metadata = self.ids.clone().filter(|_| finish_reason.is_some());
+        let usage = if self.with_usage {
+            UsageOut::Later(None)
+        } else {
+            UsageOut::Unasked
+        };
+        let choice = ChunkChoiceOut {
+            index: 0,
+            delta,
+            finish_reason,
+        };
         to_body(&ChunkOut {
+            metadata: self.ids.filter(|_| finish_reason.is_some()),
+            statehold,
+            ..self.chunk_of(&[choice], usage)
+        })
+    }
+
+    fn chunk_of<'a>(&'a self, choices: &'a [ChunkChoiceOut<'a>], usage: UsageOut) -> ChunkOut<'a> {
+        ChunkOut {
             id: &self.id,
             object: "chat.completion.chunk",
             created: self.created,
             model: &self.model,
-            choices: &[ChunkChoiceOut {
-                index: 0,
-                delta,
-                finish_reason,
-            }],
-            usage: if self.with_usage {
-                UsageOut::Later(None)
-            } else {
-                UsageOut::Unasked
-            },
-            metadata,
-            statehold,
-        })
+            choices,
+            usage,
+            metadata: None,
+            statehold: None,
+        }
     }
 
     /// The chunk with which a stream begins.
@@ -340,17 +330,7 @@ impl Voice {
 
     /// The chunk with what it took, where that was asked for.
     pub(crate) fn usage(&self, usage: TokenUsage) -> Option<Vec<u8>> {
-        self.with_usage.then(|| {
-            to_body(&ChunkOut {
-                id: &self.id,
-                object: "chat.completion.chunk",
-                created: self.created,
-                model: &self.model,
-                choices: &[],
-                usage: UsageOut::Later(Some(usage)),
-                metadata: None,
-                statehold: None,
-            })
-        })
+        let usage = UsageOut::Later(Some(usage));
+        self.with_usage.then(|| to_body(&self.chunk_of(&[], usage)))
     }
 }

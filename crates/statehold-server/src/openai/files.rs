@@ -12,9 +12,7 @@ pub(crate) struct ImageIn {
 /// A file with its data.
 #[derive(Debug, Deserialize)]
 pub(crate) struct FileIn {
-    #[serde(default)]
     filename: Option<String>,
-    #[serde(default)]
     file_data: Option<String>,
 }
 

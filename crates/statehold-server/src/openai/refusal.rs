@@ -1,12 +1,12 @@
 //! Errors of a chat call, with the ids of its turn: the client goes on from there.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_engine::api::turn::{DeliveryReceipt, TurnHandle};
 
 use super::errors::{in_their_words, never_again};
 use crate::http::problem::Problem;
+use crate::native::AnswerHeaders;
 
 /// The turn of a call that may fail, as far as it has been found.
 #[derive(Default)]
@@ -89,18 +89,13 @@ impl IntoResponse for Refusal {
             never_again(headers);
         }
         let (task, request) = known.turn.unzip();
-        let ids = [
-            ("session", known.session.map(|id| id.to_string())),
-            ("task", task.map(|id| id.to_string())),
-            ("request", request.map(|id| id.to_string())),
-        ];
-        for (name, id) in ids {
-            let name = HeaderName::try_from(format!("x-statehold-{name}"));
-            let value = id.and_then(|id| HeaderValue::try_from(id).ok());
-            if let (Ok(name), Some(value)) = (name, value) {
-                headers.insert(name, value);
-            }
-        }
+        let ids = AnswerHeaders {
+            session: known.session.map(|id| id.to_string()),
+            task: task.map(|id| id.to_string()),
+            request: request.map(|id| id.to_string()),
+            ..AnswerHeaders::default()
+        };
+        ids.write(headers);
         response
     }
 }

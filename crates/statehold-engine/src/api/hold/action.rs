@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::api::json::{Raw, raw_null};
 use crate::guard::sealed::OpenedArgs;
-use crate::kept::{ActionBody, Reason, Redaction};
+use crate::kept::{ActionBody, Redaction};
 
 /// An action that waits, or waited.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -38,32 +38,11 @@ pub struct ActionView {
     /// The redacted places. Only the worker sees the full arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
-    pub redactions: Vec<RedactionView>,
-}
-
-/// A redacted place in a preview.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = Redaction)]
-pub struct RedactionView {
-    /// The place, as a JSON Pointer into the arguments.
-    pub path: String,
-    /// The rule that redacts it: `path`, `secret`, `email` or `card`.
-    pub rule: String,
-}
-
-/// A reason that a person may choose.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = Reason)]
-pub struct ReasonView {
-    pub id: String,
-    pub title: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
+    pub redactions: Vec<Redaction>,
 }
 
 impl From<ActionBody> for ActionView {
     fn from(action: ActionBody) -> Self {
-        let redactions = action.redactions.into_iter();
         Self {
             tool: action.tool,
             args: action.args,
@@ -73,7 +52,7 @@ impl From<ActionBody> for ActionView {
             risk: action.risk,
             idempotent: action.idempotent,
             digest: action.digest,
-            redactions: redactions.map(Into::into).collect(),
+            redactions: action.redactions,
         }
     }
 }
@@ -88,24 +67,5 @@ impl ActionView {
             self.args = args.clone();
         }
         self
-    }
-}
-
-impl From<Redaction> for RedactionView {
-    fn from(redaction: Redaction) -> Self {
-        Self {
-            path: redaction.path,
-            rule: redaction.rule,
-        }
-    }
-}
-
-impl From<Reason> for ReasonView {
-    fn from(reason: Reason) -> Self {
-        Self {
-            id: reason.id,
-            title: reason.title,
-            text: reason.text,
-        }
     }
 }

@@ -3,71 +3,78 @@
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
 use serde::Deserialize;
+use statehold_core::digest::Digest;
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::HoldId;
 use utoipa::ToSchema;
 
+use crate::answer::NewAnswer;
 use crate::api::json::Raw;
+use crate::error::EngineError;
 
-/// A decision on a hold.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = DecisionIn)]
-pub struct DecisionInput {
-    pub decision: DecisionKind,
-    /// The digest of the action, as the hold shows it.
-    #[serde(default)]
-    #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
-    pub digest: Option<String>,
-    /// The edited arguments, for `edit`.
-    #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub args: Option<Raw>,
-    /// The answer, for `respond`.
-    #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub content: Option<Raw>,
-    #[serde(default)]
-    pub comment: Option<String>,
-    #[serde(default)]
-    pub reason: Option<String>,
+/// Declares the input of a decision: its own fields, and the fields that all decisions have.
+macro_rules! decision_input {
+    ($(#[$doc:meta])* $name:ident as $schema:ident { $($own:tt)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        #[schema(as = $schema)]
+        pub struct $name {
+            $($own)*
+            pub decision: DecisionKind,
+            /// The digest of the action, as the hold shows it.
+            #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
+            pub digest: Option<String>,
+            /// The edited arguments, for `edit`.
+            #[schema(value_type = Option<serde_json::Value>)]
+            pub args: Option<Raw>,
+            /// The answer, for `respond`.
+            #[schema(value_type = Option<serde_json::Value>)]
+            pub content: Option<Raw>,
+            pub comment: Option<String>,
+            pub reason: Option<String>,
+        }
+
+        impl $name {
+            /// The decision as the engine takes it.
+            pub(crate) fn answer(self) -> Result<NewAnswer, EngineError> {
+                Ok(NewAnswer {
+                    kind: self.decision,
+                    digest: self.digest.as_deref().map(parse_digest).transpose()?,
+                    args: self.args,
+                    content: self.content,
+                    comment: self.comment,
+                    reason: self.reason,
+                })
+            }
+        }
+    };
 }
 
-/// A decision on the hold of a request.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = ResumeIn)]
-pub struct ResumeInput {
-    /// The hold, if the request had several.
-    #[serde(default)]
-    pub hold_id: Option<HoldId>,
-    pub decision: DecisionKind,
-    /// The digest of the action, as the hold shows it.
-    #[serde(default)]
-    #[schema(pattern = "^(sha256:)?[0-9a-f]{64}$")]
-    pub digest: Option<String>,
-    #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub args: Option<Raw>,
-    #[serde(default)]
-    #[schema(value_type = Option<serde_json::Value>)]
-    pub content: Option<Raw>,
-    #[serde(default)]
-    pub comment: Option<String>,
-    #[serde(default)]
-    pub reason: Option<String>,
+decision_input! {
+    /// A decision on a hold.
+    DecisionInput as DecisionIn {}
 }
 
-impl ResumeInput {
-    pub(crate) fn split(self) -> (Option<HoldId>, DecisionInput) {
-        let decision = DecisionInput {
-            decision: self.decision,
-            digest: self.digest,
-            args: self.args,
-            content: self.content,
-            comment: self.comment,
-            reason: self.reason,
-        };
-        (self.hold_id, decision)
+decision_input! {
+    /// A decision on the hold of a request.
+    ResumeInput as ResumeIn {
+        /// The hold, if the request had several.
+        pub hold_id: Option<HoldId>,
     }
+}
+
+decision_input! {
+    /// A decision for one hold of the session, sent along with a message.
+    TurnDecision as ChatDecision {
+        pub hold_id: HoldId,
+        /// The decision key.
+        pub key: Option<String>,
+    }
+}
+
+fn parse_digest(text: &str) -> Result<Digest, EngineError> {
+    let hex = text.strip_prefix("sha256:").unwrap_or(text);
+    hex.parse()
+        .map_err(|error| EngineError::invalid("digest", format!("`digest`: {error}")))
 }

@@ -7,9 +7,9 @@ use statehold_core::hold::{DecisionKind, Effect, HoldKind, OnExpiry, Risk};
 use statehold_core::name::Name;
 use utoipa::ToSchema;
 
-use super::ReasonView;
 use crate::api::item::ItemInput;
 use crate::api::json::Raw;
+use crate::kept::Reason;
 
 /// A hold to open.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -21,41 +21,31 @@ pub struct HoldInput {
     /// The question, in one line.
     #[schema(min_length = 1, max_length = 256)]
     pub title: String,
-    #[serde(default)]
     #[schema(max_length = 16_384)]
     pub message: Option<String>,
     /// The action that waits for the decision, for approvals.
-    #[serde(default)]
     pub action: Option<ActionInput>,
     /// The JSON Schema of the answer.
-    #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub response_schema: Option<Raw>,
     /// The address to visit, for links.
-    #[serde(default)]
     pub url: Option<String>,
     /// Reasons that a person may choose from.
-    #[serde(default)]
-    #[schema(value_type = Option<Vec<ReasonView>>)]
+    #[schema(value_type = Option<Vec<Reason>>)]
     pub reasons: Option<Raw>,
     /// Groups holds that belong together.
-    #[serde(default)]
     #[schema(min_length = 1, max_length = 64)]
     pub group_id: Option<String>,
     /// The allowed decisions; all decisions of the kind if left out.
     #[serde(default)]
     pub allowed: Vec<DecisionKind>,
     /// Number of people who must approve.
-    #[serde(default)]
     #[schema(minimum = 1, maximum = 32)]
     pub quorum: Option<u16>,
-    #[serde(default)]
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub expires_in_seconds: Option<u64>,
-    #[serde(default)]
     pub on_expiry: Option<OnExpiry>,
     /// Who decides: `other`, `user` or `role:x`.
-    #[serde(default)]
     #[schema(pattern = "^(other|user|role:[A-Za-z0-9][A-Za-z0-9._-]{0,127})$")]
     pub decide_by: Option<String>,
     #[serde(default)]
@@ -71,17 +61,12 @@ pub struct ActionInput {
     pub tool: String,
     #[schema(value_type = serde_json::Value)]
     pub args: Raw,
-    #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub args_schema: Option<Raw>,
     /// The caller's own id of the call.
-    #[serde(default)]
     pub call_id: Option<String>,
-    #[serde(default)]
     pub effect: Option<Effect>,
-    #[serde(default)]
     pub risk: Option<Risk>,
     /// Whether the tool honours the execution key. If left out, the policy decides; the default is no.
-    #[serde(default)]
     pub idempotent: Option<bool>,
 }

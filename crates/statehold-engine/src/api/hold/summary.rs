@@ -2,8 +2,6 @@
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
@@ -14,7 +12,7 @@ use utoipa::ToSchema;
 use super::{HoldView, alias, title_of};
 use crate::api::json::Time;
 use crate::commit::mailbox::Committed;
-use crate::holds::{HoldCounts, HoldDetail};
+use crate::holds::HoldDetail;
 
 /// A short view of a hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -52,7 +50,7 @@ pub struct HoldPage {
 }
 
 /// Counts of the open holds that the caller may see.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = HoldCounts)]
 pub struct HoldCountsView {
     pub open: usize,
@@ -68,7 +66,7 @@ pub struct HoldCountsView {
 }
 
 /// Counts by kind.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct KindCounts {
     pub approval: usize,
     pub question: usize,
@@ -79,7 +77,7 @@ pub struct KindCounts {
 }
 
 /// Counts by risk.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct RiskCounts {
     pub high: usize,
     pub medium: usize,
@@ -88,32 +86,24 @@ pub struct RiskCounts {
 }
 
 impl HoldCountsView {
-    pub(crate) fn of(counts: &HoldCounts) -> Self {
-        fn count<K: Ord>(counts: &BTreeMap<K, usize>, key: &K) -> usize {
-            counts.get(key).copied().unwrap_or(0)
-        }
-        let kind = |kind| count(&counts.by_kind, &kind);
-        let risk = |risk| count(&counts.by_risk, &risk);
-        Self {
-            open: counts.open,
-            by_kind: KindCounts {
-                approval: kind(HoldKind::Approval),
-                question: kind(HoldKind::Question),
-                form: kind(HoldKind::Form),
-                link: kind(HoldKind::Link),
-                credential: kind(HoldKind::Credential),
-                reconcile: kind(HoldKind::Reconcile),
-            },
-            by_risk: RiskCounts {
-                high: risk(Some(Risk::High)),
-                medium: risk(Some(Risk::Medium)),
-                low: risk(Some(Risk::Low)),
-                none: risk(None),
-            },
-            expiring_soon: counts.expiring_soon,
-            mine: counts.mine,
-            capped: counts.capped,
-        }
+    /// Counts one more open hold.
+    pub(crate) fn add(&mut self, kind: HoldKind, risk: Option<Risk>) {
+        self.open += 1;
+        let (kinds, risks) = (&mut self.by_kind, &mut self.by_risk);
+        *match kind {
+            HoldKind::Approval => &mut kinds.approval,
+            HoldKind::Question => &mut kinds.question,
+            HoldKind::Form => &mut kinds.form,
+            HoldKind::Link => &mut kinds.link,
+            HoldKind::Credential => &mut kinds.credential,
+            HoldKind::Reconcile => &mut kinds.reconcile,
+        } += 1;
+        *match risk {
+            Some(Risk::High) => &mut risks.high,
+            Some(Risk::Medium) => &mut risks.medium,
+            Some(Risk::Low) => &mut risks.low,
+            None => &mut risks.none,
+        } += 1;
     }
 }
 

@@ -9,13 +9,13 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use utoipa::ToSchema;
 
-use super::action::{ActionView, ReasonView};
+use super::action::ActionView;
 use super::evidence::EvidenceView;
 use super::{alias, chain, task_path};
 use crate::api::json::{Raw, Time};
 use crate::commit::mailbox::Committed;
 use crate::guard::sealed::OpenedArgs;
-use crate::holds::HoldDetail;
+use crate::holds::{HoldDetail, HoldGroup, lineage};
 use crate::kept::{DecisionBody, HoldBody, Reason, parse};
 
 /// A hold.
@@ -39,7 +39,7 @@ pub struct HoldView {
     pub message: Option<String>,
     /// The group of the hold. Left out in the answer that opens the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<HoldGroupView>,
+    pub group: Option<HoldGroup>,
     /// Whether the caller may decide it now.
     pub may_decide: bool,
     /// The reason why the caller may not decide, while the hold is open.
@@ -70,7 +70,7 @@ pub struct HoldView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasons: Option<Vec<ReasonView>>,
+    pub reasons: Option<Vec<Reason>>,
     pub allowed: Vec<DecisionKind>,
     pub quorum: u16,
     /// The approvers so far. Left out if the caller may not see the action.
@@ -111,17 +111,6 @@ impl From<&WhyNot> for DecideRefusal {
     }
 }
 
-/// Holds that belong together.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = HoldGroup)]
-pub struct HoldGroupView {
-    pub id: String,
-    /// Number of holds in the group that the caller may see.
-    pub holds: usize,
-    /// Number of these holds that are decided.
-    pub decided: usize,
-}
-
 /// The decision on a hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Decision)]
@@ -150,10 +139,6 @@ pub struct DecisionView {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub args_lost: bool,
-}
-
-fn reasons(kept: Option<Vec<Reason>>) -> Option<Vec<ReasonView>> {
-    kept.map(|reasons| reasons.into_iter().map(Into::into).collect())
 }
 
 /// Who decides, in one word.
@@ -225,11 +210,7 @@ impl HoldView {
             agent: detail.agent.clone(),
             title: body.title,
             message: body.message,
-            group: detail.group.as_ref().map(|group| HoldGroupView {
-                id: group.id.clone(),
-                holds: group.holds,
-                decided: group.decided,
-            }),
+            group: detail.group.clone(),
             may_decide: is_open && detail.why_not.is_none(),
             why_not: why_not.map(Into::into),
             role: why_not.and_then(|why| match why {
@@ -244,7 +225,7 @@ impl HoldView {
             comment_required: sees_whose.then_some(body.comment_required),
             response_schema: body.response_schema,
             url: body.url,
-            reasons: reasons(body.reasons.filter(|_| sees_action)),
+            reasons: body.reasons.filter(|_| sees_action),
             allowed: hold.allowed.iter().copied().collect(),
             quorum: hold.need,
             votes: sees_action.then(|| detail.votes.iter().map(ToString::to_string).collect()),
@@ -260,31 +241,19 @@ impl HoldView {
     pub(crate) fn of_commit(made: &Committed<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
         let content = &made.record.content;
         let hold = made.after.holds.get(&id)?;
-        let (mut path, mut steps) = (Vec::new(), Vec::new());
-        let mut asking = made.after.requests.get(&hold.request);
-        let number = asking.map_or(0, |live| live.number);
-        while let Some(live) = asking {
-            let task = made.after.tasks.get(&live.task)?;
-            path.push(task.id);
-            steps.push(format!("T{} ← R{}", task.number, live.number));
-            asking = live
-                .parent
-                .and_then(|above| made.after.requests.get(&above));
-        }
-        path.reverse();
-        steps.reverse();
+        let lineage = lineage(made.after, hold.request);
         let agent = made.after.tasks.get(&hold.task)?.agent.clone();
         let is_local = content.principal == Principal::Local;
         Some(Self {
             id,
-            alias: format!("R{number}.h{}", hold.number),
+            alias: alias(&lineage, hold.number),
             kind: hold.kind,
             status: HoldStatus::Open,
             session_id: content.session,
             task_id: hold.task,
             request_id: hold.request,
-            task_path: path,
-            chain: steps.join(" ← "),
+            task_path: task_path(&lineage),
+            chain: chain(&lineage),
             agent,
             title: words.title,
             message: words.message,
@@ -301,7 +270,7 @@ impl HoldView {
             comment_required: None,
             response_schema: words.response_schema,
             url: words.url,
-            reasons: reasons(words.reasons),
+            reasons: words.reasons,
             allowed: hold.allowed.iter().copied().collect(),
             quorum: hold.need,
             votes: Some(Vec::new()),

@@ -9,10 +9,9 @@ use statehold_core::view::View;
 use statehold_store::StoredItem;
 use utoipa::ToSchema;
 
-use super::AttachmentInput;
 use crate::api::json::{Raw, Time, raw_bytes, raw_null, raw_text};
 use crate::api::schema::Content;
-use crate::kept::ItemBody;
+use crate::kept::{AttachmentBody, ItemBody, parse};
 
 /// An item, as the trace and the agent itself see it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -47,7 +46,7 @@ pub struct ItemView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<CallOutcome>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<Option<AttachmentInput>>, required = false)]
+    #[schema(value_type = Vec<Option<AttachmentBody>>, required = false)]
     pub attachments: Vec<Raw>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -95,9 +94,7 @@ impl ItemView {
         attachments: &[Option<Vec<u8>>],
     ) -> Self {
         let erased = body.is_none();
-        let body: ItemBody = body
-            .and_then(|body| serde_json::from_slice(body).ok())
-            .unwrap_or_default();
+        let body: ItemBody = parse(body);
         let (gated, idempotent, outcome) = match item.call {
             Some(CallMark::Call { gated, idempotent }) => (Some(gated), Some(idempotent), None),
             Some(CallMark::Result { outcome, .. }) => (None, None, Some(outcome)),
@@ -157,7 +154,7 @@ pub struct MessageView {
     #[schema(value_type = Content)]
     pub content: Raw,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<Option<AttachmentInput>>, required = false)]
+    #[schema(value_type = Vec<Option<AttachmentBody>>, required = false)]
     pub attachments: Vec<Raw>,
     pub task_id: TaskId,
     pub request_id: RequestId,

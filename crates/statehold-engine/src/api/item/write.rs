@@ -8,12 +8,12 @@ use statehold_core::item::{
     Attachment, AttachmentSource, CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility,
 };
 
-use super::{AttachmentInput, ItemInput, MessageInput};
+use super::{ItemInput, MessageInput};
 use crate::api::json::{Raw, to_body};
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kept::ItemBody;
+use crate::kept::{AttachmentBody, ItemBody};
 
 /// The largest number of items to search for a call by the caller's own id.
 const CALLS_READ_MAX: usize = 1_000;
@@ -66,9 +66,19 @@ pub(crate) fn labelled_message(
         had_credential,
         ..ItemBody::default()
     };
+    output(&body, &message.attachments, path, payloads)
+}
+
+/// A message with its files as a request records it.
+pub(crate) fn output(
+    body: &ItemBody,
+    files: &[AttachmentBody],
+    path: &str,
+    payloads: &mut Payloads,
+) -> Result<Output, EngineError> {
     Ok(Output {
-        body: payloads.put(to_body(&body)),
-        attachments: attachments(&message.attachments, path, payloads)?,
+        body: payloads.put(to_body(body)),
+        attachments: attachments(files, path, payloads)?,
     })
 }
 
@@ -82,7 +92,7 @@ fn require_content(content: &Raw, path: &str) -> Result<(), EngineError> {
 }
 
 fn attachments(
-    wire: &[AttachmentInput],
+    wire: &[AttachmentBody],
     path: &str,
     payloads: &mut Payloads,
 ) -> Result<Vec<Attachment>, EngineError> {

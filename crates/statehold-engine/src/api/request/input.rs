@@ -19,36 +19,28 @@ use crate::api::state::StatePatchInput;
 #[schema(as = RequestIn)]
 pub struct StartInput {
     /// The agent; the session's default agent if left out.
-    #[serde(default)]
     #[schema(value_type = Option<Name>)]
     pub agent: Option<String>,
     /// The message to the agent: text, or content with files.
     #[schema(value_type = Words)]
     pub input: Raw,
     /// The task to continue; a new task if left out.
-    #[serde(default)]
     pub task_id: Option<TaskId>,
     /// The parent request, if an agent starts this one.
-    #[serde(default)]
     pub parent_request_id: Option<RequestId>,
     /// The fence of the parent request.
-    #[serde(default)]
     pub parent_fence: Option<u64>,
     /// Claim the request in the same commit.
-    #[serde(default)]
     pub lease: Option<LeaseInput>,
     /// With a lease: items to write at once.
     #[serde(default)]
     pub items: Vec<ItemInput>,
     /// With a lease: state to write at once.
-    #[serde(default)]
     pub state: Option<StatePatchInput>,
     /// With a lease: the answer.
-    #[serde(default)]
     #[schema(value_type = Option<Words>)]
     pub output: Option<Raw>,
     /// When a newly opened task closes by itself.
-    #[serde(default)]
     pub close_on: Option<CloseOn>,
 }
 
@@ -61,7 +53,6 @@ pub struct LeaseInput {
     #[schema(minimum = 1, maximum = 86_400)]
     pub ttl_seconds: u64,
     /// A name of the worker, for people.
-    #[serde(default)]
     #[schema(max_length = 256)]
     pub worker: Option<String>,
 }
@@ -74,10 +65,8 @@ pub struct AppendInput {
     pub fence: u64,
     #[serde(default)]
     pub items: Vec<ItemInput>,
-    #[serde(default)]
     pub state: Option<StatePatchInput>,
     /// The agent's private state.
-    #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub task_state: Option<Raw>,
 }
@@ -93,10 +82,8 @@ pub struct CompleteInput {
     pub output: Raw,
     #[serde(default)]
     pub items: Vec<ItemInput>,
-    #[serde(default)]
     pub state: Option<StatePatchInput>,
     /// The agent's private state.
-    #[serde(default)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub task_state: Option<Raw>,
     /// Close the task too.
@@ -151,22 +138,17 @@ pub struct ClaimInput {
     #[schema(value_type = Name)]
     pub agent: String,
     /// A name of the worker, for people.
-    #[serde(default)]
     #[schema(max_length = 256)]
     pub worker: Option<String>,
     /// The largest number of requests to claim, 1 to 100.
-    #[serde(default)]
     #[schema(minimum = 1, maximum = 100)]
     pub max: Option<usize>,
     /// Seconds to wait for the first request, at most 60.
-    #[serde(default)]
     #[schema(maximum = 60)]
     pub wait_seconds: Option<u64>,
     /// Seconds until the lease lapses without a heartbeat.
-    #[serde(default)]
     #[schema(minimum = 1, maximum = 86_400)]
     pub lease_seconds: Option<u64>,
     /// Only this request.
-    #[serde(default)]
     pub request_id: Option<RequestId>,
 }

@@ -19,7 +19,7 @@ use crate::api::schema::Content;
 use crate::api::work::CredentialView;
 use crate::claim::ClaimedRequest;
 use crate::commit::mailbox::Committed;
-use crate::kept::ItemBody;
+use crate::kept::{ItemBody, parse, payload};
 use crate::read::RequestDetail;
 
 /// The ids of the written items.
@@ -185,11 +185,7 @@ impl RequestView {
             })?;
         let is_root = parent.is_none();
         let sees = is_root || agent_view;
-        let words = |role| {
-            words_of(content.events.as_slice(), id, role, &|name| {
-                done.payload(name).map(<[u8]>::to_vec)
-            })
-        };
+        let words = |role| words_of(&content.events, id, role, |name| done.payload(name));
         let live = done.after.requests.get(&id);
         let is_new = started_by == content.seq;
         Some(Self {
@@ -310,11 +306,11 @@ impl RequestView {
 }
 
 /// The first message of a user, or the last of the assistant, that a record wrote for a request.
-fn words_of(
-    events: &[Event],
+fn words_of<'a>(
+    events: &'a [Event],
     id: RequestId,
     role: Role,
-    payload: &dyn Fn(&BodyRef) -> Option<Vec<u8>>,
+    payload: impl Fn(&BodyRef) -> Option<&'a [u8]>,
 ) -> Option<Raw> {
     let mut items = events.iter().filter_map(|event| match event {
         Event::ItemsAppended { request, items, .. } if *request == id => Some(items),
@@ -327,37 +323,20 @@ fn words_of(
             .iter()
             .rfind(|item| item.role == Some(role)),
     };
-    let body = payload(&found?.body)?;
-    let body: ItemBody = serde_json::from_slice(&body).ok()?;
-    body.content
+    parse::<ItemBody>(payload(&found?.body)).content
 }
 
 fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {
-    let named = stored.record.bodies();
-    words_of(&stored.record.content.events, id, role, &|name| {
-        let index = named.iter().position(|body| body == name)?;
-        stored.bodies.get(index).cloned().flatten()
-    })
+    let payload = |name: &BodyRef| payload(stored, *name);
+    words_of(&stored.record.content.events, id, role, payload)
 }
 
 /// The error that a record ended a request with.
 pub(crate) fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
-    let named = stored.record.bodies();
-    let error = stored
-        .record
-        .content
-        .events
-        .iter()
-        .find_map(|event| match event {
-            Event::RequestEnded { request, error, .. } if *request == id => *error,
-            _ => None,
-        })?;
-    let index = named.iter().position(|body| *body == error)?;
-    Some(
-        stored
-            .bodies
-            .get(index)?
-            .as_deref()
-            .map_or_else(raw_null, raw_bytes),
-    )
+    let mut events = stored.record.content.events.iter();
+    let error = events.find_map(|event| match event {
+        Event::RequestEnded { request, error, .. } if *request == id => *error,
+        _ => None,
+    })?;
+    Some(payload(stored, error).map_or_else(raw_null, raw_bytes))
 }

@@ -22,7 +22,7 @@ const LABEL_KEY_BYTES_MAX: usize = 64;
 const LABEL_VALUE_BYTES_MAX: usize = 256;
 
 /// A session to create.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SessionIn)]
 pub struct SessionInput {
@@ -30,31 +30,24 @@ pub struct SessionInput {
     #[schema(value_type = Name)]
     pub app: String,
     /// The user. Optional with a key that is bound to a user.
-    #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
     /// A name, unique for the app and the user.
-    #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub name: Option<String>,
     /// The default agent of the session's requests.
-    #[serde(default)]
     #[schema(value_type = Option<Name>)]
     pub agent: Option<String>,
     /// Labels to filter by.
-    #[serde(default)]
     #[schema(value_type = Option<BTreeMap<LabelText, String>>)]
     pub labels: Option<BTreeMap<String, String>>,
     /// Initial values of its state.
-    #[serde(default)]
     #[schema(value_type = Option<BTreeMap<StateKey, serde_json::Value>>)]
     pub state: Option<BTreeMap<String, Raw>>,
     /// Time to live, in seconds.
-    #[serde(default)]
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub ttl_seconds: Option<u64>,
     /// The start of the time to live.
-    #[serde(default)]
     pub ttl_mode: Option<TtlMode>,
 }
 
@@ -68,7 +61,6 @@ pub struct SessionChanges {
     #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
     pub name: Option<Change<String>>,
     /// Labels to set, or to remove with null.
-    #[serde(default)]
     #[schema(value_type = Option<BTreeMap<LabelText, Option<String>>>)]
     pub labels: Option<BTreeMap<String, Option<String>>>,
     /// Time to live, in seconds.
@@ -76,7 +68,6 @@ pub struct SessionChanges {
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
     pub ttl_seconds: Option<Change<u64>>,
     /// The start of the time to live.
-    #[serde(default)]
     pub ttl_mode: Option<TtlMode>,
 }
 

@@ -57,10 +57,8 @@ pub struct SessionStateInput {
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     merge: BTreeMap<String, MergePolicy>,
     /// The request that writes.
-    #[serde(default)]
     pub request_id: Option<RequestId>,
     /// The fence of the request.
-    #[serde(default)]
     pub fence: Option<u64>,
 }
 

@@ -22,7 +22,10 @@ pub struct StateView {
 }
 
 impl StateView {
-    pub(crate) fn of(values: impl Iterator<Item = (StateKey, Vec<u8>, u64)>) -> Self {
+    pub(crate) fn of(
+        values: impl Iterator<Item = (StateKey, Vec<u8>, u64)>,
+        revision: u64,
+    ) -> Self {
         let (mut state, mut versions) = (BTreeMap::new(), BTreeMap::new());
         for (key, value, version) in values {
             state.insert(key.to_string(), raw_bytes(&value));
@@ -31,7 +34,7 @@ impl StateView {
         Self {
             state,
             versions,
-            revision: 0,
+            revision,
         }
     }
 }

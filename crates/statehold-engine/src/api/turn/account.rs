@@ -10,12 +10,11 @@ use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
 use super::RequestHead;
-use super::agent_reply::payload;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::feed::FeedEntry;
-use crate::kept::ItemBody;
+use crate::kept::{ItemBody, parse, payload};
 use crate::read::RequestDetail;
 
 /// How many records of a turn are read at most.
@@ -134,14 +133,13 @@ impl TurnLedger {
 }
 
 fn usage_of(stored: &StoredRecord, item: &Item) -> TokenUsage {
-    #[derive(Default, Deserialize)]
+    #[derive(Deserialize)]
     struct Data {
-        #[serde(default)]
         usage: Option<TokenUsage>,
     }
-    let body = payload(stored, item.body);
-    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
-    let data = body.and_then(|body| body.data);
-    let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
+    let body: ItemBody = parse(payload(stored, item.body));
+    let data = body
+        .data
+        .and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
     data.and_then(|data| data.usage).unwrap_or_default()
 }

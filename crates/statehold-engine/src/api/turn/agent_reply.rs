@@ -2,14 +2,12 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use statehold_core::digest::BodyRef;
 use statehold_core::item::Role;
 use statehold_core::record::Event;
-use statehold_store::StoredRecord;
 
 use super::RequestHead;
 use crate::api::json::{Raw, raw_bytes};
-use crate::kept::ItemBody;
+use crate::kept::{ItemBody, payload};
 use crate::read::RequestDetail;
 
 /// The reply of an agent.
@@ -58,13 +56,6 @@ impl AgentReply {
             tool_calls: body.data.as_ref().and_then(tool_calls),
         })
     }
-}
-
-/// A payload of a record. None if it was erased.
-pub(super) fn payload(stored: &StoredRecord, name: BodyRef) -> Option<&[u8]> {
-    let named = stored.record.bodies();
-    let index = named.iter().position(|body| *body == name)?;
-    stored.bodies.get(index)?.as_deref()
 }
 
 /// The text of content: itself, or the texts of its parts.

@@ -8,7 +8,8 @@ use statehold_core::ids::{RequestId, TaskId};
 use super::question::{lists_choice, only_question};
 use super::repeat::RepeatSearch;
 use super::{DeliveryLog, StartedTurn, TurnDecision, TurnInput, start_turn};
-use crate::api::hold::{DecisionInput, decide_shown};
+use crate::answer::NewAnswer;
+use crate::api::hold::decide_shown;
 use crate::api::json::raw_text;
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
@@ -108,8 +109,8 @@ impl TurnFinder<'_> {
 
     /// Answers a question with the text of the message.
     async fn respond(&self, question: &HoldDetail) -> Result<(), EngineError> {
-        let answer = DecisionInput {
-            decision: DecisionKind::Respond,
+        let answer = NewAnswer {
+            kind: DecisionKind::Respond,
             digest: None,
             args: None,
             content: Some(raw_text(&self.input.message.text)),
@@ -128,13 +129,15 @@ impl TurnFinder<'_> {
     ) -> Result<RequestId, EngineError> {
         let call = self.input.decision_call();
         let mut root = None;
-        for TurnDecision { hold, input, key } in decisions {
-            let detail = self.engine.hold(&call.caller, hold).await?;
+        for decision in decisions {
+            let detail = self.engine.hold(&call.caller, decision.hold_id).await?;
             let first = detail.lineage.first().map(|step| step.request);
             if detail.session.id != self.input.session || first.is_none() {
                 return Err(EngineError::NotFound);
             }
-            decide_shown(self.engine, &call, key.as_deref(), &detail, input).await?;
+            let key = decision.key.clone();
+            let answer = decision.answer()?;
+            decide_shown(self.engine, &call, key.as_deref(), &detail, answer).await?;
             root = first;
         }
         root.ok_or(EngineError::NotFound)

@@ -1,10 +1,11 @@
 //! The message of a user.
 
 use statehold_core::command::Output;
-use statehold_core::item::{Attachment, AttachmentSource};
 
-use crate::api::json::{Raw, raw_text, to_body};
+use crate::api::item::write::output;
+use crate::api::json::{Raw, raw_text};
 use crate::commit::payloads::Payloads;
+use crate::error::EngineError;
 use crate::kept::{AttachmentBody, ItemBody};
 
 /// The message of a user to an agent.
@@ -20,23 +21,17 @@ pub struct UserMessage {
 
 impl UserMessage {
     /// The message as the input of a request. Equal messages of one user have equal digests.
-    pub(super) fn to_output(&self, had_credential: bool, payloads: &mut Payloads) -> Output {
+    pub(super) fn to_output(
+        &self,
+        had_credential: bool,
+        payloads: &mut Payloads,
+    ) -> Result<Output, EngineError> {
         let body = ItemBody {
             content: Some(raw_text(&self.text)),
             data: self.data.clone(),
             had_credential,
             ..ItemBody::default()
         };
-        let body = payloads.put(to_body(&body));
-        let attachments = self.files.iter().map(|file| Attachment {
-            body: payloads.put(to_body(file)),
-            source: match (&file.url, &file.reference_url) {
-                (Some(_), _) => AttachmentSource::Url,
-                (None, Some(_)) => AttachmentSource::ReferenceUrl,
-                (None, None) => AttachmentSource::Inline,
-            },
-        });
-        let attachments = attachments.collect();
-        Output { body, attachments }
+        output(&body, &self.files, "messages", payloads)
     }
 }

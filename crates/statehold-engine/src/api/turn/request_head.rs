@@ -6,7 +6,7 @@ use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 
-use crate::read::{RequestDetail, StoredRequest};
+use crate::read::RequestDetail;
 
 /// The facts about a request that every reader of it needs.
 #[derive(Debug, Clone, Copy)]
@@ -40,27 +40,18 @@ impl RequestHead {
     /// The head of a request. None if the record that started it is gone.
     pub fn of(detail: &RequestDetail) -> Option<Self> {
         let started_at = detail.started.as_ref()?.record.content.at;
-        Some(match &detail.request {
-            StoredRequest::Live(live) => Self {
-                id: live.id,
-                number: live.number,
-                parent: live.parent,
-                started_by: live.started_by,
-                started_at,
-                ended: None,
-            },
-            StoredRequest::Ended(ended) => Self {
-                id: ended.id,
-                number: ended.number,
-                parent: ended.parent,
-                started_by: ended.started_by,
-                started_at,
-                ended: Some(RequestEnd {
-                    outcome: ended.outcome,
-                    at: ended.ended_at,
-                    by: ended.ended_by,
-                }),
-            },
+        let request = &detail.request;
+        Some(Self {
+            id: request.id(),
+            number: request.number(),
+            parent: request.parent(),
+            started_by: request.started_by(),
+            started_at,
+            ended: request.ended().map(|ended| RequestEnd {
+                outcome: ended.outcome,
+                at: ended.ended_at,
+                by: ended.ended_by,
+            }),
         })
     }
 

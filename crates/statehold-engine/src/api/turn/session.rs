@@ -2,17 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use statehold_core::command::{Command, StatePatch};
-use statehold_core::ids::{IdMint, SessionId, Shard};
+use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
-use statehold_core::session::Owner;
 
 use super::as_client;
+use crate::api::session::{self, SessionInput};
 use crate::caller::Caller;
 use crate::commit::idempotency::IdempotencyKey;
-use crate::commit::mailbox::{Call, Committed};
-use crate::engine::{Engine, entropy};
+use crate::commit::mailbox::Call;
+use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
 
@@ -44,32 +43,17 @@ impl ChatSession {
     pub async fn create(self, engine: &Engine, caller: &Caller) -> Result<SessionId, EngineError> {
         // A caller without the role must not create users.
         rights::require_role(caller, &Act::CreateSession)?;
-        let tenant = caller.tenant.clone();
-        let shard = Shard::of_owner(tenant.as_str(), self.app.as_str(), &self.user);
-        let user = engine.user_id(&tenant, &self.user).await?;
-        let command = Command::CreateSession {
-            owner: Owner {
-                agent: self.agent,
-                app: self.app,
-                user,
-                tenant,
-            },
-            name: None,
-            labels: None,
-            state: StatePatch::default(),
-            ttl: None,
+        let input = SessionInput {
+            app: self.app.to_string(),
+            user: Some(self.user),
+            agent: Some(self.agent.to_string()),
+            ..SessionInput::default()
         };
-        let mut mint = IdMint::new(engine.now(), shard, entropy()?);
-        let session = SessionId::from_uuid(mint.next_uuid());
         let call = Call {
-            caller: caller.clone(),
             key: self.key,
-            if_revision: None,
+            ..Call::by(caller.clone())
         };
-        let payloads = engine.no_payloads();
-        let view = |made: &Committed<'_>| Some(made.record.content.session);
-        let created = engine.commit(session, &call, (&command, &payloads), None, view);
-        Ok(created.await?.view)
+        Ok(session::create(engine, &call, input).await?.view.id)
     }
 }
 
@@ -116,10 +100,8 @@ pub async fn delete_session(
     caller: &Caller,
     session: SessionId,
 ) -> Result<(), EngineError> {
-    let (call, payloads) = (Call::by(caller.clone()), engine.no_payloads());
-    let command = (&Command::DeleteSession, &payloads);
-    let deleted = engine.commit(session, &call, command, None, |_| Some(()));
-    deleted.await?;
+    let call = Call::by(caller.clone());
+    session::delete(engine, &call, session).await?;
     Ok(())
 }
 

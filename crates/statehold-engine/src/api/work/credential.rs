@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::claim::ClaimedRequest;
 use crate::guard::credentials::CredentialSource;
-use crate::kept::ItemBody;
+use crate::kept::{ItemBody, parse, payload};
 
 /// A credential. Only the answer to a claim contains it.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
@@ -56,14 +56,11 @@ impl CredentialView {
 
 /// Whether a credential came with the input of a request.
 fn had_credential(stored: &StoredRecord, id: RequestId) -> bool {
-    let named = stored.record.bodies();
     let mut events = stored.record.content.events.iter();
     let input = events.find_map(|event| match event {
         Event::ItemsAppended { request, items, .. } if *request == id => items.first(),
         _ => None,
     });
-    let index = input.and_then(|item| named.iter().position(|body| *body == item.body));
-    let body = index.and_then(|index| stored.bodies.get(index)?.as_deref());
-    let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
-    body.is_some_and(|body| body.had_credential)
+    let body = payload(stored, input.map(|item| item.body));
+    parse::<ItemBody>(body).had_credential
 }

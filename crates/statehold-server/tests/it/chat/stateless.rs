@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use statehold_agents::scratch::Scratch;
 use statehold_core::command::{Command, Fenced, Output, StatePatch};
 use statehold_core::hold::HoldKind;
+use statehold_engine::api::session::{SessionListInput, list};
 use statehold_engine::kept::ItemBody;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, Reply,
-    SessionFilter, SystemClock,
+    SystemClock,
 };
 use statehold_server::ServerOptions;
 use statehold_store::memory::MemoryStore;
@@ -148,13 +149,13 @@ impl Stage {
     async fn empty(&self) {
         let local = Caller::local(name("default"));
         until("nothing is left", || async {
-            let filter = SessionFilter::default();
-            let page = self.scratch.sessions(&local, &filter, None, 10).await;
+            let all = SessionListInput::default();
+            let page = list(&self.scratch, &local, all, None, 10).await;
             page.expect("a list").entries.is_empty().then_some(())
         })
         .await;
-        let filter = SessionFilter::default();
-        let page = self.rig.engine.sessions(&local, &filter, None, 10);
+        let all = SessionListInput::default();
+        let page = list(&self.rig.engine, &local, all, None, 10);
         assert!(page.await.expect("a list").entries.is_empty());
     }
 }
