@@ -60,17 +60,6 @@ struct Streams {
     unsigned: BTreeSet<Name>,
 }
 
-/// Entries of an audit stream, with the data to verify them.
-#[derive(Debug)]
-pub struct AuditPage {
-    /// The entries, in order.
-    pub records: Vec<TenantRecord>,
-    /// The end of the stream.
-    pub head: TenantHead,
-    /// The key that signs roots now.
-    pub public_key: PublicKey,
-}
-
 /// The result of a verification.
 #[derive(Debug)]
 pub struct Verification {
@@ -100,17 +89,14 @@ impl KnownKeys for EngineKeys {
 }
 
 impl Engine {
-    /// The audit stream of the caller's tenant. A page may be short; an empty page ends the stream.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it.
-    pub async fn audit_records(
+    /// The audit stream of the caller's tenant, its end, and the key that signs roots now. A page may be
+    /// short; an empty page ends the stream.
+    pub(crate) async fn audit_records(
         &self,
         caller: &Caller,
         after: u64,
         limit: usize,
-    ) -> Result<AuditPage, EngineError> {
+    ) -> Result<(Vec<TenantRecord>, TenantHead, PublicKey), EngineError> {
         require_any(caller, &[Role::Operator, Role::Admin])?;
         let public_key = self.root_signer().await?.public_key();
         let store = &self.inner().store;
@@ -125,11 +111,8 @@ impl Engine {
             bytes += page.iter().map(|one| one.as_bytes().len()).sum::<usize>();
             records.extend(page);
         }
-        Ok(AuditPage {
-            records,
-            head: store.tenant_head(caller.tenant.clone()).await?,
-            public_key,
-        })
+        let head = store.tenant_head(caller.tenant.clone()).await?;
+        Ok((records, head, public_key))
     }
 
     /// Verifies all data of the caller's tenant while the engine keeps serving calls.

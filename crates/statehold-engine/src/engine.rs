@@ -226,19 +226,6 @@ impl Engine {
         self.inner.clock.now()
     }
 
-    /// Checks that the store answers and accepts writes.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails, or the disk is full.
-    pub async fn require_ready(&self) -> Result<(), EngineError> {
-        self.inner.store.last_place().await?;
-        if self.inner.is_full.load(Ordering::Relaxed) {
-            return Err(EngineError::Full);
-        }
-        Ok(())
-    }
-
     /// A snapshot of the policies of agents and their tools.
     pub fn policies(&self) -> Arc<Policies> {
         self.inner.policies.get()

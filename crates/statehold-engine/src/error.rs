@@ -89,9 +89,6 @@ pub enum EngineError {
     /// A stored or sent value is not JSON.
     #[error("a value is not JSON")]
     NotJson,
-    /// `temp:` values outside a live request.
-    #[error("{0}")]
-    Temp(&'static str),
     /// An invalid hold.
     #[error("`{path}` {what}")]
     HoldMalformed {
@@ -199,6 +196,12 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// State that cannot be written there.
+    pub(crate) fn bad_state(detail: impl Into<String>) -> Self {
+        let (key, detail) = (None, detail.into());
+        Self::BadStateKey { key, detail }
+    }
+
     /// Input of the wrong shape at `path`.
     pub(crate) fn invalid(path: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::InvalidInput {

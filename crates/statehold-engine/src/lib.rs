@@ -32,7 +32,7 @@ mod users;
 pub use addresses::{AddressChanges, Resumable, SigningSecret};
 pub use answer::NewAnswer;
 pub use ask::{NewAction, NewAsk};
-pub use audit::{AuditPage, Verification};
+pub use audit::Verification;
 pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};

@@ -21,7 +21,7 @@ use crate::commit::idempotency::digest;
 use crate::commit::mailbox::Call;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::{require_any, require_reader};
+use crate::guard::access::require_any;
 
 impl Engine {
     /// The values of an app, or of a user in an app, and the revision of direct writes.
@@ -31,7 +31,6 @@ impl Engine {
         app: &Name,
         user: Option<UserId>,
     ) -> Result<(BTreeMap<StateKey, SharedValue>, u64), EngineError> {
-        require_reader(caller)?;
         if let Some(user) = user {
             // Workers read a user's values only through the sessions that they work in.
             if !caller.acts_for(user) && !caller.reads_all() {

@@ -17,6 +17,8 @@ pub(crate) mod task;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::limits::EXACT_INTEGER_MAX;
@@ -50,10 +52,8 @@ impl AnswerHeaders {
     /// Headers of an answer that shows a request.
     pub(crate) fn request(view: &RequestView) -> Self {
         Self {
-            session: Some(view.session_id.to_string()),
             task: Some(view.task_id.to_string()),
-            request: Some(view.id.to_string()),
-            ..Self::default()
+            ..Self::in_request(view.session_id, view.id)
         }
     }
 
@@ -140,6 +140,18 @@ pub(crate) fn shown<T: Serialize>(value: &T, headers: &AnswerHeaders) -> Respons
 pub(crate) fn name_in_query(text: &str, path: &str) -> Result<Name, Problem> {
     text.parse()
         .map_err(|error| Problem::new(Code::BadQuery, format!("`{path}`: {error}")))
+}
+
+/// A word of a list in a query; `words` says which there are.
+pub(crate) fn word_in_query<T: DeserializeOwned>(
+    word: Option<&str>,
+    words: &str,
+) -> Result<Option<T>, Problem> {
+    let Some(word) = word else { return Ok(None) };
+    let parsed = serde_json::from_value(Value::from(word));
+    parsed
+        .map(Some)
+        .map_err(|_| Problem::new(Code::BadQuery, words))
 }
 
 /// The page size that the caller asked for, within bounds.

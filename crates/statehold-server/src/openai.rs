@@ -320,17 +320,12 @@ impl ChatCall {
         turn: ChatTurn,
         known: &mut TurnContext,
     ) -> Result<Response, Problem> {
-        let ChatTurn {
-            handle,
-            is_replay,
-            earlier,
-            scratch,
-        } = turn;
-        let wait_until = match &scratch {
-            Some(_) => Instant::now(),
-            None => self.wait_until,
+        let (handle, earlier) = (turn.handle, turn.earlier);
+        let stays = turn.scratch.is_none();
+        let wait_until = match stays {
+            true => self.wait_until,
+            false => Instant::now(),
         };
-        let stays = scratch.is_none();
         let (snapshot, answer) = match handle.outcome(wait_until).await? {
             TurnOutcome::Answered(snapshot) => {
                 let answer = if self.wants_calls(stays) {
@@ -373,7 +368,7 @@ impl ChatCall {
         headers.insert(header::CONTENT_LENGTH, length);
         let json = HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
-        describe(headers, &handle, is_replay, stays);
+        describe(headers, &handle, turn.is_replay, stays);
         Ok(response)
     }
 
@@ -385,24 +380,18 @@ impl ChatCall {
         seat: Seat,
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
-        let ChatTurn {
-            handle,
-            is_replay,
-            earlier,
-            scratch,
-        } = turn;
-        let stays = scratch.is_none();
+        let (handle, stays) = (turn.handle, turn.scratch.is_none());
         let snapshot = handle.read().await?;
         let with_calls = self.wants_calls(stays);
         let mut voice = Voice::new(self.chat.model, &handle, &snapshot.head, stays);
-        voice.earlier = earlier;
+        voice.earlier = turn.earlier;
         let options = self.chat.stream_options.unwrap_or_default();
         voice.with_usage = options.include_usage == Some(true);
         let (pieces, written) = mpsc::channel(PIECES_MAX);
         let mut response = Response::new(delivery::streamed(written, seat));
         let headers = response.headers_mut();
         sse::set_headers(headers);
-        describe(headers, &handle, is_replay, stays);
+        describe(headers, &handle, turn.is_replay, stays);
         let writer = StreamWriter {
             app,
             turn: handle,
@@ -422,7 +411,7 @@ impl ChatCall {
         };
         tokio::spawn(async move {
             writer.write().await;
-            drop(scratch);
+            drop(turn.scratch);
         });
         Ok(response)
     }

@@ -154,13 +154,13 @@ pub async fn records(
     after: u64,
     limit: usize,
 ) -> Result<AuditRecords, EngineError> {
-    let found = engine.audit_records(caller, after, limit).await?;
-    let records = found.records.iter();
+    let (records, head, key) = engine.audit_records(caller, after, limit).await?;
+    let records = records.iter();
     let records = records.map(|record| with_hash(record.as_bytes(), &record.hash.to_string()));
     Ok(AuditRecords {
         records: records.collect(),
-        head: found.head.into(),
-        public_key: found.public_key.to_string(),
+        head: head.into(),
+        public_key: key.to_string(),
     })
 }
 

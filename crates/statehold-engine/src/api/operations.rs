@@ -1,5 +1,7 @@
 //! Operations: readiness, numbers for operators, the clock of a development server.
 
+use std::sync::atomic::Ordering;
+
 use serde::Serialize;
 
 use super::json::Time;
@@ -44,7 +46,12 @@ pub async fn step_clock(
 ///
 /// If the store fails, or the disk is full.
 pub async fn ready(engine: &Engine) -> Result<(), EngineError> {
-    engine.require_ready().await
+    let inner = engine.inner();
+    inner.store.last_place().await?;
+    if inner.is_full.load(Ordering::Relaxed) {
+        return Err(EngineError::Full);
+    }
+    Ok(())
 }
 
 /// How many sessions are in memory.

@@ -153,7 +153,7 @@ fn state_patch(
     };
     let writes = input.parse(None)?;
     if writes.touches(Scope::Temp) {
-        return Err(EngineError::Temp(
+        return Err(EngineError::bad_state(
             "`temp:` keys are written with PATCH …/state, with `request_id` and `fence`",
         ));
     }

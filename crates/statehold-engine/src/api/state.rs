@@ -100,11 +100,11 @@ async fn patch_temp(
 ) -> Result<Receipt<StateWritten>, EngineError> {
     let Some(by) = by else {
         let detail = "`temp:` keys live with a request: name it with `request_id` and `fence`";
-        return Err(EngineError::Temp(detail));
+        return Err(EngineError::bad_state(detail));
     };
     if has_rest {
         let detail = "write `temp:` keys in a call of their own: they are not part of a commit";
-        return Err(EngineError::Temp(detail));
+        return Err(EngineError::bad_state(detail));
     }
     let root = engine.root_of(caller, session, by.request, Some(by.fence));
     engine.inner().temps.put(root.await?, set, &delete)?;
@@ -128,43 +128,26 @@ fn state_written(made: &Committed<'_>) -> StateWritten {
     }
 }
 
-/// Reads the state of an app.
+/// Reads the state of an app, or of a user in an app.
 ///
 /// # Errors
 ///
-/// If the caller may not read them.
-pub async fn read_app(
+/// If the caller may not read it.
+pub async fn read_shared(
     engine: &Engine,
     caller: &Caller,
     app: &str,
-) -> Result<StateView, EngineError> {
-    read_shared(engine, caller, app, None).await
-}
-
-/// Reads the state of a user in an app.
-///
-/// # Errors
-///
-/// If the caller may not read them.
-pub async fn read_user(
-    engine: &Engine,
-    caller: &Caller,
-    app: &str,
-    user: &str,
+    user: Option<&str>,
 ) -> Result<StateView, EngineError> {
     // Roles before objects: the answer must not tell whether the user exists.
     require_reader(caller)?;
-    let user = engine.known_user(&caller.tenant, user).await?;
-    let user = user.ok_or(EngineError::NotFound)?;
-    read_shared(engine, caller, app, Some(user)).await
-}
-
-async fn read_shared(
-    engine: &Engine,
-    caller: &Caller,
-    app: &str,
-    user: Option<UserId>,
-) -> Result<StateView, EngineError> {
+    let user = match user {
+        Some(user) => {
+            let known = engine.known_user(&caller.tenant, user).await?;
+            Some(known.ok_or(EngineError::NotFound)?)
+        }
+        None => None,
+    };
     let app: Name = app.parse().map_err(|_| EngineError::NotFound)?;
     let (values, revision) = engine.shared(caller, &app, user).await?;
     let values = values.into_iter();

@@ -275,14 +275,8 @@ async fn holds_of(
     }
     for HoldSummary { hold, decision, .. } in rows {
         let record = records.get(&(state.session, hold.opened_at));
-        let shown = HoldRef {
-            id: hold.id,
-            alias: format!(".h{}", hold.number),
-            kind: hold.kind,
-            status: decision.map_or(HoldStatus::Open, |(decision, _)| decision.status),
-            title: title_of(hold.kind, payload(record, hold.body)),
-            expires_at: hold.deadline.map(Into::into),
-        };
+        let decision = decision.map(|(decision, _)| decision);
+        let shown = HoldRef::new(&hold, decision, payload(record, hold.body));
         holds.insert(hold.id, (hold.request, shown));
     }
     let mut by_request: BTreeMap<RequestId, Vec<HoldRef>> = BTreeMap::new();

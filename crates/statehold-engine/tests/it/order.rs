@@ -3,6 +3,7 @@
 
 use statehold_core::command::{Command, Rejection};
 use statehold_engine::EngineError;
+use statehold_engine::api::operations;
 
 use crate::rig::{Rig, request_of};
 
@@ -103,7 +104,7 @@ async fn commits_behind_one_that_failed_are_made_again_in_order() {
     revisions.sort_unstable();
     assert_eq!((failed, revisions), (1, (2..=8).collect()));
     assert!(
-        rig.engine.require_ready().await.is_ok(),
+        operations::ready(&rig.engine).await.is_ok(),
         "there is room again"
     );
 }

@@ -297,7 +297,7 @@ impl CallContext {
     pub(crate) fn call(&self, body: &[u8]) -> Call {
         Call {
             caller: self.caller.clone(),
-            key: self.key(body),
+            key: self.key_of("", &[body]),
             if_revision: self.if_revision,
         }
     }
@@ -311,10 +311,6 @@ impl CallContext {
             if_revision: self.if_revision,
         };
         (call, self.key_text())
-    }
-
-    fn key(&self, body: &[u8]) -> Option<IdempotencyKey> {
-        self.key_of("", &[body])
     }
 
     /// The key for one of several commands of a call, distinguished by `step`. It covers the method, the

@@ -259,7 +259,6 @@ impl From<EngineError> for Problem {
             } => Self::version_conflict(&detail, key.as_str(), expected, found),
             EngineError::Merge { key, .. } => problem(Code::MergeRefused).with("key", key.as_str()),
             EngineError::NotJson => problem(Code::MergeRefused),
-            EngineError::Temp(_) => problem(Code::BadStateKey),
             EngineError::BadStateKey { key, .. } => {
                 let shown = problem(Code::BadStateKey);
                 match key {

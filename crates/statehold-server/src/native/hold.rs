@@ -20,6 +20,7 @@ use utoipa_axum::routes;
 
 use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, shown,
+    word_in_query,
 };
 use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::{Code, Problem};
@@ -97,23 +98,18 @@ async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> A
 
 fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
     let bad = |what: &str| Problem::new(Code::BadQuery, what);
-    let status: Option<HoldStatus> = match params.status.as_deref() {
-        None | Some("open" | "decided") => None,
-        Some(status) => Some(parse_word(status).ok_or_else(|| {
-            bad("`status` is open, decided, approved, edited, answered, rejected, expired or cancelled")
-        })?),
-    };
-    let decided = status.is_some() || params.status.as_deref() == Some("decided");
-    let kind: Option<HoldKind> = match params.kind.as_deref() {
-        None => None,
-        Some(kind) => Some(parse_word(kind).ok_or_else(|| {
-            bad("`kind` is approval, question, form, link, credential or reconcile")
-        })?),
-    };
-    let risk: Option<Risk> = match params.risk.as_deref() {
-        None => None,
-        Some(risk) => Some(parse_word(risk).ok_or_else(|| bad("`risk` is low, medium or high"))?),
-    };
+    let status = params.status.as_deref();
+    let outcome: Option<HoldStatus> = word_in_query(
+        status.filter(|status| !["open", "decided"].contains(status)),
+        "`status` is open, decided, approved, edited, answered, rejected, expired or cancelled",
+    )?;
+    let decided = outcome.is_some() || status == Some("decided");
+    let kind: Option<HoldKind> = word_in_query(
+        params.kind.as_deref(),
+        "`kind` is approval, question, form, link, credential or reconcile",
+    )?;
+    let risk: Option<Risk> =
+        word_in_query(params.risk.as_deref(), "`risk` is low, medium or high")?;
     let order = match params.order.as_deref() {
         Some("urgency") if decided => {
             return Err(bad("`order` of decided holds is newest or oldest"));
@@ -132,7 +128,7 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
     let session = params.session_id.as_deref().map(str::parse).transpose();
     Ok(HoldFilter {
         decided,
-        status,
+        status: outcome,
         agent: agent
             .map(|agent| name_in_query(agent, "agent"))
             .transpose()?,
@@ -175,10 +171,6 @@ async fn counts(context: CallContext) -> Answer {
     Ok(plain(&counts))
 }
 
-fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
-    serde_json::from_value(serde_json::Value::String(word.to_owned())).ok()
-}
-
 /// Read a hold.
 #[utoipa::path(
     get, path = "/v1/holds/{hold_id}", tag = "holds",
@@ -188,10 +180,8 @@ fn parse_word<T: for<'de> Deserialize<'de>>(word: &str) -> Option<T> {
 async fn read(context: CallContext) -> Answer {
     let hold = api::hold::read(context.engine(), &context.caller, context.id("hold_id")?).await?;
     let headers = AnswerHeaders {
-        session: Some(hold.session_id.to_string()),
         task: Some(hold.task_id.to_string()),
-        request: Some(hold.request_id.to_string()),
-        ..AnswerHeaders::default()
+        ..AnswerHeaders::in_request(hold.session_id, hold.request_id)
     };
     Ok(shown(&hold, &headers))
 }

@@ -18,7 +18,7 @@ use utoipa_axum::routes;
 
 use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, revision,
-    shown,
+    shown, word_in_query,
 };
 use crate::http::call::{App, CallContext, Params, Payload};
 use crate::http::problem::{Code, Problem};
@@ -77,13 +77,15 @@ struct SessionListParams {
     limit: Option<usize>,
 }
 
+const STATUS_WORDS: &str = "`status` is running, paused, idle or closed";
+
 impl SessionListParams {
     fn parse(self) -> Result<SessionListInput, Problem> {
         let app = self.app.as_deref().map(|app| name_in_query(app, "app"));
         Ok(SessionListInput {
             app: app.transpose()?,
             user: self.user,
-            status: self.status.as_deref().map(status).transpose()?,
+            status: word_in_query(self.status.as_deref(), STATUS_WORDS)?,
             label: self.label.map(|label| match label.split_once(':') {
                 Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
                 None => (label, None),
@@ -112,19 +114,6 @@ async fn list(context: CallContext, Params(mut params): Params<SessionListParams
         next_cursor: page.next.map(|place| cursor.seal(place)),
     };
     Ok(plain(&page))
-}
-
-fn status(text: &str) -> Result<SessionStatus, Problem> {
-    match text {
-        "running" => Ok(SessionStatus::Running),
-        "paused" => Ok(SessionStatus::Paused),
-        "idle" => Ok(SessionStatus::Idle),
-        "closed" => Ok(SessionStatus::Closed),
-        _ => Err(Problem::new(
-            Code::BadQuery,
-            "`status` is running, paused, idle or closed",
-        )),
-    }
 }
 
 /// Read a session.

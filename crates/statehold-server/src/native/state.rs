@@ -70,8 +70,8 @@ async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer
     responses((status = 200, body = StateView))
 )]
 async fn read_app(context: CallContext) -> Answer {
-    let state =
-        api::state::read_app(context.engine(), &context.caller, context.path_text("app")).await?;
+    let app = context.path_text("app");
+    let state = api::state::read_shared(context.engine(), &context.caller, app, None).await?;
     Ok(shown_shared(&state))
 }
 
@@ -99,8 +99,8 @@ async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answ
     responses((status = 200, body = StateView))
 )]
 async fn read_user(context: CallContext) -> Answer {
-    let (of_app, user) = (context.path_text("app"), context.path_text("user"));
-    let state = api::state::read_user(context.engine(), &context.caller, of_app, user).await?;
+    let (app, user) = (context.path_text("app"), context.path_text("user"));
+    let state = api::state::read_shared(context.engine(), &context.caller, app, Some(user)).await?;
     Ok(shown_shared(&state))
 }
 

@@ -3,7 +3,7 @@
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::{HoldKind, HoldStatus, Risk};
+use statehold_core::hold::{Decision, Hold, HoldKind, HoldStatus, Risk};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::record::Event;
 use statehold_core::request::RequestStatus;
@@ -28,14 +28,25 @@ pub struct HoldRef {
 
 impl HoldRef {
     pub(crate) fn of(detail: &HoldDetail) -> Self {
-        let hold = &detail.hold;
-        let closed = detail.closed.as_ref();
+        let (hold, closed) = (&detail.hold, detail.closed.as_ref());
+        Self {
+            alias: alias(&detail.lineage, hold.number),
+            ..Self::new(
+                hold,
+                closed.map(|closed| closed.decision),
+                detail.body.as_deref(),
+            )
+        }
+    }
+
+    /// The view of a hold, with an alias inside its request.
+    pub(crate) fn new(hold: &Hold, decision: Option<Decision>, body: Option<&[u8]>) -> Self {
         Self {
             id: hold.id,
-            alias: alias(&detail.lineage, hold.number),
+            alias: format!(".h{}", hold.number),
             kind: hold.kind,
-            status: closed.map_or(HoldStatus::Open, |closed| closed.decision.status),
-            title: title_of(hold.kind, detail.body.as_deref()),
+            status: decision.map_or(HoldStatus::Open, |decision| decision.status),
+            title: title_of(hold.kind, body),
             expires_at: hold.deadline.map(Into::into),
         }
     }
