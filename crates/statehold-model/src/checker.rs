@@ -1,8 +1,8 @@
 //! The model of the core: every order in which messages, clocks and crashes can happen, on small
 //! worlds, through the same functions the server calls.
 //!
-//! Messages are never taken off the wire: whatever was sent may arrive at any time, any number of
-//! times, in any order, or never. That is duplication, reordering and loss in one. Workers speak with
+//! Messages are never taken off the wire: a sent message may arrive at any time, any number of
+//! times, in any order, or never. This models duplication, reordering and loss in one. Workers speak with
 //! their current fence and with the one before, approvers decide holds that were decided long ago,
 //! and the clock may step back. Calls under idempotency keys are the exception: the engine answers their
 //! repetitions, so each reaches the core until it has taken effect, and not again.

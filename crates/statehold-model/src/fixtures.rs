@@ -69,7 +69,7 @@ pub fn approver(n: u64) -> Actor {
     actor(Principal::User(user(100 + n)), &["approver"])
 }
 
-/// Somebody of tenant `t1`.
+/// An actor of tenant `t1`.
 pub fn actor(principal: Principal, roles: &[&str]) -> Actor {
     Actor {
         tenant: name("t1"),

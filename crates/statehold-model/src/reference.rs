@@ -1,7 +1,7 @@
 //! A second opinion on the core: the whole world of one session, kept for ever in plain lists.
 //!
 //! Nothing leaves the lists when it ends, and no status is stored: each is worked out from the
-//! lists whenever somebody asks, the slow and obvious way. It shares the vocabulary of the core
+//! lists at every question, the slow and obvious way. It shares the vocabulary of the core
 //! (ids, enums, commands) and none of its decisions, so that a property test can hold the two
 //! against each other. Limits that no test sequence can reach are left out.
 
@@ -87,8 +87,8 @@ pub struct KnownRequest {
     pub started_by: u64,
     /// Every lease it ever had. The fence is their number.
     pub leases: Vec<Lease>,
-    /// Whether the last worker still has the lease, as far as records say. A lease that ran out is
-    /// there until somebody gives it up.
+    /// Whether the records still give the lease to the last worker. An expired lease stays until a
+    /// command gives it up.
     pub attended: bool,
     /// Whether it waited for something when the last command was done.
     pub waited: bool,
@@ -134,17 +134,17 @@ pub struct KnownItem {
     pub request: usize,
     /// The revision that wrote it.
     pub revision: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: ItemKind,
     /// Whether clients may see it.
     pub visibility: Visibility,
-    /// Who speaks.
+    /// The author of a message.
     pub role: Option<Role>,
-    /// What it says about a tool call.
+    /// Its part in a tool call.
     pub mark: Option<KnownMark>,
 }
 
-/// What an item says about a tool call.
+/// The part of an item in a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownMark {
     /// It is the call.
@@ -158,7 +158,7 @@ pub enum KnownMark {
     Result {
         /// The item that is the call.
         call: usize,
-        /// What it came to.
+        /// The outcome of the call.
         outcome: CallOutcome,
         /// The digest of what ran, if that was approved.
         executed: Option<Digest>,
@@ -176,7 +176,7 @@ pub struct KeyWrite {
     pub is_there: bool,
 }
 
-/// What became of a command.
+/// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// It was done.
@@ -185,7 +185,7 @@ pub enum Answer {
     Late(Rejection),
     /// It was done before, by that revision.
     Again {
-        /// That revision.
+        /// The revision that did it.
         revision: u64,
     },
     /// It was refused.

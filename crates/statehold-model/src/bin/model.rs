@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     for property in &report.vacuous {
         println!("NEVER HAPPENED: {property}");
     }
-    // What was not reached before time ran out may still happen.
+    // A scope that ran out of time may still reach the missing situations.
     let is_vacuous = report.cut_short.is_empty() && !report.vacuous.is_empty();
     if report.broken.is_empty() && !is_vacuous {
         ExitCode::SUCCESS

@@ -1,4 +1,4 @@
-//! Runs the model over several scopes and sums up what was found.
+//! Runs the model over several scopes and sums up the findings.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -13,7 +13,7 @@ use stateright::{Checker, DiscoveryClassification, Expectation, Model};
 
 use super::{Action, CoreModel, Scope, World};
 
-/// What an exploration found.
+/// The findings of an exploration.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Distinct states over all scopes.
@@ -24,12 +24,12 @@ pub struct Report {
     pub cut_short: Vec<&'static str>,
     /// Promises that were broken, each with a way there.
     pub broken: Vec<(&'static str, String)>,
-    /// What never happened, although a `sometimes` property wants it: a promise had nothing to say,
-    /// or a situation that the scopes are made for did not come up.
+    /// `sometimes` properties that never held: a promise had nothing to judge, or a situation that the
+    /// scopes are made for did not occur.
     pub vacuous: Vec<&'static str>,
 }
 
-/// What was found in one scope.
+/// The findings in one scope.
 struct Explored {
     name: &'static str,
     states: usize,
@@ -143,8 +143,8 @@ pub struct Caught {
 
 /// Looks for the nearest world in which `mutant` breaks `promise`, among so many distinct `worlds`.
 ///
-/// The checker's own breadth-first search goes on for a while after it found something, and then
-/// tells the last way there, not the shortest.
+/// The checker's own breadth-first search continues after its first finding, and then reports the
+/// last path to it, not the shortest.
 pub fn hunt(mutant: Mutant, promise: Invariant, scope: Scope, worlds: usize) -> Option<Caught> {
     let scope_name = scope.name;
     let model = CoreModel::new(scope).with_mutant(mutant);

@@ -11,7 +11,7 @@ use super::world::{Action, Ask, Person, Probe, World};
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Scope {
-    /// What the scope is for.
+    /// The purpose of the scope, in a few words.
     pub name: &'static str,
     /// Calls of the client.
     pub starts: u8,
@@ -25,11 +25,11 @@ pub struct Scope {
     pub leased_spawns: bool,
     /// Holds.
     pub holds: u8,
-    /// What workers ask.
+    /// The holds that workers open.
     pub asks: &'static [Ask],
     /// Who decides.
     pub people: &'static [Person],
-    /// What they decide.
+    /// Their possible decisions.
     pub decisions: &'static [DecisionKind],
     /// Tool calls that cannot be repeated.
     pub calls: u8,

@@ -1,4 +1,5 @@
-//! What the scopes are made for, as `sometimes` properties: a scope that is trimmed too far fails.
+//! The situations that the scopes are made for, as `sometimes` properties: a scope that is trimmed too
+//! far fails.
 
 use statehold_core::hold::HoldKind;
 use stateright::Property;

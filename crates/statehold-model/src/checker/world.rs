@@ -29,12 +29,12 @@ use crate::fixtures;
 /// How long a tick is. Leases and deadlines last one tick.
 const TICK_MS: u64 = 10_000;
 
-/// A modelled world: one session, its log, its clock, and what was spent of the scope's budget.
+/// A modelled world: one session, its log, its clock, and the spent part of the scope's budget.
 #[derive(Debug, Clone)]
 pub struct World {
     /// The folded state.
     pub core: SessionState,
-    /// What the records say, gathered independently.
+    /// The facts in the records, gathered independently of the core.
     pub facts: Arc<Facts>,
     /// Holds that were decided, as the store would load them. A function of the log.
     pub decided: Arc<BTreeMap<HoldId, DecidedHold>>,
@@ -49,11 +49,11 @@ pub struct World {
     pub grace: u8,
     /// The last revision that is on disk.
     pub durable: u64,
-    /// A digest of what is on disk, where that differs from what was decided.
+    /// A digest of the records on disk, where they differ from the decided ones.
     pub on_disk: u64,
-    /// The last revision that somebody was told about.
+    /// The last revision that a caller was told about.
     pub acknowledged: u64,
-    /// What was spent of the budget.
+    /// The spent part of the budget.
     pub spent: Spent,
     /// Broken promises, as bits.
     pub broken: u32,
@@ -74,8 +74,8 @@ pub struct Spent {
 }
 
 impl World {
-    /// Two worlds are the same if they behave the same: where they are in the log does not matter,
-    /// only what is on disk and how far acknowledgements are behind.
+    /// Two worlds are the same if they behave the same: their position in the log does not matter,
+    /// only the records on disk and the lag of acknowledgements.
     fn identity(&self) -> impl Hash + PartialEq + '_ {
         let core = &self.core;
         (
@@ -86,7 +86,7 @@ impl World {
         )
     }
 
-    /// What the records say, without their numbers.
+    /// The content of the records, without their numbers.
     fn content(&self) -> impl Hash + PartialEq + '_ {
         let (core, facts) = (&self.core, &*self.facts);
         let tasks = core.tasks.values().map(|task| {
@@ -120,7 +120,7 @@ impl PartialEq for World {
     }
 }
 
-/// What can happen.
+/// One step of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// The client's n-th call arrives. It has an idempotency key: once it has taken effect, the engine
@@ -145,7 +145,7 @@ pub enum Action {
     Call(Fenced),
     /// A worker records a result.
     Result(Fenced, ItemId, CallOutcome),
-    /// Somebody decides.
+    /// A person decides a hold.
     Decide(HoldId, Person, DecisionKind),
     /// The server's timer fires.
     Expire(HoldId),
@@ -172,16 +172,16 @@ pub enum Action {
         /// Whether the tail happened to survive.
         keeps_tail: bool,
     },
-    /// Somebody tries something that must be refused, or must leave no trace here.
+    /// A caller tries a command that the core must refuse, or that must leave no trace here.
     Probe(Probe),
 }
 
-/// What a worker asks a person.
+/// The hold that a worker opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// One approval, before the next tick.
     Approval,
-    /// One approval; the request fails if nobody decides before the next tick.
+    /// One approval; the request fails without a decision before the next tick.
     ApprovalOrFail,
     /// Two approvals, without a deadline.
     TwoApprovals,
@@ -198,7 +198,7 @@ pub enum Person {
     AgainApprover(u64),
     /// The session's user, who is also an approver elsewhere.
     Owner,
-    /// The worker that opened the hold, if somebody gave it the role.
+    /// The worker that opened the hold, with the role of an approver.
     Opener,
 }
 
@@ -217,7 +217,7 @@ pub enum Probe {
     FinalTask(TaskId),
     /// A task is asked from elsewhere in the tree.
     ForeignTask(TaskId),
-    /// A request that nobody claimed is completed.
+    /// An unclaimed request is completed.
     Unclaimed(RequestId),
     /// The session is copied.
     Fork,
@@ -246,8 +246,8 @@ impl World {
         world
     }
 
-    /// What surrounds a command of `actor` now. The part of the engine: cold objects are loaded by
-    /// the one who knows the command.
+    /// The context of a command of `actor` now. It plays the engine: the sender of the command loads the
+    /// cold objects.
     pub fn context(&self, actor: Actor) -> Context {
         let counters = [
             self.core.tasks_opened,
@@ -352,11 +352,11 @@ impl World {
         self.acknowledged = self.core.revision;
     }
 
-    /// What one action does.
+    /// Applies one action.
     pub(super) fn act(&mut self, model: &CoreModel, action: Action) {
         let before = self.core.revision;
         self.perform(model, action);
-        // What is refused costs nothing; otherwise refusals would make worlds differ.
+        // A refused command costs nothing; otherwise refusals would make worlds differ.
         let is_free = self.core.revision == before;
         let spent = match action {
             Action::Tick => &mut self.spent.ticks,
@@ -494,7 +494,7 @@ impl World {
         }
     }
 
-    /// Whoever holds the lease of a request, or worker 1.
+    /// The worker with the lease of a request, or worker 1.
     fn holder(&self, request: RequestId) -> Actor {
         let lease = self.core.requests.get(&request).and_then(|live| live.lease);
         lease.map_or_else(
@@ -683,7 +683,7 @@ impl World {
                 session: fixtures::session(2),
             },
         };
-        // Whatever a probe does, it happens in a world of its own.
+        // A probe acts on a copy of the world.
         let mut other = self.clone();
         model.deliver(&mut other, &command, &ctx);
         self.broken |= other.broken;

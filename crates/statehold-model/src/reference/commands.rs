@@ -1,6 +1,6 @@
-//! What each command does to the world of the reference, command by command from the text of the
-//! design. Everything happens on a copy that is thrown away when the command is refused, so a
-//! command may write first and refuse later.
+//! The effect of each command on the world of the reference, written from the text of the design. A
+//! command works on a copy that is thrown away when it is refused, so it may write first and refuse
+//! later.
 
 use std::collections::BTreeSet;
 
@@ -426,7 +426,7 @@ impl World {
     }
 
     fn claim(&mut self, id: RequestId, ttl_ms: u64, ctx: &Context) -> Result<(), Rejection> {
-        // What is wrong with the call itself comes before what stands against it here.
+        // Check the call by itself before the state of the request.
         check_ttl(ttl_ms)?;
         let request = self.live_named(id)?;
         let status = self.request_status(request);
@@ -473,7 +473,7 @@ impl World {
                 effect: first.and_then(|hold| hold.effect),
                 risk: first.and_then(|hold| hold.risk),
                 policy: first.and_then(|hold| hold.policy),
-                // Whoever made the call must not be the one who says what became of it.
+                // The worker that made the call must not report its outcome as an approver.
                 opened_by: worker,
                 deadline: None,
                 on_expiry: OnExpiry::Reject,
@@ -483,7 +483,7 @@ impl World {
             };
             self.holds.push(hold);
         }
-        // Nobody has it now; the worker before is given up.
+        // The request has no worker now: the core gave up the one before.
         self.requests[request].attended = false;
         Ok(())
     }

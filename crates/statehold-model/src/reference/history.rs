@@ -87,7 +87,7 @@ impl World {
             .ok_or(Rejection::CallUnknown { call: named })
     }
 
-    /// A result must fit what people decided about the call. Only what was let run can have run.
+    /// A result must fit the decision about the call: only an approved call can have run.
     fn result_of(
         &self,
         request: usize,

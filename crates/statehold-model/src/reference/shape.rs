@@ -327,7 +327,7 @@ impl World {
     }
 }
 
-/// The place in its list of whatever has this number.
+/// The index in its list of the object with this number.
 fn place(number: u64) -> Option<usize> {
     usize::try_from(number).ok()?.checked_sub(1)
 }
