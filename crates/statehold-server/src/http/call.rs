@@ -250,7 +250,7 @@ fn is_loopback(host: &str) -> bool {
             .is_ok_and(|ip| ip.is_loopback())
 }
 
-/// A call: the server it came to, its caller, the ids in its path, its idempotency key and preconditions.
+/// A call: its server, its caller, the ids in its path, its idempotency key and preconditions.
 #[derive(Clone)]
 pub(crate) struct CallContext {
     pub(crate) app: App,

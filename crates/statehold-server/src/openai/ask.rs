@@ -1,7 +1,7 @@
-//! What a chat call asks for.
+//! The request of a chat call.
 //!
-//! Fields that are not known are left alone: clients of this form send whatever is new. Those that ask
-//! for something that would silently not be done are refused by name.
+//! Unknown fields are ignored: OpenAI's clients keep adding new ones. Fields that ask for an unsupported
+//! feature are refused by name, so that no feature is silently missing.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(crate) struct ChatIn {
     pub(crate) user: Option<String>,
     /// The same under its newer name.
     pub(crate) safety_identifier: Option<String>,
-    /// What only this server understands.
+    /// Fields that only this server understands.
     pub(crate) statehold: Option<ExtensionIn>,
     /// Only 1.
     n: Option<u64>,
@@ -78,21 +78,21 @@ impl ConversationIn {
     }
 }
 
-/// What only this server understands.
+/// Fields of a chat call that only this server understands.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ChatExtension)]
 pub(crate) struct ExtensionIn {
-    /// Decisions for holds of the session, taken before the call goes on with the request they are for.
+    /// Decisions for holds of the session. They are taken first; then the call follows their request.
     #[serde(default)]
     pub(crate) decisions: Vec<TurnDecision>,
-    /// How holds are told: as clients see them (`client`), or with everything that the caller may see
-    /// (`own`), for services that let people decide elsewhere.
+    /// How holds are shown: as clients see them (`client`), or with everything that the caller may see
+    /// (`own`), for services in which people decide elsewhere.
     #[serde(default)]
     holds: HoldsView,
 }
 
-/// How the holds of a paused turn are told.
+/// How the holds of a paused turn are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ChatHoldsView)]
@@ -108,7 +108,7 @@ struct ResponseFormatIn {
     kind: String,
 }
 
-/// A message, of which only this is looked at.
+/// A message. The server reads only these fields.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ChatMessage)]
 pub(crate) struct ChatMessageIn {
@@ -128,13 +128,13 @@ struct PartIn {
 }
 
 impl ChatIn {
-    /// Whether holds are told with everything that the caller may see.
+    /// Whether the answer shows holds with everything that the caller may see.
     pub(crate) fn wants_own_holds(&self) -> bool {
         let extension = self.statehold.as_ref();
         extension.is_some_and(|extension| extension.holds == HoldsView::Own)
     }
 
-    /// The decisions that come with it.
+    /// The decisions in the call.
     pub(crate) fn decisions(&self) -> &[TurnDecision] {
         let extension = self.statehold.as_ref();
         extension.map_or(&[], |extension| &extension.decisions)
@@ -159,7 +159,7 @@ impl ChatIn {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
-    /// Refuses what nobody here can do, whoever the agent is.
+    /// Refuses parameters that no agent supports.
     pub(crate) fn require_possible(&self) -> Result<(), Problem> {
         let speaks = |modality: &String| modality != "text";
         let wanted = [
@@ -176,7 +176,7 @@ impl ChatIn {
         }
     }
 
-    /// Refuses what only a chat service that is called without a session can do.
+    /// Refuses parameters that only chat services support, and only without a session.
     pub(crate) fn require_plain(&self) -> Result<(), Problem> {
         let has = |list: &Option<Vec<Raw>>| list.as_ref().is_some_and(|list| !list.is_empty());
         if has(&self.tools) || has(&self.functions) {
@@ -229,12 +229,12 @@ const PASSED: &[&str] = &[
     "verbosity",
 ];
 
-/// What goes with the input of a call that leaves nothing: everything that the caller knows.
+/// The conversation of a call without a session, as the caller sent it, and the parameters to pass on.
 #[derive(Debug, Serialize)]
 pub(crate) struct CallerMessages<'a> {
     /// The messages before the last, as they were sent.
     history: &'a [Raw],
-    /// The last one as it was sent, where it is more than the text of a user.
+    /// The last message as it was sent, if it is more than the text of a user.
     #[serde(skip_serializing_if = "Option::is_none")]
     last: Option<&'a Raw>,
     passthrough: BTreeMap<String, Raw>,
@@ -261,7 +261,7 @@ impl<'a> CallerMessages<'a> {
 }
 
 impl ChatMessageIn {
-    /// Whether it is nothing but text.
+    /// Whether the content is plain text.
     pub(crate) fn is_text(&self) -> bool {
         let content = self.content.as_ref();
         content.is_some_and(|content| content.get().starts_with('"'))

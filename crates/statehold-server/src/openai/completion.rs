@@ -1,4 +1,4 @@
-//! What a chat call answers: one completion, or the chunks of one.
+//! The answer to a chat call: one completion, or its chunks.
 
 use serde::Serialize;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
@@ -37,7 +37,7 @@ struct ChoiceOut<'a> {
     finish_reason: &'static str,
 }
 
-/// What the agent said.
+/// The message of the agent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatAnswer)]
 struct MessageView<'a> {
@@ -59,7 +59,7 @@ struct CustomOut<'a> {
     attachments: &'a [Raw],
 }
 
-/// Where it was said, for clients that look at metadata only.
+/// The ids of the turn, for clients that read only metadata.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[schema(as = ChatMetadata)]
 struct MetadataOut {
@@ -71,7 +71,7 @@ struct MetadataOut {
     request: RequestId,
 }
 
-/// What only clients of this server look at.
+/// Fields that only clients of this server read.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatStatehold)]
 pub(crate) struct StateholdOut {
@@ -85,7 +85,7 @@ pub(crate) struct StateholdOut {
     request: Option<RequestId>,
     /// The agents that were asked on the way.
     via: Vec<String>,
-    /// What it waits for, as clients see it.
+    /// The open holds of a paused turn.
     holds: Vec<HoldView>,
     /// Answers that came since to turns that were paused: the content begins with them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -108,7 +108,7 @@ struct ChunkOut<'a> {
     statehold: Option<StateholdOut>,
 }
 
-/// What it took, in a stream: null in all chunks but the last, where it was asked for.
+/// Token usage in a stream: null in all chunks but the last, if the client asked for it.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum UsageOut {
@@ -146,7 +146,7 @@ struct DeltaView<'a> {
 pub(crate) struct Ending {
     pub(crate) answer: AgentReply,
     pub(crate) account: TurnAccount,
-    /// What it waits for, if it is paused.
+    /// The open holds of a paused turn.
     pub(crate) holds: Vec<HoldDetail>,
 }
 
@@ -164,13 +164,13 @@ impl Ending {
     }
 }
 
-/// What all answers of one call have in common.
+/// The fields that all chunks of one answer share.
 #[derive(Debug)]
 pub(crate) struct Voice {
     id: String,
     created: i64,
     model: String,
-    /// Where it was said. None where nothing stays.
+    /// The ids of the turn. None for a call without a session.
     ids: Option<MetadataOut>,
     pub(crate) earlier: Vec<EarlierAnswer>,
     pub(crate) with_usage: bool,
@@ -195,7 +195,7 @@ impl Voice {
         }
     }
 
-    /// The words of earlier turns, each followed by a blank line.
+    /// The answers of earlier turns, each followed by a blank line.
     pub(crate) fn earlier_text(&self) -> String {
         let mut text = String::new();
         for earlier in &self.earlier {
@@ -302,7 +302,7 @@ impl Voice {
         self.chunk(delta, None, None)
     }
 
-    /// A chunk that says that the turn is paused, and that the stream goes on when it does.
+    /// A chunk that reports a pause; the stream continues with the turn.
     pub(crate) fn paused(&self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
         let statehold = self.statehold(via, holds);
         self.chunk(DeltaView::default(), None, Some(statehold))
@@ -328,7 +328,7 @@ impl Voice {
         self.chunk(delta, Some(ending.finish_reason()), Some(statehold))
     }
 
-    /// The chunk with what it took, where that was asked for.
+    /// The chunk with the token usage, if the client asked for it.
     pub(crate) fn usage(&self, usage: TokenUsage) -> Option<Vec<u8>> {
         let usage = UsageOut::Later(Some(usage));
         self.with_usage.then(|| to_body(&self.chunk_of(&[], usage)))

@@ -1,4 +1,4 @@
-//! Errors in the words of OpenAI's clients.
+//! Errors in the form that OpenAI's clients expect.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -22,21 +22,21 @@ pub(crate) struct ErrorOut {
     error: ErrorBody,
 }
 
-/// What went wrong.
+/// The error of a call.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatErrorBody)]
 struct ErrorBody {
-    /// What went wrong, and what to do next.
+    /// The error, and the next step, for people.
     message: String,
     /// The kind of error, as OpenAI's clients know it.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// What went wrong, for programs: the codes of the native API.
+    /// The error code, for programs: the codes of the native API.
     code: &'static str,
-    /// The parameter that it is about.
+    /// The parameter with the error.
     #[schema(value_type = NullableText)]
     param: Option<String>,
-    /// Fields that help.
+    /// Further fields, as the page of the code lists them.
     #[serde(flatten)]
     #[schema(ignore)]
     more: Map<String, Value>,
@@ -47,7 +47,7 @@ impl ErrorOut {
         let mut more = (*problem.more).clone();
         let param = more.remove("path");
         let param = param.and_then(|path| path.as_str().map(str::to_owned));
-        // These words have a meaning of their own here.
+        // These fields have another meaning here.
         for name in ["message", "type", "code", "param"] {
             more.remove(name);
         }
@@ -73,7 +73,7 @@ fn kind_of(status: u16) -> &'static str {
     }
 }
 
-/// Says what went wrong on the paths of OpenAI's clients in their words, whoever found it.
+/// Translates every problem on the paths of OpenAI's clients into their form of errors.
 pub(crate) async fn translate(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_theirs = path.starts_with("/openai/")
@@ -88,8 +88,8 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
     }
 }
 
-/// Says a problem in their words, if there is one that was not said so yet. The receipt counts when it
-/// has arrived.
+/// Translates the problem of a response, if it has one that is not translated yet. The receipt is confirmed
+/// when the error has been delivered.
 pub(crate) fn in_their_words(mut response: Response, receipt: Option<DeliveryReceipt>) -> Response {
     let Some(problem) = response.extensions_mut().remove::<Problem>() else {
         return response;
@@ -100,19 +100,19 @@ pub(crate) fn in_their_words(mut response: Response, receipt: Option<DeliveryRec
     let json = HeaderValue::from_static("application/json");
     headers.insert(header::CONTENT_TYPE, json);
     if is_end_of_turn(&problem) {
-        // The turn is recorded as it ended: a person decides whether there is to be another.
+        // The turn has ended and is recorded: a person decides whether to start another.
         never_again(headers);
     }
     *response.body_mut() = whole(body, receipt);
     response
 }
 
-/// Keeps clients from making a call again by themselves.
+/// Tells clients not to retry the call by themselves.
 pub(crate) fn never_again(headers: &mut HeaderMap) {
     headers.insert("x-should-retry", HeaderValue::from_static("false"));
 }
 
-/// Whether a problem is how a turn ended.
+/// Whether a problem is the end of a turn.
 fn is_end_of_turn(problem: &Problem) -> bool {
     let code = problem.code;
     let own = [Code::RequestFailed, Code::RequestCancelled];

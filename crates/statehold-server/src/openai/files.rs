@@ -1,4 +1,4 @@
-//! Files that come with a message.
+//! Files of a chat message.
 
 use serde::Deserialize;
 use statehold_engine::kept::AttachmentBody;
@@ -39,7 +39,7 @@ fn linked(url: String, title: Option<String>) -> AttachmentBody {
 }
 
 impl FileIn {
-    /// The file, or what is wrong with it.
+    /// The file, or the mistake in it.
     pub(crate) fn into_file(self) -> Result<AttachmentBody, &'static str> {
         let Some(sent) = self.file_data else {
             return Err("has a `file` without `file_data`; send its data");

@@ -1,4 +1,4 @@
-//! Errors of a chat call, with the ids of its turn: the client goes on from there.
+//! Errors of a chat call, with the ids of its turn, from which the client can continue.
 
 use axum::response::{IntoResponse, Response};
 use statehold_core::ids::{RequestId, SessionId, TaskId};

@@ -77,7 +77,7 @@ impl From<EngineError> for StreamError {
 }
 
 impl StreamWriter {
-    /// Writes the stream. The turn goes on when the stream breaks.
+    /// Writes the stream. A broken stream does not stop the turn.
     pub(crate) async fn write(mut self) {
         let (api_key, pieces) = (self.api_key.clone(), self.pieces.clone());
         let ended = tokio::select! {
