@@ -65,7 +65,7 @@ const PIECES_MAX: usize = 16;
 pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Response, Refusal> {
     let call = ChatCall::read(&app, request).await?;
     let mut known = TurnContext::default();
-    let answered = call.serve(app, &mut known).await;
+    let answered = Box::pin(call.serve(app, &mut known)).await;
     answered.map_err(|problem| Refusal::new(problem, known))
 }
 
@@ -322,9 +322,9 @@ impl ChatCall {
     ) -> Result<Response, Problem> {
         let (handle, earlier) = (turn.handle, turn.earlier);
         let stays = turn.scratch.is_none();
-        let wait_until = match stays {
-            true => self.wait_until,
-            false => Instant::now(),
+        let wait_until = match turn.scratch {
+            Some(_) => Instant::now(),
+            None => self.wait_until,
         };
         let (snapshot, answer) = match handle.outcome(wait_until).await? {
             TurnOutcome::Answered(snapshot) => {

@@ -185,7 +185,7 @@ impl Voice {
             ),
             created: head.started_at.as_micros() / 1_000_000,
             model,
-            ids: stays.then(|| MetadataOut {
+            ids: stays.then_some(MetadataOut {
                 session: turn.session,
                 task: turn.task,
                 request: turn.request,

@@ -63,6 +63,10 @@ impl ChatSession {
 /// # Errors
 ///
 /// If the caller may not.
+///
+/// # Panics
+///
+/// Never: the fixed name of the app is a name.
 pub async fn stateless_session(
     engine: &Engine,
     caller: &Caller,
