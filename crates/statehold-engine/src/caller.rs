@@ -171,6 +171,12 @@ impl Caller {
         self.has(Role::Worker) && (self.agents.is_empty() || self.agents.contains(agent))
     }
 
+    /// Whether the caller is a worker that enters sessions only by the work of its agents: its key is
+    /// bound to agents and has not the client role.
+    pub(crate) fn is_confined(&self) -> bool {
+        !self.agents.is_empty() && !self.has(Role::Client)
+    }
+
     /// Whether the caller may act for this user as a client.
     pub fn acts_for(&self, user: UserId) -> bool {
         self.has(Role::Client) && self.user.is_none_or(|bound| bound == user)

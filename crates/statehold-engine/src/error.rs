@@ -34,6 +34,20 @@ pub enum EngineError {
         /// The agent named in the call.
         agent: String,
     },
+    /// A key bound to agents left the agent out, and does not work for that of the session. The text does
+    /// not name it.
+    #[error(
+        "this key does not work for the agent of the session; name one of its own with `agent`"
+    )]
+    WrongSessionAgent,
+    /// A key bound to agents started a child request of an agent that its own agent may not call.
+    #[error("the agent `{agent}` may not call `{called}`; add it to `calls` of `[agents.{agent}]`")]
+    MayNotCall {
+        /// The agent of the parent request.
+        agent: String,
+        /// The agent of the child request.
+        called: String,
+    },
     /// The caller's revision is stale.
     #[error("the session is at revision {current}, not {expected}; read it again")]
     RevisionMismatch {

@@ -328,7 +328,7 @@ impl Engine {
         require_reader(caller)?;
         let store = &self.inner().store;
         let session = self.session_of_task(id).await?;
-        let summary = self.readable(caller, session).await?;
+        let summary = self.readable_around(caller, session).await?;
         let state = self.durable_state(session).await?;
         let (task, status) = self.find_task(&state, id).await?;
         let view = if wants_trace {
@@ -422,7 +422,7 @@ impl Engine {
     ) -> Result<RequestDetail, EngineError> {
         require_reader(caller)?;
         let session = self.session_of_request(id).await?;
-        let summary = self.readable(caller, session).await?;
+        let summary = self.readable_around(caller, session).await?;
         let mut detail = self.request_detail(caller, summary, id).await?;
         detail.sees_answer = self.asked_for(caller, &detail).await?;
         let may = caller.acts_for(detail.session.owner.user)

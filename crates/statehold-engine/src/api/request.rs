@@ -57,7 +57,13 @@ pub async fn start(
     engine.authorise(&call.caller, session, &act).await?;
     let owner = engine.owner(session).await?;
     let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
-    let agent = named.unwrap_or(owner.agent);
+    let agent = match named {
+        Some(named) => named,
+        None if leased && !call.caller.works_for(&owner.agent) => {
+            return Err(EngineError::WrongSessionAgent);
+        }
+        None => owner.agent,
+    };
     let agent_view = act != Act::Start;
     let command = start_command(engine, agent, input, credential, &mut payloads)?;
     let view = |made: &Committed<'_>| {

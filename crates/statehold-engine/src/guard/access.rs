@@ -11,6 +11,7 @@ use statehold_store::{SessionSummary, StateValue};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::rights;
 
 impl Engine {
     /// A session that the caller may read as a client, a worker, an operator or an admin.
@@ -24,6 +25,24 @@ impl Engine {
         found.ok_or(EngineError::NotFound)
     }
 
+    /// The session of a task or request that the caller asks for. Workers also pass if their agents have
+    /// an open task there: the read of the object itself must check whose it is.
+    pub(crate) async fn readable_around(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<SessionSummary, EngineError> {
+        let works = |state: &SessionState, owner: &Owner| {
+            let mut tasks = state.tasks.values();
+            let is_near = caller.user.is_none_or(|bound| bound == owner.user);
+            rights::works_in(caller, state, owner)
+                || is_near && tasks.any(|task| caller.works_for(&task.agent))
+        };
+        self.require_access(caller, session, works).await?;
+        let found = self.inner().store.session(session).await?;
+        found.ok_or(EngineError::NotFound)
+    }
+
     /// Fails unless the caller may read a session; returns its newest durable revision. A hot session
     /// needs no read from disk.
     pub(crate) async fn require_readable(
@@ -31,20 +50,23 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<u64, EngineError> {
+        let works = |state: &SessionState, owner: &Owner| rights::works_in(caller, state, owner);
+        self.require_access(caller, session, works).await
+    }
+
+    async fn require_access(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        works: impl FnOnce(&SessionState, &Owner) -> bool,
+    ) -> Result<u64, EngineError> {
         require_reader(caller)?;
         let state = self.durable_state(session).await?;
         let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
         let is_listed =
             owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
-        // A worker may read the sessions in which its agents have tasks.
-        let is_near = caller.user.is_none_or(|bound| bound == owner.user);
-        let works = || {
-            let mut tasks = state.tasks.values();
-            is_near
-                && caller.has(Role::Worker)
-                && (caller.agents.is_empty() || tasks.any(|task| caller.works_for(&task.agent)))
-        };
-        if is_listed && (caller.acts_for(owner.user) || caller.reads_all() || works()) {
+        let reads = || caller.acts_for(owner.user) || caller.reads_all() || works(&state, owner);
+        if is_listed && reads() {
             Ok(state.revision)
         } else {
             Err(EngineError::NotFound)

@@ -6,7 +6,7 @@
 
 mod condition;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
@@ -97,6 +97,8 @@ pub struct Policies {
     /// Earlier policies of agents and tools that the configuration no longer names. Turns that started
     /// earlier may still call those tools, and removing a policy must not remove the need for approval.
     pub kept: BTreeMap<Name, AgentPolicy>,
+    /// The agents that an agent may call, by agent. An agent that is not declared may call any.
+    pub calls: BTreeMap<Name, BTreeSet<Name>>,
 }
 
 /// Separates the server of a tool from its name.
@@ -225,6 +227,10 @@ impl Policies {
             kept.tools
                 .extend(tools.map(|(name, tool)| (name.clone(), tool.clone())));
         }
+        for (agent, calls) in &before.calls {
+            let own = self.calls.entry(agent.clone());
+            own.or_insert_with(|| calls.clone());
+        }
         for (agent, policy) in &self.agents {
             if let Some(kept) = self.kept.get_mut(agent) {
                 kept.tools
@@ -239,6 +245,17 @@ impl Policies {
         let agents = self.kept.iter();
         let named = agents.filter(|(agent, _)| self.agents.contains_key(*agent));
         named.flat_map(|(agent, kept)| kept.tools.keys().map(move |tool| (agent, tool)))
+    }
+
+    /// Refuses a request to an agent that the agent of its parent may not call.
+    pub(crate) fn require_callable(&self, agent: &Name, called: &Name) -> Result<(), EngineError> {
+        match self.calls.get(agent) {
+            Some(calls) if !calls.contains(called) => Err(EngineError::MayNotCall {
+                agent: agent.to_string(),
+                called: called.to_string(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses tool calls that violate the policy of their agent.

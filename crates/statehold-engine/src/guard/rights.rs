@@ -6,9 +6,11 @@
 use statehold_core::command::{Command, Named, StatePatch};
 use statehold_core::hold::DecideBy;
 use statehold_core::ids::{HoldId, RequestId, TaskId};
+use statehold_core::item::{NewItem, Role as ItemRole};
 use statehold_core::name::Name;
+use statehold_core::request::LiveRequest;
 use statehold_core::scope::Scope;
-use statehold_core::session::{STATE_KEEPER, SessionState};
+use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
 
 use crate::caller::{Caller, Role};
 use crate::error::EngineError;
@@ -111,15 +113,22 @@ pub(crate) fn require(caller: &Caller, state: &SessionState, act: &Act) -> Resul
 }
 
 /// Fails unless the caller has a role that the command needs in any session. Writes of `app:` keys also
-/// need the admin role.
+/// need the admin role. A confined worker writes no items of the user.
 pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
     require_role(caller, &Act::of(command))?;
     match command {
         Command::CreateSession { state: patch, .. }
         | Command::AppendItems { state: patch, .. }
         | Command::CompleteRequest { state: patch, .. }
-        | Command::PutState { patch, .. } => require_scopes(caller, patch),
-        Command::StartRequest(start) => require_scopes(caller, &start.state),
+        | Command::PutState { patch, .. } => require_scopes(caller, patch)?,
+        Command::StartRequest(start) => require_scopes(caller, &start.state)?,
+        _ => {}
+    }
+    match command {
+        Command::StartRequest(start) => require_own_items(caller, &start.items),
+        Command::AppendItems { items, .. }
+        | Command::CompleteRequest { items, .. }
+        | Command::OpenHold { items, .. } => require_own_items(caller, items),
         _ => Ok(()),
     }
 }
@@ -170,7 +179,8 @@ fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
     match act {
         Act::CreateSession | Act::Start => owns,
         Act::ManageSession | Act::WriteShared => owns || caller.has(Role::Admin),
-        Act::StartLeased(_) => is_near,
+        // A confined worker starts at the root of sessions of its own agents only.
+        Act::StartLeased(_) => is_near && (!caller.is_confined() || caller.works_for(&owner.agent)),
         Act::StartBelow(request, _) | Act::WorkOn(request) => works_on(*request),
         Act::CancelRequest(request) => owns || caller.reads_all() || works_on(*request),
         Act::CancelTask(task) => {
@@ -221,6 +231,35 @@ fn require_scopes(caller: &Caller, patch: &StatePatch) -> Result<(), EngineError
         return Err(EngineError::Forbidden { needs: Role::Admin });
     }
     Ok(())
+}
+
+/// The input of a request is the only item of the user that a confined worker writes.
+fn require_own_items(caller: &Caller, items: &[NewItem]) -> Result<(), EngineError> {
+    let is_users = |item: &NewItem| item.role == Some(ItemRole::User);
+    match items.iter().position(is_users) {
+        Some(index) if caller.is_confined() => Err(EngineError::ItemMalformed {
+            path: format!("items[{index}]"),
+            what: "a worker key bound to agents writes no messages with the role `user`".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a worker reads a session as a whole. A confined worker reads the sessions of its own agents,
+/// and others while it holds the lease of a request of its agents there.
+pub(crate) fn works_in(caller: &Caller, state: &SessionState, owner: &Owner) -> bool {
+    let is_near = caller.user.is_none_or(|bound| bound == owner.user);
+    let holds_lease = |live: &LiveRequest| {
+        let task = state.tasks.get(&live.task);
+        live.lease
+            .is_some_and(|lease| lease.worker == caller.principal)
+            && task.is_some_and(|task| caller.works_for(&task.agent))
+    };
+    is_near
+        && caller.has(Role::Worker)
+        && (!caller.is_confined()
+            || caller.works_for(&owner.agent)
+            || state.requests.values().any(holds_lease))
 }
 
 fn works_for_task(caller: &Caller, state: &SessionState, task: TaskId) -> bool {

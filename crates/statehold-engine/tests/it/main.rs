@@ -3,6 +3,7 @@
 mod audit;
 mod auto_claim;
 mod both;
+mod confined;
 mod credentials;
 mod feed;
 mod gated;

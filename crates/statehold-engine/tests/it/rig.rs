@@ -105,11 +105,20 @@ impl Rig {
 
     /// Starts a request, with a lease if one is asked for.
     pub(crate) async fn start(&self, lease_ttl_ms: Option<u64>) -> Result<Done, EngineError> {
+        self.start_for("helper", lease_ttl_ms).await
+    }
+
+    /// The same for any agent.
+    pub(crate) async fn start_for(
+        &self,
+        agent: &str,
+        lease_ttl_ms: Option<u64>,
+    ) -> Result<Done, EngineError> {
         let tenant = &self.caller.tenant;
         let owner = self.engine.owner(self.session).await?;
         let mut payloads = self.engine.payloads_for(tenant, owner.user).await?;
         let command = Command::StartRequest(StartRequest {
-            agent: "helper".parse().expect("a name"),
+            agent: agent.parse().expect("a name"),
             task: None,
             parent: None,
             input: payloads.put(br#"{"content":"hello"}"#.to_vec()),

@@ -230,7 +230,9 @@ impl From<EngineError> for Problem {
             }
             EngineError::WrongUser => problem(Code::WrongUser),
             EngineError::UserNeeded => problem(Code::UserNeeded),
-            EngineError::WrongAgent { .. } => problem(Code::WrongAgent),
+            EngineError::WrongAgent { .. }
+            | EngineError::WrongSessionAgent
+            | EngineError::MayNotCall { .. } => problem(Code::WrongAgent),
             EngineError::RevisionMismatch { expected, current } => problem(Code::RevisionMismatch)
                 .with("expected", expected)
                 .with("current", current),

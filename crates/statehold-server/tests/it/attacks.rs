@@ -5,4 +5,5 @@ mod approvals;
 mod foreign;
 mod identity;
 mod limits;
+mod planting;
 mod tampering;

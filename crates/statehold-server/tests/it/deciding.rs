@@ -7,7 +7,7 @@ use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::name::Name;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 
-use crate::rest::{act, claim, new_session, start};
+use crate::rest::{act, claim, new_session, new_session_of, start};
 use crate::rig::{Answer, Rig, Setup, Who, text, until};
 
 fn name(text: &str) -> Name {
@@ -41,7 +41,7 @@ struct Work {
 impl Work {
     async fn begin(rig: &Rig) -> Self {
         let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-        let session = new_session(&ann).await;
+        let session = new_session_of(&ann, "helper").await;
         start(&ann, &session, "helper", "please").await;
         let request = claim(&helper, "helper").await;
         Self {

@@ -140,7 +140,8 @@ struct Scene {
 
 /// A session in which everything hidden has a canary.
 async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
-    let (helper, math) = (rig.worker(&["helper"]).await, rig.worker(&["math"]).await);
+    // Only a worker key without agents writes hidden messages of the user.
+    let (helper, math) = (rig.key(&["worker"]).await, rig.worker(&["math"]).await);
     let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
     for (place, who) in [
         ("key helper", &helper),

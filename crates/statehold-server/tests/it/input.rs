@@ -6,7 +6,7 @@ mod wire;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::rest::{act, claim, new_session, start, turn};
+use crate::rest::{act, claim, new_session_of, start, turn};
 use crate::rig::{Answer, Rig, Who, panics, text};
 
 /// Objects of each kind, and callers of each kind, to throw things at.
@@ -28,7 +28,7 @@ impl Range {
         let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
         let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
         let (admin, operator) = (rig.key(&["admin"]).await, rig.key(&["operator"]).await);
-        let session = new_session(&ann).await;
+        let session = new_session_of(&ann, "helper").await;
         turn(&helper, &session, "helper", "a", "b").await;
         start(&ann, &session, "helper", "c").await;
         let claimed = claim(&helper, "helper").await;

@@ -27,6 +27,12 @@ pub(crate) async fn new_session(who: &Who) -> String {
     text(&made.ok(201), "id")
 }
 
+/// A session of the caller's user, with this agent.
+pub(crate) async fn new_session_of(who: &Who, agent: &str) -> String {
+    let body = json!({"app": "demo", "agent": agent});
+    text(&who.post("/v1/sessions", &body).await.ok(201), "id")
+}
+
 /// A request that waits for a worker.
 pub(crate) async fn start(who: &Who, session: &str, agent: &str, input: &str) -> Value {
     let body = json!({"agent": agent, "input": input});

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::rest::{act, claim, new_session, start};
+use crate::rest::{act, claim, new_session, new_session_of, start};
 use crate::rig::{Answer, Rig, Who, text};
 
 const WRITERS: usize = 64;
@@ -138,7 +138,7 @@ async fn sums_inside_turns_are_exact_and_never_a_conflict() {
     const EACH: usize = 48;
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
         let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-        let session = new_session(&ann).await;
+        let session = new_session_of(&ann, "helper").await;
         let requests = format!("/v1/sessions/{session}/requests");
         let state = json!({"set": {"n": 1, "user:n": 1}, "merge": {"n": "add", "user:n": "add"}});
         let lease = json!({"ttl_seconds": 60});

@@ -164,9 +164,17 @@ pub(crate) fn policies(agents: &BTreeMap<Name, AgentConfig>) -> Policies {
             .map(|(name, tool)| (name.clone(), tool.policy()))
             .collect(),
     };
-    let agents = agents.iter();
+    let calls = |agent: &AgentConfig| {
+        let AgentDeclaration { agents, calls, .. } = &agent.declared;
+        agents.iter().chain(calls).flatten().cloned().collect()
+    };
+    let declared = agents.iter().filter(|(_, agent)| !agent.is_policies_only());
     Policies {
+        calls: declared
+            .map(|(name, agent)| (name.clone(), calls(agent)))
+            .collect(),
         agents: agents
+            .iter()
             .map(|(name, agent)| (name.clone(), policy(agent)))
             .collect(),
         ..Policies::default()

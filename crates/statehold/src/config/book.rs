@@ -188,7 +188,12 @@ impl<'a> ConfigReader<'a> {
             .take_if(|default| *default == OpenaiDefault::Stateless);
         let state_schema = self.state_schema(place, &mut declaration);
         let built = match kind {
-            DeclaredKind::Worker => Some(AgentKind::Worker),
+            DeclaredKind::Worker => {
+                let calls = declaration.calls.as_deref().unwrap_or_default();
+                let declared = self.config.agents.keys();
+                self.require_known(&format!("{place}.calls"), calls, &declared, "agent", AGENTS);
+                Some(AgentKind::Worker)
+            }
             DeclaredKind::Openai => self
                 .openai(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Openai(Arc::new(spec))),

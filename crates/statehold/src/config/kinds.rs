@@ -74,6 +74,9 @@ pub(crate) struct AgentDeclaration {
     pub(super) answer_prompt: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) base_url: Option<ServiceUrl>,
+    /// The agents that a worker's keys may call below its requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) calls: Option<Vec<Name>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) description: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,11 +171,12 @@ pub(super) struct RuleTable {
 use DeclaredKind::{Conversations, Llm, Openai, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 26] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 27] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_prompt", &[Router]),
     ("base_url", &[Openai, Conversations]),
+    ("calls", &[Worker]),
     ("credential_env", &[Worker, Openai, Conversations]),
     ("description", &DeclaredKind::ALL),
     ("export", &[Openai, Conversations]),

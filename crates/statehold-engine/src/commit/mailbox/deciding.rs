@@ -57,15 +57,24 @@ impl Engine {
     }
 }
 
-/// Refuses tool calls that the policy of their agent forbids. Checked here because every surface passes
-/// through here.
+/// Refuses tool calls and child requests that the policy of their agent forbids. Checked here because
+/// every surface passes through here.
 fn require_policy(
     inner: &Inner,
     state: &SessionState,
     submission: &Submission<'_>,
 ) -> Result<(), EngineError> {
+    let policies = inner.policies.get();
     let (agent, items) = match submission.command {
-        Command::StartRequest(start) => (Some(&start.agent), &start.items),
+        Command::StartRequest(start) => {
+            let parent = start
+                .parent
+                .and_then(|parent| state.task_of(parent.request));
+            if let Some(parent) = parent.filter(|_| submission.call.caller.is_confined()) {
+                policies.require_callable(&parent.agent, &start.agent)?;
+            }
+            (Some(&start.agent), &start.items)
+        }
         Command::AppendItems { by, items, .. }
         | Command::CompleteRequest { by, items, .. }
         | Command::OpenHold { by, items, .. } => {
@@ -75,10 +84,7 @@ fn require_policy(
         _ => return Ok(()),
     };
     match agent {
-        Some(agent) => {
-            let policies = inner.policies.get();
-            policies.require_items(agent, items, submission.payloads)
-        }
+        Some(agent) => policies.require_items(agent, items, submission.payloads),
         // The request has ended: the core refuses the command with the reason.
         None => Ok(()),
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use statehold_server::ServerOptions;
 
-use crate::rest::{act, claim, new_session, start, turn};
+use crate::rest::{act, claim, new_session, new_session_of, start, turn};
 use crate::rig::{Answer, Rig, Setup, Who, text, until};
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn attack_05_a_cursor_works_for_its_caller_its_list_and_its_filter_only() 
             new_session(who).await;
         }
     }
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     let request = turn(&helper, &session, "helper", "a", "b").await;
     turn(&helper, &session, "helper", "a", "b").await;
     let task = text(&request, "task_id");

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use statehold_server::ServerOptions;
 use statehold_server::accept::AcceptOptions;
 
-use crate::rest::{claim, new_session, start};
+use crate::rest::{claim, new_session, new_session_of, start};
 use crate::rig::{Rig, Setup, text, until};
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn attack_35_a_reader_that_does_not_read_is_cut_and_resumes_without_a_gap(
     };
     let rig = Rig::with(setup).await;
     let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     let path = format!("/v1/sessions/{session}");
     let stalled = ann.begin_feed(&format!("{path}/events?after=0")).await;
     let big = "x".repeat(1 << 20);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rest::{act, claim, new_session, start, turn};
+use crate::rest::{act, claim, new_session, new_session_of, start, turn};
 use crate::rig::{Rig, Who, log, text};
 
 #[tokio::test]
@@ -11,7 +11,7 @@ async fn attack_22_answers_do_not_tell_how_much_is_hidden() {
     let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
     let mut sizes = Vec::new();
     for hidden in ["", &"x".repeat(100_000)] {
-        let session = new_session(&ann).await;
+        let session = new_session_of(&ann, "helper").await;
         let body = json!({
             "agent": "helper", "input": "q", "output": "a", "lease": {"ttl_seconds": 5},
             "items": [{"kind": "tool_call", "name": "t", "call_id": "c", "arguments": {"x": hidden}},
@@ -42,7 +42,7 @@ async fn attack_22_answers_do_not_tell_how_much_is_hidden() {
         sizes.push(of_session);
     }
     assert_eq!(sizes[0], sizes[1]);
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     for query in [
         "view=trace",
         "view=agent",
@@ -152,7 +152,7 @@ async fn attack_24_scopes_are_kept_whatever_a_key_is_called() {
         .patch("/v1/state/app/demo", &json!({"set": {"rules": "be kind"}}))
         .await
         .ok(200);
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     let path = format!("/v1/sessions/{session}/state");
     let long = "x".repeat(10_240);
     for (key, status) in [
@@ -428,7 +428,7 @@ async fn attack_39_many_keys_are_all_kept_and_none_gets_in_the_way() {
 async fn attack_15_a_client_cannot_write_what_only_a_worker_may() {
     let rig = Rig::in_memory().await;
     let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     let path = format!("/v1/sessions/{session}/requests");
     let with = |more: Value| {
         let mut body = json!({"agent": "helper", "input": "x"});

@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::{act, claim, new_session, start, turn};
+use super::{act, claim, new_session, new_session_of, start, turn};
 use crate::rig::{Rig, text};
 
 #[tokio::test]
@@ -69,8 +69,11 @@ async fn the_global_feed_shows_every_own_session_in_order() {
         let operator = rig.key(&["operator"]).await;
         let mut anns = ann.follow("/v1/events", None).await;
         let mut all = operator.follow("/v1/events", None).await;
-        let (first, second) = (new_session(&ann).await, new_session(&ann).await);
-        let bobs = new_session(&bob).await;
+        let (first, second) = (
+            new_session_of(&ann, "helper").await,
+            new_session_of(&ann, "helper").await,
+        );
+        let bobs = new_session_of(&bob, "helper").await;
         turn(&helper, &first, "helper", "a", "b").await;
         turn(&helper, &bobs, "helper", "a", "b").await;
         turn(&helper, &second, "helper", "a", "b").await;

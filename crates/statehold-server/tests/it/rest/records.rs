@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{new_session, turn};
+use super::{new_session, new_session_of, turn};
 use crate::rig::{Answer, Rig};
 
 /// Takes the records out of an answer byte for byte, and checks each hash and the chain.
@@ -38,7 +38,7 @@ async fn anyone_who_has_the_records_can_verify_the_chain() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
         let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
         let operator = rig.key(&["operator"]).await;
-        let session = new_session(&ann).await;
+        let session = new_session_of(&ann, "helper").await;
         for index in 0..5 {
             turn(&helper, &session, "helper", "free text", &index.to_string()).await;
         }

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{claim, new_session, start, turn};
+use super::{claim, new_session, new_session_of, start, turn};
 use crate::rig::{Rig, text, until};
 
 #[tokio::test]
@@ -252,7 +252,7 @@ async fn lists_are_paged_and_filtered() {
 async fn messages_are_the_last_of_the_transcript_oldest_first() {
     let rig = Rig::on_disk().await;
     let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     for index in 0..5 {
         turn(
             &worker,
@@ -367,7 +367,7 @@ async fn a_session_ends_with_its_time_and_hidden_payloads_go() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
         let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
         let operator = rig.key(&["operator"]).await;
-        let body = json!({"app": "demo", "ttl_seconds": 3, "ttl_mode": "fixed"});
+        let body = json!({"app": "demo", "agent": "helper", "ttl_seconds": 3, "ttl_mode": "fixed"});
         let session = text(&ann.post("/v1/sessions", &body).await.ok(201), "id");
         let path = format!("/v1/sessions/{session}");
         let body = json!({

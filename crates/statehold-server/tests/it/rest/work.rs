@@ -1,13 +1,13 @@
 use serde_json::{Value, json};
 
-use super::{act, claim, new_session, start, turn};
+use super::{act, claim, new_session, new_session_of, start, turn};
 use crate::rig::{Rig, Who, text, until};
 
 #[tokio::test]
 async fn one_call_carries_a_whole_turn_in_one_record() {
     for rig in [Rig::in_memory().await, Rig::on_disk().await] {
         let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-        let session = new_session(&ann).await;
+        let session = new_session_of(&ann, "helper").await;
         let body = json!({
             "agent": "helper", "input": {"content": "hi", "attachments": [{"url": "https://x.test/a", "title": "a"}]},
             "lease": {"ttl_seconds": 30, "worker": "w1"},
@@ -336,7 +336,7 @@ async fn requests_fail_are_cancelled_and_are_waited_for() {
 async fn tasks_are_closed_and_cancelled() {
     let rig = Rig::in_memory().await;
     let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
-    let session = new_session(&ann).await;
+    let session = new_session_of(&ann, "helper").await;
     let done = turn(&helper, &session, "helper", "a", "b").await;
     let path = format!("/v1/tasks/{}", text(&done, "task_id"));
     let task = helper.get(&path).await.ok(200);

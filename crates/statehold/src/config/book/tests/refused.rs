@@ -491,3 +491,23 @@ fn neither_secrets_nor_prompts_are_said_or_shown() {
         assert!(all.iter().all(|value| !value.contains(hidden)), "{hidden}");
     }
 }
+
+#[test]
+fn a_worker_calls_declared_agents_only() {
+    let calls = |lines: &str| format!("[agents.a]\n{lines}\n[agents.b]\n");
+    mistaken(
+        &TestPlace::new(&calls("calls = [\"b\", \"pay\"]"), &[]),
+        "agents.a.calls",
+        &["`pay`, which is not a declared agent", "a, b"],
+    );
+    let file = calls("calls = [\"b\"]") + "[agents.c.tools.t]\napproval = \"always\"\n";
+    let agents = TestPlace::new(&file, &[]).finished().0.agents;
+    let policies = crate::config::policies(&agents);
+    let callable = |agent: &str| {
+        let calls = policies.calls.get(&agent.parse().expect("a name"))?;
+        Some(calls.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    assert_eq!(callable("a"), Some(vec!["b".to_owned()]));
+    assert_eq!(callable("b"), Some(Vec::new()));
+    assert_eq!(callable("c"), None, "policies alone declare no agent");
+}
