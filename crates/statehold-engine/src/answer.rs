@@ -66,6 +66,7 @@ impl Engine {
         let (session, id) = (detail.session.id, detail.hold.id);
         let is_credential = detail.hold.kind == HoldKind::Credential;
         let body: HoldBody = parse(detail.body.as_deref());
+        require_decider(detail)?;
         require_fields(&answer)?;
         let is_open = detail.closed.is_none();
         if is_open {
@@ -105,17 +106,13 @@ impl Engine {
         self.commit(session, &call, command, credential, view).await
     }
 
-    /// Validates a decision about an open hold. Authorise first: validation errors reveal the action.
+    /// Validates a decision about an open hold.
     async fn require_sound(
         &self,
         detail: &HoldDetail,
         body: &HoldBody,
         answer: &NewAnswer,
     ) -> Result<(), EngineError> {
-        if let Err(why) = &detail.right {
-            let why = why.clone();
-            return Err(Rejection::MayNotDecide { why }.into());
-        }
         if !detail.hold.allowed.contains(&answer.kind) {
             let (decision, allowed) = (answer.kind, detail.hold.allowed.clone());
             return Err(Rejection::DecisionNotOffered { decision, allowed }.into());
@@ -288,6 +285,18 @@ impl Engine {
             Some(path) => wrong(&path, "a hidden value can only stay where it was"),
             None => Ok(kept),
         }
+    }
+}
+
+/// Fails unless the caller may decide the hold, with its roles. Asked before the decision is validated:
+/// validation errors reveal the action. The core answers decisions of decided holds.
+pub(crate) fn require_decider(detail: &HoldDetail) -> Result<(), EngineError> {
+    match &detail.why_not {
+        Some(why) if detail.closed.is_none() => {
+            let why = why.clone();
+            Err(Rejection::MayNotDecide { why }.into())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -18,7 +18,7 @@ use super::item::ItemInput;
 use super::item::write::new_items;
 use super::json::to_body;
 use super::request::{FencedRequest, parse_name};
-use crate::answer::NewAnswer;
+use crate::answer::{NewAnswer, require_decider};
 use crate::ask::{NewAction, NewAsk};
 use crate::caller::Caller;
 use crate::commit::mailbox::{Call, Receipt};
@@ -26,6 +26,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_hold_reader;
 use crate::guard::policy::parse_decide_by;
+use crate::guard::rights::require_decider_role;
 use crate::holds::{HoldDetail, HoldFilter};
 use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
 use crate::read::Page;
@@ -164,7 +165,9 @@ pub async fn decide(
     hold: HoldId,
     input: DecisionInput,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
+    require_decider_role(&call.caller)?;
     let detail = engine.hold(&call.caller, hold).await?;
+    require_decider(&detail)?;
     decide_shown(engine, call, key, &detail, input.answer()?).await
 }
 
@@ -180,11 +183,15 @@ pub async fn resume(
     request: RequestId,
     input: ResumeInput,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
+    require_decider_role(&call.caller)?;
     engine.session_of_request(request).await?;
     let visible = engine.holds_of(&call.caller, request).await?;
     if visible.is_empty() {
         // Authorise before validating: a request of another caller answers like a missing one.
         return Err(EngineError::NotFound);
+    }
+    if let [only] = visible.as_slice() {
+        require_decider(only)?;
     }
     let named = input.hold_id;
     let answer = input.answer()?;

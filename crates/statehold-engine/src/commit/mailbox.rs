@@ -365,14 +365,28 @@ impl Engine {
         self.require_right(caller, &head.state, act).await
     }
 
-    /// The matrix of rights, with the agents of requests that have ended.
+    /// The matrix of rights, with the agents of requests that have ended and the deciders of holds that
+    /// are decided.
     async fn require_right(
         &self,
         caller: &Caller,
         state: &SessionState,
         act: &Act,
     ) -> Result<(), EngineError> {
-        rights::require(caller, state, act)?;
+        let hold = act
+            .named()
+            .hold
+            .filter(|hold| !state.holds.contains_key(hold));
+        let closed = match hold.filter(|_| caller.roles.has_own()) {
+            Some(hold) => self.inner().store.closed_hold(hold).await?,
+            None => None,
+        };
+        rights::require(
+            caller,
+            state,
+            act,
+            closed.as_ref().map(|closed| &closed.hold),
+        )?;
         if caller.agents.is_empty() {
             return Ok(());
         }

@@ -223,7 +223,7 @@ impl Engine {
     ) -> Result<Owner, EngineError> {
         if let Command::CreateSession { owner, .. } = submission.command {
             let (caller, nothing) = (&submission.call.caller, SessionState::new(session));
-            rights::require(caller, &nothing, &submission.act())?;
+            rights::require(caller, &nothing, &submission.act(), None)?;
             return Ok(owner.clone());
         }
         let caller = &submission.call.caller;

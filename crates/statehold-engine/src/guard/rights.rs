@@ -4,7 +4,7 @@
 //! caller may not reach the object, exactly as if it did not exist.
 
 use statehold_core::command::{Command, Named, StatePatch};
-use statehold_core::hold::DecideBy;
+use statehold_core::hold::{DecideBy, Hold};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::{NewItem, Role as ItemRole};
 use statehold_core::name::Name;
@@ -14,6 +14,7 @@ use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
 
 use crate::caller::{Caller, Role};
 use crate::error::EngineError;
+use crate::guard::access::require_any;
 
 /// An act that needs a right, with the objects that the right depends on. Every command is an act. A use
 /// case checks the right before it validates anything else in the call.
@@ -101,11 +102,17 @@ impl Act {
     }
 }
 
-/// Fails unless the caller has the right for an act in this session.
-pub(crate) fn require(caller: &Caller, state: &SessionState, act: &Act) -> Result<(), EngineError> {
+/// Fails unless the caller has the right for an act in this session. `closed` has the hold that the act
+/// names, if it is decided: its deciders may repeat their decision and hear that it is taken.
+pub(crate) fn require(
+    caller: &Caller,
+    state: &SessionState,
+    act: &Act,
+    closed: Option<&Hold>,
+) -> Result<(), EngineError> {
     require_role(caller, act)?;
     require_reach(caller, state, act)?;
-    if may(caller, state, act) {
+    if may(caller, state, act, closed) {
         Ok(())
     } else {
         Err(EngineError::NotFound)
@@ -142,15 +149,11 @@ pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError
         }
         Act::CreateSession | Act::Start => &[Role::Client],
         Act::StartLeased(_) | Act::StartBelow(..) | Act::WorkOn(_) => &[Role::Worker],
-        // A policy may name a custom role.
-        Act::Decide(_) if caller.roles.has_own() => return Ok(()),
-        Act::Decide(_) => &[Role::Approver, Role::Client],
+        Act::Decide(_) => return require_decider_role(caller),
         Act::ChangeHistory => &[Role::Operator, Role::Admin],
         Act::Settle => return Err(EngineError::NotFound),
     };
-    if !any_of.iter().any(|role| caller.has(*role)) {
-        return Err(EngineError::Forbidden { needs: any_of[0] });
-    }
+    require_any(caller, any_of)?;
     match act {
         Act::StartLeased(Some(agent)) | Act::StartBelow(_, Some(agent))
             if !caller.works_for(agent) =>
@@ -162,8 +165,16 @@ pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError
     }
 }
 
+/// Fails unless the caller has a role that decides holds. A policy may name a custom role.
+pub(crate) fn require_decider_role(caller: &Caller) -> Result<(), EngineError> {
+    if caller.roles.has_own() {
+        return Ok(());
+    }
+    require_any(caller, &[Role::Approver, Role::Client])
+}
+
 /// Whether the caller may reach the session for this act.
-fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
+fn may(caller: &Caller, state: &SessionState, act: &Act, closed: Option<&Hold>) -> bool {
     let Some(owner) = &state.owner else {
         return *act == Act::CreateSession;
     };
@@ -187,7 +198,7 @@ fn may(caller: &Caller, state: &SessionState, act: &Act) -> bool {
             owns || caller.reads_all() || is_near && works_for_task(caller, state, *task)
         }
         Act::Decide(hold) => {
-            let policy = state.holds.get(hold).map(|hold| &hold.decide_by);
+            let policy = state.holds.get(hold).or(closed).map(|hold| &hold.decide_by);
             let by_role = matches!(policy, Some(DecideBy::Role(role))
                 if caller.roles.names().contains(role));
             owns || by_role || caller.has(Role::Approver)

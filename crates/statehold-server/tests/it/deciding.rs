@@ -710,3 +710,55 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     assert_eq!(again["action"]["args"]["password"], "hunter2");
     assert!(again["decision"].get("args_lost").is_none(), "{again}");
 }
+
+#[tokio::test]
+async fn a_decider_with_a_custom_role_repeats_a_decision_and_hears_that_it_is_taken() {
+    let policy = ToolPolicy {
+        decide_by: Some(DecideBy::Role(name("treasurer"))),
+        ..ToolPolicy::default()
+    };
+    let rig = Rig::with(for_tool("pay", policy)).await;
+    let work = Work::begin(&rig).await;
+    let treasurer = rig.key_for(&["treasurer"], Some("tom"), &[]).await;
+    let hold = work.ask(json!({})).await.ok(201);
+    let (path, approval) = (decision_path(&hold), approval(&hold).to_string());
+    let key = [("idempotency-key", "k1")];
+    let decide = || treasurer.send("POST", &path, &key, approval.clone());
+    let first = decide().await;
+    first.ok(200);
+    let again = decide().await;
+    again.ok(200);
+    assert_eq!(again.body, first.body);
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    let other = treasurer.post(&path, &json!({"decision": "reject"})).await;
+    other.refused(409, "hold_decided");
+    // A role that this hold does not ask for sees no hold at all.
+    let cook = rig.key_for(&["cook"], Some("cat"), &[]).await;
+    let body = json!({"decision": "reject"});
+    cook.post(&path, &body).await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn a_worker_of_the_owner_learns_nothing_from_a_decision_that_it_may_not_make() {
+    let rig = Rig::in_memory().await;
+    let work = Work::begin(&rig).await;
+    let schema = json!({"type": "object", "required": ["secret_field"]});
+    let form = json!({"kind": "form", "title": "?", "response_schema": schema});
+    let path = decision_path(&work.hold(form).await.ok(201));
+    let worker = rig.key_for(&["worker"], Some("ann"), &["helper"]).await;
+    let cook = rig
+        .key_for(&["worker", "cook"], Some("ann"), &["helper"])
+        .await;
+    for body in [
+        json!({"decision": "respond", "content": {}}),
+        json!({"decision": "approve"}),
+        json!({"decision": "respond", "content": 1, "digest": "x"}),
+        json!({"decision": "reject", "args": {}}),
+    ] {
+        let answer = worker.post(&path, &body).await;
+        answer.refused(403, "forbidden");
+        let answer = cook.post(&path, &body).await;
+        answer.refused(403, "may_not_decide");
+        assert!(!answer.text().contains("secret_field"), "{}", answer.text());
+    }
+}
