@@ -80,6 +80,12 @@ pub async fn open(
     mut input: HoldInput,
 ) -> Result<Receipt<HoldView>, EngineError> {
     let target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    if let Some(receipt) = target.repeated(engine, call, &input.items).await? {
+        return Ok(match &input.action {
+            Some(action) => with_whole_args(receipt, &action.args),
+            None => receipt,
+        });
+    }
     let (session, mut payloads) = (target.session, target.payloads);
     let targets = engine.call_targets(session, request, &input.items).await?;
     let action = input.action.take();

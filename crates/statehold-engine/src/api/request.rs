@@ -5,6 +5,7 @@ mod view;
 
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::NewItem;
@@ -12,8 +13,8 @@ use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
 
-use super::item::ItemRef;
-use super::item::write::{labelled_message, message};
+use super::item::write::{labelled_message, message, names_recorded_calls};
+use super::item::{ItemInput, ItemRef};
 use super::json::Raw;
 use super::state::StatePatchInput;
 use crate::caller::Caller;
@@ -194,10 +195,24 @@ impl FencedRequest {
         })
     }
 
+    /// The receipt of the same call made before, if `items` name calls by the caller's own ids: a repeat is
+    /// answered before they are looked up, because the request may have ended since.
+    pub(crate) async fn repeated<V: DeserializeOwned>(
+        &self,
+        engine: &Engine,
+        call: &Call,
+        items: &[ItemInput],
+    ) -> Result<Option<Receipt<V>>, EngineError> {
+        match call.key.filter(|_| names_recorded_calls(items)) {
+            Some(key) => engine.kept_receipt(self.session, key).await,
+            None => Ok(None),
+        }
+    }
+
     async fn items(
         &mut self,
         engine: &Engine,
-        items: Vec<super::item::ItemInput>,
+        items: Vec<ItemInput>,
     ) -> Result<Vec<NewItem>, EngineError> {
         let payloads = &mut self.payloads;
         engine
@@ -231,6 +246,9 @@ pub async fn append(
     input: AppendInput,
 ) -> Result<Receipt<ItemsWritten>, EngineError> {
     let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    if let Some(receipt) = target.repeated(engine, call, &input.items).await? {
+        return Ok(receipt);
+    }
     let items = target.items(engine, input.items).await?;
     let session = target.session;
     let payloads = &mut target.payloads;
@@ -285,6 +303,9 @@ pub async fn complete(
     input: CompleteInput,
 ) -> Result<Receipt<RequestView>, EngineError> {
     let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    if let Some(receipt) = target.repeated(engine, call, &input.items).await? {
+        return Ok(receipt);
+    }
     let output = message(&input.output, "output", &mut target.payloads)?;
     let items = target.items(engine, input.items).await?;
     let payloads = &mut target.payloads;

@@ -615,16 +615,16 @@ impl Engine {
         }))
     }
 
-    /// The view kept under an idempotency key, if the same call was made before. Waits for a call under this
-    /// key that is in flight.
-    pub(crate) async fn kept_view<V: DeserializeOwned>(
+    /// The receipt kept under an idempotency key, if the same call was made before. Waits for a call under
+    /// this key that is in flight.
+    pub(crate) async fn kept_receipt<V: DeserializeOwned>(
         &self,
+        session: SessionId,
         key: IdempotencyKey,
-    ) -> Result<Option<V>, EngineError> {
+    ) -> Result<Option<Receipt<V>>, EngineError> {
         let _key_lock = self.inner().in_flight.lock(key.key).await;
         let kept = self.kept_answer(key).await?;
-        // The kept bytes are erased with the session that they are about.
-        kept.map(|kept| serde_json::from_slice(&kept.body).map_err(|_| EngineError::NotFound))
+        kept.map(|kept| Receipt::new(session, kept, None))
             .transpose()
     }
 

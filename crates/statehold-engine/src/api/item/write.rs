@@ -218,6 +218,12 @@ fn call_places(items: &[ItemInput]) -> Vec<Option<CallPlace>> {
         .collect()
 }
 
+/// Whether a result names a call by the caller's own id that is not in the same body.
+pub(crate) fn names_recorded_calls(items: &[ItemInput]) -> bool {
+    let mut places = call_places(items).into_iter();
+    places.any(|place| matches!(place, Some(CallPlace::Named(_))))
+}
+
 impl Engine {
     /// The items of a command in a request that is not started yet: results can only name calls of the
     /// same command.
@@ -263,9 +269,8 @@ impl Engine {
         items: &[ItemInput],
     ) -> Result<Vec<Option<CallTarget>>, EngineError> {
         let places = call_places(items);
-        let is_named = |place: &Option<CallPlace>| matches!(place, Some(CallPlace::Named(_)));
         let mut written = Vec::new();
-        if places.iter().any(is_named) {
+        if names_recorded_calls(items) {
             let task = self.task_of_request(session, request).await?;
             let task = task.ok_or(EngineError::NotFound)?;
             written = self.recent_items(session, task, CALLS_READ_MAX).await?;

@@ -52,9 +52,10 @@ impl TurnFinder<'_> {
     ) -> Result<FoundTurn, EngineError> {
         // While a key is kept, it identifies the call by itself, also after newer calls.
         if let Some(key) = self.input.call.key {
-            let kept: Option<StartedTurn> = self.engine.kept_view(key).await?;
-            if let Some(kept) = kept {
-                return Ok(FoundTurn::existing(kept.request, true));
+            let session = self.input.session;
+            let kept = self.engine.kept_receipt::<StartedTurn>(session, key);
+            if let Some(kept) = kept.await? {
+                return Ok(FoundTurn::existing(kept.view.request, true));
             }
             if let Some(answered) = search.answered_by_key(key).await? {
                 return Ok(FoundTurn::existing(answered, true));

@@ -208,3 +208,59 @@ async fn a_key_must_be_visible_ascii_and_stands_for_one_call() {
         .await
         .refused(422, "key_reused");
 }
+
+#[tokio::test]
+async fn a_repeat_that_names_its_own_call_gets_the_same_bytes_after_the_request_ended() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+        let session = new_session(&ann).await;
+        start(&ann, &session, "helper", "x").await;
+        let claimed = claim(&helper, "helper").await;
+        let call =
+            |id: &str| json!({"kind": "tool_call", "name": "t", "call_id": id, "arguments": {}});
+        let result = |id: &str| json!({"kind": "tool_result", "call_id": id, "result": 1});
+        let calls = json!({"items": [call("one"), call("two"), call("three")]});
+        act(&helper, &claimed, "items", calls).await.ok(200);
+        let fence = &claimed["fence"];
+        let made = [
+            ("items", json!({"fence": fence, "items": [result("one")]})),
+            (
+                "holds",
+                json!({"fence": fence, "kind": "question", "title": "?", "items": [result("two")]}),
+            ),
+            (
+                "complete",
+                json!({"fence": fence, "output": "done", "items": [result("three")],
+                       "cancel_children": true}),
+            ),
+        ];
+        let send = async |what: &str, body: &serde_json::Value| {
+            let path = format!("/v1/requests/{}/{what}", text(&claimed, "id"));
+            let key = [("idempotency-key", what)];
+            helper.send("POST", &path, &key, body.to_string()).await
+        };
+        let mut first = Vec::new();
+        for (what, body) in &made {
+            let answer = send(what, body).await;
+            if *what == "holds" {
+                let hold = text(&answer.ok(201), "id");
+                let decision = json!({"decision": "respond", "content": "yes"});
+                let path = format!("/v1/holds/{hold}/decision");
+                ann.post(&path, &decision).await.ok(200);
+            }
+            first.push(answer);
+        }
+        for ((what, body), first) in made.iter().zip(&first) {
+            check_replay(first, &send(what, body).await);
+        }
+        // Under a new key it is a new call, and the request has ended.
+        let late = act(
+            &helper,
+            &claimed,
+            "items",
+            json!({"items": [result("one")]}),
+        )
+        .await;
+        assert!((400..500).contains(&late.status), "{}", late.text());
+    }
+}
