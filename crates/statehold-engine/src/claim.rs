@@ -51,6 +51,15 @@ pub struct ClaimedRequest {
     pub service_credential: Option<Credential>,
 }
 
+/// Fails unless the caller's key is for this agent.
+pub(crate) fn require_works_for(caller: &Caller, agent: &Name) -> Result<(), EngineError> {
+    if caller.works_for(agent) {
+        return Ok(());
+    }
+    let agent = agent.to_string();
+    Err(EngineError::WrongAgent { agent })
+}
+
 impl Engine {
     /// Claims requests of an agent for the caller, waiting for the first.
     ///
@@ -79,10 +88,7 @@ impl Engine {
         enough: impl Future<Output = ()>,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         require_any(caller, &[Role::Worker])?;
-        if !caller.works_for(&claim.agent) {
-            let agent = claim.agent.to_string();
-            return Err(EngineError::WrongAgent { agent });
-        }
+        require_works_for(caller, &claim.agent)?;
         // Validate before looking for work, so that the answer does not depend on the queue.
         if !LEASE_MS.contains(&claim.lease_ms) {
             let detail = "`lease_seconds` is 1 to 86400 (a day)".to_owned();

@@ -23,6 +23,22 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_any;
 
+/// Fails unless the caller may write the values of an app, or of a user in an app.
+pub(crate) fn require_shared_writer(
+    caller: &Caller,
+    user: Option<UserId>,
+) -> Result<(), EngineError> {
+    let Some(user) = user else {
+        return require_any(caller, &[Role::Admin]);
+    };
+    require_any(caller, &[Role::Client, Role::Admin])?;
+    if caller.acts_for(user) || caller.has(Role::Admin) {
+        Ok(())
+    } else {
+        Err(EngineError::NotFound)
+    }
+}
+
 impl Engine {
     /// The values of an app, or of a user in an app, and the revision of direct writes.
     pub(crate) async fn shared(
@@ -47,36 +63,6 @@ impl Engine {
         Ok((values, keeper.map_or(0, |keeper| keeper.revision)))
     }
 
-    /// The keeper session of an app, or of a user in an app, if the caller may write there.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not write there.
-    pub(crate) async fn writable_keeper(
-        &self,
-        caller: &Caller,
-        app: &Name,
-        user: Option<UserId>,
-    ) -> Result<SessionId, EngineError> {
-        let (needs, may) = match user {
-            None => (Role::Admin, caller.has(Role::Admin)),
-            Some(_) => (
-                Role::Client,
-                caller.has(Role::Client) || caller.has(Role::Admin),
-            ),
-        };
-        if !may {
-            return Err(EngineError::Forbidden { needs });
-        }
-        if let Some(user) = user
-            && !caller.acts_for(user)
-            && !caller.has(Role::Admin)
-        {
-            return Err(EngineError::NotFound);
-        }
-        self.ensure_keeper(caller, app, user).await
-    }
-
     /// The keeper session, or the id of the one to create. Earlier builds let callers delete keeper
     /// sessions: a deleted one is followed by the next.
     async fn find_keeper(
@@ -95,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// The keeper session, created if missing.
-    async fn ensure_keeper(
+    /// The keeper session, created if missing. Checks no rights: see [`require_shared_writer`].
+    pub(crate) async fn ensure_keeper(
         &self,
         caller: &Caller,
         app: &Name,

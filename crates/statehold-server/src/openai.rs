@@ -26,7 +26,7 @@ use statehold_engine::api::turn::{
     self, AgentReply, ChatSession, EarlierAnswer, TurnHandle, TurnInput, TurnOutcome, UserMessage,
     pause_text,
 };
-use statehold_engine::{Call, Credential};
+use statehold_engine::{Call, Credential, EngineError, Role};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -134,6 +134,7 @@ impl ChatCall {
 
     /// Finds the turn and answers. `known` keeps the ids of the turn for a failure.
     async fn serve(self, app: App, known: &mut TurnContext) -> Result<Response, Problem> {
+        self.require_client()?;
         self.chat.require_possible()?;
         let (message, path) = self.chat.last_message()?;
         let is_stream = self.chat.stream == Some(true);
@@ -152,6 +153,16 @@ impl ChatCall {
                 self.asked.while_valid(answer).await
             }
         }
+    }
+
+    /// Requires the client role of calls outside a session, before they are validated. The rights to a
+    /// session are checked when it is found.
+    fn require_client(&self) -> Result<(), Problem> {
+        let (caller, needs) = (&self.asked.caller, Role::Client);
+        if matches!(self.wanted, SessionChoice::Session(_)) || caller.has(needs) {
+            return Ok(());
+        }
+        Err(EngineError::Forbidden { needs }.into())
     }
 
     /// Finds or begins the turn that the call is about.

@@ -23,12 +23,13 @@ use super::item::{ItemView, MessageView};
 use super::json::{raw_bytes, to_body};
 use super::request::{agent_name, parse_name};
 use super::state::StatePatchInput;
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::commit::mailbox::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::access::require_lister;
+use crate::guard::rights::{self, Act};
 use crate::read::{ItemPage, Page};
 
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};
@@ -51,12 +52,8 @@ pub async fn create(
     input: SessionInput,
 ) -> Result<Receipt<SessionView>, EngineError> {
     let caller = &call.caller;
+    rights::require_role(caller, &Act::CreateSession)?;
     let user = session_user(engine, caller, input.user.as_deref()).await?;
-    if !caller.has(Role::Client) {
-        return Err(EngineError::Forbidden {
-            needs: Role::Client,
-        });
-    }
     let owner = Owner {
         agent: agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?,
         app: app_name(&input.app)?,
@@ -254,13 +251,12 @@ pub async fn patch(
     session: SessionId,
     changes: &SessionChanges,
 ) -> Result<Receipt<SessionView>, EngineError> {
+    // Before validating, and before waiting for the lock.
+    let act = Act::ManageSession;
+    engine.authorise(&call.caller, session, &act).await?;
     // The change merges into the stored labels, so it depends on the revision that was read.
     let _lock = match changes.labels {
-        Some(_) => {
-            // Check read access before waiting for the lock.
-            engine.session(&call.caller, session).await?;
-            Some(engine.lock_session(session).await?)
-        }
+        Some(_) => Some(engine.lock_session(session).await?),
         None => None,
     };
     for _ in 0..RETRIES_MAX {

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_reader;
 use crate::guard::rights::{self, Act};
+use crate::shared::require_shared_writer;
 
 pub use input::{SessionStateInput, StatePatchInput};
 pub use view::{StateView, StateWritten};
@@ -58,6 +59,8 @@ pub async fn patch(
     input: SessionStateInput,
 ) -> Result<Receipt<StateWritten>, EngineError> {
     let (input, request, fence) = input.split();
+    let act = request.map_or(Act::ManageSession, Act::WorkOn);
+    engine.authorise(&call.caller, session, &act).await?;
     let mut writes = input.parse(None)?;
     let by = match (request, fence) {
         (Some(request), Some(fence)) => Some(Fenced { request, fence }),
@@ -67,8 +70,6 @@ pub async fn patch(
             return Err(EngineError::invalid("fence", detail));
         }
     };
-    let act = by.map_or(Act::ManageSession, |by| Act::WorkOn(by.request));
-    engine.authorise(&call.caller, session, &act).await?;
     let temp = writes.take_temp();
     let has_rest = !writes.set.is_empty() || !writes.delete.is_empty();
     if !temp.0.is_empty() || !temp.1.is_empty() {
@@ -198,6 +199,7 @@ async fn patch_shared(
     user: Option<UserId>,
     input: StatePatchInput,
 ) -> Result<Receipt<StateWritten>, EngineError> {
+    require_shared_writer(&call.caller, user)?;
     let scope = if user.is_some() {
         Scope::User
     } else {
@@ -213,7 +215,7 @@ async fn patch_shared(
     let patch = writes.into_core(&mut payloads);
     let (own, call) = (engine.clone(), call.clone());
     let write = async move {
-        let keeper = own.writable_keeper(&call.caller, &app, user).await?;
+        let keeper = own.ensure_keeper(&call.caller, &app, user).await?;
         let command = Command::PutState { patch, by: None };
         let command = (&command, &payloads);
         own.commit_shared(keeper, &call, command, |made| Some(state_written(made)))

@@ -6,10 +6,11 @@ mod pushed;
 use std::time::Duration;
 
 use super::request::{ClaimInput, ClaimView, RequestView, agent_name, require_worker_note};
-use crate::caller::Caller;
-use crate::claim::Claim;
+use crate::caller::{Caller, Role};
+use crate::claim::{Claim, require_works_for};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_any;
 
 pub use credential::CredentialView;
 pub use pushed::pushed_body;
@@ -29,6 +30,9 @@ pub async fn claim(
     caller: &Caller,
     input: ClaimInput,
 ) -> Result<ClaimView, EngineError> {
+    require_any(caller, &[Role::Worker])?;
+    let agent = agent_name(&input.agent)?;
+    require_works_for(caller, &agent)?;
     require_worker_note(input.worker.as_deref())?;
     let max = input.max.unwrap_or(1);
     let wait = input.wait_seconds.unwrap_or(0);
@@ -38,7 +42,7 @@ pub async fn claim(
     }
     let lease = input.lease_seconds.unwrap_or(LEASE_SECONDS_DEFAULT);
     let claim = Claim {
-        agent: agent_name(&input.agent)?,
+        agent,
         max,
         wait: Duration::from_secs(wait),
         lease_ms: lease.saturating_mul(1_000),

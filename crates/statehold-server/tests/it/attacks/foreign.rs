@@ -299,6 +299,101 @@ async fn attack_01_a_foreign_object_answers_like_one_that_was_never_made() {
     }
 }
 
+#[tokio::test]
+async fn a_call_without_the_right_is_refused_before_its_input_is_read() {
+    let rig = Rig::in_memory().await;
+    let target = target(&rig).await;
+    let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
+    let (helper, other) = (rig.worker(&["helper"]).await, rig.worker(&["other"]).await);
+    let (boss, unbound) = (rig.key(&["approver"]).await, rig.key(&["worker"]).await);
+    let session = format!("/v1/sessions/{}", target.session);
+    let state = format!("{session}/state");
+    let (forbidden, missing) = ((403, "forbidden"), (404, "not_found"));
+    let cases = [
+        (
+            &boss,
+            "POST",
+            "/v1/work/claim",
+            json!({"agent": "", "max": 0}),
+            forbidden,
+        ),
+        (
+            &other,
+            "POST",
+            "/v1/work/claim",
+            json!({"agent": "helper", "max": 0}),
+            (403, "wrong_agent"),
+        ),
+        (
+            &helper,
+            "PATCH",
+            &state,
+            json!({"set": {"App:x": 1}}),
+            forbidden,
+        ),
+        (&bob, "PATCH", &state, json!({"set": {"App:x": 1}}), missing),
+        (
+            &bob,
+            "PATCH",
+            &state,
+            json!({"set": {}, "fence": 1}),
+            missing,
+        ),
+        (
+            &ann,
+            "PATCH",
+            &state,
+            json!({"set": {}, "request_id": target.live}),
+            forbidden,
+        ),
+        (
+            &other,
+            "PATCH",
+            &state,
+            json!({"set": {}, "request_id": target.live}),
+            missing,
+        ),
+        (&ann, "PATCH", "/v1/state/app/demo", json!({}), forbidden),
+        (
+            &ann,
+            "PATCH",
+            "/v1/state/app/a%20b",
+            json!({"set": {"user:a": 1}}),
+            forbidden,
+        ),
+        (
+            &helper,
+            "PATCH",
+            "/v1/state/user/demo/ann",
+            json!({}),
+            forbidden,
+        ),
+        (&bob, "PATCH", "/v1/state/user/demo/ann", json!({}), missing),
+        (&bob, "PATCH", "/v1/state/user/demo/zoe", json!({}), missing),
+        (&helper, "PATCH", &session, json!({"name": ""}), forbidden),
+        (&bob, "PATCH", &session, json!({"name": ""}), missing),
+        (
+            &bob,
+            "PATCH",
+            &session,
+            json!({"ttl_mode": "fixed"}),
+            missing,
+        ),
+        (
+            &unbound,
+            "POST",
+            "/v1/sessions",
+            json!({"app": "a b"}),
+            forbidden,
+        ),
+    ];
+    for (who, method, path, body, (status, code)) in cases {
+        let answer = send(who, method, path, &body.to_string()).await;
+        println!("{method} {path} {body}");
+        answer.refused(status, code);
+    }
+}
+
 async fn send(who: &Who, method: &str, path: &str, body: &str) -> Answer {
     who.send(method, path, &[], body.to_owned()).await
 }

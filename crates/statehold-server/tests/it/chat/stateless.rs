@@ -330,8 +330,13 @@ async fn a_pause_and_an_agent_that_works_or_remembers_elsewhere_need_a_session()
         assert!(message.contains("x-statehold-session: new"), "{message}");
     }
     let worker = stage.rig.key(&["worker"]).await;
-    let answer = worker.post(COMPLETIONS, &words("service", "x")).await;
-    refused(&answer, 403, "forbidden");
+    // The role is asked before the agent and the message.
+    let mut odd = words("service", "x");
+    odd["messages"] = json!([{"role": "tool", "content": "x", "tool_call_id": "c"}]);
+    for body in [words("service", "x"), words("no-such-agent", "x"), odd] {
+        let answer = worker.post(COMPLETIONS, &body).await;
+        refused(&answer, 403, "forbidden");
+    }
     stage.empty().await;
 }
 
