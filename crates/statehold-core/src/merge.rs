@@ -18,13 +18,19 @@ use crate::scope::MergePolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
     /// The policy wants another type on one side.
-    #[error("`{policy:?}` cannot merge values of these types")]
+    #[error("{}", types_text(*.policy, *.found, .sent))]
     Types {
         /// The policy.
         policy: MergePolicy,
+        /// The type of the stored value, if there is one.
+        found: Option<&'static str>,
+        /// The type of the value that was sent.
+        sent: &'static str,
     },
     /// The sum is too large to stay exact.
-    #[error("the sum cannot be kept exactly")]
+    #[error(
+        "the sum would be beyond 2^53 and cannot be kept exactly; write a smaller number with `replace`"
+    )]
     Overflow,
     /// One side is not JSON.
     #[error("a value is not JSON")]
@@ -99,7 +105,7 @@ fn members_below(value: &Value) -> usize {
 ///
 /// If the policy cannot merge values of these types, or a sum would lose precision.
 pub fn merge(policy: MergePolicy, old: Option<Value>, new: Value) -> Result<Value, MergeError> {
-    let types = MergeError::Types { policy };
+    let (found, sent) = (old.as_ref().map(type_of), type_of(&new));
     match (policy, old, new) {
         (MergePolicy::Replace, _, new) | (MergePolicy::KeepFirst, None, new) => Ok(new),
         (MergePolicy::KeepFirst, Some(old), _) => Ok(old),
@@ -119,7 +125,43 @@ pub fn merge(policy: MergePolicy, old: Option<Value>, new: Value) -> Result<Valu
             MergePolicy::Add | MergePolicy::Append | MergePolicy::Union | MergePolicy::Patch,
             _,
             _,
-        ) => Err(types),
+        ) => Err(MergeError::Types {
+            policy,
+            found,
+            sent,
+        }),
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn types_text(policy: MergePolicy, found: Option<&str>, sent: &str) -> String {
+    let (name, wanted) = match policy {
+        MergePolicy::Add => ("add", "a number"),
+        MergePolicy::Append => ("append", "a list"),
+        MergePolicy::Union => ("union", "a list"),
+        MergePolicy::Patch => ("patch", "an object"),
+        MergePolicy::Replace | MergePolicy::KeepFirst => ("replace", "any value"),
+    };
+    if sent == wanted {
+        let found = found.unwrap_or("missing");
+        format!(
+            "`{name}` merges into {wanted}, and the stored value is {found}; write {wanted} with \
+             `replace` first, or use another merge policy"
+        )
+    } else {
+        format!(
+            "`{name}` merges {wanted}, and the value sent is {sent}; send {wanted}, or use `replace`"
+        )
     }
 }
 

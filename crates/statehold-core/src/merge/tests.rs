@@ -88,7 +88,11 @@ fn a_union_compares_as_json_values_compare() {
 
 /// Merging as it was first defined: each value is compared with each.
 fn reference(policy: MergePolicy, old: Option<&Value>, new: &Value) -> Result<Value, MergeError> {
-    let types = MergeError::Types { policy };
+    let types = MergeError::Types {
+        policy,
+        found: old.map(type_of),
+        sent: type_of(new),
+    };
     let Some(old) = old else {
         let fits = match policy {
             MergePolicy::Replace | MergePolicy::KeepFirst => true,

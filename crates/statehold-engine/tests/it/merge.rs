@@ -288,8 +288,18 @@ async fn a_merge_that_fails_refuses_the_whole_command() {
         let values = [("app:sum", "1"), ("sum", "1"), (name, "1")];
         match rig.write(MergePolicy::Add, &values).await {
             Err(EngineError::Merge { key: at, source }) => {
-                let policy = MergePolicy::Add;
-                assert_eq!((at, source), (key(name), MergeError::Types { policy }));
+                let found = Some(if name == "user:text" {
+                    "a string"
+                } else {
+                    "a list"
+                });
+                let (policy, sent) = (MergePolicy::Add, "a number");
+                let types = MergeError::Types {
+                    policy,
+                    found,
+                    sent,
+                };
+                assert_eq!((at, source), (key(name), types));
             }
             other => panic!("{name}: {other:?}"),
         }

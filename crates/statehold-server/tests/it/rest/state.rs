@@ -219,6 +219,16 @@ async fn values_are_merged_by_policy() {
             .await
             .refused(422, "merge_refused");
         assert_eq!(problem["key"], key);
+        let detail = text(&problem, "detail");
+        for words in [
+            &format!("`{key}`"),
+            "`add`",
+            "a number",
+            "a list",
+            "`replace`",
+        ] {
+            assert!(detail.contains(words), "{words} is not in {detail}");
+        }
     }
     ann.patch(&session, &json!({"set": {"a": 1}, "merge": {"b": "add"}}))
         .await
