@@ -64,6 +64,12 @@ pub fn is_tls_failure(error: &reqwest::Error) -> bool {
     causes(error).any(<dyn Error + 'static>::is::<rustls::Error>)
 }
 
+/// Whether the host answered the TLS handshake with something else, as a plain HTTP server does.
+pub fn speaks_no_tls(error: &reqwest::Error) -> bool {
+    let mut tls = causes(error).filter_map(|cause| cause.downcast_ref::<rustls::Error>());
+    tls.any(|error| matches!(error, rustls::Error::InvalidMessage(_)))
+}
+
 /// The innermost cause of an error, without the address that was called.
 pub fn root_cause(error: &reqwest::Error) -> String {
     causes(error)

@@ -235,6 +235,12 @@ impl Client {
         if !error.is_connect() {
             return self.broken(&why);
         }
+        if outbound::speaks_no_tls(error) {
+            let message = format!("the server at {} speaks plain HTTP, not TLS", self.address);
+            let hint = "begin the address with http:// (--url / STATEHOLD_URL), or put a proxy with TLS \
+                        in front of the server";
+            return self.unreachable(message, hint, &why);
+        }
         if outbound::is_tls_failure(error) {
             let message = format!("no trusted TLS connection to {}: {why}", self.address);
             let hint =

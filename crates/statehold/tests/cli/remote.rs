@@ -1,5 +1,7 @@
 //! Commands that call a server.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
 use super::scripted::{Answer, CERTIFICATE, Scripted, events, json, redirect};
@@ -206,6 +208,29 @@ fn an_https_server_is_called_if_its_certificate_is_trusted() {
         assert!(ended.err.contains(words), "{ended:?}");
     }
     assert!(server.calls().is_empty(), "the token is not sent");
+}
+
+#[test]
+fn a_plain_http_server_behind_an_https_address_is_told_as_that() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("https://{}", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a call");
+            let mut hello = [0; 1];
+            stream
+                .read_exact(&mut hello)
+                .expect("the client speaks first");
+            let answer = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(answer).expect("the client reads");
+        }
+    });
+    let ended = run(&["status", "--url", &url], &[]);
+    assert_eq!(ended.code, 6, "{ended:?}");
+    for words in [&format!("the server at {url} speaks plain HTTP"), "http://"] {
+        assert!(ended.err.contains(words), "{ended:?}");
+    }
+    assert!(!ended.err.contains("certificate"), "{ended:?}");
 }
 
 #[test]
