@@ -308,8 +308,21 @@ impl Engine {
         Ok(made.map_err(|_| EngineError::Stopping)??)
     }
 
-    /// The mailbox of a session; creates it if missing.
-    pub(crate) fn mailbox(&self, session: SessionId) -> Arc<Mailbox> {
+    /// The mailbox of a session that exists. Other ids get none, so that they evict nothing.
+    pub(crate) async fn mailbox(&self, session: SessionId) -> Result<Arc<Mailbox>, EngineError> {
+        let hot = self.inner.mailboxes().get(&session).cloned();
+        if let Some(mailbox) = hot {
+            self.inner.touch(&mailbox);
+            return Ok(mailbox);
+        }
+        match self.inner.store.session(session).await? {
+            Some(_) => Ok(self.mailbox_of_new(session)),
+            None => Err(EngineError::NotFound),
+        }
+    }
+
+    /// The mailbox of a session that is about to be created; made if missing.
+    pub(crate) fn mailbox_of_new(&self, session: SessionId) -> Arc<Mailbox> {
         let mut mailboxes = self.inner.mailboxes();
         let mailbox = Arc::clone(
             mailboxes

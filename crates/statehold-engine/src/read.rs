@@ -551,7 +551,7 @@ impl Engine {
         session: SessionId,
         revision: u64,
     ) -> Result<(), EngineError> {
-        let mailbox = self.mailbox(session);
+        let mailbox = self.mailbox(session).await?;
         let mut durable = mailbox.durable.subscribe();
         if durable.borrow().revision == 0 {
             // Load the session first, so that its durable revision is known.

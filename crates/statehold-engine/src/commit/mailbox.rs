@@ -353,7 +353,7 @@ impl Engine {
         act: &Act,
     ) -> Result<(), EngineError> {
         rights::require_role(caller, act)?;
-        let mailbox = self.mailbox(session);
+        let mailbox = self.mailbox(session).await?;
         let mut durable = mailbox.durable.subscribe();
         let mut slot = mailbox.head.lock().await;
         let head = mailbox.load(&mut slot, self.inner()).await?;
@@ -630,7 +630,7 @@ impl Engine {
 
     /// Waits until every commit of a session that is in flight has become durable or failed.
     pub(super) async fn wait_settled(&self, session: SessionId) -> Result<(), EngineError> {
-        let mailbox = self.mailbox(session);
+        let mailbox = self.mailbox(session).await?;
         let mut durable = mailbox.durable.subscribe();
         let mut slot = mailbox.head.lock().await;
         let head = mailbox.load(&mut slot, self.inner()).await?;
@@ -649,7 +649,10 @@ impl Engine {
         submission: &Submission<'_>,
         behind: Option<&Submission<'_>>,
     ) -> Result<(Done, Option<InLine>), EngineError> {
-        let mailbox = self.mailbox(session);
+        let mailbox = match submission.command {
+            Command::CreateSession { .. } => self.mailbox_of_new(session),
+            _ => self.mailbox(session).await?,
+        };
         for _ in 0..RETRIES_MAX {
             let attempt = self.attempt(&mailbox, submission, behind).await?;
             if let Attempt::Done(done, behind) = attempt {

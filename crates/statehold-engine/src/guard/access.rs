@@ -96,7 +96,7 @@ impl Engine {
     ///
     /// If there is no such session.
     pub async fn owner(&self, session: SessionId) -> Result<Owner, EngineError> {
-        let mailbox = self.mailbox(session);
+        let mailbox = self.mailbox(session).await?;
         if let Some(owner) = mailbox.owner.get() {
             return Ok(owner.clone());
         }
@@ -136,7 +136,7 @@ impl Engine {
         &self,
         session: SessionId,
     ) -> Result<Arc<SessionState>, EngineError> {
-        let mailbox = self.mailbox(session);
+        let mailbox = self.mailbox(session).await?;
         let state = mailbox.durable_state(self.inner()).await?;
         state.ok_or(EngineError::NotFound)
     }

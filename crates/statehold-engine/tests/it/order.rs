@@ -1,9 +1,12 @@
 //! Answers leave only when what they were decided on is durable; what was decided on nothing is
 //! decided again.
 
+use std::sync::Arc;
+
 use statehold_core::command::{Command, Rejection};
-use statehold_engine::EngineError;
+use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_engine::api::operations;
+use statehold_engine::{Call, EngineError, Reply};
 
 use crate::rig::{Rig, request_of};
 
@@ -123,4 +126,31 @@ async fn a_caller_that_goes_away_does_not_hold_up_the_session() {
     let next = rig.start(None).await.expect("the session goes on");
     assert_eq!(next.revision, 3, "what it asked for was done all the same");
     assert_ne!(request_of(&next).to_string(), "");
+}
+
+#[tokio::test]
+async fn ids_that_do_not_exist_get_no_mailbox_and_evict_nothing() {
+    let rig = Rig::with_hot_sessions(4).await;
+    rig.revision().await;
+    assert_eq!(rig.engine.hot_sessions(), 1);
+    let shard = Shard::of_owner("default", "app", "eve");
+    let mut mint = IdMint::new(rig.engine.now(), shard, 1);
+    let close = Command::CloseSession { cancel_live: true };
+    let (call, payloads) = (Call::by(rig.caller.clone()), rig.engine.no_payloads());
+    let reply: Reply = Arc::new(|_| Vec::new());
+    for _ in 0..100 {
+        let missing = SessionId::from_uuid(mint.next_uuid());
+        let engine = &rig.engine;
+        let read = engine.session(&rig.caller, missing).await;
+        assert!(matches!(read, Err(EngineError::NotFound)), "{read:?}");
+        let owner = engine.owner(missing).await;
+        assert!(matches!(owner, Err(EngineError::NotFound)), "{owner:?}");
+        let changed = engine.changed_after(missing, 0).await;
+        assert!(matches!(changed, Err(EngineError::NotFound)), "{changed:?}");
+        let sent = engine
+            .submit(missing, &call, &close, &payloads, &reply)
+            .await;
+        assert!(matches!(sent, Err(EngineError::NotFound)), "{sent:?}");
+        assert_eq!(engine.hot_sessions(), 1);
+    }
 }

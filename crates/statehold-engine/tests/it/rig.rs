@@ -47,9 +47,18 @@ pub(crate) struct Rig {
 impl Rig {
     /// An engine with one session.
     pub(crate) async fn new(ttl: Option<TimeToLive>) -> Self {
+        Self::with(ttl, EngineOptions::default().hot_sessions).await
+    }
+
+    /// An engine that keeps so many sessions in memory.
+    pub(crate) async fn with_hot_sessions(hot_sessions: usize) -> Self {
+        Self::with(None, hot_sessions).await
+    }
+
+    async fn with(ttl: Option<TimeToLive>, hot_sessions: usize) -> Self {
         let store = Arc::new(GatedStore::new());
         let clock = Arc::new(StillClock::new());
-        let engine = start(&store, &clock).await;
+        let engine = start(&store, &clock, hot_sessions).await;
         let tenant = "default".parse().expect("a name");
         let shard = Shard::of_owner("default", "app", "bob");
         let mut mint = IdMint::new(clock.now(), shard, 7);
@@ -84,7 +93,8 @@ impl Rig {
     /// Another engine on the same store, as after a restart.
     pub(crate) async fn restart(&mut self) {
         self.engine.shut_down().await;
-        self.engine = start(&self.store, &self.clock).await;
+        let hot_sessions = EngineOptions::default().hot_sessions;
+        self.engine = start(&self.store, &self.clock, hot_sessions).await;
     }
 
     pub(crate) async fn send(&self, command: &Command) -> Result<Done, EngineError> {
@@ -159,9 +169,10 @@ impl Rig {
     }
 }
 
-async fn start(store: &Arc<GatedStore>, clock: &Arc<StillClock>) -> Engine {
+async fn start(store: &Arc<GatedStore>, clock: &Arc<StillClock>, hot_sessions: usize) -> Engine {
     // Timers run when a test says so.
     let options = EngineOptions {
+        hot_sessions,
         tick: Duration::from_hours(1),
         ..EngineOptions::default()
     };
