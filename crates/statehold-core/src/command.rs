@@ -479,6 +479,11 @@ pub enum Rejection {
         /// The digest of the stored action.
         expected: Digest,
     },
+    /// The decision does not say which action it is about.
+    #[error(
+        "`approve` and `edit` need the `digest` of the action; send the one that the hold shows"
+    )]
+    DigestMissing,
     /// An answer or an edit without content.
     #[error("`respond` needs the answer and `edit` needs the edited arguments")]
     AnswerMissing,

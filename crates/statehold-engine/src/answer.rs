@@ -73,7 +73,18 @@ impl Engine {
             self.require_sound(detail, &body, &answer).await?;
         }
         let edited = match (&answer.args, &body.action) {
-            (Some(args), Some(action)) if is_open => Some(self.edited(detail, action, args).await?),
+            (Some(args), Some(action)) if is_open => {
+                match self.edited(detail, action, args).await {
+                    // Another decision was faster and its action has ended, with the sealed arguments: the
+                    // core refuses this one as decided.
+                    Err(EngineError::InvalidArgs(_))
+                        if self.inner().store.closed_hold(id).await?.is_some() =>
+                    {
+                        Some(edited_digest(id, &action.tool, args)?)
+                    }
+                    edited => Some(edited?),
+                }
+            }
             (Some(args), Some(action)) => Some(edited_digest(id, &action.tool, args)?),
             (Some(_), None) => return Err(Rejection::EditImpossible.into()),
             (None, _) => None,

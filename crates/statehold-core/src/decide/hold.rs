@@ -326,9 +326,7 @@ fn require_sound(hold: &Hold, new: &NewDecision) -> Result<(), Rejection> {
         (Some(expected), Some(shown)) if shown != expected => {
             return Err(Rejection::DigestMismatch { expected });
         }
-        (Some(expected), None) if needs_digest => {
-            return Err(Rejection::DigestMismatch { expected });
-        }
+        (Some(_), None) if needs_digest => return Err(Rejection::DigestMissing),
         _ => {}
     }
     let needs_body = matches!(new.kind, DecisionKind::Edit | DecisionKind::Respond);

@@ -222,8 +222,10 @@ impl World {
         }
         if let Some(expected) = known.digest {
             let must_show = matches!(new.kind, DecisionKind::Approve | DecisionKind::Edit);
-            let is_wrong = new.digest.map_or(must_show, |shown| shown != expected);
-            if is_wrong {
+            if must_show && new.digest.is_none() {
+                return Err(Rejection::DigestMissing);
+            }
+            if new.digest.is_some_and(|shown| shown != expected) {
                 return Err(Rejection::DigestMismatch { expected });
             }
         }

@@ -89,6 +89,7 @@ codes! {
     TaskElsewhere = 422 "task_elsewhere" "The task belongs to another agent or parent";
     CallUnknown = 422 "call_unknown" "Unknown tool call";
     DecisionNotOffered = 422 "decision_not_offered" "Decision not offered";
+    DigestMissing = 422 "digest_missing" "Digest missing";
     AnswerMissing = 422 "answer_missing" "Decision without content";
     EditImpossible = 422 "edit_impossible" "The action cannot be edited";
     InvalidArgs = 422 "invalid_args" "Invalid tool arguments";
@@ -402,6 +403,7 @@ fn code_of(rejection: &Rejection) -> Code {
         Rejection::AlreadyVoted => Code::AlreadyVoted,
         Rejection::DecisionNotOffered { .. } => Code::DecisionNotOffered,
         Rejection::DigestMismatch { .. } => Code::DigestMismatch,
+        Rejection::DigestMissing => Code::DigestMissing,
         Rejection::AnswerMissing => Code::AnswerMissing,
         Rejection::EditImpossible => Code::EditImpossible,
         Rejection::ItemMalformed(_) => Code::ItemMalformed,

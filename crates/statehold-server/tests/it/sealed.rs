@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
-use statehold_engine::PathRule;
+use statehold_engine::api::hold::decide_shown;
 use statehold_engine::policy::{AgentPolicy, Policies, ToolPolicy};
+use statehold_engine::{Call, Caller, EngineError, PathRule};
 use statehold_store::Store;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
@@ -476,4 +477,34 @@ async fn a_user_does_not_see_what_their_own_worker_sees() {
     let seen = ann.get(&path).await;
     assert_eq!(seen.ok(200)["holds"][0].get("action"), None);
     assert_eq!(canaries.found_in(&seen.body), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_edit_that_loses_a_race_hears_that_the_hold_is_decided() {
+    let rig = Rig::with(hides_pin()).await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let session = new_session(&ann).await;
+    start(&ann, &session, "helper", "x").await;
+    let claimed = claim(&helper, "helper").await;
+    let action = json!({"tool": "pay", "args": {"pin": "1234", "to": "ACME"}});
+    let hold = json!({"kind": "approval", "title": "Pay?", "action": action});
+    let hold = act(&helper, &claimed, "holds", hold).await.ok(201);
+    // Somebody else looks at the hold, and is slower.
+    let slow = Caller::local("default".parse().expect("a name"));
+    let id = text(&hold, "id").parse().expect("an id");
+    let seen = rig.engine.hold(&slow, id).await.expect("it is seen");
+    boss.post(&decision_path(&hold), &json!({"decision": "reject"}))
+        .await
+        .ok(200);
+    let edit = json!({
+        "decision": "edit", "digest": hold["action"]["digest"],
+        "args": {"pin": "[redacted]", "to": "EMCA"},
+    });
+    let edit = serde_json::from_value(edit).expect("a decision");
+    let late = decide_shown(&rig.engine, &Call::by(slow), None, &seen, edit).await;
+    assert!(
+        matches!(late, Err(EngineError::DecidedBefore { .. })),
+        "{late:?}"
+    );
 }

@@ -735,7 +735,11 @@ mod content {
             w.ok(command);
         } else {
             let expected = digest("action");
-            assert_eq!(w.no(command), Rejection::DigestMismatch { expected });
+            let reason = match shown {
+                Some(_) => Rejection::DigestMismatch { expected },
+                None => Rejection::DigestMissing,
+            };
+            assert_eq!(w.no(command), reason);
         }
     }
 

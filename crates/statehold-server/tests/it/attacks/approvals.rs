@@ -185,15 +185,17 @@ async fn attack_12_an_approval_fits_the_stored_action_of_one_hold_only() {
         text(&twin.hold["action"], "digest"),
         "the same action twice"
     );
-    for shown in [
-        twin.hold["action"]["digest"].clone(),
-        Value::Null,
-        json!("0".repeat(64)),
+    for (shown, status, code) in [
+        (
+            twin.hold["action"]["digest"].clone(),
+            409,
+            "digest_mismatch",
+        ),
+        (Value::Null, 422, "digest_missing"),
+        (json!("0".repeat(64)), 409, "digest_mismatch"),
     ] {
         let body = json!({"decision": "approve", "digest": shown});
-        boss.post(&asked.path(), &body)
-            .await
-            .refused(409, "digest_mismatch");
+        boss.post(&asked.path(), &body).await.refused(status, code);
     }
     for shown in [
         json!(""),
