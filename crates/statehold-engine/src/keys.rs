@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use data_encoding::BASE32_NOPAD;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, KeyId, Shard, UserId};
-use statehold_core::name::Name;
+use statehold_core::name::{Name, is_deceptive};
 use statehold_core::tenant::TenantEvent;
 use statehold_store::ApiKey;
 
@@ -196,7 +196,7 @@ impl Engine {
 fn require_sound(new: &NewKey) -> Result<(), EngineError> {
     let invalid = |text: &str| Err(EngineError::Invalid(text.to_owned()));
     let has_name = |name: &String| {
-        !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
+        !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(is_deceptive)
     };
     if new.roles.is_empty() {
         return invalid("`roles` names at least one of client, worker, approver, operator, admin");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use statehold_core::ids::{IdMint, Shard, UserId};
-use statehold_core::name::Name;
+use statehold_core::name::{Name, is_deceptive};
 
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
@@ -141,7 +141,7 @@ fn require_user_name(name: &str) -> Result<(), EngineError> {
     let is_plain = !name.is_empty()
         && name.len() <= USER_BYTES_MAX
         && name.trim() == name
-        && !name.chars().any(is_confusing);
+        && !name.chars().any(is_deceptive);
     if is_plain {
         Ok(())
     } else {
@@ -151,11 +151,4 @@ fn require_user_name(name: &str) -> Result<(), EngineError> {
                 .to_owned(),
         ))
     }
-}
-
-fn is_confusing(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }

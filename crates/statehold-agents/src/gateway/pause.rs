@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::item::CallOutcome;
-use statehold_core::name::Name;
+use statehold_core::name::{Name, is_deceptive};
 use statehold_engine::kept::Raw;
 use statehold_engine::{NewAction, NewAsk, Schema};
 
@@ -306,10 +306,7 @@ fn malformed(what: &str) -> TurnError {
 /// Cleans another service's text for display: removes control and bidirectional characters, and
 /// truncates.
 fn clean_text(text: &str, bytes_max: usize) -> String {
-    let is_hidden = |c: char| {
-        c.is_control() && c != '\n'
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-    };
+    let is_hidden = |c: char| c != '\n' && is_deceptive(c);
     let mut clean_text = String::new();
     for c in text.chars().filter(|c| !is_hidden(*c)) {
         if clean_text.len() + c.len_utf8() + '…'.len_utf8() > bytes_max {

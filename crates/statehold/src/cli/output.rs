@@ -8,7 +8,7 @@ use std::io::Write;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
-use super::printable::cell;
+use super::printable::{cell, json_text};
 use super::times::TimeFormat;
 use crate::exit::LostReader;
 
@@ -34,7 +34,12 @@ impl CliOutput {
     }
 
     pub(super) fn json(&self, value: &impl Serialize) -> anyhow::Result<()> {
-        self.line(&serde_json::to_string(value)?)
+        let json = serde_json::to_string(value)?;
+        if self.is_terminal {
+            // A terminal obeys some characters that a program just reads.
+            return self.line(&json_text(&json));
+        }
+        self.line(&json)
     }
 
     pub(super) fn table(&self, table: &TextTable) -> anyhow::Result<()> {

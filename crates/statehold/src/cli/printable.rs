@@ -4,14 +4,16 @@
 //! obeyed: what would move the cursor, change the order of the letters or not be seen at all is
 //! printed as an escape.
 
+use statehold_core::name::is_deceptive;
+
 /// Text of several lines: newlines stay, everything else that is not plain is escaped.
 pub(crate) fn printable(text: &str) -> String {
-    escape(text, |c| c != '\n' && is_unsafe(c))
+    escape(text, |c| c != '\n' && is_deceptive(c))
 }
 
 /// Text of one line, for a cell of a table: newlines are escaped too.
 pub(crate) fn cell(text: &str) -> String {
-    escape(text, is_unsafe)
+    escape(text, is_deceptive)
 }
 
 /// The beginning of a text in one line, at most `chars_max` characters long before it is escaped.
@@ -36,6 +38,22 @@ pub(crate) fn excerpt(text: &str, chars_max: usize) -> String {
     cell(&start)
 }
 
+/// JSON of one line, with escapes that a JSON parser reads back.
+pub(crate) fn json_text(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_deceptive(c) {
+            let mut units = [0; 2];
+            for unit in c.encode_utf16(&mut units) {
+                shown.push_str(&format!("\\u{unit:04x}"));
+            }
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
 fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -46,19 +64,6 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
         }
     }
     shown
-}
-
-/// Controls, everything that Unicode calls a format character, line and paragraph separators, and
-/// letters that are drawn as nothing. The sixteen variation selectors of emoji stay.
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
-            | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
-            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
-            | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
-            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 #[cfg(test)]
@@ -118,5 +123,17 @@ mod tests {
         assert_eq!(excerpt("one two three", 8), "one two…");
         assert_eq!(excerpt(&"x".repeat(100), 4), "xxx…");
         assert_eq!(excerpt("\u{1b}[2J", 10), "\\u{1b}[2J");
+    }
+
+    #[test]
+    fn json_for_a_terminal_means_the_same_without_deceptive_characters() {
+        let value = serde_json::json!({ "a\u{202e}b": "\u{9b}2J\u{3164}\u{e0041}\n\u{7f}ö" });
+        let shown = json_text(&value.to_string());
+        assert_eq!(
+            shown,
+            r#"{"a\u202eb":"\u009b2J\u3164\udb40\udc41\n\u007fö"}"#
+        );
+        let read: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+        assert_eq!(read, value);
     }
 }
