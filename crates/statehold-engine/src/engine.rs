@@ -1,7 +1,7 @@
 //! The engine itself: its parts, its mailboxes, and the effects of a commit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use statehold_core::digest::Digest;
@@ -121,6 +121,8 @@ pub(crate) struct Inner {
     pub(crate) users: Users,
     /// All API keys, by the digest of their secret. Only this process changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
+    /// When the next key in memory expires, in microseconds.
+    pub(crate) next_key_end: AtomicI64,
     /// Counts changes of API keys: a long-running call checks its key again when this changes.
     pub(crate) keys_changed: watch::Sender<u64>,
     /// The addresses to push decisions to, by tenant and agent.
@@ -180,6 +182,7 @@ impl Engine {
             drafts: Arc::default(),
             users: Users::default(),
             api_keys: RwLock::default(),
+            next_key_end: AtomicI64::new(i64::MAX),
             keys_changed: watch::Sender::new(0),
             addresses: RwLock::default(),
             addresses_changed: watch::Sender::new(0),

@@ -16,6 +16,9 @@ pub enum EngineError {
     /// The object does not exist, or the caller may not know that it does.
     #[error("there is no such object")]
     NotFound,
+    /// The caller's key expired while the call waited.
+    #[error("the key has expired; make another with: statehold token create")]
+    KeyExpired,
     /// The caller lacks a role, independent of the object.
     #[error("this needs the role `{}`", needs.name())]
     Forbidden {

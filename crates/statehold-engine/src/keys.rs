@@ -4,6 +4,7 @@
 //! keys of its store, so all of them are in memory and a revocation takes effect at once.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use data_encoding::BASE32_NOPAD;
@@ -82,9 +83,45 @@ impl Engine {
             .api_keys
             .write()
             .unwrap_or_else(PoisonError::into_inner);
+        if let Some(end) = key.expires_at {
+            inner
+                .next_key_end
+                .fetch_min(end.as_micros(), Ordering::Relaxed);
+        }
         keys.insert(key.secret, Arc::new(key));
         drop(keys);
         inner.keys_changed.send_modify(|count| *count += 1);
+    }
+
+    /// Ends the keys whose time is over, in memory: they stay ended if the clock steps back. Calls that wait
+    /// notice it like a revocation.
+    pub(crate) fn end_expired_keys(&self) {
+        let inner = self.inner();
+        let now = inner.clock.now();
+        if now.as_micros() < inner.next_key_end.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut keys = inner
+            .api_keys
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut next = i64::MAX;
+        let mut has_ended = false;
+        for key in keys.values_mut() {
+            match key.expires_at.filter(|_| key.revoked_at.is_none()) {
+                Some(end) if now >= end => {
+                    Arc::make_mut(key).revoked_at = Some(end);
+                    has_ended = true;
+                }
+                Some(end) => next = next.min(end.as_micros()),
+                None => {}
+            }
+        }
+        inner.next_key_end.store(next, Ordering::Relaxed);
+        drop(keys);
+        if has_ended {
+            inner.keys_changed.send_modify(|count| *count += 1);
+        }
     }
 
     /// Loads a key that is not in memory yet: one of a tenant whose keys are not loaded.
@@ -99,10 +136,9 @@ impl Engine {
 
     /// The caller of a key in memory, if the key is neither revoked nor expired.
     pub(crate) fn caller_of(&self, digest: Digest) -> Option<Caller> {
+        self.end_expired_keys();
         let key = self.known_key(digest)?;
-        let now = self.inner().clock.now();
-        let has_ended = key.expires_at.is_some_and(|end| now >= end);
-        (key.revoked_at.is_none() && !has_ended).then(|| Caller::with_key(&key))
+        key.revoked_at.is_none().then(|| Caller::with_key(&key))
     }
 
     fn known_key(&self, digest: Digest) -> Option<Arc<ApiKey>> {
@@ -202,7 +238,7 @@ fn require_sound(new: &NewKey) -> Result<(), EngineError> {
         return invalid("`roles` names at least one of client, worker, approver, operator, admin");
     }
     if new.name.as_ref().is_some_and(|name| !has_name(name)) {
-        return invalid("`name` is 1 to 128 bytes without control characters");
+        return invalid("`name` is 1 to 128 bytes without control or invisible characters");
     }
     if new.expires_in_ms.is_some_and(|ms| !LIFE_MS.contains(&ms)) {
         return invalid("`expires_in_seconds` is 1 to 316224000 (ten years)");

@@ -81,6 +81,7 @@ impl Engine {
     pub async fn run_timers(&self, forgets: bool) -> Result<(), EngineError> {
         let inner = self.inner();
         let now = inner.clock.now();
+        self.end_expired_keys();
         // The store reports leases as due even if heartbeats have extended them. Raise the limit, so
         // that they do not crowd out other deadlines.
         let limit = DUE_MAX + inner.heartbeats().len();

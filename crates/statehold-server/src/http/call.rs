@@ -278,7 +278,7 @@ impl CallContext {
         self.path.get(name).map_or("", String::as_str)
     }
 
-    /// Runs `work`, and fails with 401 if the API key is revoked meanwhile.
+    /// Runs `work`, and fails with 401 if the API key is revoked or expires meanwhile.
     pub(crate) async fn while_valid<T, E>(
         &self,
         work: impl Future<Output = Result<T, E>>,
@@ -289,7 +289,12 @@ impl CallContext {
         tokio::select! {
             biased;
             () = self.api_key.revoked() => Err(unauthenticated()),
-            done = work => Ok(done?),
+            done = work => {
+                if !self.api_key.is_valid() {
+                    return Err(unauthenticated());
+                }
+                Ok(done?)
+            }
         }
     }
 

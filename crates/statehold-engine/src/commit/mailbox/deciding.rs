@@ -24,6 +24,10 @@ impl Engine {
         let Submission { call, command, .. } = submission;
         let is_server = submission.authority == Authority::Server;
         if !is_server {
+            let now = inner.clock.now();
+            if call.caller.ends_at.is_some_and(|end| now >= end) {
+                return Err(EngineError::KeyExpired);
+            }
             self.require_right(&call.caller, state, &submission.act())
                 .await?;
         }

@@ -1,5 +1,6 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::{new_session, start};
 use crate::rig::{Rig, Who, text, until};
 
 #[tokio::test]
@@ -148,5 +149,52 @@ async fn a_trusted_backend_acts_for_the_user_it_names() {
         who.send("GET", &path, &as_ann, "")
             .await
             .refused(403, "wrong_user");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_waits_gets_nothing_after_its_key_has_expired() {
+    let rig = Rig::with_clock().await;
+    let (admin, ann) = (rig.key(&["admin"]).await, rig.client("ann").await);
+    let session = new_session(&ann).await;
+    let request = start(&ann, &session, "other", "x").await;
+    let short = async |body: Value| {
+        let mut body = body;
+        body["expires_in_seconds"] = json!(600);
+        let made = admin.post("/v1/keys", &body).await.ok(201);
+        Who {
+            key: Some(text(&made, "key")),
+            ..ann.clone()
+        }
+    };
+    let worker = short(json!({"roles": ["worker"], "agents": ["helper"]})).await;
+    let client = short(json!({"roles": ["client"], "user": "ann"})).await;
+    let claim = json!({"agent": "helper", "wait_seconds": 20});
+    let poll = format!("/v1/requests/{}?wait=20", text(&request, "id"));
+    let (claiming, polling) = (worker.clone(), client.clone());
+    let claiming = tokio::spawn(async move { claiming.post("/v1/work/claim", &claim).await });
+    let polling = tokio::spawn(async move { polling.get(&poll).await });
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    let step = async |seconds: i64| {
+        let body = json!({"step_seconds": seconds});
+        admin.post("/v1/dev/clock", &body).await.ok(200);
+    };
+    step(601).await;
+    let started = start(&ann, &session, "helper", "x").await;
+    let path = format!("/v1/requests/{}", text(&request, "id"));
+    ann.post(&format!("{path}/cancel"), &json!({}))
+        .await
+        .ok(200);
+    for waiting in [claiming, polling] {
+        let answer = waiting.await.expect("an answer");
+        answer.refused(401, "unauthenticated");
+    }
+    let path = format!("/v1/requests/{}", text(&started, "id"));
+    assert_eq!(ann.get(&path).await.ok(200)["status"], "queued");
+    // The clock steps back, and the keys stay ended.
+    step(-1_200).await;
+    for who in [&worker, &client] {
+        let answer = who.get(&path).await;
+        answer.refused(401, "unauthenticated");
     }
 }
