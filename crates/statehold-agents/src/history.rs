@@ -1,8 +1,8 @@
 //! Reads the history of a task, and limits how much of it a call sends.
 
-use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::kept::Raw;
-use statehold_engine::{Engine, EngineError, StoredItem};
+use statehold_engine::{EngineError, StoredItem};
 
 use crate::message::raw;
 
@@ -41,18 +41,13 @@ pub(crate) struct TaskHistory {
 }
 
 impl TaskHistory {
-    pub(crate) async fn read(
-        engine: &Engine,
-        session: SessionId,
-        task: TaskId,
-        before: RequestId,
-    ) -> Result<Self, EngineError> {
+    pub(crate) async fn read(request: &LeasedRequest) -> Result<Self, EngineError> {
         let mut past = Self::default();
         let (mut bytes, mut cursor, mut page_size) = (0, None, FIRST_PAGE);
         loop {
-            let page = engine.task_items(session, task, cursor, page_size).await?;
+            let page = request.history(cursor, page_size).await?;
             for item in page.items {
-                if item.placed.request == before {
+                if item.placed.request == request.ids.request {
                     continue;
                 }
                 let is_next = past

@@ -19,11 +19,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use statehold_core::command::{Command, Rejection};
+use statehold_core::command::Rejection;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_engine::{Call, ClaimedRequest, Engine, EngineError, Reply, StoredRecord};
+use statehold_engine::api::leased::LeasedRequest;
+use statehold_engine::{ClaimedRequest, Engine, EngineError, StoredRecord};
 use tokio::time::Instant;
 
 use crate::gateway::{ConversationsAgent, OpenaiAgent};
@@ -42,7 +43,7 @@ pub(crate) use clients::AgentClients;
 pub(crate) use hold::HoldDecision;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
-pub(crate) use run::{AgentRun, RequestRef, StepExtras, StepOutput};
+pub(crate) use run::{AgentRun, StepExtras, StepOutput};
 pub use run::{CommitPhase, SimulatedCrash, StepHook};
 pub(crate) use tools::{CallReport, SkippedCall, Toolbox, render_for_model};
 
@@ -301,49 +302,54 @@ impl Generation {
         (claimed, claimed_at): (ClaimedRequest, Instant),
         permit: TurnPermit,
     ) {
-        let Some(request_ref) = RequestRef::of(&claimed) else {
+        let Some(request) = LeasedRequest::of(&self.engine, &self.caller, &claimed) else {
             return;
         };
         let ended = self
-            .try_turn(request_ref, &spec, &*agent, (claimed, claimed_at), permit)
+            .try_turn(&request, &spec, &*agent, (claimed, claimed_at), permit)
             .await;
         let ended = match ended {
-            Err(TurnError::Failed(failure)) => self.fail(request_ref, &failure).await,
+            Err(TurnError::Failed(failure)) => fail(&request, &failure).await,
             other => other,
         };
         match ended {
             Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
             // The lease expires, then the request is claimed again.
             Err(error) => {
-                tracing::warn!(agent = %spec.name, request = %request_ref.request, %error, "a turn stopped; it is retried later");
+                tracing::warn!(agent = %spec.name, request = %request.ids.request, %error, "a turn stopped; it is retried later");
             }
         }
     }
 
     async fn try_turn(
         self: &Arc<Self>,
-        request_ref: RequestRef,
+        request: &LeasedRequest,
         spec: &Arc<AgentSpec>,
         agent: &dyn Agent,
         (claimed, claimed_at): (ClaimedRequest, Instant),
         permit: TurnPermit,
     ) -> Result<(), TurnError> {
-        self.require_lease(request_ref, claimed_at).await?;
+        // A request that waited in memory for a heartbeat interval may have been claimed by another
+        // worker.
+        if claimed_at.elapsed() >= HEARTBEAT {
+            request.heartbeat().await?;
+        }
+        let id = request.ids.request;
         // Keep the draft open until this turn ends, also if it panics.
-        let _draft = self.engine.open_draft(request_ref.request);
+        let _draft = self.engine.open_draft(id);
         let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
         let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
         let outcome = tokio::select! {
             biased;
             outcome = turn => outcome,
-            () = self.keep_lease(request_ref.session, request_ref.request, request_ref.fence) => Ok(Err(TurnError::Gone)),
+            () = keep_lease(request) => Ok(Err(TurnError::Gone)),
             () = self.stopped() => return Err(TurnError::Gone),
         };
         let outcome = outcome.unwrap_or_else(|panic| {
             if panic.is::<SimulatedCrash>() {
                 return Err(TurnError::Gone);
             }
-            tracing::error!(agent = %spec.name, request = %request_ref.request, "a turn panicked");
+            tracing::error!(agent = %spec.name, request = %id, "a turn panicked");
             let message = "the server has a bug here; only recorded steps have taken effect";
             Err(TurnError::failed("internal", message))
         });
@@ -357,84 +363,28 @@ impl Generation {
             }
         }
     }
+}
 
-    /// Checks that this process still holds the lease. A request that waited in memory for a heartbeat
-    /// interval may have been claimed by another worker.
-    async fn require_lease(
-        &self,
-        request_ref: RequestRef,
-        claimed_at: Instant,
-    ) -> Result<(), TurnError> {
-        if claimed_at.elapsed() < HEARTBEAT {
-            return Ok(());
-        }
-        let RequestRef {
-            session,
-            request,
-            fence,
-            ..
-        } = request_ref;
-        let alive = self.engine.heartbeat(&self.caller, session, request, fence);
-        alive.await.map(drop).map_err(TurnError::from)
-    }
-
-    /// Fails a request with an error.
-    async fn fail(&self, request_ref: RequestRef, failure: &TurnFailure) -> Result<(), TurnError> {
-        let owner = self.engine.owner(request_ref.session).await?;
-        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
-        let mut payloads = payloads?;
-        let error = payloads.put(raw(failure).get().as_bytes().to_vec());
-        let command = Command::FailRequest {
-            by: request_ref.fenced(),
-            error,
-            cancel_children: true,
-        };
-        let call = Call::by(self.caller.clone());
-        let reply: Reply = Arc::new(|_| Vec::new());
-        let done = self
-            .engine
-            .submit(request_ref.session, &call, &command, &payloads, &reply)
-            .await;
-        if !matches!(
-            done,
-            Err(EngineError::Rejected(Rejection::HoldsOpen { .. }))
-        ) {
-            return done.map(drop).map_err(TurnError::from);
-        }
+/// Fails a request with an error.
+async fn fail(request: &LeasedRequest, failure: &TurnFailure) -> Result<(), TurnError> {
+    let failed = match request.fail(&raw(failure)).await {
         // Open holds prevent the request from failing now. Release the lease, so that a later claim
         // fails it after the decisions. A decision made meanwhile must not look like work that a lost
         // worker had started.
-        let command = Command::ReleaseLease {
-            by: request_ref.fenced(),
-        };
-        let left = self
-            .engine
-            .submit(request_ref.session, &call, &command, &payloads, &reply)
-            .await;
-        left.map(drop).map_err(TurnError::from)
-    }
+        Err(EngineError::Rejected(Rejection::HoldsOpen { .. })) => request.release(None).await,
+        failed => failed,
+    };
+    failed.map_err(TurnError::from)
+}
 
-    /// Sends heartbeats. Returns when the lease is lost.
-    async fn keep_lease(
-        &self,
-        session: statehold_core::ids::SessionId,
-        request: RequestId,
-        fence: u64,
-    ) {
-        loop {
-            tokio::time::sleep(HEARTBEAT).await;
-            let alive = self
-                .engine
-                .heartbeat(&self.caller, session, request, fence)
-                .await;
-            match alive {
-                Ok(_) => {}
-                Err(error) => {
-                    if matches!(TurnError::from(error), TurnError::Gone) {
-                        return;
-                    }
-                }
-            }
+/// Sends heartbeats. Returns when the lease is lost.
+async fn keep_lease(request: &LeasedRequest) {
+    loop {
+        tokio::time::sleep(HEARTBEAT).await;
+        if let Err(error) = request.heartbeat().await
+            && matches!(TurnError::from(error), TurnError::Gone)
+        {
+            return;
         }
     }
 }

@@ -92,8 +92,7 @@ impl Engine {
         let named = decision_key(call, key, id, is_credential, &answer);
         let edited_digest = edited.as_ref().map(|edited| edited.digest);
         let (words, credential) = kept_words(is_credential, answer.clone(), edited);
-        let owner = self.owner(session).await?;
-        let mut payloads = self.payloads_for(&owner.tenant, owner.user).await?;
+        let mut payloads = self.payloads_of(session).await?;
         let words = to_bytes(&words);
         let decision = NewDecision {
             key: named.key,

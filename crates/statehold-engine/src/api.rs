@@ -13,6 +13,7 @@ pub mod hold;
 pub mod item;
 pub mod json;
 pub mod key;
+pub mod leased;
 pub mod operations;
 pub mod request;
 pub mod schema;

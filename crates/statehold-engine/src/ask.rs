@@ -196,7 +196,11 @@ impl Engine {
     /// # Errors
     ///
     /// If the hold is invalid, or the policy is stricter.
-    pub async fn require_askable(&self, agent: &Name, ask: &NewAsk) -> Result<(), EngineError> {
+    pub(crate) async fn require_askable(
+        &self,
+        agent: &Name,
+        ask: &NewAsk,
+    ) -> Result<(), EngineError> {
         require_words(ask)?;
         ask.reasons.as_deref().map(reasons).transpose()?;
         self.require_schemas(ask).await?;
@@ -217,7 +221,7 @@ impl Engine {
 
     /// Replaces the arguments of gated calls with their preview; their hold keeps the full arguments.
     /// Every surface that accepts items calls this before writing them.
-    pub fn hide_gated(&self, agent: &Name, items: &mut [NewItem], payloads: &mut Payloads) {
+    pub(crate) fn hide_gated(&self, agent: &Name, items: &mut [NewItem], payloads: &mut Payloads) {
         for item in items.iter_mut().filter(|item| is_gated(item)) {
             let mut body: ItemBody = parse(payloads.get(&item.body));
             let (Some(tool), Some(arguments)) = (&body.name, &body.arguments) else {
@@ -242,7 +246,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn agent_of_request(
+    pub(crate) async fn agent_of_request(
         &self,
         session: SessionId,
         request: RequestId,

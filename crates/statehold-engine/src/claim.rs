@@ -1,6 +1,5 @@
 //! Handing out work: a worker claims requests of its agent, and waits if there are none.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use statehold_core::command::{Command, Rejection};
@@ -11,7 +10,8 @@ use statehold_core::request::{LiveStatus, OpenCall};
 use statehold_core::time::Timestamp;
 
 use crate::caller::{Caller, Role};
-use crate::commit::mailbox::{Call, Committed, Reply};
+use crate::commit::mailbox::{Call, Committed};
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_any;
@@ -191,23 +191,21 @@ impl Engine {
         request: RequestId,
         ttl_ms: u64,
     ) -> Result<Option<ClaimedRequest>, EngineError> {
-        let command = Command::ClaimRequest { request, ttl_ms };
-        let payloads = self.no_payloads();
-        let reply: Reply = Arc::new(move |done: &Committed<'_>| {
-            let live = done.after.requests.get(&request);
-            let live = live.filter(|live| live.status == LiveStatus::Running);
-            live.map_or_else(Vec::new, |live| live.fence.to_be_bytes().to_vec())
-        });
-        let call = Call::by(caller.clone());
-        let done = self
-            .submit(session, &call, &command, &payloads, &reply)
-            .await?;
-        let Ok(fence) = done.body.try_into() else {
-            return Ok(None);
+        let (call, payloads) = (Call::by(caller.clone()), Payloads::none());
+        let command = (&Command::ClaimRequest { request, ttl_ms }, &payloads);
+        let fence = |made: &Committed<'_>| {
+            let live = made.after.requests.get(&request);
+            let running = live.filter(|live| live.status == LiveStatus::Running);
+            Some(running.map(|live| live.fence))
         };
-        let fence = u64::from_be_bytes(fence);
-        let claimed = self.handed_over(caller, session, request, fence).await?;
-        Ok(Some(claimed))
+        let done = self.commit(session, &call, command, None, fence).await?;
+        match done.view {
+            Some(fence) => self
+                .handed_over(caller, session, request, fence)
+                .await
+                .map(Some),
+            None => Ok(None),
+        }
     }
 
     /// A request that the caller has leased under `fence`, as a claim returns it.
@@ -355,6 +353,8 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use statehold_store::memory::MemoryStore;
 
     use super::*;

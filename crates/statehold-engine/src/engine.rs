@@ -281,21 +281,29 @@ impl Engine {
         &self.inner
     }
 
-    /// Payload keys for a session of this owner.
+    /// Payloads for a command to this session.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub(crate) async fn payloads_of(&self, session: SessionId) -> Result<Payloads, EngineError> {
+        let owner = self.owner(session).await?;
+        self.payloads_for(&owner.tenant, owner.user).await
+    }
+
+    /// Payloads for a command to a session of this owner.
     ///
     /// # Errors
     ///
     /// If a new key cannot be stored.
-    pub async fn payloads_for(&self, tenant: &Name, user: UserId) -> Result<Payloads, EngineError> {
+    pub(crate) async fn payloads_for(
+        &self,
+        tenant: &Name,
+        user: UserId,
+    ) -> Result<Payloads, EngineError> {
         let user = self.payload_key(KeyOwner::User(user)).await?;
         let tenant = self.payload_key(KeyOwner::Tenant(tenant.clone())).await?;
         Ok(Payloads::new(user, tenant))
-    }
-
-    /// For commands that carry no payloads.
-    pub fn no_payloads(&self) -> Payloads {
-        let none = statehold_core::digest::PayloadKey::from_bytes([0; 32]);
-        Payloads::new(none.clone(), none)
     }
 
     pub(crate) async fn payload_key(

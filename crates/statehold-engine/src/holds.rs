@@ -135,16 +135,6 @@ impl Engine {
         Ok(detail)
     }
 
-    /// The session of a hold. Checks no rights.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such hold.
-    pub async fn session_of_hold(&self, id: HoldId) -> Result<SessionId, EngineError> {
-        let session = self.inner().store.session_of_hold(id).await?;
-        session.ok_or(EngineError::NotFound)
-    }
-
     /// All holds ever opened by a request that the caller may see.
     ///
     /// # Errors

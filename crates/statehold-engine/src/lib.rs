@@ -27,6 +27,8 @@ mod read;
 mod shared;
 mod swap;
 mod temp;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod users;
 
 pub use addresses::{AddressChanges, Resumable, SigningSecret};
@@ -38,7 +40,7 @@ pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use commit::auto_claim::AutoClaim;
 pub use commit::idempotency::IdempotencyKey;
-pub use commit::mailbox::{Call, Committed, Done, Receipt, Reply};
+pub use commit::mailbox::{Call, Receipt};
 pub use commit::payloads::Payloads;
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
@@ -54,7 +56,7 @@ pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
-pub use read::{ItemPage, Page, RequestDetail, StoredRequest, TaskDetail};
+pub use read::{ItemPage, Page, RequestDetail, StoredRequest};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
     Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,

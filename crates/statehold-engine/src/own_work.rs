@@ -1,19 +1,17 @@
-//! Operations for agents that the server runs itself: releasing the leases of an earlier process, the
-//! progress of requests, and the memory of an agent.
+//! The work of agents that the server runs itself: leases of an earlier process, and how far requests are.
 
 use statehold_core::command::{Command, Fenced};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::projection::EndedRequest;
-use statehold_core::view::View;
 use statehold_store::StoredRecord;
 
 use crate::caller::Caller;
-use crate::commit::mailbox::{Call, Reply};
+use crate::commit::mailbox::Call;
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::read::ItemPage;
 
 /// How many live requests one query reads.
 const PAGE: usize = 256;
@@ -40,11 +38,7 @@ pub enum Progress {
 
 impl Engine {
     /// The progress of a request, and the session revision at which it was read.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub async fn progress(
+    pub(crate) async fn progress(
         &self,
         session: SessionId,
         request: RequestId,
@@ -60,23 +54,6 @@ impl Engine {
         Ok((progress, state.revision))
     }
 
-    /// How a request of a session ended. None while it is live.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn ended(
-        &self,
-        session: SessionId,
-        request: RequestId,
-    ) -> Result<Option<Ended>, EngineError> {
-        let Some(request) = self.inner().store.ended_request(request).await? else {
-            return Ok(None);
-        };
-        let finished = self.record(session, request.ended_by).await?;
-        Ok(Some(Ended { request, finished }))
-    }
-
     /// Releases the leases that an earlier process of this server held for an agent, so that the
     /// requests resume at once. Call this before this process claims anything: only one process works as
     /// the server.
@@ -90,8 +67,7 @@ impl Engine {
         agent: &Name,
     ) -> Result<usize, EngineError> {
         let call = Call::by(Caller::worker_of_server(tenant.clone()));
-        let payloads = self.no_payloads();
-        let reply: Reply = std::sync::Arc::new(|_| Vec::new());
+        let payloads = Payloads::none();
         let (mut after, mut given_back) = (None, 0);
         loop {
             let store = &self.inner().store;
@@ -108,11 +84,9 @@ impl Engine {
                 }
                 let (request, fence) = (live.id, live.fence);
                 let by = Fenced { request, fence };
-                let command = Command::ReleaseLease { by };
-                let released = self
-                    .submit(work.session, &call, &command, &payloads, &reply)
-                    .await;
-                match released {
+                let command = (&Command::ReleaseLease { by }, &payloads);
+                let released = self.commit_without_view(work.session, &call, command);
+                match released.await {
                     Ok(_) => given_back += 1,
                     // The lease has lapsed, or the request has ended.
                     Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
@@ -123,31 +97,6 @@ impl Engine {
                 return Ok(given_back);
             }
         }
-    }
-
-    /// A page of a task's history as its agent sees it, newest first.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn task_items(
-        &self,
-        session: SessionId,
-        task: TaskId,
-        before: Option<u64>,
-        limit: usize,
-    ) -> Result<ItemPage, EngineError> {
-        self.items((session, 0), Some(task), View::Agent(task), before, limit)
-            .await
-    }
-
-    /// The private state of an agent in one of its tasks.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn private_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, EngineError> {
-        Ok(self.inner().store.task_state(task).await?)
     }
 
     /// The live root requests of an agent in a session, oldest first.
@@ -194,43 +143,16 @@ impl Engine {
         let state = self.durable_state(session).await?;
         Ok(!state.holds.is_empty())
     }
-
     /// The open tasks of an agent in a session, oldest first.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub async fn open_tasks_of(
+    pub(crate) async fn open_tasks_of(
         &self,
         session: SessionId,
         agent: &Name,
     ) -> Result<Vec<TaskId>, EngineError> {
         let state = self.durable_state(session).await?;
-        let mut tasks: Vec<_> = state
-            .tasks
-            .values()
-            .filter(|task| task.agent == *agent)
-            .map(|task| (task.number, task.id))
-            .collect();
+        let own = state.tasks.values().filter(|task| task.agent == *agent);
+        let mut tasks: Vec<_> = own.map(|task| (task.number, task.id)).collect();
         tasks.sort_unstable();
         Ok(tasks.into_iter().map(|(_, id)| id).collect())
-    }
-
-    /// The live requests of an agent in a session that have opened holds, decided or not.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub async fn asking_requests_of(
-        &self,
-        session: SessionId,
-        agent: &Name,
-    ) -> Result<Vec<RequestId>, EngineError> {
-        let state = self.durable_state(session).await?;
-        let asking = state.requests.values().filter(|live| {
-            let task = state.tasks.get(&live.task);
-            live.holds_opened > 0 && task.is_some_and(|task| task.agent == *agent)
-        });
-        Ok(asking.map(|live| live.id).collect())
     }
 }

@@ -46,21 +46,21 @@ pub struct ItemPage {
 
 /// An open or closed task, with its pending holds.
 #[derive(Debug, Clone)]
-pub struct TaskDetail {
+pub(crate) struct TaskDetail {
     /// Its session.
-    pub session: SessionSummary,
+    pub(crate) session: SessionSummary,
     /// The task.
-    pub task: Task,
+    pub(crate) task: Task,
     /// Its status.
-    pub status: TaskStatus,
+    pub(crate) status: TaskStatus,
     /// Open holds at and below it.
-    pub pending: Pending,
+    pub(crate) pending: Pending,
     /// The private state of its agent, if the view shows it.
-    pub state: Option<Vec<u8>>,
+    pub(crate) state: Option<Vec<u8>>,
     /// The view the caller has of it.
-    pub view: View,
+    pub(crate) view: View,
     /// The revision it was read at.
-    pub revision: u64,
+    pub(crate) revision: u64,
 }
 
 impl<T, P> Page<T, P> {
@@ -316,7 +316,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the caller may not read it.
-    pub async fn task(
+    pub(crate) async fn task(
         &self,
         caller: &Caller,
         id: TaskId,
@@ -363,7 +363,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn history(
+    pub(crate) async fn history(
         &self,
         task: &TaskDetail,
         before: Option<u64>,
@@ -385,7 +385,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn recent_items(
+    pub(crate) async fn recent_items(
         &self,
         session: SessionId,
         task: TaskId,
@@ -526,7 +526,7 @@ impl Engine {
     /// # Errors
     ///
     /// If there is no such request.
-    pub async fn session_of_request(&self, id: RequestId) -> Result<SessionId, EngineError> {
+    pub(crate) async fn session_of_request(&self, id: RequestId) -> Result<SessionId, EngineError> {
         let session = self.inner().store.session_of_request(id).await?;
         session.ok_or(EngineError::NotFound)
     }
@@ -536,7 +536,7 @@ impl Engine {
     /// # Errors
     ///
     /// If there is no such task.
-    pub async fn session_of_task(&self, id: TaskId) -> Result<SessionId, EngineError> {
+    pub(crate) async fn session_of_task(&self, id: TaskId) -> Result<SessionId, EngineError> {
         let session = self.inner().store.session_of_task(id).await?;
         session.ok_or(EngineError::NotFound)
     }

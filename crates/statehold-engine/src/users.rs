@@ -68,7 +68,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn known_user(
+    pub(crate) async fn known_user(
         &self,
         tenant: &Name,
         name: &str,

@@ -43,12 +43,8 @@ pub(super) async fn find_newest(
     run: &AgentRun,
     gateway: &str,
 ) -> Result<Option<ConversationRecord>, TurnError> {
-    let (session, agent) = (run.request_ref.session, &run.spec.name);
     let mut newest: Option<ConversationRecord> = None;
-    for task in run.engine.open_tasks_of(session, agent).await? {
-        let Some(kept) = run.engine.private_state(task).await? else {
-            continue;
-        };
+    for kept in run.request.private_states().await? {
         let Ok(known) = serde_json::from_slice::<ConversationRecord>(&kept) else {
             continue;
         };
@@ -73,7 +69,7 @@ impl ConversationLocks {
     /// Waits until no other turn of this agent uses the session's conversation. Releases the turn's
     /// permit meanwhile, so that turns of other sessions can run.
     pub(super) async fn lock(&self, run: &mut AgentRun) -> tokio::sync::OwnedMutexGuard<()> {
-        let lock = self.lock_of(run.request_ref.session);
+        let lock = self.lock_of(run.request.ids.session);
         match Arc::clone(&lock).try_lock_owned() {
             Ok(held) => held,
             Err(_) => run.permit.release_while(lock.lock_owned()).await,

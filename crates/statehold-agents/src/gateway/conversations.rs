@@ -162,7 +162,7 @@ impl ConversationsAgent {
         let endpoint = ConversationsEndpoint {
             base_url: self.spec.base_url.clone(),
             credential: run.credential.clone().or(self.spec.credential.clone()),
-            headers: call_headers::origin_headers(run.request_ref),
+            headers: call_headers::origin_headers(run.request.ids),
             timeout: run.spec.timeout,
             retries,
         };
@@ -180,7 +180,7 @@ impl ConversationsAgent {
         let generation = known.generation + u32::from(!known.creation_unknown);
         let mut record = ConversationRecord {
             gateway: GATEWAY.to_owned(),
-            session: run.request_ref.session,
+            session: run.request.ids.session,
             generation,
             conversation: None,
             is_another: was_lost,
@@ -188,9 +188,9 @@ impl ConversationsAgent {
         if run.next_recorded_kind().is_none() && !known.creation_unknown {
             run.remember(&record.raw()).await?;
         }
-        let title = title(run.request_ref.session, &run.spec.name, generation);
+        let title = title(run.request.ids.session, &run.spec.name, generation);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
-        let key = call_headers::idempotency_key(run.request_ref, run.steps_taken(), "-begin");
+        let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "-begin");
         let work = async move {
             let mut created =
                 create_once(&client, (&title, &key), known.creation_unknown, retries).await?;
@@ -233,8 +233,8 @@ impl ConversationsAgent {
             prepared = Some((text, told.as_ref().and_then(SharedContext::note)));
         }
         let client = self.client(run, run.spec.retries);
-        let key = call_headers::idempotency_key(run.request_ref, run.steps_taken(), "");
-        let (sink, session) = (run.draft_sink(), run.request_ref.session);
+        let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "");
+        let (sink, session) = (run.draft_sink(), run.request.ids.session);
         let work = async move {
             let (text, note) = prepared.ok_or_else(not_prepared)?;
             let conversation = known.conversation.as_deref().ok_or_else(not_prepared)?;
@@ -283,7 +283,7 @@ async fn find_conversation(run: &AgentRun) -> Result<KnownConversation, TurnErro
         return Ok(KnownConversation::default());
     };
     // A forked session creates its own conversation, because the original may have continued.
-    let is_here = known.session == run.request_ref.session;
+    let is_here = known.session == run.request.ids.session;
     let creation_unknown = is_here && known.conversation.is_none();
     let is_elsewhere = !is_here && known.conversation.is_some();
     Ok(KnownConversation {

@@ -206,8 +206,8 @@ impl OpenaiAgent {
             timeout: run.spec.timeout,
             retries: run.spec.retries,
         };
-        let (here, number) = (run.request_ref, run.steps_taken());
-        let user = run.engine.owner(here.session).await?.user.to_string();
+        let (here, number) = (run.request.ids, run.steps_taken());
+        let user = run.request.user().await?.to_string();
         let sink = run.draft_sink();
         let work = async move {
             let prepared = prepared.ok_or_else(not_prepared)?;
@@ -402,12 +402,10 @@ async fn open_holds(run: &mut AgentRun, paused: &RemotePause) -> Result<Decision
 /// Rejects a message while the agent waits for a person: the agent would take the message for the
 /// answer to its question.
 async fn require_not_paused(run: &AgentRun) -> Result<(), TurnError> {
-    let (session, agent) = (run.request_ref.session, &run.spec.name);
-    let asking = run.engine.asking_requests_of(session, agent).await?;
-    let Some(other) = asking.into_iter().find(|id| *id != run.request_ref.request) else {
+    let Some(other) = run.request.other_asking_request().await? else {
         return Ok(());
     };
-    let pending = run.engine.pending_in(session).await?;
+    let pending = run.request.pending_holds().await?;
     let is_deferred = pending.holds.iter().find(|hold| hold.hold.request == other);
     let what = match is_deferred {
         Some(is_deferred) => {
@@ -417,6 +415,7 @@ async fn require_not_paused(run: &AgentRun) -> Result<(), TurnError> {
         }
         None => "the decision is being delivered to it; ask again in a moment".to_owned(),
     };
+    let agent = &run.spec.name;
     let message = format!("the agent {agent} cannot be asked now: {what}");
     Err(TurnError::failed("agent_busy", message))
 }
@@ -489,7 +488,7 @@ impl RemoteSession {
         let Some(known) = known else {
             return Ok(Self::default());
         };
-        let is_here = known.session == run.request_ref.session;
+        let is_here = known.session == run.request.ids.session;
         Ok(Self {
             generation: known.generation,
             session: known.conversation.filter(|_| is_here),

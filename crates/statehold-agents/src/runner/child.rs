@@ -1,15 +1,10 @@
 //! Child requests: starts a request for another agent once, and waits until it ends.
 
-use std::sync::Arc;
-
-use statehold_core::command::{Command, StartRequest, StatePatch};
 use statehold_core::ids::RequestId;
 use statehold_core::item::Role;
 use statehold_core::name::Name;
-use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
-use statehold_core::task::CloseOn;
-use statehold_engine::{Committed, Done, Ended, Payloads, Progress, Reply};
+use statehold_engine::{Ended, Progress};
 
 use super::journal::StepKind;
 use super::run::{AgentRun, CommitPhase};
@@ -43,7 +38,7 @@ impl AgentRun {
             None => self.start_child(agent, message).await?,
         };
         self.wait_for(child, passes).await?;
-        let ended = self.engine.ended(self.request_ref.session, child).await?;
+        let ended = self.request.end_of(child).await?;
         self.notify_hook(StepKind::Child, CommitPhase::After);
         Ok(child_answer(agent, ended.as_ref()))
     }
@@ -53,40 +48,31 @@ impl AgentRun {
         agent: &Name,
         message: &AgentMessage,
     ) -> Result<RequestId, TurnError> {
-        let mut payloads = self.payloads().await?;
-        let input = message.put(&mut payloads);
+        let mut batch = self.request.batch().await?;
+        let input = message.put(batch.payloads());
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.
         let slot = self.generation.reserve_turn(agent).await;
-        let command = Command::StartRequest(StartRequest {
-            agent: agent.clone(),
-            task: None,
-            parent: Some(self.fenced()),
-            input: input.body,
-            attachments: input.attachments,
-            close_on: CloseOn::Never,
-            lease_ttl_ms: slot.as_ref().map(|_| super::lease_ms()),
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
-        });
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let events = &made.record.content.events;
-            let started = events.iter().find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(request.to_string().into_bytes()),
-                _ => None,
-            });
-            started.unwrap_or_default()
-        });
+        let lease_ms = slot.as_ref().map(|_| super::lease_ms());
         self.notify_hook(StepKind::Child, CommitPhase::Before);
-        let done = self.send_start(&command, &payloads, &reply).await?;
-        let id = String::from_utf8_lossy(&done.body).parse();
-        let id =
-            id.map_err(|_| TurnError::failed("internal", "a request was started without an id"))?;
+        // One write to the disk takes the deferred step and the start.
+        let step = self.deferred.take();
+        let step_batch = match &step {
+            Some(step) => Some(self.step_batch(step).await?),
+            None => None,
+        };
+        let credential = self.credential.as_ref();
+        let id = self
+            .request
+            .start_child((agent, lease_ms), (input, batch), step_batch, credential)
+            .await?;
+        if let Some(step) = step {
+            self.notify_hook(step.kind, CommitPhase::After);
+        }
         if let Some(slot) = slot {
             let child = self
                 .engine
-                .handed_over(&self.caller, self.request_ref.session, id, 1)
+                .handed_over(&self.caller, self.request.ids.session, id, 1)
                 .await;
             match child {
                 Ok(child) => slot.start(child),
@@ -100,42 +86,14 @@ impl AgentRun {
         Ok(id)
     }
 
-    /// Commits the start of a child request, together with the deferred step if there is one.
-    async fn send_start(
-        &mut self,
-        command: &Command,
-        payloads: &Payloads,
-        reply: &Reply,
-    ) -> Result<Done, TurnError> {
-        let (session, credential) = (self.request_ref.session, self.credential.clone());
-        let credential = credential.as_ref();
-        let Some(step) = self.deferred.take() else {
-            let call = self.call();
-            let engine = &self.engine;
-            let done = engine
-                .submit_with_credential(session, &call, command, payloads, reply, credential)
-                .await;
-            return Ok(done?);
-        };
-        let (append, with) = self.append_command(&step).await?;
-        let first = (&append, &with);
-        let second = (command, payloads, reply);
-        let done = self
-            .engine
-            .submit_both(session, &self.caller, first, second, credential)
-            .await?;
-        self.notify_hook(step.kind, CommitPhase::After);
-        Ok(done)
-    }
-
     /// Waits until the child ends. If the child waits for a person, releases this request's lease
     /// instead of waiting.
     async fn wait_for(&mut self, child: RequestId, passes: bool) -> Result<(), TurnError> {
-        let session = self.request_ref.session;
+        let session = self.request.ids.session;
         let mut draft = passes.then(|| self.engine.follow_draft(child));
         let mut is_written = false;
         loop {
-            let (progress, revision) = self.engine.progress(session, child).await?;
+            let (progress, revision) = self.request.progress_of(child).await?;
             match progress {
                 Progress::Ended => {
                     // Forward the rest of the child's draft before returning.

@@ -29,7 +29,7 @@ pub(crate) struct HoldDecision {
 impl AgentRun {
     /// Checks that the engine would accept this hold.
     pub(crate) async fn require_askable(&self, ask: &NewAsk) -> Result<(), TurnError> {
-        let checked = self.engine.require_askable(&self.spec.name, ask).await;
+        let checked = self.request.require_askable(ask).await;
         checked.map_err(hold_refused)
     }
 
@@ -51,12 +51,7 @@ impl AgentRun {
             return Ok(hold_decision(&known));
         }
         self.notify_hook(StepKind::Hold, CommitPhase::Before);
-        let payloads = self.payloads().await?;
-        let (session, call) = (self.request_ref.session, self.call());
-        let opened = self
-            .engine
-            .open_hold(session, &call, self.fenced(), ask, (Vec::new(), payloads))
-            .await;
+        let opened = self.request.open_hold(ask).await;
         opened.map_err(hold_refused)?;
         self.notify_hook(StepKind::Hold, CommitPhase::After);
         Ok(None)

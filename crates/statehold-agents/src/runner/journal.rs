@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
-use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
+use statehold_core::ids::ItemId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
+use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::kept::{ItemBody, Raw, parse};
-use statehold_engine::{Engine, EngineError, StoredItem};
+use statehold_engine::{EngineError, StoredItem};
 
 use super::tools::render_for_model;
 
@@ -106,23 +107,16 @@ pub(crate) struct Journal {
 impl Journal {
     /// Reads the recorded steps of a request. They are the newest items of its task, because a task has
     /// one live request at a time.
-    pub(super) async fn read(
-        engine: &Engine,
-        session: SessionId,
-        task: TaskId,
-        request: RequestId,
-    ) -> Result<Self, EngineError> {
+    pub(super) async fn read(request: &LeasedRequest) -> Result<Self, EngineError> {
         let mut journal = Self::default();
         let mut newest_first = Vec::new();
         let mut before = None;
         'pages: loop {
-            let page = engine
-                .task_items(session, task, before, ITEMS_PER_PAGE)
-                .await?;
+            let page = request.history(before, ITEMS_PER_PAGE).await?;
             before = page.next;
             for item in page.items {
                 journal.items_read += 1;
-                if item.placed.request != request {
+                if item.placed.request != request.ids.request {
                     break 'pages;
                 }
                 newest_first.push(item);

@@ -4,17 +4,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use statehold_core::command::{Command, Fenced, Output, StatePatch, StateSet};
-use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::digest::Digest;
 use statehold_core::hold::CallTarget;
-use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
-use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
+use statehold_core::ids::{ItemId, RequestId};
+use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
-use statehold_core::scope::{MergePolicy, StateKey};
-use statehold_engine::kept::{ItemBody, Raw, to_bytes};
-use statehold_engine::{
-    Call, Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail, Payloads, Reply,
-};
+use statehold_core::scope::StateKey;
+use statehold_engine::api::leased::{LeasedRequest, WriteBatch};
+use statehold_engine::kept::{ItemBody, Raw};
+use statehold_engine::{Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::OwnedMutexGuard;
 
 use super::child::step_mismatch;
@@ -41,35 +39,6 @@ pub struct SimulatedCrash;
 /// Called before and after each step is committed. Tests use it to crash the process or the turn.
 pub type StepHook = Arc<dyn Fn(StepKind, CommitPhase) + Send + Sync>;
 
-/// Ids of a leased request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RequestRef {
-    pub(crate) session: SessionId,
-    pub(crate) task: TaskId,
-    pub(crate) request: RequestId,
-    pub(crate) fence: u64,
-}
-
-impl RequestRef {
-    /// None if the request has ended meanwhile.
-    pub(super) fn of(claimed: &ClaimedRequest) -> Option<Self> {
-        let live = claimed.detail.request.live()?;
-        Some(Self {
-            session: claimed.detail.session.id,
-            task: live.task,
-            request: live.id,
-            fence: live.fence,
-        })
-    }
-
-    pub(crate) fn fenced(self) -> Fenced {
-        Fenced {
-            request: self.request,
-            fence: self.fence,
-        }
-    }
-}
-
 /// Result and token usage of a step.
 pub(crate) struct StepOutput {
     pub(crate) result: Raw,
@@ -91,14 +60,14 @@ pub(crate) struct StepExtras {
 /// A finished step that is not committed yet.
 pub(super) struct UncommittedStep {
     pub(super) kind: StepKind,
-    body: Vec<u8>,
+    body: ItemBody,
     extras: StepExtras,
 }
 
 impl UncommittedStep {
-    /// The items of the step, and the new private state.
-    fn put(&self, payloads: &mut Payloads) -> (Vec<NewItem>, Option<BodyRef>) {
-        let mut items = vec![hidden(ItemKind::Step, payloads.put(self.body.clone()))];
+    /// Adds the items of the step, and the new private state.
+    fn put(&self, batch: &mut WriteBatch) {
+        batch.push(ItemKind::Step, None, &self.body);
         for (call, outcome, result) in &self.extras.results {
             let body = ItemBody {
                 result: Some(result.clone()),
@@ -108,14 +77,11 @@ impl UncommittedStep {
                 call: CallTarget::Recorded(*call),
                 outcome: *outcome,
             };
-            items.push(NewItem {
-                call: Some(mark),
-                ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
-            });
+            batch.push(ItemKind::ToolResult, Some(mark), &body);
         }
-        let private = self.extras.private.as_ref();
-        let private = private.map(|value| payloads.put(value.get().as_bytes().to_vec()));
-        (items, private)
+        if let Some(private) = &self.extras.private {
+            batch.set_task_state(private);
+        }
     }
 }
 
@@ -124,7 +90,7 @@ pub(crate) struct AgentRun {
     pub(crate) engine: Engine,
     pub(crate) caller: Caller,
     pub(crate) spec: Arc<AgentSpec>,
-    pub(crate) request_ref: RequestRef,
+    pub(crate) request: LeasedRequest,
     pub(crate) input: AgentMessage,
     /// Credential sent with the request, or else the credential configured for the agent.
     pub(crate) credential: Option<Credential>,
@@ -153,7 +119,7 @@ impl AgentRun {
         permit: TurnPermit,
     ) -> Result<Self, TurnError> {
         let (engine, caller) = (generation.engine.clone(), generation.caller.clone());
-        let request_ref = RequestRef::of(&claimed).ok_or(TurnError::Gone)?;
+        let request = LeasedRequest::of(&engine, &caller, &claimed).ok_or(TurnError::Gone)?;
         let detail = claimed.detail;
         let live = detail.request.live().ok_or(TurnError::Gone)?;
         let started = detail.started.as_ref();
@@ -167,13 +133,7 @@ impl AgentRun {
         })?;
         // The first lease has no recorded steps to replay.
         let journal = if live.fence > 1 {
-            Journal::read(
-                &engine,
-                request_ref.session,
-                request_ref.task,
-                request_ref.request,
-            )
-            .await?
+            Journal::read(&request).await?
         } else {
             Journal::default()
         };
@@ -200,7 +160,7 @@ impl AgentRun {
             engine,
             caller,
             spec,
-            request_ref,
+            request,
             input,
             credential: credential.or(own),
             journal,
@@ -217,31 +177,18 @@ impl AgentRun {
         })
     }
 
-    pub(crate) fn fenced(&self) -> Fenced {
-        self.request_ref.fenced()
-    }
-
-    pub(crate) fn call(&self) -> Call {
-        Call::by(self.caller.clone())
-    }
-
-    pub(crate) async fn payloads(&self) -> Result<Payloads, EngineError> {
-        let owner = self.engine.owner(self.request_ref.session).await?;
-        self.engine.payloads_for(&owner.tenant, owner.user).await
-    }
-
     pub(crate) fn notify_hook(&self, kind: StepKind, phase: CommitPhase) {
         (self.generation.on_step)(kind, phase);
     }
 
     /// Appends text to the draft of the answer.
     pub(crate) fn write_draft(&self, piece: &str) {
-        self.engine.write_draft(self.request_ref.request, piece);
+        self.engine.write_draft(self.request.ids.request, piece);
     }
 
     /// Returns a function that appends to the draft, for use while the run is borrowed.
     pub(crate) fn draft_sink(&self) -> impl Fn(&str) + Send + Sync + 'static {
-        let (engine, request) = (self.engine.clone(), self.request_ref.request);
+        let (engine, request) = (self.engine.clone(), self.request.ids.request);
         move |piece: &str| engine.write_draft(request, piece)
     }
 
@@ -292,11 +239,7 @@ impl AgentRun {
             data: Some(raw(&step)),
             ..ItemBody::default()
         };
-        let made = UncommittedStep {
-            kind,
-            body: to_bytes(&body),
-            extras,
-        };
+        let made = UncommittedStep { kind, body, extras };
         if made.extras.is_deferred {
             self.deferred = Some(made);
         } else {
@@ -309,26 +252,19 @@ impl AgentRun {
 
     /// Commits a step alone.
     async fn record(&self, step: &UncommittedStep) -> Result<(), TurnError> {
-        let (command, payloads) = self.append_command(step).await?;
-        self.submit(&command, &payloads).await?;
+        let batch = self.step_batch(step).await?;
+        self.append(batch).await?;
         self.notify_hook(step.kind, CommitPhase::After);
         Ok(())
     }
 
-    /// Builds the command that commits a step alone.
-    pub(super) async fn append_command(
+    pub(super) async fn step_batch(
         &self,
         step: &UncommittedStep,
-    ) -> Result<(Command, Payloads), EngineError> {
-        let mut payloads = self.payloads().await?;
-        let (items, task_state) = step.put(&mut payloads);
-        let command = Command::AppendItems {
-            by: self.fenced(),
-            items,
-            state: StatePatch::default(),
-            task_state,
-        };
-        Ok((command, payloads))
+    ) -> Result<WriteBatch, EngineError> {
+        let mut batch = self.request.batch().await?;
+        step.put(&mut batch);
+        Ok(batch)
     }
 
     /// Commits a deferred step when the turn fails, so that the trace contains it.
@@ -351,63 +287,28 @@ impl AgentRun {
 
     /// Writes the private state of the task at once, without a step.
     pub(crate) async fn remember(&self, private: &Raw) -> Result<(), TurnError> {
-        let mut payloads = self.payloads().await?;
-        let command = Command::AppendItems {
-            by: self.fenced(),
-            items: Vec::new(),
-            state: StatePatch::default(),
-            task_state: Some(payloads.put(private.get().as_bytes().to_vec())),
-        };
-        self.submit(&command, &payloads).await
+        let mut batch = self.request.batch().await?;
+        batch.set_task_state(private);
+        Ok(self.append(batch).await.map(drop)?)
     }
 
     /// Appends items to the task.
-    pub(crate) async fn append(
-        &self,
-        items: Vec<NewItem>,
-        payloads: &Payloads,
-    ) -> Result<(), TurnError> {
-        let command = Command::AppendItems {
-            by: self.fenced(),
-            items,
-            state: StatePatch::default(),
-            task_state: None,
-        };
-        self.submit(&command, payloads).await
+    pub(crate) async fn append(&self, batch: WriteBatch) -> Result<Vec<ItemId>, EngineError> {
+        self.require_nothing_deferred();
+        self.request.append(batch).await
     }
 
-    pub(crate) async fn submit(
-        &self,
-        command: &Command,
-        payloads: &Payloads,
-    ) -> Result<(), TurnError> {
-        assert!(
-            self.deferred.is_none(),
-            "each step is committed before the next"
-        );
-        let reply: Reply = Arc::new(|_| Vec::new());
-        let done = self
-            .engine
-            .submit(
-                self.request_ref.session,
-                &self.call(),
-                command,
-                payloads,
-                &reply,
-            )
-            .await;
-        done.map(drop).map_err(TurnError::from)
+    /// # Panics
+    ///
+    /// If a step is deferred: each step is committed before the next.
+    fn require_nothing_deferred(&self) {
+        let is_committed = self.deferred.is_none();
+        assert!(is_committed, "each step is committed before the next");
     }
 
     /// History of the task before this request.
     pub(crate) async fn history(&self) -> Result<TaskHistory, TurnError> {
-        let RequestRef {
-            session,
-            task,
-            request,
-            ..
-        } = self.request_ref;
-        Ok(TaskHistory::read(&self.engine, session, task, request).await?)
+        Ok(TaskHistory::read(&self.request).await?)
     }
 
     /// Values of the given session keys that exist.
@@ -418,7 +319,7 @@ impl AgentRun {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let values = self.engine.session_values(self.request_ref.session).await?;
+        let values = self.request.session_values().await?;
         let found = keys.iter().filter_map(|key| {
             let value = &values.get(key)?.value;
             let value = serde_json::from_slice(value).ok()?;
@@ -429,11 +330,10 @@ impl AgentRun {
 
     /// Releases the lease, because the request waits for a person.
     pub(crate) async fn release_lease(&self) -> TurnError {
-        let command = Command::ReleaseLease { by: self.fenced() };
-        let payloads = self.engine.no_payloads();
-        match self.submit(&command, &payloads).await {
+        self.require_nothing_deferred();
+        match self.request.release(None).await {
             Ok(()) => TurnError::Paused,
-            Err(error) => error,
+            Err(error) => error.into(),
         }
     }
 
@@ -467,53 +367,26 @@ impl AgentRun {
         answer: &TurnAnswer,
         last: Option<&UncommittedStep>,
     ) -> Result<(), TurnError> {
-        let mut payloads = self.payloads().await?;
-        let (mut items, mut task_state) = match last {
-            Some(last) => last.put(&mut payloads),
-            None => Default::default(),
-        };
-        items.extend(answer.notes.iter().map(|(name, data)| {
+        self.require_nothing_deferred();
+        let mut batch = self.request.batch().await?;
+        if let Some(last) = last {
+            last.put(&mut batch);
+        }
+        for (name, data) in &answer.notes {
             let body = ItemBody {
                 name: Some((*name).to_owned()),
                 data: Some(data.clone()),
                 ..ItemBody::default()
             };
-            hidden(ItemKind::Note, payloads.put(to_bytes(&body)))
-        }));
-        let output: Output = answer.message.put(&mut payloads);
-        let sets = answer.state.iter().map(|(key, value)| StateSet {
-            key: key.clone(),
-            value: payloads.put(value.get().as_bytes().to_vec()),
-            merge: MergePolicy::Replace,
-        });
-        let state = StatePatch {
-            set: sets.collect(),
-            ..StatePatch::default()
-        };
-        if let Some(private) = &answer.private {
-            task_state = Some(payloads.put(private.get().as_bytes().to_vec()));
+            batch.push(ItemKind::Note, None, &body);
         }
-        let command = Command::CompleteRequest {
-            by: self.fenced(),
-            output,
-            items,
-            state,
-            task_state,
-            close_task: false,
-            cancel_children: true,
-        };
-        self.submit(&command, &payloads).await
-    }
-}
-
-/// A hidden item: clients never see it.
-pub(crate) fn hidden(kind: ItemKind, body: BodyRef) -> NewItem {
-    NewItem {
-        kind,
-        visibility: Visibility::Hidden,
-        role: None,
-        body,
-        attachments: Vec::new(),
-        call: None,
+        let output = answer.message.put(batch.payloads());
+        for (key, value) in &answer.state {
+            batch.set_state(key.clone(), value);
+        }
+        if let Some(private) = &answer.private {
+            batch.set_task_state(private);
+        }
+        Ok(self.request.complete(output, batch).await?)
     }
 }

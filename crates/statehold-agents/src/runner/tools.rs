@@ -15,18 +15,16 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use statehold_core::command::{Command, StatePatch};
 use statehold_core::hold::{CallTarget, HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
-use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem};
-use statehold_core::record::Event;
+use statehold_core::item::{CallOutcome, ItemKind, NewCallMark};
 use statehold_core::request::{CallState, OpenCall};
-use statehold_engine::kept::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw, to_bytes};
-use statehold_engine::{Call, Committed, EngineError, HoldDetail, Reply};
+use statehold_engine::kept::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw};
+use statehold_engine::{EngineError, HoldDetail};
 
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
-use super::run::{AgentRun, CommitPhase, StepOutput, hidden};
+use super::run::{AgentRun, CommitPhase, StepOutput};
 use crate::mcp::{McpTool, NoAnswer, ToolError, ToolServers};
 use crate::message::raw;
 use crate::model::RequestedCall;
@@ -332,8 +330,7 @@ impl AgentRun {
         complete_arguments: &[Option<Raw>],
     ) -> Result<Vec<RecordedCall>, EngineError> {
         let agent = &self.spec.name;
-        let mut payloads = self.payloads().await?;
-        let mut items = Vec::with_capacity(requested_calls.len());
+        let mut batch = self.request.batch().await?;
         let mut calls = Vec::with_capacity(requested_calls.len());
         for (requested, complete_arguments) in requested_calls.iter().zip(complete_arguments) {
             // Check the current policy as well: it may have become stricter since the model replied.
@@ -361,41 +358,13 @@ impl AgentRun {
                 arguments: Some(arguments),
                 ..ItemBody::default()
             };
-            items.push(NewItem {
-                call: Some(NewCallMark::Call { gated, idempotent }),
-                ..hidden(ItemKind::ToolCall, payloads.put(to_bytes(&body)))
-            });
+            let mark = NewCallMark::Call { gated, idempotent };
+            batch.push(ItemKind::ToolCall, Some(mark), &body);
             calls.push((requested, gated, idempotent));
         }
-        let command = Command::AppendItems {
-            by: self.fenced(),
-            items,
-            state: StatePatch::default(),
-            task_state: None,
-        };
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let events = made.record.content.events.iter();
-            let ids = events.flat_map(|event| match event {
-                Event::ItemsAppended { items, .. } => items.as_slice(),
-                _ => &[],
-            });
-            let ids: Vec<String> = ids.map(|item| item.id.to_string()).collect();
-            ids.join("\n").into_bytes()
-        });
         self.notify_hook(StepKind::ToolCall, CommitPhase::Before);
-        let done = self
-            .engine
-            .submit(
-                self.request_ref.session,
-                &self.call(),
-                &command,
-                &payloads,
-                &reply,
-            )
-            .await?;
+        let ids = self.append(batch).await?.into_iter();
         self.notify_hook(StepKind::ToolCall, CommitPhase::After);
-        let ids = String::from_utf8_lossy(&done.body).into_owned();
-        let ids = ids.lines().filter_map(|id| id.parse::<ItemId>().ok());
         let calls = ids
             .zip(calls)
             .map(|(id, (requested, gated, idempotent))| RecordedCall {
@@ -410,10 +379,7 @@ impl AgentRun {
     }
 
     async fn load_snapshot(&self) -> Result<RequestSnapshot, TurnError> {
-        let detail = self
-            .engine
-            .request(&self.caller, self.request_ref.request)
-            .await?;
+        let detail = self.request.read().await?;
         let live = detail.request.live().ok_or(TurnError::Gone)?.clone();
         Ok(RequestSnapshot {
             holds: detail.holds,
@@ -483,8 +449,8 @@ impl AgentRun {
         unanswered: Vec<(ItemId, NoAnswer)>,
         holds_opened: u32,
     ) -> Result<(), TurnError> {
-        let mut payloads = self.payloads().await?;
-        let notes = unanswered.into_iter().map(|(call, why)| {
+        let mut batch = self.request.batch().await?;
+        for (call, why) in unanswered {
             let data = NoAnswerBody {
                 call,
                 reason: match why {
@@ -499,10 +465,9 @@ impl AgentRun {
                 data: Some(raw(&data)),
                 ..ItemBody::default()
             };
-            hidden(ItemKind::Note, payloads.put(to_bytes(&body)))
-        });
-        let notes = notes.collect();
-        self.append(notes, &payloads).await
+            batch.push(ItemKind::Note, None, &body);
+        }
+        Ok(self.append(batch).await.map(drop)?)
     }
 
     async fn record_result(
@@ -520,15 +485,13 @@ impl AgentRun {
             ..ItemBody::default()
         };
         self.notify_hook(StepKind::ToolResult, CommitPhase::Before);
-        let mut payloads = self.payloads().await?;
-        let item = NewItem {
-            call: Some(NewCallMark::Result {
-                call: CallTarget::Recorded(one.call.id),
-                outcome,
-            }),
-            ..hidden(ItemKind::ToolResult, payloads.put(to_bytes(&body)))
+        let mut batch = self.request.batch().await?;
+        let mark = NewCallMark::Result {
+            call: CallTarget::Recorded(one.call.id),
+            outcome,
         };
-        self.append(vec![item], &payloads).await?;
+        batch.push(ItemKind::ToolResult, Some(mark), &body);
+        self.append(batch).await?;
         self.notify_hook(StepKind::ToolResult, CommitPhase::After);
         Ok(CallReport {
             outcome: Some(outcome),
@@ -539,19 +502,8 @@ impl AgentRun {
     /// Releases the lease if the session is still at this revision. None if it has changed: this run
     /// must execute a decision that arrived in between, or the engine would treat the call as lost.
     async fn release_lease_at(&self, revision: u64) -> Option<TurnError> {
-        let command = Command::ReleaseLease { by: self.fenced() };
-        let call = Call {
-            if_revision: Some(revision),
-            ..self.call()
-        };
-        let reply: Reply = Arc::new(|_| Vec::new());
-        let payloads = self.engine.no_payloads();
-        let left = self
-            .engine
-            .submit(self.request_ref.session, &call, &command, &payloads, &reply)
-            .await;
-        match left {
-            Ok(_) => Some(TurnError::Paused),
+        match self.request.release(Some(revision)).await {
+            Ok(()) => Some(TurnError::Paused),
             Err(EngineError::RevisionMismatch { .. }) => None,
             Err(error) => Some(error.into()),
         }

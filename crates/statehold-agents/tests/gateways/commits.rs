@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
 use statehold_agents::spec::ChatMemory;
-use statehold_core::command::{Command, StatePatch, StateSet};
 use statehold_core::item::ItemKind;
 use statehold_core::limits::{COMMAND_KEYS_MAX, SESSION_KEYS_MAX};
 use statehold_core::record::CommandName::{
     AppendItems, ClaimRequest, CompleteRequest, FailRequest, StartRequest,
 };
-use statehold_core::scope::MergePolicy;
-use statehold_engine::Reply;
+use statehold_engine::api;
 
 use crate::rig::{Outcome, Rig, router};
 use crate::server::{Play, Server, Service};
@@ -81,27 +80,12 @@ async fn what_is_said_in_a_conversation_is_committed_with_the_end() -> Outcome {
 
 /// Fills a session with the maximum number of keys.
 async fn fill(rig: &Rig, session: statehold_core::ids::SessionId) {
-    let owner = rig.engine.owner(session).await.expect("an owner");
-    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
-    let mut payloads = payloads.expect("keys");
-    let value = payloads.put(b"1".to_vec());
-    let keys: Vec<usize> = (0..SESSION_KEYS_MAX).collect();
+    let keys: Vec<String> = (0..SESSION_KEYS_MAX).map(|n| format!("key-{n}")).collect();
     for some in keys.chunks(COMMAND_KEYS_MAX) {
-        let set = some.iter().map(|n| StateSet {
-            key: format!("key-{n}").parse().expect("a key"),
-            value,
-            merge: MergePolicy::Replace,
-        });
-        let patch = StatePatch {
-            set: set.collect(),
-            ..StatePatch::default()
-        };
-        let command = Command::PutState { patch, by: None };
-        let reply: Reply = Arc::new(|_| Vec::new());
-        let done = rig
-            .engine
-            .submit(session, &rig.call(), &command, &payloads, &reply)
-            .await;
+        let set: serde_json::Map<_, _> = some.iter().map(|key| (key.clone(), json!(1))).collect();
+        let input = serde_json::from_str(&json!({ "set": set }).to_string());
+        let input = input.expect("a patch");
+        let done = api::state::patch(&rig.engine, &rig.call(), session, input).await;
         done.expect("there is room");
     }
 }

@@ -11,6 +11,7 @@ use statehold_core::digest::Digest;
 use statehold_core::item::ItemKind;
 use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_engine::policy::Policies;
+use statehold_engine::testing;
 
 use crate::rig::{Outcome, Rig, book};
 use crate::server::{Play, Seen, Server, Service, Step, locked};
@@ -49,10 +50,8 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
     assert_eq!(begun, 1);
     assert_eq!(locked(&service.conversations).len(), 1);
     assert_eq!(locked(&service.under_way).most, 1, "one at a time");
-    let tasks = rig
-        .engine
-        .open_tasks_of(session, &"ums".parse().expect("a name"))
-        .await?;
+    let ums = "ums".parse().expect("a name");
+    let tasks = testing::tasks_of(&rig.engine, session, &ums).await?;
     assert!(tasks.len() > 1, "they were tasks of their own");
     // Another session has another conversation.
     let other = rig.session("ums").await;

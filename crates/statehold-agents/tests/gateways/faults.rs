@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use statehold_agents::spec::{AgentSpec, ChatMemory};
 use statehold_core::item::{ItemKind, Role};
+use statehold_engine::testing;
 
 use crate::rig::{Outcome, Rig, name};
 use crate::server::{Play, Seen, Server, Service, Step, stop, word};
@@ -83,11 +84,11 @@ async fn everything_goes_wrong(spec: AgentSpec) -> Outcome {
         let items = rig.items(session, agent, ItemKind::Message).await;
         assert_eq!(items.len(), 3, "{fault}");
         // The session is usable: the same task continues.
-        let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;
+        let tasks = testing::tasks_of(&rig.engine, session, &name(agent)).await?;
         assert_eq!(tasks.len(), 1);
         let after = rig.turn(session, agent, "after").await;
         assert!(after.starts_with("fine"), "{fault}: {after}");
-        let still = rig.engine.open_tasks_of(session, &name(agent)).await?;
+        let still = testing::tasks_of(&rig.engine, session, &name(agent)).await?;
         assert_eq!(tasks, still, "{fault}");
     }
     runner.stop().await;

@@ -8,8 +8,8 @@ use statehold_agents::spec::ChatMemory;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::RequestId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
-use statehold_engine::HoldDetail;
 use statehold_engine::kept::{HoldBody, parse};
+use statehold_engine::{HoldDetail, testing};
 
 use crate::rig::{Outcome, Rig, error, name};
 use crate::server::{Play, Seen, Server};
@@ -160,12 +160,9 @@ async fn what_an_agent_asks_is_asked_here_and_what_is_decided_is_told_to_it() ->
         json!({"hold_id": "hld_q", "decision": "respond", "content": "the second", "key": holds[1].hold.id.to_string()})
     );
     // The call that stands for the agent's action has a result.
-    let tasks = rig.engine.open_tasks_of(session, &name("far")).await?;
-    let items = rig
-        .engine
-        .task_items(session, tasks[0], None, 100)
-        .await?
-        .items;
+    let tasks = testing::tasks_of(&rig.engine, session, &name("far")).await?;
+    let page = testing::task_items(&rig.engine, session, tasks[0], None, 100).await?;
+    let items = page.items;
     let results = items.iter().filter_map(|item| match item.placed.item.call {
         Some(CallMark::Result { outcome, .. }) => Some(outcome),
         _ => None,

@@ -95,7 +95,7 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
     let plain = r#"{"role":"assistant","content":"more"}"#;
     assert!(seen[2].text.contains(plain), "{}", seen[2].text);
     // No part of the agent's state became session state.
-    let values = rig.engine.session_values(session).await?;
+    let values = rig.engine.state(&rig.local, session).await?.0;
     assert!(values.is_empty(), "{values:?}");
     runner.stop().await;
     rig.engine.shut_down().await;

@@ -13,7 +13,7 @@ use statehold_core::item::ItemKind;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::kept::{ItemBody, parse};
-use statehold_engine::{HoldDetail, NewAnswer, RequestDetail};
+use statehold_engine::{HoldDetail, NewAnswer, RequestDetail, testing};
 
 use crate::rig::{Rig, agent, error, name};
 use crate::server::Server;
@@ -129,10 +129,10 @@ impl Rig {
         agent: &str,
         kind: ItemKind,
     ) -> Vec<ItemBody> {
-        let tasks = self.engine.open_tasks_of(session, &name(agent)).await;
+        let tasks = testing::tasks_of(&self.engine, session, &name(agent)).await;
         let tasks = tasks.expect("tasks");
         assert_eq!(tasks.len(), 1, "tasks of {agent}");
-        let page = self.engine.task_items(session, tasks[0], None, 500).await;
+        let page = testing::task_items(&self.engine, session, tasks[0], None, 500).await;
         let mut items = page.expect("items").items;
         items.reverse();
         let items = items.iter().filter(|item| item.placed.item.kind == kind);
@@ -141,7 +141,8 @@ impl Rig {
 
     /// The session's state as JSON.
     pub(crate) async fn value(&self, session: SessionId, key: &str) -> Option<Value> {
-        let values = self.engine.session_values(session).await.expect("state");
+        let values = self.engine.state(&self.local, session).await;
+        let values = values.expect("state").0;
         let value = values.get(key)?;
         Some(serde_json::from_slice(&value.value).expect("JSON"))
     }

@@ -6,6 +6,7 @@ use statehold_core::record::CommandName::{
     AppendItems, ClaimRequest, CompleteRequest, FailRequest, StartRequest,
 };
 use statehold_engine::policy::Policies;
+use statehold_engine::testing;
 
 use crate::llm::{AtWork, Declared, completed};
 use crate::rig::{Outcome, error, name};
@@ -47,8 +48,8 @@ async fn what_a_model_said_is_in_the_trace_also_if_it_is_no_answer() -> Outcome 
     let commands = work.rig.commands_after(work.session, 3).await;
     assert_eq!(commands, [AppendItems, FailRequest]);
     let engine = &work.rig.engine;
-    let tasks = engine.open_tasks_of(work.session, &name("assistant")).await;
-    let items = engine.task_items(work.session, tasks?[0], None, 10).await?;
+    let tasks = testing::tasks_of(engine, work.session, &name("assistant")).await;
+    let items = testing::task_items(engine, work.session, tasks?[0], None, 10).await?;
     let kinds = items.items.iter().map(|item| item.placed.item.kind);
     let kinds: Vec<ItemKind> = kinds.collect();
     assert_eq!(kinds, [ItemKind::Step, ItemKind::Message]);

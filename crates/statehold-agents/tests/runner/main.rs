@@ -14,12 +14,12 @@ mod upstream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rig::{Outcome, PATIENCE, Rig, agent, error, fenced, name, router};
+use rig::{Outcome, PATIENCE, Rig, agent, error, name, router};
 use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::request::{LiveStatus, RequestOutcome};
-use statehold_engine::{NewAnswer, NewAsk};
+use statehold_engine::{NewAnswer, NewAsk, testing};
 
 async fn math_and_weather() -> Rig {
     let rules = [
@@ -86,7 +86,7 @@ async fn follow_on_turns_reach_the_same_tasks() -> Outcome {
     ];
     let weather = ["Weather in Rahway", "Sunny, 72"];
     for (agent, expected) in [("math", math.as_slice()), ("weather", weather.as_slice())] {
-        let tasks = rig.engine.open_tasks_of(session, &name(agent)).await?;
+        let tasks = testing::tasks_of(&rig.engine, session, &name(agent)).await?;
         let [task] = tasks.as_slice() else {
             panic!("{agent} has one task, not {}", tasks.len());
         };
@@ -110,7 +110,7 @@ async fn a_turn_that_needs_no_history_reads_no_items() -> Outcome {
     }
     assert_eq!(rig.engine.items_read(), 0);
     // The counter works: reading a history increases it.
-    let math = rig.engine.open_tasks_of(session, &name("math")).await?;
+    let math = testing::tasks_of(&rig.engine, session, &name("math")).await?;
     assert_eq!(rig.history(session, math[0]).await.len(), 40);
     assert_eq!(rig.engine.items_read(), 40);
     runner.stop().await;
@@ -177,12 +177,7 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
         on_expiry: None,
         decide_by: None,
     };
-    let owner = rig.engine.owner(session).await?;
-    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await?;
-    let by = fenced(&claimed);
-    rig.engine
-        .open_hold(session, &rig.call(), by, ask, (Vec::new(), payloads))
-        .await?;
+    rig.leased(&claimed).open_hold(ask).await?;
     // The coordinator's lease is released while it waits.
     let paused = rig
         .until(request, |detail| {
@@ -257,11 +252,13 @@ async fn what_the_last_agent_writes_is_seen_at_the_top_while_it_writes() -> Outc
     let request = rig.ask(session, "top", "weather?").await;
     let mut draft = rig.engine.follow_draft(request);
     let claimed = rig.claim("weather").await;
-    let _draft = rig.engine.open_draft(fenced(&claimed).request);
-    rig.engine.write_draft(fenced(&claimed).request, "Sunny");
+    let _draft = rig.engine.open_draft(rig.leased(&claimed).ids.request);
+    rig.engine
+        .write_draft(rig.leased(&claimed).ids.request, "Sunny");
     let first = tokio::time::timeout(PATIENCE, draft.next()).await;
     assert_eq!(first.expect("it takes too long").as_deref(), Some("Sunny"));
-    rig.engine.write_draft(fenced(&claimed).request, ", 72");
+    rig.engine
+        .write_draft(rig.leased(&claimed).ids.request, ", 72");
     rig.answer(&claimed, "Sunny, 72").await;
     rig.ended(request).await;
     let mut rest = String::new();

@@ -11,16 +11,15 @@ use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing, ToolServerSpec,
     ToolTransport,
 };
-use statehold_core::command::Command;
 use statehold_core::digest::Digest;
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
 use statehold_core::record::CommandName;
 use statehold_core::request::{LiveStatus, RequestOutcome};
-use statehold_engine::Reply;
 use statehold_engine::kept::{ItemBody, parse};
 use statehold_engine::policy::Policies;
+use statehold_engine::{api, testing};
 use tokio::sync::Semaphore;
 
 use crate::approvals::{decide, paused, policies, tools};
@@ -66,10 +65,10 @@ async fn until_called(tools: &ToolServer, times: usize) {
 
 /// Digests of the declarations that an agent's turns started with, oldest task first.
 async fn digests(rig: &Rig, session: SessionId, agent: &str) -> Vec<String> {
-    let tasks = rig.engine.open_tasks_of(session, &name(agent)).await;
+    let tasks = testing::tasks_of(&rig.engine, session, &name(agent)).await;
     let mut found = Vec::new();
     for task in tasks.expect("tasks") {
-        let page = rig.engine.task_items(session, task, None, 500).await;
+        let page = testing::task_items(&rig.engine, session, task, None, 500).await;
         for item in page.expect("items").items.iter().rev() {
             let body: ItemBody = parse(item.body.as_deref());
             let data = body
@@ -93,15 +92,8 @@ async fn claims(rig: &Rig, session: SessionId) -> usize {
         .count()
 }
 
-async fn cancel(rig: &Rig, session: SessionId, request: RequestId) {
-    let command = Command::CancelRequest { request };
-    let reply: Reply = Arc::new(|_| Vec::new());
-    let payloads = rig.engine.no_payloads();
-    let call = rig.call();
-    let done = rig
-        .engine
-        .submit(session, &call, &command, &payloads, &reply)
-        .await;
+async fn cancel(rig: &Rig, request: RequestId) {
+    let done = api::request::cancel(&rig.engine, &rig.call(), request).await;
     done.expect("it is cancelled");
 }
 
@@ -297,7 +289,7 @@ async fn a_removed_agent_ends_what_it_began_and_goes_on_with_the_rest_when_it_is
     rig.reload(&runner, AgentBook::default()).await;
     decide(&rig, &waiting[0], DecisionKind::Approve, json!({})).await;
     let late = rig.ask(session, "assistant", "Anybody?").await;
-    cancel(&rig, session, given_up).await;
+    cancel(&rig, given_up).await;
     let ended = rig.ended(given_up).await.request.ended().cloned();
     assert_eq!(
         ended.map(|ended| ended.outcome),

@@ -3,23 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use statehold_agents::runner::{Runner, StepHook};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, RoutingRule,
 };
-use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
+use statehold_core::command::{Command, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
-use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::{Attachment, AttachmentSource, ItemKind};
 use statehold_core::name::Name;
 use statehold_core::record::{CommandName, Event};
-use statehold_core::session::Owner;
 use statehold_core::task::CloseOn;
+use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::kept::{AttachmentBody, ItemBody, to_bytes};
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Call, Caller, Claim, ClaimedRequest, Committed, Engine, EngineError, EngineOptions, MemoryKeys,
-    Reply, RequestDetail, SystemClock,
+    Call, Caller, Claim, ClaimedRequest, Engine, EngineError, EngineOptions, MemoryKeys,
+    RequestDetail, SystemClock, api, testing,
 };
 use statehold_store::memory::MemoryStore;
 
@@ -127,33 +128,10 @@ impl Rig {
 
     /// A session of bob's with an agent.
     pub(crate) async fn session(&self, agent: &str) -> SessionId {
-        let tenant = name("default");
-        let user = self.engine.user_id(&tenant, "bob").await.expect("a user");
-        let owner = Owner {
-            agent: name(agent),
-            app: name("app"),
-            tenant: tenant.clone(),
-            user,
-        };
-        let shard = Shard::of_owner("default", "app", &user.to_string());
-        let mut entropy = [0; 8];
-        getrandom::fill(&mut entropy).expect("random numbers");
-        let mut mint = IdMint::new(self.engine.now(), shard, u64::from_le_bytes(entropy));
-        let session = SessionId::from_uuid(mint.next_uuid());
-        let payloads = self.engine.payloads_for(&tenant, user).await.expect("keys");
-        let command = Command::CreateSession {
-            owner,
-            name: None,
-            labels: None,
-            state: StatePatch::default(),
-            ttl: None,
-        };
-        let reply: Reply = Arc::new(|_| Vec::new());
-        self.engine
-            .submit(session, &self.call(), &command, &payloads, &reply)
-            .await
-            .expect("a session");
-        session
+        let input = json!({"app": "app", "user": "bob", "agent": agent});
+        let input = serde_json::from_value(input).expect("a session");
+        let created = api::session::create(&self.engine, &self.call(), input).await;
+        created.expect("a session").view.id
     }
 
     /// Sends a message to an agent.
@@ -174,8 +152,7 @@ impl Rig {
         body: &ItemBody,
         files: &[AttachmentBody],
     ) -> RequestId {
-        let owner = self.engine.owner(session).await.expect("an owner");
-        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
+        let payloads = testing::payloads(&self.engine, session).await;
         let mut payloads = payloads.expect("keys");
         let input = payloads.put(to_bytes(body));
         let attachments = files.iter().map(|file| Attachment {
@@ -195,21 +172,9 @@ impl Rig {
             state: StatePatch::default(),
             output: None,
         });
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let mut events = made.record.content.events.iter();
-            let id = events.find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(request.to_string()),
-                _ => None,
-            });
-            id.unwrap_or_default().into_bytes()
-        });
-        let done = self
-            .engine
-            .submit(session, &self.call(), &command, &payloads, &reply)
-            .await
-            .expect("a request");
-        let id = String::from_utf8(done.body).expect("text");
-        id.parse().expect("an id")
+        let (call, command) = (self.call(), (&command, &payloads));
+        let done = testing::commit(&self.engine, session, &call, command, None).await;
+        done.expect("a request").view.request.expect("an id")
     }
 
     /// Waits until a request has ended.
@@ -258,25 +223,14 @@ impl Rig {
 
     /// Answers a claimed request.
     pub(crate) async fn answer(&self, claimed: &ClaimedRequest, text: &str) {
-        let session = claimed.detail.session.id;
-        let owner = self.engine.owner(session).await.expect("an owner");
-        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
-        let mut payloads = payloads.expect("keys");
-        let command = Command::CompleteRequest {
-            by: fenced(claimed),
-            output: said(text, &mut payloads),
-            items: Vec::new(),
-            state: StatePatch::default(),
-            task_state: None,
-            close_task: false,
-            cancel_children: false,
-        };
-        let reply: Reply = Arc::new(|_| Vec::new());
-        let done = self
-            .engine
-            .submit(session, &self.call(), &command, &payloads, &reply)
-            .await;
-        done.expect("an answer");
+        let leased = self.leased(claimed);
+        let mut batch = leased.batch().await.expect("keys");
+        let output = said(text, batch.payloads());
+        leased.complete(output, batch).await.expect("an answer");
+    }
+
+    pub(crate) fn leased(&self, claimed: &ClaimedRequest) -> LeasedRequest {
+        LeasedRequest::of(&self.engine, &self.local, claimed).expect("a live request")
     }
 
     /// The commands of a session's records after a revision, in order.
@@ -309,7 +263,7 @@ impl Rig {
 
     /// Inputs and answers of a task.
     pub(crate) async fn history(&self, session: SessionId, task: TaskId) -> Vec<String> {
-        let page = self.engine.task_items(session, task, None, 100).await;
+        let page = testing::task_items(&self.engine, session, task, None, 100).await;
         let items = page.expect("a history").items;
         let messages = items
             .iter()
@@ -318,14 +272,6 @@ impl Rig {
             .rev()
             .map(|item| words(item.body.as_deref()))
             .collect()
-    }
-}
-
-pub(crate) fn fenced(claimed: &ClaimedRequest) -> Fenced {
-    let live = claimed.detail.request.live().expect("a live request");
-    Fenced {
-        request: live.id,
-        fence: live.fence,
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::{AgentBook, AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing};
 use statehold_engine::policy::Policies;
+use statehold_engine::testing;
 
 use crate::llm::{completed, model_spec};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, book, error, name};
@@ -164,7 +165,7 @@ async fn last_words_that_fail_fail_the_turn_and_what_the_agent_said_stays() -> O
             .is_some_and(|said| said.contains("kept in its task"))
     );
     let task = claimed.detail.task.id;
-    let items = rig.engine.task_items(session, task, None, 10).await?;
+    let items = testing::task_items(&rig.engine, session, task, None, 10).await?;
     let kept: String = items
         .items
         .iter()

@@ -186,12 +186,10 @@ impl FencedRequest {
         rights::require_role(caller, &act)?;
         let session = engine.session_of_request(request).await?;
         engine.authorise(caller, session, &act).await?;
-        let owner = engine.owner(session).await?;
-        let payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
         Ok(Self {
             by: Fenced { request, fence },
             session,
-            payloads,
+            payloads: engine.payloads_of(session).await?,
         })
     }
 
@@ -371,7 +369,7 @@ pub async fn cancel(
     rights::require_role(&call.caller, &Act::CancelRequest(request))?;
     let session = engine.session_of_request(request).await?;
     let view = |made: &Committed<'_>| RequestView::of_commit(made, request, false);
-    let (command, payloads) = (Command::CancelRequest { request }, engine.no_payloads());
+    let (command, payloads) = (Command::CancelRequest { request }, Payloads::none());
     let command = (&command, &payloads);
     engine.commit(session, call, command, None, view).await
 }

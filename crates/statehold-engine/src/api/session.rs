@@ -380,7 +380,7 @@ pub async fn close(
         Some(SessionView::of(&summary, user.clone()))
     };
     let cancel_live = input.cancel_live;
-    let (command, payloads) = (Command::CloseSession { cancel_live }, engine.no_payloads());
+    let (command, payloads) = (Command::CloseSession { cancel_live }, Payloads::none());
     let command = (&command, &payloads);
     engine.commit(session, call, command, None, view).await
 }
@@ -396,7 +396,7 @@ pub async fn delete(
     call: &Call,
     session: SessionId,
 ) -> Result<Receipt<()>, EngineError> {
-    let (command, payloads) = (Command::DeleteSession, engine.no_payloads());
+    let (command, payloads) = (Command::DeleteSession, Payloads::none());
     engine
         .commit_without_view(session, call, (&command, &payloads))
         .await

@@ -78,8 +78,7 @@ pub async fn patch(
     if !has_rest {
         return Err(Rejection::EmptyPatch.into());
     }
-    let owner = engine.owner(session).await?;
-    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let mut payloads = engine.payloads_of(session).await?;
     let patch = writes.into_core(&mut payloads);
     let command = Command::PutState { patch, by };
     let command = (&command, &payloads);

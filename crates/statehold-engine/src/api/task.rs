@@ -15,6 +15,7 @@ use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
 use crate::caller::Caller;
 use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
@@ -153,7 +154,7 @@ async fn end(
             revision: made.record.content.seq,
         })
     };
-    let payloads = engine.no_payloads();
+    let payloads = Payloads::none();
     let command = (&command, &payloads);
     engine.commit(session, call, command, None, view).await
 }

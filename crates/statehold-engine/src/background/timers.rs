@@ -8,6 +8,7 @@ use statehold_store::{Due, DueKind};
 
 use crate::caller::Caller;
 use crate::commit::mailbox::Call;
+use crate::commit::payloads::Payloads;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 
@@ -112,7 +113,7 @@ impl Engine {
             return Ok(());
         };
         let call = Call::by(Caller::local(summary.owner.tenant));
-        let payloads = self.no_payloads();
+        let payloads = Payloads::none();
         match self
             .commit_as_server(due.session, &call, (&command, &payloads))
             .await

@@ -57,39 +57,36 @@ impl Call {
     }
 }
 
-/// What a command did, for whoever writes the answer. Not durable yet; the answer waits for that.
+/// A decided command, for the view of it. Not durable yet; the answer waits for that.
 #[derive(Debug)]
-pub struct Committed<'a> {
+pub(crate) struct Committed<'a> {
     /// The state before.
-    pub before: &'a SessionState,
+    pub(crate) before: &'a SessionState,
     /// The state after.
-    pub after: &'a SessionState,
+    pub(crate) after: &'a SessionState,
     /// The record.
-    pub record: &'a Record,
-    /// What it changed.
-    pub changes: &'a Changes,
+    pub(crate) record: &'a Record,
+    /// The rows that it changes.
+    pub(crate) changes: &'a Changes,
     payloads: &'a Payloads,
 }
 
 impl Committed<'_> {
     /// A payload of the record.
-    pub fn payload(&self, name: &BodyRef) -> Option<&[u8]> {
+    pub(crate) fn payload(&self, name: &BodyRef) -> Option<&[u8]> {
         self.payloads.get(name)
     }
 }
 
-/// Writes the answer to a command, from what it did.
-pub type Reply = Arc<dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync>;
-
 /// A command that is done and durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
+pub(crate) struct Done {
     /// The revision it committed.
-    pub revision: u64,
-    /// What the caller is told.
-    pub body: Vec<u8>,
+    pub(crate) revision: u64,
+    /// The bytes of its view.
+    pub(crate) body: Vec<u8>,
     /// Whether it was done before, by the same key.
-    pub replayed: bool,
+    pub(crate) replayed: bool,
 }
 
 /// The receipt of a command that is durable: a view of what it did.
@@ -497,46 +494,6 @@ impl Engine {
             revision: done.revision,
             replayed: done.replayed,
         })
-    }
-
-    /// Sends a command to a session, and waits until it is durable.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not, the core refuses, or the store fails. Nothing has changed then.
-    pub async fn submit(
-        &self,
-        session: SessionId,
-        call: &Call,
-        command: &Command,
-        payloads: &Payloads,
-        reply: &Reply,
-    ) -> Result<Done, EngineError> {
-        self.submit_with_credential(session, call, command, payloads, reply, None)
-            .await
-    }
-
-    /// Sends a command that may bring a credential: one that starts a request, or answers a `credential`
-    /// hold. The next claim of that request gets it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::submit`], and if too many credentials are kept.
-    pub async fn submit_with_credential(
-        &self,
-        session: SessionId,
-        call: &Call,
-        command: &Command,
-        payloads: &Payloads,
-        reply: &Reply,
-        credential: Option<&Credential>,
-    ) -> Result<Done, EngineError> {
-        let submission = Submission {
-            answer: &**reply,
-            credential,
-            ..Submission::new(call, (command, payloads))
-        };
-        self.submit_keyed(session, submission).await
     }
 
     /// Commits a command of the server itself: timers, recovery.

@@ -23,17 +23,21 @@ impl Payloads {
         }
     }
 
+    /// For commands that carry no payloads.
+    pub fn none() -> Self {
+        let none = PayloadKey::from_bytes([0; 32]);
+        Self::new(none.clone(), none)
+    }
+
     /// The payloads of a stored record that are not erased.
     pub(crate) fn of_stored(stored: &StoredRecord) -> Self {
         let named = stored.record.bodies();
         let bodies = named.into_iter().zip(&stored.bodies);
-        let none = PayloadKey::from_bytes([0; 32]);
         Self {
-            user: none.clone(),
-            tenant: none,
             bodies: bodies
                 .filter_map(|(name, body)| Some((name, body.clone()?)))
                 .collect(),
+            ..Self::none()
         }
     }
 
@@ -45,12 +49,12 @@ impl Payloads {
     }
 
     /// Adds JSON of the user, unchanged.
-    pub fn put_json(&mut self, json: &RawValue) -> BodyRef {
+    pub(crate) fn put_json(&mut self, json: &RawValue) -> BodyRef {
         self.put(json.get().as_bytes().to_vec())
     }
 
     /// Adds an `app:` value, digested with the tenant's key.
-    pub fn put_app(&mut self, payload: Vec<u8>) -> BodyRef {
+    pub(crate) fn put_app(&mut self, payload: Vec<u8>) -> BodyRef {
         let name = BodyRef::of(&self.tenant, &payload);
         self.bodies.push((name, payload));
         name

@@ -1,12 +1,10 @@
 //! Read access. A session that the caller may not read is reported as not found.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use statehold_core::ids::{RequestId, SessionId, TaskId};
-use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
-use statehold_store::{SessionSummary, StateValue};
+use statehold_store::SessionSummary;
 
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
@@ -95,7 +93,7 @@ impl Engine {
     /// # Errors
     ///
     /// If there is no such session.
-    pub async fn owner(&self, session: SessionId) -> Result<Owner, EngineError> {
+    pub(crate) async fn owner(&self, session: SessionId) -> Result<Owner, EngineError> {
         let mailbox = self.mailbox(session).await?;
         if let Some(owner) = mailbox.owner.get() {
             return Ok(owner.clone());
@@ -105,24 +103,12 @@ impl Engine {
         Ok(mailbox.owner.get_or_init(|| owner).clone())
     }
 
-    /// The values of a session's own keys.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn session_values(
-        &self,
-        session: SessionId,
-    ) -> Result<BTreeMap<StateKey, StateValue>, EngineError> {
-        Ok(self.inner().store.state(session).await?)
-    }
-
     /// The task of a live request.
     ///
     /// # Errors
     ///
     /// If there is no such session.
-    pub async fn task_of_request(
+    pub(crate) async fn task_of_request(
         &self,
         session: SessionId,
         request: RequestId,

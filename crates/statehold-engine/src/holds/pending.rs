@@ -43,7 +43,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn pending_in(&self, session: SessionId) -> Result<Pending, EngineError> {
+    pub(crate) async fn pending_in(&self, session: SessionId) -> Result<Pending, EngineError> {
         let state = self.durable_state(session).await?;
         let holds = state.holds.keys().copied().collect();
         self.pending_of(&state, holds).await

@@ -1,12 +1,9 @@
 //! Roots are made when something changed, name what changed, and go on after a restart.
 
-use std::sync::Arc;
-
-use statehold_core::command::{Command, StatePatch};
-use statehold_core::ids::{IdMint, SessionId, Shard};
+use serde_json::json;
 use statehold_core::root::{HEADS_PER_ROOT_MAX, SignedHead};
 use statehold_core::tenant::{TenantEvent, TenantRecord};
-use statehold_engine::{Call, Caller, Clock, EngineError, NewKey, Reply};
+use statehold_engine::{Call, Caller, EngineError, NewKey, api};
 use statehold_store::Store;
 
 use crate::rig::Rig;
@@ -94,25 +91,12 @@ async fn a_stop_signs_and_a_start_goes_on_there() {
 #[tokio::test]
 async fn many_heads_are_in_several_roots() {
     let rig = Rig::new(None).await;
-    let owner = rig.engine.owner(rig.session).await.expect("it is there");
-    let shard = Shard::of_owner("default", "app", "bob");
-    let mut mint = IdMint::new(rig.clock.now(), shard, 8);
-    let payloads = rig.engine.no_payloads();
-    let reply: Reply = Arc::new(|_| Vec::new());
     for _ in 0..HEADS_PER_ROOT_MAX + 5 {
-        let create = Command::CreateSession {
-            owner: owner.clone(),
-            name: None,
-            labels: None,
-            state: StatePatch::default(),
-            ttl: None,
-        };
-        let session = SessionId::from_uuid(mint.next_uuid());
+        let input = json!({"app": "app", "user": "bob", "agent": "helper"});
+        let input = serde_json::from_value(input).expect("a session");
         let call = Call::by(rig.caller.clone());
-        let made = rig
-            .engine
-            .submit(session, &call, &create, &payloads, &reply);
-        made.await.expect("it begins");
+        let made = api::session::create(&rig.engine, &call, input).await;
+        made.expect("it begins");
     }
     sign(&rig).await;
     let found = roots(&rig).await;

@@ -8,7 +8,8 @@ use statehold_core::item::{ItemKind, NewItem, Visibility};
 use statehold_core::record::CommandName::{self, AppendItems, StartRequest};
 use statehold_core::record::Event;
 use statehold_core::task::CloseOn;
-use statehold_engine::{Committed, Done, EngineError, Reply};
+use statehold_engine::testing::{RawView, commit_both};
+use statehold_engine::{Call, EngineError};
 
 use crate::order::settle;
 use crate::rig::{Rig, fenced, request_of};
@@ -18,10 +19,8 @@ async fn step_and_start(
     rig: &Rig,
     request: RequestId,
     (fence, fence_below): (u64, u64),
-) -> Result<Done, EngineError> {
-    let owner = rig.engine.owner(rig.session).await?;
-    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
-    let mut payloads = payloads?;
+) -> Result<RawView, EngineError> {
+    let mut payloads = rig.payloads().await;
     let step = NewItem {
         kind: ItemKind::Step,
         visibility: Visibility::Hidden,
@@ -48,19 +47,9 @@ async fn step_and_start(
         state: StatePatch::default(),
         output: None,
     });
-    let reply: Reply = Arc::new(|made: &Committed<'_>| {
-        let mut events = made.record.content.events.iter();
-        let started = events.find_map(|event| match event {
-            Event::RequestStarted { request, .. } => Some(request.to_string()),
-            _ => None,
-        });
-        started.unwrap_or_default().into_bytes()
-    });
-    let (first, second) = ((&append, &payloads), (&start, &payloads, &reply));
-    let engine = &rig.engine;
-    engine
-        .submit_both(rig.session, &rig.caller, first, second, None)
-        .await
+    let call = Call::by(rig.caller.clone());
+    let (first, second) = ((&append, &payloads), (&start, &payloads));
+    commit_both(&rig.engine, rig.session, &call, first, second).await
 }
 
 /// A session with a request that is worked on, at revision 2.
@@ -93,7 +82,10 @@ async fn both_are_in_line_before_either_is_durable_and_the_answer_waits_for_both
     let done = both.await.expect("no panic").expect("both are done");
     assert_eq!((done.revision, rig.revision().await), (4, 4));
     assert_eq!(told(&rig).await, [AppendItems, StartRequest]);
-    let child = rig.engine.request(&rig.caller, request_of(&done)).await;
+    let child = rig
+        .engine
+        .request(&rig.caller, done.request.expect("an id"));
+    let child = child.await;
     assert!(child.expect("the request").request.live().is_some());
 }
 

@@ -1,60 +1,28 @@
 //! Credentials live in memory: from the commit that brings them to a pause, an end or a claim.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use statehold_core::command::{Command, StartRequest, StatePatch};
+use statehold_core::command::Command;
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, NewHold};
 use statehold_core::ids::{HoldId, IdMint, RequestId};
-use statehold_core::task::CloseOn;
-use statehold_engine::{Call, Claim, ClaimedRequest, Credential, CredentialSource, Reply};
+use statehold_engine::{Call, Claim, ClaimedRequest, Credential, CredentialSource, Payloads};
 
-use crate::rig::{Rig, fenced};
+use crate::rig::{Rig, fenced, start_helper};
 
 fn credential(text: &str) -> Credential {
     Credential::new(text.to_owned()).expect("it is short")
 }
 
 /// Sends a command that brings a credential.
-async fn send_with(
-    rig: &Rig,
-    command: impl AsyncFnOnce(&mut statehold_engine::Payloads) -> Command,
-    text: &str,
-) -> bool {
-    let owner = rig.engine.owner(rig.session).await.expect("it is there");
-    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
-    let mut payloads = payloads.expect("keys are there");
-    let command = command(&mut payloads).await;
-    let (call, reply): (_, Reply) = (Call::by(rig.caller.clone()), Arc::new(|_| Vec::new()));
-    let brought = credential(text);
-    let sent = rig.engine.submit_with_credential(
-        rig.session,
-        &call,
-        &command,
-        &payloads,
-        &reply,
-        Some(&brought),
-    );
-    sent.await.is_ok()
+async fn send_with(rig: &Rig, make: impl FnOnce(&mut Payloads) -> Command, text: &str) -> bool {
+    let (call, brought) = (Call::by(rig.caller.clone()), credential(text));
+    let sent = rig.submit_as(&call, Some(&brought), make).await;
+    sent.is_ok()
 }
 
 async fn start_with(rig: &Rig, text: &str) -> bool {
-    let start = async |payloads: &mut statehold_engine::Payloads| {
-        Command::StartRequest(StartRequest {
-            agent: "helper".parse().expect("a name"),
-            task: None,
-            parent: None,
-            input: payloads.put(br#"{"content":"hello"}"#.to_vec()),
-            attachments: Vec::new(),
-            close_on: CloseOn::Never,
-            lease_ttl_ms: None,
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
-        })
-    };
-    send_with(rig, start, text).await
+    send_with(rig, |payloads| start_helper(payloads, None), text).await
 }
 
 async fn claim(rig: &Rig) -> ClaimedRequest {
@@ -80,34 +48,29 @@ fn shown(claimed: &ClaimedRequest) -> Option<(&str, CredentialSource)> {
 
 /// Asks for a credential, and leaves.
 async fn ask(rig: &Rig, request: RequestId, fence: u64) -> HoldId {
-    let owner = rig.engine.owner(rig.session).await.expect("it is there");
-    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
-    let mut payloads = payloads.expect("keys are there");
     let mut mint = IdMint::new(rig.engine.now(), rig.session.shard(), fence);
     let id = HoldId::from_uuid(mint.next_uuid());
     let by = fenced(request, fence);
-    let hold = NewHold {
-        id,
-        kind: HoldKind::Credential,
-        body: payloads.put(b"{}".to_vec()),
-        call: None,
-        digest: None,
-        allowed: [].into(),
-        need: 1,
-        expires_in_ms: None,
-        on_expiry: statehold_core::hold::OnExpiry::default(),
-        decide_by: None,
-        effect: None,
-        risk: None,
-        policy: None,
+    let open = |payloads: &mut Payloads| {
+        let hold = NewHold {
+            id,
+            kind: HoldKind::Credential,
+            body: payloads.put(b"{}".to_vec()),
+            call: None,
+            digest: None,
+            allowed: [].into(),
+            need: 1,
+            expires_in_ms: None,
+            on_expiry: statehold_core::hold::OnExpiry::default(),
+            decide_by: None,
+            effect: None,
+            risk: None,
+            policy: None,
+        };
+        let items = Vec::new();
+        Command::OpenHold { by, hold, items }
     };
-    let items = Vec::new();
-    let open = Command::OpenHold { by, hold, items };
-    let (call, reply): (_, Reply) = (Call::by(rig.caller.clone()), Arc::new(|_| Vec::new()));
-    let opened = rig
-        .engine
-        .submit(rig.session, &call, &open, &payloads, &reply);
-    opened.await.expect("it is asked");
+    rig.submit(open).await.expect("it is asked");
     let left = rig.send(&Command::ReleaseLease { by }).await;
     left.expect("it leaves");
     id
@@ -138,7 +101,7 @@ async fn an_answer_goes_to_the_next_claim_and_to_no_other() {
     assert!(start_with(&rig, "secret").await);
     let request = id_of(&claim(&rig).await);
     let hold = ask(&rig, request, 1).await;
-    let answer = async |payloads: &mut statehold_engine::Payloads| Command::DecideHold {
+    let answer = |payloads: &mut Payloads| Command::DecideHold {
         hold,
         decision: NewDecision {
             key: Digest::sha256(b"a key"),

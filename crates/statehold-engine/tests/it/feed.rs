@@ -5,7 +5,7 @@ use statehold_core::command::Command;
 use statehold_core::ids::RequestId;
 use statehold_engine::api::feed::{Feed, FeedPosition, session};
 
-use crate::rig::Rig;
+use crate::rig::{Rig, request_of};
 
 /// What a feed has, in short.
 async fn read(feed: &mut Feed, limit: usize) -> Vec<String> {
@@ -24,9 +24,7 @@ async fn read(feed: &mut Feed, limit: usize) -> Vec<String> {
 
 async fn start(rig: &Rig) -> RequestId {
     let started = rig.start(Some(60_000)).await.expect("it begins");
-    String::from_utf8_lossy(&started.body)
-        .parse()
-        .expect("an id")
+    request_of(&started)
 }
 
 async fn cancel(rig: &Rig, request: RequestId) {

@@ -345,7 +345,7 @@ impl Store for GatedStore {
             found = kept.get(&key).cloned();
         }
         if let (Some(StoreBug::GarblesAnswers), Some(answer)) = (self.bug, &mut found) {
-            answer.body.push(b'!');
+            answer.body.push(b' ');
         }
         Ok(found)
     }

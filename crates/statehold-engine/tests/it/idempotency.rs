@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use statehold_core::command::{Command, Rejection};
-use statehold_engine::{Call, Caller, Committed, Done, EngineError, IdempotencyKey, Reply};
+use statehold_engine::testing::{self, RawView};
+use statehold_engine::{Call, Caller, EngineError, IdempotencyKey, Payloads, Receipt};
 
 use crate::gated::StoreBug;
 use crate::order::settle;
@@ -167,7 +168,7 @@ async fn keyed(
     caller: &Caller,
     key: &str,
     command: &Command,
-) -> Result<Done, EngineError> {
+) -> Result<Receipt<RawView>, EngineError> {
     let text = format!("{command:?}");
     let parts = [text.as_bytes()];
     let call = Call {
@@ -179,14 +180,9 @@ async fn keyed(
         )),
         ..Call::by(caller.clone())
     };
-    let reply: Reply = std::sync::Arc::new(|made: &Committed<'_>| {
-        format!("revision {}", made.after.revision).into_bytes()
-    });
-    let payloads = rig.engine.no_payloads();
-    let done = rig
-        .engine
-        .submit(rig.session, &call, command, &payloads, &reply);
-    done.await
+    let payloads = Payloads::none();
+    let command = (command, &payloads);
+    testing::commit(&rig.engine, rig.session, &call, command, None).await
 }
 
 fn close(cancel_live: bool) -> Command {

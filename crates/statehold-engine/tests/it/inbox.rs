@@ -4,19 +4,16 @@ use statehold_core::command::{Command, Fenced};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry, Risk};
 use statehold_core::ids::{HoldId, IdMint, RequestId, Shard};
+use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::api::{feed, hold};
-use statehold_engine::{Call, Caller, EngineError, HoldFilter, Reply, Role, Roles};
+use statehold_engine::{Caller, EngineError, HoldFilter, Payloads, Role, Roles};
 
-use crate::rig::Rig;
+use crate::rig::{Rig, request_of};
 
 /// A request that waits for so many people, all with a word of their group.
 async fn ask(rig: &Rig, count: u64) -> (RequestId, Vec<HoldId>) {
     let started = rig.start(Some(60_000)).await.expect("it starts");
-    let request: RequestId = String::from_utf8(started.body)
-        .expect("text")
-        .parse()
-        .expect("an id");
-    let owner = rig.engine.owner(rig.session).await.expect("an owner");
+    let request = request_of(&started);
     let mut mint = IdMint::new(
         rig.engine.now(),
         Shard::of_owner("default", "app", "bob"),
@@ -24,61 +21,50 @@ async fn ask(rig: &Rig, count: u64) -> (RequestId, Vec<HoldId>) {
     );
     let mut holds = Vec::new();
     for n in 0..count {
-        let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
-        let mut payloads = payloads.expect("keys are there");
         let id = HoldId::from_uuid(mint.next_uuid());
         let body = format!("{{\"title\":\"{n}\",\"group_id\":\"turn\"}}");
-        let hold = NewHold {
-            id,
-            kind: HoldKind::Question,
-            body: payloads.put(body.into_bytes()),
-            call: None,
-            digest: None,
-            allowed: [].into(),
-            need: 1,
-            expires_in_ms: (n % 3 == 0).then_some(60_000 * (n + 1)),
-            on_expiry: OnExpiry::Reject,
-            decide_by: None,
-            effect: None,
-            risk: (n % 2 == 0).then_some(Risk::High),
-            policy: None,
+        let open = |payloads: &mut Payloads| {
+            let hold = NewHold {
+                id,
+                kind: HoldKind::Question,
+                body: payloads.put(body.into_bytes()),
+                call: None,
+                digest: None,
+                allowed: [].into(),
+                need: 1,
+                expires_in_ms: (n % 3 == 0).then_some(60_000 * (n + 1)),
+                on_expiry: OnExpiry::Reject,
+                decide_by: None,
+                effect: None,
+                risk: (n % 2 == 0).then_some(Risk::High),
+                policy: None,
+            };
+            Command::OpenHold {
+                by: Fenced { request, fence: 1 },
+                hold,
+                items: Vec::new(),
+            }
         };
-        let command = Command::OpenHold {
-            by: Fenced { request, fence: 1 },
-            hold,
-            items: Vec::new(),
-        };
-        let reply: Reply = std::sync::Arc::new(|_| b"{}".to_vec());
-        let call = Call::by(rig.caller.clone());
-        let sent = rig
-            .engine
-            .submit(rig.session, &call, &command, &payloads, &reply);
-        sent.await.expect("it is opened");
+        rig.submit(open).await.expect("it is opened");
         holds.push(id);
     }
     (request, holds)
 }
 
 async fn answer(rig: &Rig, hold: HoldId) {
-    let owner = rig.engine.owner(rig.session).await.expect("an owner");
-    let payloads = rig.engine.payloads_for(&owner.tenant, owner.user).await;
-    let mut payloads = payloads.expect("keys are there");
     let key = Digest::sha256(hold.to_string().as_bytes());
-    let decision = NewDecision {
-        key,
-        fingerprint: key,
-        kind: DecisionKind::Respond,
-        digest: None,
-        edited: None,
-        body: Some(payloads.put(b"{\"content\":1}".to_vec())),
+    let decide = |payloads: &mut Payloads| {
+        let decision = NewDecision {
+            key,
+            fingerprint: key,
+            kind: DecisionKind::Respond,
+            digest: None,
+            edited: None,
+            body: Some(payloads.put(b"{\"content\":1}".to_vec())),
+        };
+        Command::DecideHold { hold, decision }
     };
-    let command = Command::DecideHold { hold, decision };
-    let reply: Reply = std::sync::Arc::new(|_| b"{}".to_vec());
-    let call = Call::by(rig.caller.clone());
-    let sent = rig
-        .engine
-        .submit(rig.session, &call, &command, &payloads, &reply);
-    sent.await.expect("it is decided");
+    rig.submit(decide).await.expect("it is decided");
 }
 
 #[tokio::test]
@@ -118,7 +104,12 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
     assert_eq!(news.expect("news").len(), 100);
     assert_eq!(rig.store.take_questions(), 6, "all changes together");
 
-    let pending = rig.engine.pending_in(rig.session).await.expect("pending");
+    let (engine, caller) = (&rig.engine, &rig.caller);
+    let claimed = engine.handed_over(caller, rig.session, request, 1).await;
+    let leased = LeasedRequest::of(engine, caller, &claimed.expect("a lease"));
+    rig.store.take_questions();
+    let pending = leased.expect("a request").pending_holds().await;
+    let pending = pending.expect("pending");
     assert_eq!((pending.holds.len(), pending.total), (20, 20));
     assert_eq!(rig.store.take_questions(), 1, "only the titles are read");
 

@@ -8,7 +8,8 @@ use statehold_core::merge::MergeError;
 use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::task::CloseOn;
-use statehold_engine::{Call, Committed, Done, EngineError, IdempotencyKey, Payloads, Reply};
+use statehold_engine::testing::RawView;
+use statehold_engine::{Call, EngineError, IdempotencyKey, Payloads, Receipt};
 
 use crate::order::settle;
 use crate::rig::{Rig, fenced, request_of};
@@ -31,47 +32,12 @@ fn patch(payloads: &mut Payloads, merge: MergePolicy, values: &[(&str, &str)]) -
 }
 
 impl Rig {
-    async fn payloads(&self) -> Payloads {
-        let owner = self.engine.owner(self.session).await.expect("an owner");
-        let payloads = self.engine.payloads_for(&owner.tenant, owner.user).await;
-        payloads.expect("keys are there")
-    }
-
-    /// Sends a command that `make` builds with its payloads, and answers with the request it started.
-    async fn submit(
-        &self,
-        make: impl FnOnce(&mut Payloads) -> Command,
-    ) -> Result<Done, EngineError> {
-        let call = Call::by(self.caller.clone());
-        self.submit_as(&call, make).await
-    }
-
-    async fn submit_as(
-        &self,
-        call: &Call,
-        make: impl FnOnce(&mut Payloads) -> Command,
-    ) -> Result<Done, EngineError> {
-        let mut payloads = self.payloads().await;
-        let command = make(&mut payloads);
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let mut events = made.record.content.events.iter();
-            let started = events.find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(request.to_string()),
-                _ => None,
-            });
-            started.unwrap_or_default().into_bytes()
-        });
-        self.engine
-            .submit(self.session, call, &command, &payloads, &reply)
-            .await
-    }
-
     /// Writes state, each key under the same policy.
     async fn write(
         &self,
         merge: MergePolicy,
         values: &[(&str, &str)],
-    ) -> Result<Done, EngineError> {
+    ) -> Result<Receipt<RawView>, EngineError> {
         let by = None;
         self.submit(|payloads| Command::PutState {
             patch: patch(payloads, merge, values),
@@ -353,13 +319,13 @@ async fn the_same_call_again_is_not_merged_again() {
         patch: patch(payloads, MergePolicy::Add, &values),
         by: None,
     };
-    let first = rig.submit_as(&call, add).await.expect("it is taken");
+    let first = rig.submit_as(&call, None, add).await.expect("it is taken");
     // A text cannot be added to, but nothing is added.
     let texts = [("n", r#""a""#), ("user:n", r#""a""#)];
     rig.write(MergePolicy::Replace, &texts)
         .await
         .expect("plain writes");
-    let again = rig.submit_as(&call, add).await.expect("it was taken");
+    let again = rig.submit_as(&call, None, add).await.expect("it was taken");
     assert_eq!(again.revision, first.revision);
     assert!(again.replayed);
 }
@@ -400,7 +366,7 @@ async fn a_long_merge_is_refused_before_it_reaches_the_store_and_nobody_waits_fo
     assert!(!long.is_finished());
     assert_eq!(rig.store.take_begun(), 20);
     rig.store.set_reads_open(true);
-    let too_many = |result: Result<Done, EngineError>, name: &str| match result {
+    let too_many = |result: Result<Receipt<RawView>, EngineError>, name: &str| match result {
         Err(EngineError::Merge { key: at, source }) => {
             assert_eq!((at, source), (key(name), MergeError::TooManyElements));
         }

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use statehold_core::command::{Command, Fenced, StartRequest, StatePatch};
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
-use statehold_core::record::{Event, RecordContent};
+use statehold_core::record::RecordContent;
 use statehold_core::session::{Owner, TimeToLive};
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
+use statehold_engine::testing::{self, RawView};
 use statehold_engine::{
-    Call, Caller, Clock, Committed, Done, Engine, EngineError, EngineOptions, MemoryKeys, Reply,
+    Call, Caller, Clock, Credential, Engine, EngineError, EngineOptions, MemoryKeys, Payloads,
+    Receipt,
 };
 
 use crate::gated::GatedStore;
@@ -71,9 +73,6 @@ impl Rig {
         };
         let tenant = rig.caller.tenant.clone();
         let user = rig.engine.user_id(&tenant, "bob").await.expect("a user");
-        // A new key is made on another thread: later that would be a wait of its own.
-        let keys = rig.engine.payloads_for(&tenant, user).await;
-        keys.expect("keys are made");
         let create = Command::CreateSession {
             owner: Owner {
                 agent: "helper".parse().expect("a name"),
@@ -87,6 +86,8 @@ impl Rig {
             ttl,
         };
         rig.send(&create).await.expect("it begins");
+        // A new key is made on another thread: later that would be a wait of its own.
+        rig.payloads().await;
         rig
     }
 
@@ -97,24 +98,51 @@ impl Rig {
         self.engine = start(&self.store, &self.clock, hot_sessions).await;
     }
 
-    pub(crate) async fn send(&self, command: &Command) -> Result<Done, EngineError> {
-        let payloads = self.engine.no_payloads();
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let events = &made.record.content.events;
-            let started = events.iter().find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(request.to_string()),
-                _ => None,
-            });
-            started.unwrap_or_default().into_bytes()
-        });
+    pub(crate) async fn payloads(&self) -> Payloads {
+        let payloads = testing::payloads(&self.engine, self.session).await;
+        payloads.expect("keys are there")
+    }
+
+    /// Sends a command without payloads.
+    pub(crate) async fn send(&self, command: &Command) -> Result<Receipt<RawView>, EngineError> {
+        let payloads = Payloads::none();
         let call = Call::by(self.caller.clone());
-        self.engine
-            .submit(self.session, &call, command, &payloads, &reply)
-            .await
+        testing::commit(
+            &self.engine,
+            self.session,
+            &call,
+            (command, &payloads),
+            None,
+        )
+        .await
+    }
+
+    /// Sends a command that `make` builds with its payloads.
+    pub(crate) async fn submit(
+        &self,
+        make: impl FnOnce(&mut Payloads) -> Command,
+    ) -> Result<Receipt<RawView>, EngineError> {
+        let call = Call::by(self.caller.clone());
+        self.submit_as(&call, None, make).await
+    }
+
+    pub(crate) async fn submit_as(
+        &self,
+        call: &Call,
+        credential: Option<&Credential>,
+        make: impl FnOnce(&mut Payloads) -> Command,
+    ) -> Result<Receipt<RawView>, EngineError> {
+        let mut payloads = self.payloads().await;
+        let command = make(&mut payloads);
+        let command = (&command, &payloads);
+        testing::commit(&self.engine, self.session, call, command, credential).await
     }
 
     /// Starts a request, with a lease if one is asked for.
-    pub(crate) async fn start(&self, lease_ttl_ms: Option<u64>) -> Result<Done, EngineError> {
+    pub(crate) async fn start(
+        &self,
+        lease_ttl_ms: Option<u64>,
+    ) -> Result<Receipt<RawView>, EngineError> {
         self.start_for("helper", lease_ttl_ms).await
     }
 
@@ -123,33 +151,8 @@ impl Rig {
         &self,
         agent: &str,
         lease_ttl_ms: Option<u64>,
-    ) -> Result<Done, EngineError> {
-        let tenant = &self.caller.tenant;
-        let owner = self.engine.owner(self.session).await?;
-        let mut payloads = self.engine.payloads_for(tenant, owner.user).await?;
-        let command = Command::StartRequest(StartRequest {
-            agent: agent.parse().expect("a name"),
-            task: None,
-            parent: None,
-            input: payloads.put(br#"{"content":"hello"}"#.to_vec()),
-            attachments: Vec::new(),
-            close_on: CloseOn::Never,
-            lease_ttl_ms,
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
-        });
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let events = &made.record.content.events;
-            let started = events.iter().find_map(|event| match event {
-                Event::RequestStarted { request, .. } => Some(request.to_string()),
-                _ => None,
-            });
-            started.unwrap_or_default().into_bytes()
-        });
-        let call = Call::by(self.caller.clone());
-        self.engine
-            .submit(self.session, &call, &command, &payloads, &reply)
+    ) -> Result<Receipt<RawView>, EngineError> {
+        self.submit(|payloads| start_of(agent, payloads, lease_ttl_ms))
             .await
     }
 
@@ -181,10 +184,29 @@ async fn start(store: &Arc<GatedStore>, clock: &Arc<StillClock>, hot_sessions: u
     engine.expect("it starts")
 }
 
+/// The command that starts a request to the agent of the session.
+pub(crate) fn start_helper(payloads: &mut Payloads, lease_ttl_ms: Option<u64>) -> Command {
+    start_of("helper", payloads, lease_ttl_ms)
+}
+
+fn start_of(agent: &str, payloads: &mut Payloads, lease_ttl_ms: Option<u64>) -> Command {
+    Command::StartRequest(StartRequest {
+        agent: agent.parse().expect("a name"),
+        task: None,
+        parent: None,
+        input: payloads.put(br#"{"content":"hello"}"#.to_vec()),
+        attachments: Vec::new(),
+        close_on: CloseOn::Never,
+        lease_ttl_ms,
+        items: Vec::new(),
+        state: StatePatch::default(),
+        output: None,
+    })
+}
+
 /// The request that a start made.
-pub(crate) fn request_of(done: &Done) -> RequestId {
-    let text = std::str::from_utf8(&done.body).expect("text");
-    text.parse().expect("a request")
+pub(crate) fn request_of(done: &Receipt<RawView>) -> RequestId {
+    done.view.request.expect("a request")
 }
 
 pub(crate) fn fenced(request: RequestId, fence: u64) -> Fenced {

@@ -178,11 +178,12 @@ impl AgentRun {
         toolbox: &Toolbox,
     ) -> Result<ToolReply, ToolError> {
         let arguments = serde_json::from_str(arguments.get()).unwrap_or_default();
+        let ids = self.request.ids;
         let meta = CallMeta {
-            session: self.request_ref.session.to_string(),
-            task: self.request_ref.task.to_string(),
-            request: self.request_ref.request.to_string(),
-            traceparent: Some(traceparent(self.request_ref)),
+            session: ids.session.to_string(),
+            task: ids.task.to_string(),
+            request: ids.request.to_string(),
+            traceparent: Some(traceparent(ids)),
         };
         let key = one.call.id.to_string();
         toolbox.servers.call(tool, &arguments, &key, &meta).await
@@ -218,13 +219,13 @@ impl AgentRun {
         else {
             return Ok(true);
         };
-        let (session, ours) = (self.request_ref.session, self.request_ref.fenced());
+        let ours = self.request.ids;
         let mut is_started = false;
         let mut after = decided_by.saturating_sub(1);
         loop {
             let page = self
                 .engine
-                .feed(&self.caller, session, after, RECORDS_PER_PAGE)
+                .feed(&self.caller, ours.session, after, RECORDS_PER_PAGE)
                 .await?;
             let Some(last) = page.last() else {
                 // The approval was decided under the lease of this run.

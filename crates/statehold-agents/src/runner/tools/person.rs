@@ -92,15 +92,9 @@ impl AgentRun {
             on_expiry: None,
             decide_by: None,
         };
-        let nothing = (Vec::new(), self.payloads().await?);
         self.notify_hook(StepKind::Hold, CommitPhase::Before);
-        let (session, call, by) = (self.request_ref.session, self.call(), self.fenced());
-        let opened = self
-            .engine
-            .open_hold(session, &call, by, ask, nothing)
-            .await;
-        match opened {
-            Ok(_) => {
+        match self.request.open_hold(ask).await {
+            Ok(()) => {
                 self.notify_hook(StepKind::Hold, CommitPhase::After);
                 Ok(None)
             }

@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use serde_json::json;
-use statehold_core::command::StartRequest;
 use statehold_core::digest::Digest;
 use statehold_core::hold::DecisionKind;
-use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
 use statehold_core::request::{LiveStatus, RequestOutcome};
-use statehold_core::session::Owner;
-use statehold_core::task::CloseOn;
 use statehold_engine::{
-    Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAnswer, SystemClock,
+    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAnswer, SystemClock,
+    api,
 };
 use statehold_store::memory::MemoryStore;
 use tokio::sync::Semaphore;
@@ -50,7 +47,6 @@ struct Scene {
     engine: Engine,
     person: Caller,
     server: Caller,
-    session: SessionId,
 }
 
 impl Scene {
@@ -62,65 +58,21 @@ impl Scene {
             EngineOptions::default(),
         );
         let engine = engine.await.expect("an engine in memory");
-        let tenant = name("default");
-        let user = engine.user_id(&tenant, "bob").await.expect("a user");
-        let shard = Shard::of_owner("default", "app", &user.to_string());
-        let mut mint = IdMint::new(engine.now(), shard, 7);
-        let scene = Self {
+        let person = Caller::local(name("default"));
+        let call = Call::by(person.clone());
+        let session = json!({"app": "app", "user": "bob", "agent": "assistant"});
+        let session = serde_json::from_value(session).expect("a session");
+        let session = api::session::create(&engine, &call, session).await;
+        let session = session.expect("a session").view.id;
+        let asked = serde_json::from_str(r#"{"input": "Pay 5", "close_on": "never"}"#);
+        let asked = asked.expect("a request");
+        let started = api::request::start(&engine, &call, session, asked, None).await;
+        started.expect("a request");
+        Self {
             engine,
-            person: Caller::local(tenant.clone()),
-            server: Caller::worker_of_server(tenant.clone()),
-            session: SessionId::from_uuid(mint.next_uuid()),
-        };
-        scene
-            .submit(|_| Command::CreateSession {
-                owner: Owner {
-                    tenant,
-                    app: name("app"),
-                    user,
-                    agent: name("assistant"),
-                },
-                name: None,
-                labels: None,
-                state: StatePatch::default(),
-                ttl: None,
-            })
-            .await;
-        scene
-            .submit(|input| {
-                Command::StartRequest(StartRequest {
-                    agent: name("assistant"),
-                    task: None,
-                    parent: None,
-                    input,
-                    attachments: Vec::new(),
-                    close_on: CloseOn::Never,
-                    lease_ttl_ms: None,
-                    items: Vec::new(),
-                    state: StatePatch::default(),
-                    output: None,
-                })
-            })
-            .await;
-        scene
-    }
-
-    async fn submit(&self, command: impl FnOnce(statehold_core::digest::BodyRef) -> Command) {
-        let user = self.engine.user_id(&name("default"), "bob").await;
-        let user = user.expect("a user");
-        let payloads = self.engine.payloads_for(&name("default"), user).await;
-        let mut payloads = payloads.expect("keys");
-        let said = ItemBody {
-            content: Some(raw(&"Pay 5")),
-            ..ItemBody::default()
-        };
-        let command = command(payloads.put(to_bytes(&said)));
-        let reply: Reply = Arc::new(|_| Vec::new());
-        let call = Call::by(self.person.clone());
-        let done = self
-            .engine
-            .submit(self.session, &call, &command, &payloads, &reply);
-        done.await.expect("it is done");
+            person,
+            server: Caller::worker_of_server(name("default")),
+        }
     }
 
     /// The claimed request, or None if the engine opened a hold instead.
@@ -224,7 +176,7 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
     done.expect("an end");
     let ended = scene
         .engine
-        .request(&scene.person, run.request_ref.request)
+        .request(&scene.person, run.request.ids.request)
         .await;
     let ended = ended.expect("the request");
     let outcome = ended.request.ended().cloned().map(|ended| ended.outcome);

@@ -1,15 +1,14 @@
 //! Two commands in one go: the second is decided on the result of the first and queued before the first
 //! is durable, so one write to the disk makes both durable.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use statehold_core::command::{Command, Outcome};
 use statehold_core::ids::SessionId;
 use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoreError};
 
-use super::{Call, Done, Head, InLine, Mailbox, Ready, Reply, Submission, is_missing};
-use crate::caller::Caller;
+use super::{Call, Committed, Head, InLine, Mailbox, Ready, Submission, is_missing};
 use crate::commit::auto_claim::PendingClaim;
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
@@ -23,43 +22,52 @@ pub(super) struct Next {
 }
 
 impl Engine {
-    /// Submits two commands without another between them: the second is decided on the result of the
-    /// first, and both are queued before either is durable. Waits until both are durable. The second has
-    /// the reply and may carry a credential.
+    /// Commits two commands without another between them: the second is decided on the result of the
+    /// first, and both are queued before either is durable. Waits until both are durable, and answers
+    /// with a view of the second, which may carry a credential.
     ///
     /// # Errors
     ///
-    /// As [`Engine::submit_with_credential`]. If the first is refused or fails, so does the second; if
-    /// only the second does, the first stays.
-    pub async fn submit_both(
+    /// As [`Engine::commit`]. If the first is refused or fails, so does the second; if only the second
+    /// does, the first stays.
+    pub(crate) async fn commit_both<V: Send>(
         &self,
         session: SessionId,
-        caller: &Caller,
+        call: &Call,
         first: (&Command, &Payloads),
-        second: (&Command, &Payloads, &Reply),
+        second: (&Command, &Payloads),
         credential: Option<&Credential>,
-    ) -> Result<Done, EngineError> {
-        let call = Call::by(caller.clone());
-        let (command, payloads, reply) = second;
-        let first = Submission::new(&call, first);
+        view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
+    ) -> Result<V, EngineError> {
+        let made = std::sync::Mutex::new(None);
+        let answer = |committed: &Committed<'_>| {
+            *made.lock().unwrap_or_else(PoisonError::into_inner) = view(committed);
+            Vec::new()
+        };
+        let first = Submission::new(call, first);
         let second = Submission {
-            answer: &**reply,
+            answer: &answer,
             credential,
-            ..Submission::new(&call, (command, payloads))
+            ..Submission::new(call, second)
         };
         first.require_role()?;
         second.require_role()?;
         let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
-        if let Some(behind) = behind {
-            match behind.told.await.unwrap_or(Err(StoreError::Stopped)) {
-                Ok(_) => return Ok(behind.done),
-                // The store certainly did not commit it: decide it again.
-                Err(StoreError::Conflict { .. } | StoreError::Full) => {}
-                Err(error) => return Err(error.into()),
+        let told = match behind {
+            Some(behind) => Some(behind.told.await.unwrap_or(Err(StoreError::Stopped))),
+            None => None,
+        };
+        match told {
+            Some(Ok(_)) => {}
+            // The second command was not queued behind the first, or the store certainly did not commit
+            // it: decide it again, alone.
+            None | Some(Err(StoreError::Conflict { .. } | StoreError::Full)) => {
+                self.submit_in_line(session, &second, None).await?;
             }
+            Some(Err(error)) => return Err(error.into()),
         }
-        // The second command was not queued behind the first, or its commit failed: submit it alone.
-        Ok(self.submit_in_line(session, &second, None).await?.0)
+        let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+        made.ok_or(EngineError::NotFound)
     }
 
     /// Decides the second command: the one submitted with the first, or the claim of the request that
@@ -73,7 +81,7 @@ impl Engine {
         let ready = match (behind, &claim) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
             (None, Some(claim)) => {
-                let payloads = self.no_payloads();
+                let payloads = Payloads::none();
                 let claim = Submission::new(&claim.call, (&claim.command, &payloads));
                 self.decide_behind(&first.after, &claim).await?
             }

@@ -1,7 +1,6 @@
 //! A store and the engines that live on it one after the other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use statehold_core::command::{Command, StatePatch, StateSet};
@@ -10,9 +9,10 @@ use statehold_core::record::Event;
 use statehold_core::scope::MergePolicy;
 use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
+use statehold_engine::testing::{self, RawView};
 use statehold_engine::{
-    Call, Caller, Clock, Committed, Done, Engine, EngineError, EngineOptions, IdempotencyKey,
-    MemoryKeys, Reply,
+    Call, Caller, Clock, Engine, EngineError, EngineOptions, IdempotencyKey, MemoryKeys, Payloads,
+    Receipt,
 };
 use statehold_store::Store;
 use statehold_store::memory::MemoryStore;
@@ -76,8 +76,6 @@ pub(super) struct Lives {
     sessions: Vec<SessionId>,
     /// How far the log of each session was read.
     read: Vec<u64>,
-    /// Counts written answers, so that no two of them have the same bytes.
-    answers: Arc<AtomicU64>,
 }
 
 impl Lives {
@@ -91,7 +89,6 @@ impl Lives {
             caller: Caller::local("default".parse().expect("a name")),
             sessions: Vec::new(),
             read: Vec::new(),
-            answers: Arc::default(),
         };
         lives.start();
         let shard = Shard::of_owner("default", "app", "bob");
@@ -173,19 +170,9 @@ impl Lives {
             state: StatePatch::default(),
             ttl: None,
         };
-        let (call, reply) = (Call::by(self.caller.clone()), self.reply());
-        let payloads = engine.no_payloads();
-        let done = engine.submit(session, &call, &create, &payloads, &reply);
+        let (call, payloads) = (Call::by(self.caller.clone()), Payloads::none());
+        let done = testing::commit(engine, session, &call, (&create, &payloads), None);
         done.await.expect("it begins");
-    }
-
-    /// An answer that is never written twice with the same bytes.
-    fn reply(&self) -> Reply {
-        let answers = Arc::clone(&self.answers);
-        Arc::new(move |made: &Committed<'_>| {
-            let n = answers.fetch_add(1, Ordering::SeqCst);
-            format!("revision {}, answer {n}", made.after.revision).into_bytes()
-        })
     }
 
     /// Makes calls that are under way together, and returns the end of each.
@@ -226,7 +213,10 @@ impl Lives {
     }
 
     /// Sends calls, and waits until each is in line, waits for another, or is answered.
-    async fn send(&self, asks: &[KeyedCall]) -> Vec<JoinHandle<Result<Done, EngineError>>> {
+    async fn send(
+        &self,
+        asks: &[KeyedCall],
+    ) -> Vec<JoinHandle<Result<Receipt<RawView>, EngineError>>> {
         let mut calls = Vec::new();
         for ask in asks {
             calls.push(self.send_one(*ask).await);
@@ -241,11 +231,12 @@ impl Lives {
         calls
     }
 
-    async fn send_one(&self, ask: KeyedCall) -> JoinHandle<Result<Done, EngineError>> {
+    async fn send_one(&self, ask: KeyedCall) -> JoinHandle<Result<Receipt<RawView>, EngineError>> {
         let engine = self.life().engine.clone();
         let tenant = &self.caller.tenant;
-        let user = engine.user_id(tenant, "bob").await.expect("a user");
-        let mut payloads = engine.payloads_for(tenant, user).await.expect("keys");
+        let session = self.sessions[usize::from(ask.session)];
+        let payloads = testing::payloads(&engine, session).await;
+        let mut payloads = payloads.expect("keys");
         let name = state_key(ask).parse().expect("a state key");
         let mut patch = StatePatch::default();
         if ask.body == CallBody::Refused {
@@ -259,7 +250,6 @@ impl Lives {
             value: payloads.put(b"1".to_vec()),
             merge: MergePolicy::default(),
         });
-        let session = self.sessions[usize::from(ask.session)];
         let text = format!("{session} {:?}", ask.body);
         let fingerprint = match self.bug {
             Some(KeyBug::ForgetsTheBody) => "a call",
@@ -276,10 +266,9 @@ impl Lives {
             )),
             ..Call::by(self.caller.clone())
         };
-        let (command, reply) = (Command::PutState { patch, by: None }, self.reply());
+        let command = Command::PutState { patch, by: None };
         tokio::spawn(async move {
-            let done = engine.submit(session, &call, &command, &payloads, &reply);
-            done.await
+            testing::commit(&engine, session, &call, (&command, &payloads), None).await
         })
     }
 
@@ -331,7 +320,7 @@ fn asked(key: &str, session: u8) -> KeyedCall {
     }
 }
 
-fn heard_of(result: Result<Done, EngineError>) -> HeardAnswer {
+fn heard_of(result: Result<Receipt<RawView>, EngineError>) -> HeardAnswer {
     match result {
         Ok(done) => HeardAnswer::Done {
             revision: done.revision,

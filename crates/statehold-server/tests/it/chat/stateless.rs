@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use statehold_agents::scratch::Scratch;
-use statehold_core::command::{Command, Fenced, Output, StatePatch};
+use statehold_core::command::Output;
 use statehold_core::hold::HoldKind;
+use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::api::session::{SessionListInput, list};
 use statehold_engine::kept::ItemBody;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, Reply,
+    Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk,
     SystemClock,
 };
 use statehold_server::ServerOptions;
@@ -81,47 +82,28 @@ impl Stage {
 
     /// What came with the input.
     async fn input(&self, work: &ClaimedRequest) -> ItemBody {
-        let (session, task) = (work.detail.session.id, work.detail.task.id);
-        let items = self.scratch.recent_items(session, task, 10).await;
-        let items = items.expect("items");
+        let page = self.leased(work).history(None, 10).await;
+        let items = page.expect("items").items;
         let body = items.last().and_then(|item| item.body.clone());
         serde_json::from_slice(&body.expect("a body")).expect("an item")
     }
 
+    fn leased(&self, work: &ClaimedRequest) -> LeasedRequest {
+        LeasedRequest::of(&self.scratch, &self.caller, work).expect("it is live")
+    }
+
     async fn complete(&self, work: &ClaimedRequest, output: &Value) {
-        let owner = self
-            .scratch
-            .owner(work.detail.session.id)
-            .await
-            .expect("an owner");
-        let payloads = self.scratch.payloads_for(&owner.tenant, owner.user).await;
-        let mut payloads = payloads.expect("keys");
-        let body = payloads.put(output.to_string().into_bytes());
-        let command = Command::CompleteRequest {
-            by: fenced(work),
-            output: Output {
-                body,
-                attachments: Vec::new(),
-            },
-            items: Vec::new(),
-            state: StatePatch::default(),
-            task_state: None,
-            close_task: false,
-            cancel_children: false,
+        let leased = self.leased(work);
+        let mut batch = leased.batch().await.expect("keys");
+        let output = Output {
+            body: batch.payloads().put(output.to_string().into_bytes()),
+            attachments: Vec::new(),
         };
-        let (call, reply): (_, Reply) = (Call::by(self.caller.clone()), Arc::new(|_| Vec::new()));
-        let session = work.detail.session.id;
-        let done = self
-            .scratch
-            .submit(session, &call, &command, &payloads, &reply);
-        done.await.expect("it completes");
+        leased.complete(output, batch).await.expect("it completes");
     }
 
     /// Opens a question.
     async fn ask(&self, work: &ClaimedRequest) {
-        let session = work.detail.session.id;
-        let owner = self.scratch.owner(session).await.expect("an owner");
-        let payloads = self.scratch.payloads_for(&owner.tenant, owner.user).await;
         let ask = NewAsk {
             kind: HoldKind::Question,
             title: "Sure?".to_owned(),
@@ -137,12 +119,7 @@ impl Stage {
             on_expiry: None,
             decide_by: None,
         };
-        let call = Call::by(self.caller.clone());
-        let with = (Vec::new(), payloads.expect("keys"));
-        let opened = self
-            .scratch
-            .open_hold(session, &call, fenced(work), ask, with);
-        opened.await.expect("a hold");
+        self.leased(work).open_hold(ask).await.expect("a hold");
     }
 
     /// Waits until nothing is left.
@@ -157,14 +134,6 @@ impl Stage {
         let all = SessionListInput::default();
         let page = list(&self.rig.engine, &local, all, None, 10);
         assert!(page.await.expect("a list").entries.is_empty());
-    }
-}
-
-fn fenced(work: &ClaimedRequest) -> Fenced {
-    let live = work.detail.request.live().expect("it is live");
-    Fenced {
-        request: live.id,
-        fence: live.fence,
     }
 }
 
@@ -273,8 +242,10 @@ async fn a_stream_is_written_as_it_comes_and_goes_with_its_client() {
     body["stream"] = true.into();
     let mut stream = ChatStream::open(&stage.ann, &body, &[]).await;
     let work = stage.claim("service").await;
-    let draft = stage.scratch.open_draft(fenced(&work).request);
-    stage.scratch.write_draft(fenced(&work).request, "hi");
+    let draft = stage.scratch.open_draft(stage.leased(&work).ids.request);
+    stage
+        .scratch
+        .write_draft(stage.leased(&work).ids.request, "hi");
     assert_eq!(stream.text().await, "hi");
     stage.complete(&work, &json!({"content": "hi, ann"})).await;
     drop(draft);

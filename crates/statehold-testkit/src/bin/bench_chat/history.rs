@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_engine::testing;
 
 use self::rig::{Kind, Rig};
 use super::drive::{median, micros};
@@ -122,7 +123,7 @@ impl Rig {
         let (mut items, mut read_bytes, mut before) = (0, 0, None);
         let began = Instant::now();
         loop {
-            let page = self.engine.task_items(session, task, before, PAGE).await?;
+            let page = testing::task_items(&self.engine, session, task, before, PAGE).await?;
             items += page.items.len();
             let bodies = page.items.iter().filter_map(|item| item.body.as_ref());
             read_bytes += bodies.map(Vec::len).sum::<usize>();

@@ -96,8 +96,7 @@ async fn ask(turn: &TurnHandle, by: Fenced) {
         decide_by: None,
     };
     let (engine, call) = (&turn.engine, Call::by(turn.caller.clone()));
-    let owner = engine.owner(turn.session).await.expect("an owner");
-    let keys = engine.payloads_for(&owner.tenant, owner.user).await;
+    let keys = engine.payloads_of(turn.session).await;
     let written = (Vec::new(), keys.expect("keys"));
     let asked = engine
         .open_hold(turn.session, &call, by, ask, written)

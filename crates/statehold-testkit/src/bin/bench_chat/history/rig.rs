@@ -9,23 +9,18 @@ use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES, TIMEOUT,
 };
-use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
-use statehold_core::digest::BodyRef;
+use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
-use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, TaskId};
-use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::item::{CallOutcome, ItemKind, NewCallMark};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
-use statehold_core::session::Owner;
-use statehold_core::task::CloseOn;
+use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::kept::{ItemBody, to_bytes};
-use statehold_engine::{
-    Call, Caller, Committed, Engine, EngineOptions, MemoryKeys, Payloads, Reply, SystemClock,
-};
+use statehold_engine::{Call, Caller, Engine, EngineOptions, MemoryKeys, SystemClock, api};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_testkit::workload::Random;
 
-const LEASE_MS: u64 = 30_000;
+const LEASE_SECONDS: u64 = 30;
 /// How many bytes a tool is asked with, and how many it answers.
 const ARGUMENT_BYTES: usize = 286;
 const RESULT_BYTES: usize = 2_048;
@@ -124,62 +119,15 @@ impl Rig {
         random.text(bytes)
     }
 
-    async fn payloads(&self, session: SessionId) -> Result<Payloads> {
-        let owner = self.engine.owner(session).await?;
-        Ok(self.engine.payloads_for(&owner.tenant, owner.user).await?)
-    }
-
-    async fn submit(
-        &self,
-        session: SessionId,
-        command: &Command,
-        payloads: &Payloads,
-    ) -> Result<Option<(RequestId, TaskId)>> {
-        let reply: Reply = Arc::new(|made: &Committed<'_>| {
-            let mut events = made.record.content.events.iter();
-            let started = events.find_map(|event| match event {
-                Event::RequestStarted { request, task, .. } => Some(format!("{request} {task}")),
-                _ => None,
-            });
-            started.unwrap_or_default().into_bytes()
-        });
-        let call = Call::by(self.local.clone());
-        let done = self
-            .engine
-            .submit(session, &call, command, payloads, &reply)
-            .await?;
-        let text = String::from_utf8(done.body)?;
-        let Some((request, task)) = text.split_once(' ') else {
-            return Ok(None);
-        };
-        Ok(Some((request.parse()?, task.parse()?)))
+    fn call(&self) -> Call {
+        Call::by(self.local.clone())
     }
 
     async fn session(&self, kind: Kind) -> Result<SessionId> {
-        let user = self.engine.user_id(&self.tenant, "bob").await?;
-        let owner = Owner {
-            agent: kind.name().parse()?,
-            app: "bench".parse()?,
-            tenant: self.tenant.clone(),
-            user,
-        };
-        let shard = Shard::of_owner(self.tenant.as_str(), "bench", "bob");
-        let entropy = {
-            let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-            random.next_u64()
-        };
-        let mut mint = IdMint::new(self.engine.now(), shard, entropy);
-        let session = SessionId::from_uuid(mint.next_uuid());
-        let command = Command::CreateSession {
-            owner,
-            name: None,
-            labels: None,
-            state: StatePatch::default(),
-            ttl: None,
-        };
-        self.submit(session, &command, &self.engine.no_payloads())
-            .await?;
-        Ok(session)
+        let input = json!({ "app": "bench", "user": "bob", "agent": kind.name() });
+        let input = serde_json::from_value(input)?;
+        let created = api::session::create(&self.engine, &self.call(), input).await?;
+        Ok(created.view.id)
     }
 
     /// Starts a request, with a lease if this is who works on it.
@@ -188,146 +136,83 @@ impl Rig {
         session: SessionId,
         kind: Kind,
         asked: &str,
-        lease_ttl_ms: Option<u64>,
+        lease_seconds: Option<u64>,
     ) -> Result<(RequestId, TaskId)> {
-        let mut payloads = self.payloads(session).await?;
-        let command = Command::StartRequest(StartRequest {
-            agent: kind.name().parse()?,
-            task: None,
-            parent: None,
-            input: message(asked, &mut payloads),
-            attachments: Vec::new(),
-            close_on: CloseOn::Never,
-            lease_ttl_ms,
-            items: Vec::new(),
-            state: StatePatch::default(),
-            output: None,
+        let lease = lease_seconds.map(|seconds| json!({ "ttl_seconds": seconds }));
+        let input = json!({
+            "agent": kind.name(), "input": asked, "close_on": "never", "lease": lease,
         });
-        let started = self.submit(session, &command, &payloads).await?;
-        started.context("a request without an id")
+        let input = serde_json::from_str(&input.to_string())?;
+        let call = self.call();
+        let started = api::request::start(&self.engine, &call, session, input, None).await?;
+        let view = started.view;
+        Ok((view.id, view.task_id))
     }
 
     /// A session with turns as agents of a kind leave them, without calling anybody.
     pub(super) async fn filled(&self, kind: Kind, turns: usize) -> Result<SessionId> {
         let session = self.session(kind).await?;
+        let (engine, local) = (&self.engine, &self.local);
         for _ in 0..turns {
             let asked = self.text(200);
-            let (request, _) = self.begin(session, kind, &asked, Some(LEASE_MS)).await?;
-            let by = Fenced { request, fence: 1 };
+            let started = self.begin(session, kind, &asked, Some(LEASE_SECONDS));
+            let (request, _) = started.await?;
+            let claimed = engine.handed_over(local, session, request, 1).await?;
+            let leased = LeasedRequest::of(engine, local, &claimed);
+            let leased = leased.context("a request that ended")?;
             match kind {
-                Kind::Openai => self.fill_openai(session, by).await?,
-                Kind::Llm => self.fill_llm(session, by).await?,
+                Kind::Openai => self.fill_openai(&leased).await?,
+                Kind::Llm => self.fill_llm(&leased).await?,
             }
         }
         Ok(session)
     }
 
     /// What the gateway records of an agent that calls tools itself and wants its state back.
-    async fn fill_openai(&self, session: SessionId, by: Fenced) -> Result<()> {
+    async fn fill_openai(&self, leased: &LeasedRequest) -> Result<()> {
         let (answer, state) = (self.text(400), self.state()?);
         let said = json!({ "content": answer, "finish_reason": "stop", "state": state });
-        self.append(session, by, |payloads| {
-            Ok(vec![step("agent_call", 0, &said, payloads)?])
-        })
-        .await?;
+        append_step(leased, "agent_call", 0, &said).await?;
         let note = json!({ "state": state });
-        self.complete(session, by, &answer, ("agent_state", &note))
-            .await
+        complete(leased, &answer, ("agent_state", &note)).await
     }
 
     /// What the runner records of a model that calls a tool and then answers.
-    async fn fill_llm(&self, session: SessionId, by: Fenced) -> Result<()> {
+    async fn fill_llm(&self, leased: &LeasedRequest) -> Result<()> {
         let arguments = json!({ "query": self.text(ARGUMENT_BYTES) });
         let wish = json!({
             "id": "call_1", "name": "search", "arguments": arguments.to_string(),
             "server": "files", "tool": "search", "idempotent": true,
         });
         let wants = json!({ "tool_calls": [wish], "finish_reason": "tool_calls", "tokens": 100 });
-        self.append(session, by, |payloads| {
-            Ok(vec![step("model", 0, &wants, payloads)?])
-        })
-        .await?;
-        let result = to_raw_value(&self.text(RESULT_BYTES))?;
-        self.append(session, by, |payloads| {
-            let call = ItemBody {
-                name: Some("search".to_owned()),
-                call_id: Some("call_1".to_owned()),
-                arguments: Some(to_raw_value(&arguments)?),
-                ..ItemBody::default()
-            };
-            let result = ItemBody {
-                result: Some(result),
-                ..ItemBody::default()
-            };
-            let called = NewCallMark::Call {
-                gated: false,
-                idempotent: true,
-            };
-            let ran = NewCallMark::Result {
-                call: CallTarget::SameCommand(0),
-                outcome: CallOutcome::Ran,
-            };
-            let item = |kind, body: &ItemBody, mark, payloads: &mut Payloads| NewItem {
-                call: Some(mark),
-                ..hidden(kind, body, payloads)
-            };
-            Ok(vec![
-                item(ItemKind::ToolCall, &call, called, payloads),
-                item(ItemKind::ToolResult, &result, ran, payloads),
-            ])
-        })
-        .await?;
+        append_step(leased, "model", 0, &wants).await?;
+        let mut batch = leased.batch().await?;
+        let call = ItemBody {
+            name: Some("search".to_owned()),
+            call_id: Some("call_1".to_owned()),
+            arguments: Some(to_raw_value(&arguments)?),
+            ..ItemBody::default()
+        };
+        let called = NewCallMark::Call {
+            gated: false,
+            idempotent: true,
+        };
+        batch.push(ItemKind::ToolCall, Some(called), &call);
+        let result = ItemBody {
+            result: Some(to_raw_value(&self.text(RESULT_BYTES))?),
+            ..ItemBody::default()
+        };
+        let ran = NewCallMark::Result {
+            call: CallTarget::SameCommand(0),
+            outcome: CallOutcome::Ran,
+        };
+        batch.push(ItemKind::ToolResult, Some(ran), &result);
+        leased.append(batch).await?;
         let answer = self.text(400);
         let said = json!({ "text": answer, "finish_reason": "stop", "tokens": 100 });
-        self.append(session, by, |payloads| {
-            Ok(vec![step("model", 1, &said, payloads)?])
-        })
-        .await?;
+        append_step(leased, "model", 1, &said).await?;
         let note = json!({ "digest": "0".repeat(64) });
-        self.complete(session, by, &answer, ("prompt", &note)).await
-    }
-
-    async fn append(
-        &self,
-        session: SessionId,
-        by: Fenced,
-        items: impl FnOnce(&mut Payloads) -> Result<Vec<NewItem>>,
-    ) -> Result<()> {
-        let mut payloads = self.payloads(session).await?;
-        let command = Command::AppendItems {
-            by,
-            items: items(&mut payloads)?,
-            state: StatePatch::default(),
-            task_state: None,
-        };
-        self.submit(session, &command, &payloads).await?;
-        Ok(())
-    }
-
-    async fn complete(
-        &self,
-        session: SessionId,
-        by: Fenced,
-        answer: &str,
-        note: (&str, &Value),
-    ) -> Result<()> {
-        let mut payloads = self.payloads(session).await?;
-        let note = named(note.0, note.1)?;
-        let items = vec![hidden(ItemKind::Note, &note, &mut payloads)];
-        let command = Command::CompleteRequest {
-            by,
-            output: Output {
-                body: message(answer, &mut payloads),
-                attachments: Vec::new(),
-            },
-            items,
-            state: StatePatch::default(),
-            task_state: None,
-            close_task: false,
-            cancel_children: true,
-        };
-        self.submit(session, &command, &payloads).await?;
-        Ok(())
+        complete(leased, &answer, ("prompt", &note)).await
     }
 
     /// What an agent that calls tools wants to have back.
@@ -344,21 +229,34 @@ impl Rig {
     }
 }
 
-fn message(text: &str, payloads: &mut Payloads) -> BodyRef {
-    let content = to_raw_value(text).expect("text is JSON");
-    let body = ItemBody {
-        content: Some(content),
-        ..ItemBody::default()
-    };
-    payloads.put(to_bytes(&body))
-}
-
 /// A step as the runner records it.
-fn step(kind: &str, index: usize, result: &Value, payloads: &mut Payloads) -> Result<NewItem> {
+async fn append_step(
+    leased: &LeasedRequest,
+    kind: &str,
+    index: usize,
+    result: &Value,
+) -> Result<()> {
     let step = json!({
         "index": index, "step": kind, "input": "0".repeat(64), "result": result,
     });
-    Ok(hidden(ItemKind::Step, &named(kind, &step)?, payloads))
+    let mut batch = leased.batch().await?;
+    batch.push(ItemKind::Step, None, &named(kind, &step)?);
+    leased.append(batch).await?;
+    Ok(())
+}
+
+async fn complete(leased: &LeasedRequest, answer: &str, note: (&str, &Value)) -> Result<()> {
+    let mut batch = leased.batch().await?;
+    batch.push(ItemKind::Note, None, &named(note.0, note.1)?);
+    let said = ItemBody {
+        content: Some(to_raw_value(answer)?),
+        ..ItemBody::default()
+    };
+    let output = Output {
+        body: batch.payloads().put(to_bytes(&said)),
+        attachments: Vec::new(),
+    };
+    Ok(leased.complete(output, batch).await?)
 }
 
 fn named(name: &str, data: &Value) -> Result<ItemBody> {
@@ -367,15 +265,4 @@ fn named(name: &str, data: &Value) -> Result<ItemBody> {
         data: Some(to_raw_value(data)?),
         ..ItemBody::default()
     })
-}
-
-fn hidden(kind: ItemKind, body: &ItemBody, payloads: &mut Payloads) -> NewItem {
-    NewItem {
-        kind,
-        visibility: Visibility::Hidden,
-        role: None,
-        body: payloads.put(to_bytes(body)),
-        attachments: Vec::new(),
-        call: None,
-    }
 }

@@ -1,0 +1,433 @@
+//! A request that a worker of this process has leased: all that its agent may read and write while it
+//! runs, in types of the core. The runner of hosted agents works through it. Each write is one commit,
+//! under the fence of the lease.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
+use statehold_core::digest::BodyRef;
+use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::task::CloseOn;
+use statehold_core::view::View;
+use statehold_store::StateValue;
+
+use crate::ask::NewAsk;
+use crate::caller::Caller;
+use crate::claim::ClaimedRequest;
+use crate::commit::mailbox::{Call, Committed};
+use crate::commit::payloads::Payloads;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::guard::credentials::Credential;
+use crate::holds::Pending;
+use crate::kept::{ItemBody, to_bytes};
+use crate::own_work::{Ended, Progress};
+use crate::read::{ItemPage, RequestDetail};
+
+/// Ids of a leased request.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestRef {
+    /// Its session.
+    pub session: SessionId,
+    /// Its task.
+    pub task: TaskId,
+    /// The request.
+    pub request: RequestId,
+    /// The fence of the lease.
+    pub fence: u64,
+}
+
+impl RequestRef {
+    fn fenced(self) -> Fenced {
+        Fenced {
+            request: self.request,
+            fence: self.fence,
+        }
+    }
+}
+
+/// Everything that one commit writes to a request, with its payloads.
+#[derive(Debug)]
+pub struct WriteBatch {
+    payloads: Payloads,
+    items: Vec<NewItem>,
+    state: Vec<StateSet>,
+    task_state: Option<BodyRef>,
+}
+
+impl WriteBatch {
+    /// The payloads, for a message that goes with the batch.
+    pub fn payloads(&mut self) -> &mut Payloads {
+        &mut self.payloads
+    }
+
+    /// Adds a hidden item: clients never see it.
+    pub fn push(&mut self, kind: ItemKind, call: Option<NewCallMark>, body: &ItemBody) {
+        self.items.push(NewItem {
+            kind,
+            visibility: Visibility::Hidden,
+            role: None,
+            body: self.payloads.put(to_bytes(body)),
+            attachments: Vec::new(),
+            call,
+        });
+    }
+
+    /// Replaces the value of a session key.
+    pub fn set_state(&mut self, key: StateKey, value: &RawValue) {
+        self.state.push(StateSet {
+            key,
+            value: self.payloads.put_json(value),
+            merge: MergePolicy::Replace,
+        });
+    }
+
+    /// Replaces the private state of the task.
+    pub fn set_task_state(&mut self, state: &RawValue) {
+        self.task_state = Some(self.payloads.put_json(state));
+    }
+
+    /// The command that appends the batch to a request.
+    fn append_to(self, by: Fenced) -> (Command, Payloads) {
+        let state = patch(self.state);
+        let command = Command::AppendItems {
+            by,
+            items: self.items,
+            state,
+            task_state: self.task_state,
+        };
+        (command, self.payloads)
+    }
+}
+
+fn patch(set: Vec<StateSet>) -> StatePatch {
+    StatePatch {
+        set,
+        ..StatePatch::default()
+    }
+}
+
+/// A leased request, and the engine and caller that hold its lease.
+#[derive(Debug, Clone)]
+pub struct LeasedRequest {
+    /// Its ids and its fence.
+    pub ids: RequestRef,
+    engine: Engine,
+    caller: Caller,
+    agent: Name,
+}
+
+impl LeasedRequest {
+    /// The lease that a claim of this caller granted. None if the request has ended meanwhile.
+    pub fn of(engine: &Engine, caller: &Caller, claimed: &ClaimedRequest) -> Option<Self> {
+        let live = claimed.detail.request.live()?;
+        Some(Self {
+            ids: RequestRef {
+                session: claimed.detail.session.id,
+                task: live.task,
+                request: live.id,
+                fence: live.fence,
+            },
+            engine: engine.clone(),
+            caller: caller.clone(),
+            agent: claimed.detail.task.agent.clone(),
+        })
+    }
+
+    fn call(&self) -> Call {
+        Call::by(self.caller.clone())
+    }
+
+    /// An empty batch.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session, or its keys cannot be read.
+    pub async fn batch(&self) -> Result<WriteBatch, EngineError> {
+        Ok(WriteBatch {
+            payloads: self.engine.payloads_of(self.ids.session).await?,
+            items: Vec::new(),
+            state: Vec::new(),
+            task_state: None,
+        })
+    }
+
+    /// Appends a batch. Returns the ids of its items, in order.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, a policy forbids an item, or the core refuses.
+    pub async fn append(&self, batch: WriteBatch) -> Result<Vec<ItemId>, EngineError> {
+        let (command, payloads) = batch.append_to(self.ids.fenced());
+        let (session, call) = (self.ids.session, self.call());
+        let command = (&command, &payloads);
+        let ids = |made: &Committed<'_>| Some(item_ids(made));
+        let done = self.engine.commit(session, &call, command, None, ids);
+        Ok(done.await?.view)
+    }
+
+    /// Starts a request to another agent below this one, leased to this worker if `lease_ms` is given.
+    /// The batch has the payloads of the input. `step` is appended right before it, in the same write to
+    /// the disk.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, or the core refuses. A refused start leaves the step appended.
+    pub async fn start_child(
+        &self,
+        (agent, lease_ms): (&Name, Option<u64>),
+        (input, batch): (Output, WriteBatch),
+        step: Option<WriteBatch>,
+        credential: Option<&Credential>,
+    ) -> Result<RequestId, EngineError> {
+        let by = self.ids.fenced();
+        let command = Command::StartRequest(StartRequest {
+            agent: agent.clone(),
+            task: None,
+            parent: Some(by),
+            input: input.body,
+            attachments: input.attachments,
+            close_on: CloseOn::Never,
+            lease_ttl_ms: lease_ms,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        });
+        let (engine, session, call) = (&self.engine, self.ids.session, self.call());
+        let start = (&command, &batch.payloads);
+        let id = |made: &Committed<'_>| made.record.content.started_request();
+        let Some(step) = step else {
+            let done = engine.commit(session, &call, start, credential, id);
+            return Ok(done.await?.view);
+        };
+        let (append, payloads) = step.append_to(by);
+        let first = (&append, &payloads);
+        engine
+            .commit_both(session, &call, first, start, credential, id)
+            .await
+    }
+
+    /// Completes the request with its answer, and cancels children that are still live.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, holds are open, or the core refuses.
+    pub async fn complete(&self, output: Output, batch: WriteBatch) -> Result<(), EngineError> {
+        let command = Command::CompleteRequest {
+            by: self.ids.fenced(),
+            output,
+            items: batch.items,
+            state: patch(batch.state),
+            task_state: batch.task_state,
+            close_task: false,
+            cancel_children: true,
+        };
+        self.commit(&command, &batch.payloads, None).await
+    }
+
+    /// Fails the request with an error, and cancels children that are still live.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, or holds are open.
+    pub async fn fail(&self, error: &RawValue) -> Result<(), EngineError> {
+        let mut payloads = self.engine.payloads_of(self.ids.session).await?;
+        let command = Command::FailRequest {
+            by: self.ids.fenced(),
+            error: payloads.put_json(error),
+            cancel_children: true,
+        };
+        self.commit(&command, &payloads, None).await
+    }
+
+    /// Releases the lease, because the request waits for a person. With a revision, only if the session
+    /// still has it.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, or the session has another revision.
+    pub async fn release(&self, if_revision: Option<u64>) -> Result<(), EngineError> {
+        let by = self.ids.fenced();
+        let payloads = Payloads::none();
+        self.commit(&Command::ReleaseLease { by }, &payloads, if_revision)
+            .await
+    }
+
+    async fn commit(
+        &self,
+        command: &Command,
+        payloads: &Payloads,
+        if_revision: Option<u64>,
+    ) -> Result<(), EngineError> {
+        let call = Call {
+            if_revision,
+            ..self.call()
+        };
+        let (engine, session) = (&self.engine, self.ids.session);
+        let done = engine.commit_without_view(session, &call, (command, payloads));
+        done.await.map(drop)
+    }
+
+    /// Opens a hold.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, the hold is invalid, or the policy is stricter.
+    pub async fn open_hold(&self, ask: NewAsk) -> Result<(), EngineError> {
+        let payloads = self.engine.payloads_of(self.ids.session).await?;
+        let (session, call, by) = (self.ids.session, self.call(), self.ids.fenced());
+        let opened = self
+            .engine
+            .open_hold(session, &call, by, ask, (Vec::new(), payloads))
+            .await;
+        opened.map(drop)
+    }
+
+    /// Checks that a hold is valid and allowed by the policy, apart from checks that depend on the
+    /// current state. Used to open several holds or none.
+    ///
+    /// # Errors
+    ///
+    /// If the hold is invalid, or the policy is stricter.
+    pub async fn require_askable(&self, ask: &NewAsk) -> Result<(), EngineError> {
+        self.engine.require_askable(&self.agent, ask).await
+    }
+
+    /// Extends the lease, without a commit.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost.
+    pub async fn heartbeat(&self) -> Result<(), EngineError> {
+        let RequestRef {
+            session,
+            request,
+            fence,
+            ..
+        } = self.ids;
+        let beat = self.engine.heartbeat(&self.caller, session, request, fence);
+        beat.await.map(drop)
+    }
+
+    /// The request with its holds and calls.
+    ///
+    /// # Errors
+    ///
+    /// If it is out of reach.
+    pub async fn read(&self) -> Result<RequestDetail, EngineError> {
+        self.engine.request(&self.caller, self.ids.request).await
+    }
+
+    /// A page of the history of its task as its agent sees it, newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn history(
+        &self,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<ItemPage, EngineError> {
+        let RequestRef { session, task, .. } = self.ids;
+        let view = View::Agent(task);
+        let engine = &self.engine;
+        engine
+            .items((session, 0), Some(task), view, before, limit)
+            .await
+    }
+
+    /// The values of the session's own keys.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn session_values(&self) -> Result<BTreeMap<StateKey, StateValue>, EngineError> {
+        Ok(self.engine.inner().store.state(self.ids.session).await?)
+    }
+
+    /// The user of the session, by pseudonym.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn user(&self) -> Result<UserId, EngineError> {
+        Ok(self.engine.owner(self.ids.session).await?.user)
+    }
+
+    /// The private state of each open task of its agent in the session, oldest task first.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn private_states(&self) -> Result<Vec<Vec<u8>>, EngineError> {
+        let engine = &self.engine;
+        let mut states = Vec::new();
+        for task in engine.open_tasks_of(self.ids.session, &self.agent).await? {
+            states.extend(engine.inner().store.task_state(task).await?);
+        }
+        Ok(states)
+    }
+
+    /// Another live request of its agent in the session that has opened holds, decided or not.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn other_asking_request(&self) -> Result<Option<RequestId>, EngineError> {
+        let state = self.engine.durable_state(self.ids.session).await?;
+        let mut requests = state.requests.values();
+        let asking = requests.find(|live| {
+            let task = state.tasks.get(&live.task);
+            live.holds_opened > 0
+                && live.id != self.ids.request
+                && task.is_some_and(|task| task.agent == self.agent)
+        });
+        Ok(asking.map(|live| live.id))
+    }
+
+    /// The open holds of the session.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn pending_holds(&self) -> Result<Pending, EngineError> {
+        self.engine.pending_in(self.ids.session).await
+    }
+
+    /// The progress of another request of the session, and the revision at which it was read.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn progress_of(&self, request: RequestId) -> Result<(Progress, u64), EngineError> {
+        self.engine.progress(self.ids.session, request).await
+    }
+
+    /// How another request of the session ended. None while it is live.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn end_of(&self, request: RequestId) -> Result<Option<Ended>, EngineError> {
+        let Some(request) = self.engine.inner().store.ended_request(request).await? else {
+            return Ok(None);
+        };
+        let (session, by) = (self.ids.session, request.ended_by);
+        let finished = self.engine.record(session, by).await?;
+        Ok(Some(Ended { request, finished }))
+    }
+}
+
+fn item_ids(made: &Committed<'_>) -> Vec<ItemId> {
+    let events = made.record.content.events.iter();
+    let items = events.flat_map(|event| match event {
+        Event::ItemsAppended { items, .. } => items.as_slice(),
+        _ => &[],
+    });
+    items.map(|item| item.id).collect()
+}

@@ -1,0 +1,115 @@
+//! For tests only, behind the feature `testing`: raw commands of the core, past the use cases, and the
+//! items of a task. Rights, policies and idempotency keys hold as for every commit.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use statehold_core::command::Command;
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::view::View;
+
+use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::payloads::Payloads;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::guard::credentials::Credential;
+use crate::read::ItemPage;
+
+/// The view of a raw command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RawView {
+    /// The revision that it committed.
+    pub revision: u64,
+    /// The request that it started.
+    pub request: Option<RequestId>,
+    /// Differs in every view, so that no two commits have the same answer.
+    pub serial: u64,
+}
+
+impl RawView {
+    fn of(made: &Committed<'_>) -> Self {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        Self {
+            revision: made.after.revision,
+            request: made.record.content.started_request(),
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Commits a command.
+///
+/// # Errors
+///
+/// If the caller may not, the core refuses, or the store fails.
+pub async fn commit(
+    engine: &Engine,
+    session: SessionId,
+    call: &Call,
+    command: (&Command, &Payloads),
+    credential: Option<&Credential>,
+) -> Result<Receipt<RawView>, EngineError> {
+    let view = |made: &Committed<'_>| Some(RawView::of(made));
+    engine
+        .commit(session, call, command, credential, view)
+        .await
+}
+
+/// Commits two commands in one write to the disk, and answers with the view of the second.
+///
+/// # Errors
+///
+/// As [`commit`].
+pub async fn commit_both(
+    engine: &Engine,
+    session: SessionId,
+    call: &Call,
+    first: (&Command, &Payloads),
+    second: (&Command, &Payloads),
+) -> Result<RawView, EngineError> {
+    let view = |made: &Committed<'_>| Some(RawView::of(made));
+    engine
+        .commit_both(session, call, first, second, None, view)
+        .await
+}
+
+/// Payloads for a command to a session.
+///
+/// # Errors
+///
+/// If there is no such session.
+pub async fn payloads(engine: &Engine, session: SessionId) -> Result<Payloads, EngineError> {
+    engine.payloads_of(session).await
+}
+
+/// The open tasks of an agent in a session, oldest first.
+///
+/// # Errors
+///
+/// If there is no such session.
+pub async fn tasks_of(
+    engine: &Engine,
+    session: SessionId,
+    agent: &Name,
+) -> Result<Vec<TaskId>, EngineError> {
+    engine.open_tasks_of(session, agent).await
+}
+
+/// A page of a task's history as its agent sees it, newest first.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn task_items(
+    engine: &Engine,
+    session: SessionId,
+    task: TaskId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<ItemPage, EngineError> {
+    let view = View::Agent(task);
+    engine
+        .items((session, 0), Some(task), view, before, limit)
+        .await
+}
