@@ -45,8 +45,10 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// The crates that may switch on the planted bugs of the core. Neither is published.
-const MAY_PLANT_BUGS: &[&str] = &["statehold-model", "statehold-testkit"];
+/// Features for tests: planted bugs of the core, raw commands of the engine. Only unpublished crates may
+/// switch them on outside of their tests.
+const TEST_FEATURES: &[&str] = &["mutants", "testing"];
+const UNPUBLISHED: &[&str] = &["statehold-model", "statehold-testkit"];
 
 /// The core does no I/O: its dependency list is closed.
 const CORE_DEPENDENCIES: &[&str] = &[
@@ -164,11 +166,10 @@ fn check_direction(metadata: &Value, problems: &mut Vec<String>) {
                 ));
             }
             let features = dependency["features"].as_array().into_iter().flatten();
-            let has_mutants = features
-                .filter_map(Value::as_str)
-                .any(|feature| feature == "mutants");
-            if has_mutants && !MAY_PLANT_BUGS.contains(&name) {
-                problems.push(format!("{name} must not switch on the mutants of {used}"));
+            let mut features = features.filter_map(Value::as_str);
+            let for_tests = features.find(|feature| TEST_FEATURES.contains(feature));
+            if let Some(feature) = for_tests.filter(|_| !UNPUBLISHED.contains(&name)) {
+                problems.push(format!("{name} must not switch on `{feature}` of {used}"));
             }
         }
     }
@@ -311,7 +312,7 @@ fn crates(root: &Path) -> Result<Vec<(String, PathBuf)>> {
 fn is_test(file: &Path) -> bool {
     file.with_extension("").components().any(|part| {
         let part = part.as_os_str().to_string_lossy();
-        part == "tests" || part == "suite" || part.ends_with("_tests")
+        ["tests", "suite", "testing"].contains(&&*part) || part.ends_with("_tests")
     })
 }
 
