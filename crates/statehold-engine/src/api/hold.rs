@@ -225,7 +225,7 @@ pub async fn resume(
 /// # Errors
 ///
 /// As [`decide`].
-pub(crate) async fn decide_shown(
+pub async fn decide_shown(
     engine: &Engine,
     call: &Call,
     key: Option<&str>,

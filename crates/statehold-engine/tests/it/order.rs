@@ -1,12 +1,10 @@
 //! Answers leave only when what they were decided on is durable; what was decided on nothing is
 //! decided again.
 
-use std::sync::Arc;
-
 use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_engine::api::operations;
-use statehold_engine::{Call, EngineError, Reply};
+use statehold_engine::{Call, EngineError, Payloads, testing};
 
 use crate::rig::{Rig, request_of};
 
@@ -136,20 +134,17 @@ async fn ids_that_do_not_exist_get_no_mailbox_and_evict_nothing() {
     let shard = Shard::of_owner("default", "app", "eve");
     let mut mint = IdMint::new(rig.engine.now(), shard, 1);
     let close = Command::CloseSession { cancel_live: true };
-    let (call, payloads) = (Call::by(rig.caller.clone()), rig.engine.no_payloads());
-    let reply: Reply = Arc::new(|_| Vec::new());
+    let (call, payloads) = (Call::by(rig.caller.clone()), Payloads::none());
     for _ in 0..100 {
         let missing = SessionId::from_uuid(mint.next_uuid());
         let engine = &rig.engine;
         let read = engine.session(&rig.caller, missing).await;
         assert!(matches!(read, Err(EngineError::NotFound)), "{read:?}");
-        let owner = engine.owner(missing).await;
-        assert!(matches!(owner, Err(EngineError::NotFound)), "{owner:?}");
+        let payload_keys = testing::payloads(engine, missing).await;
+        assert!(matches!(payload_keys, Err(EngineError::NotFound)));
         let changed = engine.changed_after(missing, 0).await;
         assert!(matches!(changed, Err(EngineError::NotFound)), "{changed:?}");
-        let sent = engine
-            .submit(missing, &call, &close, &payloads, &reply)
-            .await;
+        let sent = testing::commit(engine, missing, &call, (&close, &payloads), None).await;
         assert!(matches!(sent, Err(EngineError::NotFound)), "{sent:?}");
         assert_eq!(engine.hot_sessions(), 1);
     }

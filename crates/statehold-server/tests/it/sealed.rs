@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use statehold_core::hold::DecisionKind;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_engine::api::hold::decide_shown;
 use statehold_engine::policy::{AgentPolicy, Policies, ToolPolicy};
-use statehold_engine::{Call, Caller, EngineError, PathRule};
+use statehold_engine::{Call, Caller, EngineError, NewAnswer, PathRule};
 use statehold_store::Store;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
@@ -497,11 +498,15 @@ async fn an_edit_that_loses_a_race_hears_that_the_hold_is_decided() {
     boss.post(&decision_path(&hold), &json!({"decision": "reject"}))
         .await
         .ok(200);
-    let edit = json!({
-        "decision": "edit", "digest": hold["action"]["digest"],
-        "args": {"pin": "[redacted]", "to": "EMCA"},
-    });
-    let edit = serde_json::from_value(edit).expect("a decision");
+    let args = json!({"pin": "[redacted]", "to": "EMCA"}).to_string();
+    let edit = NewAnswer {
+        kind: DecisionKind::Edit,
+        digest: seen.hold.digest,
+        args: Some(serde_json::from_str(&args).expect("arguments")),
+        content: None,
+        comment: None,
+        reason: None,
+    };
     let late = decide_shown(&rig.engine, &Call::by(slow), None, &seen, edit).await;
     assert!(
         matches!(late, Err(EngineError::DecidedBefore { .. })),
