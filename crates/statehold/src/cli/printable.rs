@@ -44,9 +44,8 @@ pub(crate) fn json_text(json: &str) -> String {
     for c in json.chars() {
         if is_deceptive(c) {
             let mut units = [0; 2];
-            for unit in c.encode_utf16(&mut units) {
-                shown.push_str(&format!("\\u{unit:04x}"));
-            }
+            let units = c.encode_utf16(&mut units).iter();
+            shown.extend(units.map(|unit| format!("\\u{unit:04x}")));
         } else {
             shown.push(c);
         }

@@ -319,6 +319,7 @@ fn the_lists_of_settings_are_whole() {
         approval = "always"
         approval_if = {}
         base_url = "http://h"
+        calls = []
         comment_required = true
         credential_env = "X"
         decide_by = "other"
