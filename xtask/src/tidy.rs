@@ -111,7 +111,7 @@ pub(crate) fn problems() -> Result<Vec<String>> {
     check_licences(&metadata, &mut problems);
     check_core(&root, &mut problems)?;
     check_todos(&root, &mut problems)?;
-    check_seeds(&root, &mut problems)?;
+    check_evidence(&root, &mut problems)?;
     check_decisions(&root, &mut problems)?;
     code_map::check(&root, &mut problems)?;
     Ok(problems)
@@ -229,9 +229,10 @@ fn check_todos(root: &Path, problems: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// `docs/seeds.md` says which test keeps which promise of the seeds; each of them must be there.
-fn check_seeds(root: &Path, problems: &mut Vec<String>) -> Result<()> {
-    let text = std::fs::read_to_string(root.join("docs/seeds.md")).context("docs/seeds.md")?;
+/// Pages that name a test or a decision as evidence; each of them must exist.
+const EVIDENCE: [&str; 2] = ["docs/seeds.md", "docs/security.md"];
+
+fn check_evidence(root: &Path, problems: &mut Vec<String>) -> Result<()> {
     let mut functions = BTreeSet::new();
     for folder in ["crates", "xtask"] {
         for file in files(&root.join(folder), "rs")? {
@@ -246,25 +247,24 @@ fn check_seeds(root: &Path, problems: &mut Vec<String>) -> Result<()> {
         }
     }
     let decisions = decision_numbers(root)?;
-    let mut named = 0;
-    for word in text.split('`') {
-        if let Some(test) = word.strip_prefix("test: ") {
-            named += 1;
-            if !functions.contains(test) {
-                problems.push(format!(
-                    "docs/seeds.md names the test `{test}`, which is gone"
-                ));
+    for page in EVIDENCE {
+        let text = std::fs::read_to_string(root.join(page)).context(page)?;
+        let mut named = 0;
+        for word in text.split('`') {
+            if let Some(test) = word.strip_prefix("test: ") {
+                named += 1;
+                if !functions.contains(test) {
+                    problems.push(format!("{page} names the test `{test}`, which is gone"));
+                }
+            } else if let Some(number) = word.strip_prefix("decision: ")
+                && !decisions.contains(number)
+            {
+                problems.push(format!("{page} names decision {number}, which is gone"));
             }
-        } else if let Some(number) = word.strip_prefix("decision: ")
-            && !decisions.contains(number)
-        {
-            problems.push(format!(
-                "docs/seeds.md names decision {number}, which is gone"
-            ));
         }
-    }
-    if named == 0 {
-        problems.push("docs/seeds.md names no test at all".to_owned());
+        if named == 0 {
+            problems.push(format!("{page} names no test at all"));
+        }
     }
     Ok(())
 }

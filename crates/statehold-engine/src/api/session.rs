@@ -372,6 +372,7 @@ pub async fn close(
     session: SessionId,
     input: &CloseSessionInput,
 ) -> Result<Receipt<SessionView>, EngineError> {
+    rights::require_role(&call.caller, &Act::ManageSession)?;
     let summary = engine.session(&call.caller, session).await?;
     let owner = &summary.owner;
     let user = engine.user_name(&owner.tenant, owner.user).await?;

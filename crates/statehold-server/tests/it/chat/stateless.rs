@@ -13,8 +13,7 @@ use statehold_engine::api::session::{SessionListInput, list};
 use statehold_engine::kept::ItemBody;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk,
-    SystemClock,
+    Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, SystemClock,
 };
 use statehold_server::ServerOptions;
 use statehold_store::memory::MemoryStore;
