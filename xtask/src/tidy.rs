@@ -30,11 +30,13 @@ const DIRECTION: &[(&str, &[&str])] = &[
             "statehold-server",
         ],
     ),
+    ("statehold-fakes", &[]),
     ("statehold-model", &["statehold-core"]),
     (
         "statehold-testkit",
         &[
             "statehold-core",
+            "statehold-fakes",
             "statehold-model",
             "statehold-store",
             "statehold-engine",

@@ -4,8 +4,6 @@
 mod chat;
 mod conversations;
 mod draft_writer;
-#[cfg(test)]
-mod fault_server;
 mod gateway;
 mod history;
 mod http;

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::StatusCode;
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, send};
 use tokio::net::TcpListener;
 
 use super::tests::{call, endpoint};
 use super::*;
-use crate::fault_server::{BodyStep, FaultServer, ScriptedResponse, text};
 use crate::http::ConnectObstacle;
 
 const SHORT: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ struct ChatOutcome {
     result: Result<ChatReply, EndpointError>,
     streamed: String,
     calls: usize,
-    server: FaultServer,
+    server: FakeService,
 }
 
 impl ChatOutcome {
@@ -37,7 +37,7 @@ impl ChatOutcome {
 }
 
 async fn ask_within(plays: Vec<ScriptedResponse>, retries: u32, timeout: Duration) -> ChatOutcome {
-    let server = FaultServer::start(plays).await;
+    let server = FakeService::play(plays).await;
     let endpoint = ChatEndpoint {
         timeout,
         retries,
@@ -62,7 +62,7 @@ async fn ask(plays: Vec<ScriptedResponse>, retries: u32) -> ChatOutcome {
 }
 
 fn good() -> ScriptedResponse {
-    ScriptedResponse::json(GOOD)
+    ScriptedResponse::json(200, GOOD)
 }
 
 fn failing(status: u16) -> ScriptedResponse {
@@ -81,12 +81,12 @@ async fn silence_is_a_timeout_and_is_not_retried() {
 #[tokio::test]
 async fn silence_in_the_middle_is_a_timeout_too() {
     let plays = [
-        ScriptedResponse::events(vec![text(HELLO), BodyStep::Hang]),
-        ScriptedResponse::events(vec![text(ROLE), BodyStep::Hang]),
+        ScriptedResponse::events(vec![send(HELLO), BodyStep::Hang]),
+        ScriptedResponse::events(vec![send(ROLE), BodyStep::Hang]),
         ScriptedResponse::new(
             200,
             "application/json",
-            vec![text(&GOOD[..20]), BodyStep::Hang],
+            vec![send(&GOOD[..20]), BodyStep::Hang],
         ),
     ];
     for play in plays {
@@ -106,7 +106,7 @@ async fn a_transient_failure_is_retried() {
         let [first, second] = &outcome.server.seen()[..] else {
             panic!("two calls");
         };
-        assert_eq!(first.body, second.body);
+        assert_eq!(first.text, second.text);
     }
 }
 
@@ -234,7 +234,7 @@ async fn a_connection_closed_early_is_retried() {
 
 #[tokio::test]
 async fn a_service_without_tls_is_not_retried() {
-    let server = FaultServer::start(vec![good()]).await;
+    let server = FakeService::play(vec![good()]).await;
     let client = ChatClient::new().expect("a client");
     let endpoint = endpoint(format!("https://{}/v1", server.address()));
     let error = client.chat(&endpoint, &call(true), &mut |_| {}).await;
@@ -246,14 +246,14 @@ async fn a_service_without_tls_is_not_retried() {
 async fn an_answer_cut_off_before_the_first_text_is_retried() {
     let cuts = [
         ScriptedResponse::events(vec![BodyStep::Cut]),
-        ScriptedResponse::events(vec![text(ROLE), BodyStep::Cut]),
+        ScriptedResponse::events(vec![send(ROLE), BodyStep::Cut]),
         // A stream without a finish reason is cut off, even if it closes cleanly.
-        ScriptedResponse::events(vec![text(ROLE)]),
+        ScriptedResponse::events(vec![send(ROLE)]),
         ScriptedResponse::events(Vec::new()),
         ScriptedResponse::new(
             200,
             "application/json",
-            vec![text(&GOOD[..20]), BodyStep::Cut],
+            vec![send(&GOOD[..20]), BodyStep::Cut],
         ),
     ];
     for cut in cuts {
@@ -271,9 +271,9 @@ async fn an_answer_cut_off_after_the_first_text_is_not_retried() {
     // Some services send an empty finish reason with every chunk.
     let not_ended = HELLO.replace("}}]", "},\"finish_reason\":\"\"}]");
     for end in [
-        vec![text(HELLO), BodyStep::Cut],
-        vec![text(HELLO)],
-        vec![text(&not_ended), BodyStep::Cut],
+        vec![send(HELLO), BodyStep::Cut],
+        vec![send(HELLO)],
+        vec![send(&not_ended), BodyStep::Cut],
     ] {
         let outcome = ask(vec![ScriptedResponse::events(end), good()], 3).await;
         assert_eq!(outcome.error(), &EndpointError::CutOff);
@@ -284,8 +284,8 @@ async fn an_answer_cut_off_after_the_first_text_is_not_retried() {
 
 #[tokio::test]
 async fn errors_after_a_complete_answer_are_ignored() {
-    let done = text("data: [DONE]\n\n");
-    for end in [text(STOP), done] {
+    let done = send("data: [DONE]\n\n");
+    for end in [send(STOP), done] {
         let afterwards = [
             vec![],
             vec![BodyStep::Cut],
@@ -295,7 +295,7 @@ async fn errors_after_a_complete_answer_are_ignored() {
             )],
         ];
         for afterwards in afterwards {
-            let mut body = vec![text(HELLO), end.clone()];
+            let mut body = vec![send(HELLO), end.clone()];
             body.extend(afterwards);
             let outcome = ask(vec![ScriptedResponse::events(body)], 0).await;
             assert_eq!(outcome.content(), "hello");
@@ -305,7 +305,7 @@ async fn errors_after_a_complete_answer_are_ignored() {
 
 #[tokio::test]
 async fn a_stream_left_open_after_the_end_is_closed_soon() {
-    let body = vec![text(HELLO), text(STOP), BodyStep::Hang];
+    let body = vec![send(HELLO), send(STOP), BodyStep::Hang];
     let (began, most) = (Instant::now(), Duration::from_mins(5));
     let outcome = ask_within(vec![ScriptedResponse::events(body)], 0, most).await;
     assert_eq!(outcome.content(), "hello");
@@ -316,7 +316,7 @@ async fn a_stream_left_open_after_the_end_is_closed_soon() {
 async fn a_stream_is_read_for_a_while_after_its_last_text() {
     const LAST: &str = ": the turn is kept now\n\n";
     const DONE: &str = "data: [DONE]\n\n";
-    let body = vec![text(HELLO), text(DONE), BodyStep::Wait(SHORT), text(LAST)];
+    let body = vec![send(HELLO), send(DONE), BodyStep::Wait(SHORT), send(LAST)];
     let outcome = ask(vec![ScriptedResponse::events(body)], 0).await;
     assert_eq!(outcome.content(), "hello");
     let written = HELLO.len() + DONE.len() + LAST.len();
@@ -326,23 +326,26 @@ async fn a_stream_is_read_for_a_while_after_its_last_text() {
 #[tokio::test]
 async fn malformed_answers_are_not_retried() {
     let plays = [
-        ScriptedResponse::json("{\"choices\":"),
-        ScriptedResponse::json("[]"),
-        ScriptedResponse::json("{}"),
-        ScriptedResponse::json(r#"{"choices":[]}"#),
-        ScriptedResponse::json(r#"{"choices":[{"message":{"content":7}}]}"#),
-        ScriptedResponse::json(r#"{"choices":[{"message":{"tool_calls":[{"id":"a"}]}}]}"#),
-        ScriptedResponse::json(""),
+        ScriptedResponse::json(200, "{\"choices\":"),
+        ScriptedResponse::json(200, "[]"),
+        ScriptedResponse::json(200, "{}"),
+        ScriptedResponse::json(200, r#"{"choices":[]}"#),
+        ScriptedResponse::json(200, r#"{"choices":[{"message":{"content":7}}]}"#),
+        ScriptedResponse::json(
+            200,
+            r#"{"choices":[{"message":{"tool_calls":[{"id":"a"}]}}]}"#,
+        ),
+        ScriptedResponse::json(200, ""),
         ScriptedResponse::new(
             200,
             "application/json",
-            vec![BodyStep::Text(Bytes::from_static(b"{\"a\":\"\xff\"}"))],
+            vec![BodyStep::Send(Bytes::from_static(b"{\"a\":\"\xff\"}"))],
         ),
         ScriptedResponse::text(200, "text/html", "<!doctype html><h1>Welcome</h1>"),
         ScriptedResponse::text(200, "text/plain", "data lost"),
-        ScriptedResponse::events(vec![text("data: {\"choices\":\n\n"), text(STOP)]),
-        ScriptedResponse::events(vec![text("data: hello\n\n"), text(STOP)]),
-        ScriptedResponse::events(vec![BodyStep::Text(Bytes::from_static(b"data: \xff\n\n"))]),
+        ScriptedResponse::events(vec![send("data: {\"choices\":\n\n"), send(STOP)]),
+        ScriptedResponse::events(vec![send("data: hello\n\n"), send(STOP)]),
+        ScriptedResponse::events(vec![BodyStep::Send(Bytes::from_static(b"data: \xff\n\n"))]),
     ];
     for play in plays {
         let outcome = ask(vec![play.clone(), good()], 3).await;
@@ -354,7 +357,7 @@ async fn malformed_answers_are_not_retried() {
 
 #[tokio::test]
 async fn a_damaged_chunk_after_the_first_word_is_malformed() {
-    let body = vec![text(HELLO), text("data: {]\n\n"), text(STOP)];
+    let body = vec![send(HELLO), send("data: {]\n\n"), send(STOP)];
     let outcome = ask(vec![ScriptedResponse::events(body)], 3).await;
     assert_eq!(outcome.error().code(), "agent_malformed");
     assert_eq!(outcome.streamed, "hello");
@@ -412,7 +415,7 @@ async fn a_stream_of_tiny_chunks_without_end_is_cut() {
 #[tokio::test]
 async fn one_event_without_end_is_cut_early() {
     let piece = Bytes::from_static(&[b'x'; 16 * 1024]);
-    let body = vec![text("data: "), BodyStep::Repeat(piece, usize::MAX)];
+    let body = vec![send("data: "), BodyStep::Repeat(piece, usize::MAX)];
     let outcome = ask(vec![ScriptedResponse::events(body)], 3).await;
     let expected = EndpointError::TooLarge("at most 1 MiB for one event");
     assert_eq!(outcome.error(), &expected);
@@ -427,7 +430,7 @@ async fn tool_calls_without_end_are_cut_early() {
     let message = format!(r#"{{"tool_calls":[{}]}}"#, calls.join(","));
     for name in ["delta", "message"] {
         let body = format!(r#"{{"choices":[{{"{name}":{message},"finish_reason":"stop"}}]}}"#);
-        let outcome = ask(vec![ScriptedResponse::json(&body), good()], 3).await;
+        let outcome = ask(vec![ScriptedResponse::json(200, &body), good()], 3).await;
         let expected = EndpointError::TooLarge("at most 1,024 tool calls");
         assert_eq!(outcome.error(), &expected, "{name}");
         assert_eq!(outcome.calls, 1);
@@ -439,9 +442,9 @@ async fn an_answer_of_a_hundred_megabytes_is_not_read_to_its_end() {
     const PIECE: usize = 64 * 1024;
     const PIECES: usize = 100_000_000 / PIECE;
     let body = vec![
-        text(r#"{"choices":[{"message":{"content":""#),
+        send(r#"{"choices":[{"message":{"content":""#),
         BodyStep::Repeat(Bytes::from_static(&[b'x'; PIECE]), PIECES),
-        text(r#""}}]}"#),
+        send(r#""}}]}"#),
     ];
     let outcome = ask(
         vec![ScriptedResponse::new(200, "application/json", body), good()],
@@ -457,7 +460,7 @@ async fn an_answer_of_a_hundred_megabytes_is_not_read_to_its_end() {
 
 #[tokio::test]
 async fn redirects_are_not_followed() {
-    let elsewhere = FaultServer::start(vec![good()]).await;
+    let elsewhere = FakeService::play(vec![good()]).await;
     for status in [301, 302, 307, 308] {
         let there = elsewhere.url("/v1/chat/completions");
         let play = ScriptedResponse::text(status, "text/plain", "").with_header("location", &there);
@@ -475,7 +478,7 @@ async fn redirects_are_not_followed() {
 
 #[tokio::test]
 async fn an_error_inside_a_stream_is_what_the_service_says() {
-    let error = |error: &str| text(&format!("data: {{\"error\":{error}}}\n\ndata: [DONE]\n\n"));
+    let error = |error: &str| send(&format!("data: {{\"error\":{error}}}\n\ndata: [DONE]\n\n"));
     let cases = [
         (r#"{"message":"no","code":"500"}"#, 500, "no"),
         (r#"{"message":"slow down","code":429}"#, 429, "slow down"),
@@ -489,7 +492,7 @@ async fn an_error_inside_a_stream_is_what_the_service_says() {
     ];
     for (body, status, message) in cases {
         let outcome = ask(
-            vec![ScriptedResponse::events(vec![text(HELLO), error(body)])],
+            vec![ScriptedResponse::events(vec![send(HELLO), error(body)])],
             3,
         )
         .await;
@@ -501,10 +504,10 @@ async fn an_error_inside_a_stream_is_what_the_service_says() {
         // No retry: the beginning of the answer was already streamed.
         assert_eq!(outcome.calls, 1);
     }
-    let named = text("event: error\ndata: {\"message\":\"broken\"}\n\n");
+    let named = send("event: error\ndata: {\"message\":\"broken\"}\n\n");
     let outcome = ask(vec![ScriptedResponse::events(vec![named])], 0).await;
     assert!(outcome.error().to_string().ends_with("500: broken"));
-    let whole = ScriptedResponse::json(r#"{"error":{"message":"no","code":"503"}}"#);
+    let whole = ScriptedResponse::json(200, r#"{"error":{"message":"no","code":"503"}}"#);
     let outcome = ask(vec![whole, good()], 1).await;
     assert_eq!(outcome.content(), "good");
 }
@@ -513,7 +516,7 @@ async fn an_error_inside_a_stream_is_what_the_service_says() {
 async fn a_transient_error_in_a_stream_before_the_first_text_is_retried() {
     let error = |code: u16| {
         let error = format!("data: {{\"error\":{{\"message\":\"no\",\"code\":{code}}}}}\n\n");
-        ScriptedResponse::events(vec![text(ROLE), text(&error)])
+        ScriptedResponse::events(vec![send(ROLE), send(&error)])
     };
     let outcome = ask(vec![error(500), good()], 1).await;
     assert_eq!(outcome.content(), "good");
@@ -523,7 +526,7 @@ async fn a_transient_error_in_a_stream_before_the_first_text_is_retried() {
 
 #[tokio::test]
 async fn connections_are_reused() {
-    let server = FaultServer::start(vec![good()]).await;
+    let server = FakeService::play(vec![good()]).await;
     let client = ChatClient::new().expect("a client");
     for _ in 0..3 {
         let endpoint = endpoint(server.url("/v1"));

@@ -1,7 +1,8 @@
 //! Valid answers in every form that services send.
 
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, event};
+
 use super::*;
-use crate::fault_server::{BodyStep, FaultServer, ScriptedResponse, text};
 
 pub(super) fn endpoint(base_url: String) -> ChatEndpoint {
     ChatEndpoint {
@@ -25,7 +26,7 @@ pub(super) fn call(stream: bool) -> CompletionRequest {
 
 /// Sends one request. The streamed chunks must add up to the content, in every form.
 async fn ask(play: ScriptedResponse, stream: bool) -> ChatReply {
-    let server = FaultServer::start(vec![play]).await;
+    let server = FakeService::play(vec![play]).await;
     let client = ChatClient::new().expect("a client");
     let mut heard = String::new();
     let reply = client
@@ -41,10 +42,8 @@ async fn ask(play: ScriptedResponse, stream: bool) -> ChatReply {
 }
 
 fn events(chunks: &[&str]) -> ScriptedResponse {
-    let chunks = chunks
-        .iter()
-        .map(|chunk| text(&format!("data: {chunk}\n\n")));
-    ScriptedResponse::events(chunks.collect())
+    let chunks = chunks.iter().map(event);
+    ScriptedResponse::new(200, "text/event-stream; charset=utf-8", chunks.collect())
 }
 
 fn delta(delta: &str) -> String {
@@ -140,7 +139,7 @@ async fn a_stream_may_come_in_any_pieces() {
     );
     for size in [1, 2, 3, 7, 1000] {
         let pieces = stream.as_bytes().chunks(size);
-        let pieces = pieces.map(|piece| BodyStep::Text(bytes::Bytes::copy_from_slice(piece)));
+        let pieces = pieces.map(|piece| BodyStep::Send(bytes::Bytes::copy_from_slice(piece)));
         let reply = ask(ScriptedResponse::events(pieces.collect()), true).await;
         assert_eq!(reply.content, "Grüße 🦀");
     }
@@ -150,7 +149,7 @@ async fn a_stream_may_come_in_any_pieces() {
 async fn content_in_parts_is_joined() {
     let parts = r#"[{"type":"text","text":"one "},{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"two"},{"type":"refusal","refusal":"not three"}]"#;
     let body = format!(r#"{{"choices":[{{"message":{{"content":{parts}}}}}]}}"#);
-    let reply = ask(ScriptedResponse::json(&body), false).await;
+    let reply = ask(ScriptedResponse::json(200, &body), false).await;
     assert_eq!(reply.content, "one two");
     assert_eq!(reply.refusal.as_deref(), Some("not three"));
     assert_eq!(reply.finish_reason, None);
@@ -267,7 +266,7 @@ async fn tool_calls_of_a_whole_completion_are_in_order_and_have_ids() {
         {"function":{"name":"read","arguments":"{}"}},
         {"id":"x","index":0,"function":{"name":"write","arguments":{"a": 1}}},
         {"id":"","function":{"name":"stop"}}]},"finish_reason":"tool_calls"}]}"#;
-    let reply = ask(ScriptedResponse::json(body), false).await;
+    let reply = ask(ScriptedResponse::json(200, body), false).await;
     assert_eq!(
         reply.tool_calls,
         [
@@ -283,7 +282,7 @@ async fn a_pause_of_another_statehold_is_seen_wherever_it_stands() {
     let pause = r#"{"status":"paused", "holds":[]}"#;
     let whole =
         format!(r#"{{"choices":[{{"message":{{"content":"wait"}}}}],"statehold":{pause}}}"#);
-    let reply = ask(ScriptedResponse::json(&whole), false).await;
+    let reply = ask(ScriptedResponse::json(200, &whole), false).await;
     assert_eq!(raw(reply.statehold.as_deref()), Some(pause));
     let inside = delta(&format!(r#"{{"content":"wait","statehold":{pause}}}"#));
     let reply = ask(events(&[&inside, END]), true).await;
@@ -293,7 +292,7 @@ async fn a_pause_of_another_statehold_is_seen_wherever_it_stands() {
 #[tokio::test]
 async fn the_short_form_of_services_with_conversations_is_an_answer_too() {
     let reply = ask(
-        ScriptedResponse::json(r#"{"content":"Hi","conversation_id":"c1"}"#),
+        ScriptedResponse::json(200, r#"{"content":"Hi","conversation_id":"c1"}"#),
         false,
     )
     .await;
@@ -302,7 +301,7 @@ async fn the_short_form_of_services_with_conversations_is_an_answer_too() {
 
 #[tokio::test]
 async fn a_call_can_be_made_by_any_task() {
-    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":"x"}"#)]).await;
+    let server = FakeService::play(vec![ScriptedResponse::json(200, r#"{"content":"x"}"#)]).await;
     let endpoint = endpoint(server.url("/v1"));
     let client = ChatClient::new().expect("a client");
     let task = tokio::spawn(async move {
@@ -318,7 +317,7 @@ async fn a_call_can_be_made_by_any_task() {
 
 #[tokio::test]
 async fn what_is_sent_is_what_was_given() {
-    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":""}"#)]).await;
+    let server = FakeService::play(vec![ScriptedResponse::json(200, r#"{"content":""}"#)]).await;
     let message =
         r#"{"role":"assistant" ,"custom_content":{"state":{"n":1.50,"b":2,"a":"\u00fc"}}}"#;
     let tools = serde_json::json!([{"type": "function"}]);
@@ -349,7 +348,7 @@ async fn what_is_sent_is_what_was_given() {
     );
     assert!(!seen.headers.contains_key("authorization"));
     assert_eq!(
-        seen.body,
+        seen.text,
         format!(
             r#"{{"model":"general-purpose-agent","messages":[{message}],"stream":true,"tools":[{{"type":"function"}}]}}"#
         )

@@ -1,7 +1,8 @@
-use super::*;
-use crate::fault_server::{BodyStep, FaultServer, ScriptedResponse, text};
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, send};
 
-fn client(server: &FaultServer, retries: u32) -> ConversationsClient {
+use super::*;
+
+fn client(server: &FakeService, retries: u32) -> ConversationsClient {
     let endpoint = ConversationsEndpoint {
         base_url: server.url("/ums"),
         credential: Credential::new("sk-1".to_owned()),
@@ -22,8 +23,11 @@ fn key() -> HeaderPair {
 
 #[tokio::test]
 async fn a_conversation_is_begun() {
-    let play = ScriptedResponse::json(r#"{"id":"c/1","title":"t","messages":[],"created_at":"x"}"#);
-    let server = FaultServer::start(vec![play]).await;
+    let play = ScriptedResponse::json(
+        200,
+        r#"{"id":"c/1","title":"t","messages":[],"created_at":"x"}"#,
+    );
+    let server = FakeService::play(vec![play]).await;
     let id = client(&server, 0).create("a \"title\"", &key()).await;
     assert_eq!(id.expect("a conversation"), "c/1");
     let seen = &server.seen()[0];
@@ -31,7 +35,7 @@ async fn a_conversation_is_begun() {
         (seen.method.as_str(), seen.path.as_str()),
         ("POST", "/ums/conversations")
     );
-    assert_eq!(seen.body, r#"{"title":"a \"title\""}"#);
+    assert_eq!(seen.text, r#"{"title":"a \"title\""}"#);
     assert_eq!(seen.headers["authorization"], "Bearer sk-1");
     assert_eq!(seen.headers["traceparent"], "00-1-2-01");
     assert_eq!(seen.headers["idempotency-key"], "req-1");
@@ -48,7 +52,7 @@ async fn a_conversation_without_a_usable_id_is_none() {
         "[]",
         "",
     ] {
-        let server = FaultServer::start(vec![ScriptedResponse::json(body)]).await;
+        let server = FakeService::play(vec![ScriptedResponse::json(200, body)]).await;
         let error = client(&server, 3)
             .create("t", &key())
             .await
@@ -104,7 +108,7 @@ async fn the_newest_conversation_with_a_title_is_found() {
     ];
     for (list, expected) in cases {
         let body = format!("[{}]", list.join(","));
-        let server = FaultServer::start(vec![ScriptedResponse::json(&body)]).await;
+        let server = FakeService::play(vec![ScriptedResponse::json(200, &body)]).await;
         let found = client(&server, 0).find("t").await.expect("a list");
         let expected = expected.map_or(ConversationSearch::Missing, |id| {
             ConversationSearch::Found(id.to_owned())
@@ -133,13 +137,14 @@ async fn of_a_list_that_is_too_long_the_beginning_is_looked_through() {
             ConversationSearch::ListTruncated,
         ),
     ] {
-        let server = FaultServer::start(vec![ScriptedResponse::json(&list)]).await;
+        let server = FakeService::play(vec![ScriptedResponse::json(200, &list)]).await;
         let found = client(&server, 0).find("t").await.expect("a list");
         assert_eq!(found, expected);
     }
-    let server = FaultServer::start(vec![ScriptedResponse::json(&format!(
-        r#"{{"all":[{many}]}}"#
-    ))])
+    let server = FakeService::play(vec![ScriptedResponse::json(
+        200,
+        &format!(r#"{{"all":[{many}]}}"#),
+    )])
     .await;
     let error = client(&server, 0).find("t").await.expect_err("no list");
     assert_eq!(error.code(), "agent_malformed");
@@ -148,7 +153,7 @@ async fn of_a_list_that_is_too_long_the_beginning_is_looked_through() {
 #[tokio::test]
 async fn what_is_no_list_is_malformed() {
     for body in [r#"{"conversations":[]}"#, "[{]", "[1]"] {
-        let server = FaultServer::start(vec![ScriptedResponse::json(body)]).await;
+        let server = FakeService::play(vec![ScriptedResponse::json(200, body)]).await;
         let error = client(&server, 0).find("t").await.expect_err("no list");
         assert_eq!(error.code(), "agent_malformed");
     }
@@ -157,22 +162,27 @@ async fn what_is_no_list_is_malformed() {
 #[tokio::test]
 async fn a_message_is_answered_at_once_or_as_it_is_written() {
     let whole = ScriptedResponse::json(
+        200,
         r#"{"content":"Hello","conversation_id":"c2","shared_context":{"city": "Bern"}}"#,
     );
-    let stream = ScriptedResponse::events(vec![
-        text("data: {\"conversation_id\":\"c2\"}\n\n"),
-        text(
-            "data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"},\"index\":0,\"finish_reason\":null}]}\n\n",
-        ),
-        text(
-            "data: {\"choices\":[{\"delta\":{\"content\":\"lo\",\"custom_content\":{\"shared_context\":{\"city\": \"Bern\"}}},\"index\":0}]}\n\n",
-        ),
-        text(
-            "data: {\"choices\":[{\"delta\":{},\"index\":0,\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
-        ),
-    ]);
+    let stream = ScriptedResponse::new(
+        200,
+        "text/event-stream; charset=utf-8",
+        vec![
+            send("data: {\"conversation_id\":\"c2\"}\n\n"),
+            send(
+                "data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"},\"index\":0,\"finish_reason\":null}]}\n\n",
+            ),
+            send(
+                "data: {\"choices\":[{\"delta\":{\"content\":\"lo\",\"custom_content\":{\"shared_context\":{\"city\": \"Bern\"}}},\"index\":0}]}\n\n",
+            ),
+            send(
+                "data: {\"choices\":[{\"delta\":{},\"index\":0,\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
+            ),
+        ],
+    );
     for (play, stream) in [(whole, false), (stream, true)] {
-        let server = FaultServer::start(vec![play]).await;
+        let server = FakeService::play(vec![play]).await;
         let mut heard = String::new();
         let reply = client(&server, 0)
             .chat("c/1", "hi \"you\"", (stream, &key()), &mut |text| {
@@ -188,7 +198,7 @@ async fn a_message_is_answered_at_once_or_as_it_is_written() {
         let seen = &server.seen()[0];
         assert_eq!(seen.path, "/ums/conversations/c%2F1/chat");
         assert_eq!(
-            seen.body,
+            seen.text,
             format!(r#"{{"message":{{"role":"user","content":"hi \"you\""}},"stream":{stream}}}"#)
         );
     }
@@ -197,7 +207,7 @@ async fn a_message_is_answered_at_once_or_as_it_is_written() {
 #[tokio::test]
 async fn an_answer_in_the_form_of_openai_is_read_and_the_conversation_stays() {
     let body = r#"{"choices":[{"message":{"role":"assistant","content":"Hello"}}]}"#;
-    let server = FaultServer::start(vec![ScriptedResponse::json(body)]).await;
+    let server = FakeService::play(vec![ScriptedResponse::json(200, body)]).await;
     let reply = client(&server, 0)
         .chat("7", "hi", (false, &key()), &mut |_| {})
         .await;
@@ -216,7 +226,7 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
             "application/json",
             r#"{"detail":"Conversation not found"}"#,
         );
-        let server = FaultServer::start(vec![gone]).await;
+        let server = FakeService::play(vec![gone]).await;
         let client = client(&server, 3);
         let error = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
         let error = error.expect_err("it is gone");
@@ -231,7 +241,7 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
 
 #[tokio::test]
 async fn an_id_leads_nowhere_else() {
-    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":"x"}"#)]).await;
+    let server = FakeService::play(vec![ScriptedResponse::json(200, r#"{"content":"x"}"#)]).await;
     for id in ["", ".", "..", &"x".repeat(513)] {
         let error = client(&server, 0)
             .chat(id, "hi", (true, &key()), &mut |_| {})
@@ -243,7 +253,7 @@ async fn an_id_leads_nowhere_else() {
 
 #[tokio::test]
 async fn what_may_have_arrived_is_not_said_again() {
-    let good = ScriptedResponse::json(r#"{"id":"c1","content":"good"}"#);
+    let good = ScriptedResponse::json(200, r#"{"id":"c1","content":"good"}"#);
     let heard = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
     for (fault, code) in [
         (
@@ -259,11 +269,11 @@ async fn what_may_have_arrived_is_not_said_again() {
             "agent_cut_off",
         ),
         (
-            ScriptedResponse::events(vec![text(heard), BodyStep::Cut]),
+            ScriptedResponse::events(vec![send(heard), BodyStep::Cut]),
             "agent_cut_off",
         ),
     ] {
-        let server = FaultServer::start(vec![fault, good.clone()]).await;
+        let server = FakeService::play(vec![fault, good.clone()]).await;
         let client = client(&server, 2);
         let reply = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
         assert_eq!(reply.expect_err("a fault").code(), code);
@@ -272,7 +282,7 @@ async fn what_may_have_arrived_is_not_said_again() {
     }
     // Creating may be retried, because the retry searches for the conversation first.
     let failing = ScriptedResponse::text(503, "text/plain", "busy");
-    let server = FaultServer::start(vec![failing, good]).await;
+    let server = FakeService::play(vec![failing, good]).await;
     let begun = client(&server, 1).create("t", &key()).await;
     assert_eq!(begun.expect("an id"), "c1");
 }

@@ -1,8 +1,9 @@
 //! Redaction, and construction of addresses.
 
+use statehold_fakes::{FakeService, ScriptedResponse, send};
+
 use super::*;
 use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
-use crate::fault_server::{FaultServer, ScriptedResponse, text};
 
 const SECRET: &str = "sk-very-secret-1234";
 const OTHER: &str = "another-secret-5678";
@@ -11,7 +12,7 @@ fn credential(secret: &str) -> Option<Credential> {
     Credential::new(secret.to_owned())
 }
 
-fn endpoint(server: &FaultServer) -> ChatEndpoint {
+fn endpoint(server: &FakeService) -> ChatEndpoint {
     ChatEndpoint {
         base_url: server.url("/v1"),
         model: "m".to_owned(),
@@ -46,12 +47,12 @@ async fn a_credential_is_sent_and_shown_to_nobody() {
             "application/json",
             &format!(r#"{{"error":{{"message":"{SECRET}"}}}}"#),
         ),
-        ScriptedResponse::events(vec![text(&format!(
+        ScriptedResponse::events(vec![send(&format!(
             "data: {{\"error\":{{\"message\":\"{SECRET} {OTHER}\",\"code\":400}}}}\n\n"
         ))]),
     ];
     let times = plays.len();
-    let server = FaultServer::start(plays).await;
+    let server = FakeService::play(plays).await;
     let client = ChatClient::new().expect("a client");
     let endpoint = endpoint(&server);
     let call = call(vec![(HeaderName::from_static("api-key"), sensitive(OTHER))]);
@@ -69,7 +70,7 @@ async fn a_credential_is_sent_and_shown_to_nobody() {
 
 #[tokio::test]
 async fn what_comes_with_a_call_replaces_what_is_configured() {
-    let server = FaultServer::start(vec![ScriptedResponse::json(r#"{"content":"x"}"#)]).await;
+    let server = FakeService::play(vec![ScriptedResponse::json(200, r#"{"content":"x"}"#)]).await;
     let client = ChatClient::new().expect("a client");
     let brought = HeaderValue::from_static("Bearer another-secret-5678");
     let call = call(vec![(header::AUTHORIZATION, brought)]);

@@ -10,14 +10,16 @@ use statehold_core::record::CommandName::{
     AppendItems, ClaimRequest, CompleteRequest, FailRequest, StartRequest,
 };
 use statehold_engine::api;
+use statehold_fakes::FakeService;
+use statehold_fakes::chat::{streamed, streamed_with};
+use statehold_fakes::conversations::Conversations;
 
 use crate::rig::{Outcome, Rig, router};
-use crate::server::{Play, Server, Service};
 use crate::world::{chat, conversations};
 
 #[tokio::test]
 async fn a_turn_through_a_router_is_six_commits() -> Outcome {
-    let server = Server::start(|_| Play::says("hello to you")).await;
+    let server = FakeService::start(|_| streamed("hello to you")).await;
     let rig = Rig::new(vec![
         router("coordinator", &[(".", "agent")], &["agent"]),
         Arc::new(chat("agent", &server, ChatMemory::Restore)),
@@ -54,8 +56,9 @@ async fn a_turn_through_a_router_is_six_commits() -> Outcome {
 
 #[tokio::test]
 async fn what_is_said_in_a_conversation_is_committed_with_the_end() -> Outcome {
-    let service = Arc::new(Service::default());
-    let server = Server::start(move |seen| service.play(seen, |said| said.join(", "))).await;
+    let service = Arc::new(Conversations::default());
+    let server =
+        FakeService::start(move |seen| service.respond(seen, |said| said.join(", "))).await;
     let rig = Rig::new(vec![Arc::new(conversations("agent", &server))]).await;
     let runner = rig.runner().await;
     let session = rig.session("agent").await;
@@ -93,7 +96,7 @@ async fn fill(rig: &Rig, session: statehold_core::ids::SessionId) {
 #[tokio::test]
 async fn what_an_agent_said_is_in_the_trace_also_if_its_answer_is_refused() -> Outcome {
     let told = r#"{"state":{"shared_context":{"place":"Rome"}}}"#;
-    let server = Server::start(move |_| Play::says_with("hello to you", Some(told))).await;
+    let server = FakeService::start(move |_| streamed_with("hello to you", told)).await;
     let mut spec = chat("agent", &server, ChatMemory::Restore);
     spec.export = vec!["place".parse().expect("a key")];
     let rig = Rig::new(vec![Arc::new(spec)]).await;

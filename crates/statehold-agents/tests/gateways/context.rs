@@ -4,24 +4,26 @@ use std::sync::Arc;
 
 use serde_json::json;
 use statehold_agents::spec::ChatMemory;
+use statehold_fakes::FakeService;
+use statehold_fakes::chat::streamed_with;
+use statehold_fakes::conversations::Conversations;
 
 use crate::rig::{Outcome, Rig, router};
-use crate::server::{Play, Server, Service};
 use crate::world::{chat, conversations};
 
 /// Asks one agent for the weather in Paris, then another agent for the place. Returns the second
 /// agent's request.
 async fn paris(imports: bool, exports: bool) -> (Rig, String) {
-    let weather = Server::start(|_| {
+    let weather = FakeService::start(|_| {
         let custom =
             r#"{"shared_context":{"last_mentioned_location":"Paris","secret":"x"},"state":{}}"#;
-        Play::says_with("Sunny in Paris", Some(custom))
+        streamed_with("Sunny in Paris", custom)
     })
     .await;
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let users = Arc::clone(&service);
-    let ums = Server::start(move |seen| {
-        users.play(seen, |said| {
+    let ums = FakeService::start(move |seen| {
+        users.respond(seen, |said| {
             let last = said.last().expect("something was said");
             let knows = last.contains(r#""last_mentioned_location":"Paris""#);
             format!("knows Paris: {knows}")
@@ -72,11 +74,11 @@ async fn an_agent_that_imports_knows_what_another_exported() -> Outcome {
 
 #[tokio::test]
 async fn what_a_message_was_told_stands_before_it_again_later() -> Outcome {
-    let server = Server::start(|seen| {
+    let server = FakeService::start(|seen| {
         // Each answer reports another place.
         let place = format!("place {}", seen.messages().len());
         let custom = json!({"state": {"shared_context": {"place": place}, "own": 1}});
-        Play::says_with("ok", Some(&custom.to_string()))
+        streamed_with("ok", &custom.to_string())
     })
     .await;
     let mut spec = chat("gpa", &server, ChatMemory::Restore);

@@ -12,23 +12,24 @@ use statehold_core::item::ItemKind;
 use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_engine::policy::Policies;
 use statehold_engine::testing;
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
 use crate::rig::{Outcome, Rig, book};
-use crate::server::{Play, Seen, Server, Service, Step, locked};
 use crate::world::{answer_of, conversations, said};
 
-fn begins(seen: &Seen) -> bool {
+fn begins(seen: &SeenRequest) -> bool {
     seen.method == Method::POST && seen.path == "/v1/conversations"
 }
 
 #[tokio::test]
 async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let played = Arc::clone(&service);
-    let server = Server::start(move |seen| {
-        let play = played.play(seen, |said| format!("answer {}", said.len()));
+    let server = FakeService::start(move |seen| {
+        let play = played.respond(seen, |said| format!("answer {}", said.len()));
         // Long enough that turns would overlap without the lock.
-        play.after(Duration::from_millis(50))
+        play.after(BodyStep::Wait(Duration::from_millis(50)))
     })
     .await;
     let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
@@ -48,15 +49,15 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
     assert_eq!(answers, expected);
     let begun = server.seen().iter().filter(|seen| begins(seen)).count();
     assert_eq!(begun, 1);
-    assert_eq!(locked(&service.conversations).len(), 1);
-    assert_eq!(locked(&service.under_way).most, 1, "one at a time");
+    assert_eq!(locked(&service.all).len(), 1);
+    assert_eq!(service.most_in_flight(), 1, "one at a time");
     let ums = "ums".parse().expect("a name");
     let tasks = testing::tasks_of(&rig.engine, session, &ums).await?;
     assert!(tasks.len() > 1, "they were tasks of their own");
     // Another session has another conversation.
     let other = rig.session("ums").await;
     assert_eq!(rig.turn(other, "ums", "hello").await, "answer 1");
-    assert_eq!(locked(&service.conversations).len(), 2);
+    assert_eq!(locked(&service.all).len(), 2);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
@@ -64,11 +65,11 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
 
 #[tokio::test]
 async fn turns_that_race_across_a_reload_share_one_conversation_too() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let played = Arc::clone(&service);
-    let server = Server::start(move |seen| {
-        let play = played.play(seen, |said| format!("answer {}", said.len()));
-        play.after(Duration::from_millis(50))
+    let server = FakeService::start(move |seen| {
+        let play = played.respond(seen, |said| format!("answer {}", said.len()));
+        play.after(BodyStep::Wait(Duration::from_millis(50)))
     })
     .await;
     let declared = |digest: &[u8]| {
@@ -96,7 +97,7 @@ async fn turns_that_race_across_a_reload_share_one_conversation_too() -> Outcome
     assert_eq!(answers, expected);
     let begun = server.seen().iter().filter(|seen| begins(seen)).count();
     assert_eq!(begun, 1);
-    assert_eq!(locked(&service.under_way).most, 1, "one at a time");
+    assert_eq!(service.most_in_flight(), 1, "one at a time");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
@@ -104,9 +105,9 @@ async fn turns_that_race_across_a_reload_share_one_conversation_too() -> Outcome
 
 #[tokio::test]
 async fn what_the_service_calls_its_side_of_a_call_is_kept() -> Outcome {
-    let service = Arc::new(Service::default());
-    let server = Server::start(move |seen| {
-        let play = service.play(seen, |_| "hi".to_owned());
+    let service = Arc::new(Conversations::default());
+    let server = FakeService::start(move |seen| {
+        let play = service.respond(seen, |_| "hi".to_owned());
         play.with_header("x-conversation-id", "theirs")
             .with_header("x-statehold-request", "req_theirs")
     })
@@ -127,13 +128,13 @@ async fn what_the_service_calls_its_side_of_a_call_is_kept() -> Outcome {
 
 #[tokio::test]
 async fn turns_of_one_session_that_wait_in_line_leave_room_for_those_of_others() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let (played, go_on) = (Arc::clone(&service), Arc::new(tokio::sync::Notify::new()));
     let told = Arc::clone(&go_on);
-    let server = Server::start(move |seen| {
-        let play = played.play(seen, |said| said.join(", "));
+    let server = FakeService::start(move |seen| {
+        let play = played.respond(seen, |said| said.join(", "));
         if seen.text.contains("slow") {
-            return play.once(&told);
+            return play.after(BodyStep::Until(Arc::clone(&told)));
         }
         play
     })
@@ -166,20 +167,20 @@ async fn turns_of_one_session_that_wait_in_line_leave_room_for_those_of_others()
     for request in waiting {
         answer_of(&rig.ended(request).await);
     }
-    assert_eq!(locked(&service.conversations).len(), 2);
-    assert_eq!(locked(&service.under_way).most, 2, "one in each");
+    assert_eq!(locked(&service.all).len(), 2);
+    assert_eq!(service.most_in_flight(), 2, "one in each");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
 }
 
 /// Drops the response to the first creation.
-async fn losing_server(service: &Arc<Service>) -> Server {
+async fn losing_server(service: &Arc<Conversations>) -> FakeService {
     let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
-    Server::start(move |seen| {
-        let play = played.play(seen, |said| format!("answer {}", said.len()));
+    FakeService::start(move |seen| {
+        let play = played.respond(seen, |said| format!("answer {}", said.len()));
         if begins(seen) && !is_lost.swap(true, Ordering::SeqCst) {
-            return Play::text(200, "application/json", vec![Step::Cut]);
+            return ScriptedResponse::new(200, "application/json", vec![BodyStep::Cut]);
         }
         play
     })
@@ -190,7 +191,7 @@ async fn losing_server(service: &Arc<Service>) -> Server {
 async fn a_conversation_whose_creation_was_not_answered_is_found() -> Outcome {
     // Within one turn that retries, and in the turn after one that does not.
     for retries in [2, 0] {
-        let service = Arc::new(Service::default());
+        let service = Arc::new(Conversations::default());
         let server = losing_server(&service).await;
         let mut spec = conversations("ums", &server);
         spec.retries = retries;
@@ -215,15 +216,15 @@ async fn a_conversation_whose_creation_was_not_answered_is_found() -> Outcome {
 }
 
 /// Drops the response to the first creation, and sends an invalid list.
-async fn secretive_server(service: &Arc<Service>, list: Play) -> Server {
+async fn secretive_server(service: &Arc<Conversations>, list: ScriptedResponse) -> FakeService {
     let (played, is_lost) = (Arc::clone(service), AtomicBool::new(false));
-    Server::start(move |seen| {
+    FakeService::start(move |seen| {
         if seen.method == Method::GET {
             return list.clone();
         }
-        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        let play = played.respond(seen, |said| format!("answer {}", said.len()));
         if begins(seen) && !is_lost.swap(true, Ordering::SeqCst) {
-            return Play::text(200, "application/json", vec![Step::Cut]);
+            return ScriptedResponse::new(200, "application/json", vec![BodyStep::Cut]);
         }
         play
     })
@@ -234,16 +235,16 @@ async fn secretive_server(service: &Arc<Service>, list: Play) -> Server {
 async fn a_conversation_that_cannot_be_looked_for_is_begun_once_more_and_said_so() -> Outcome {
     let other = json!({"id": "other", "title": "x".repeat(1024)}).to_string() + ",";
     let long = vec![
-        Step::Text("[".to_owned()),
-        Step::Repeat(Bytes::from(other), 9 * 1024),
-        Step::Text("{}]".to_owned()),
+        send("["),
+        BodyStep::Repeat(Bytes::from(other), 9 * 1024),
+        send("{}]"),
     ];
     for list in [
-        Play::text(200, "application/json", long),
-        Play::json(405, &json!({"detail": "Method Not Allowed"})),
-        Play::json(200, &json!({"detail": "no list"})),
+        ScriptedResponse::new(200, "application/json", long),
+        ScriptedResponse::json(405, &json!({"detail": "Method Not Allowed"})),
+        ScriptedResponse::json(200, &json!({"detail": "no list"})),
     ] {
-        let service = Arc::new(Service::default());
+        let service = Arc::new(Conversations::default());
         let server = secretive_server(&service, list).await;
         let mut spec = conversations("ums", &server);
         spec.retries = 1;
@@ -257,7 +258,7 @@ async fn a_conversation_that_cannot_be_looked_for_is_begun_once_more_and_said_so
         let keys: Vec<_> = begun.map(|seen| seen.header("idempotency-key")).collect();
         assert_eq!(keys.len(), 2);
         assert!(keys[0].is_some() && keys[0] == keys[1], "{keys:?}");
-        assert_eq!(locked(&service.conversations)[0].2.len(), 0, "not a word");
+        assert_eq!(locked(&service.all)[0].messages.len(), 0, "not a word");
         let notes = rig.notes(session, "ums").await;
         let names: Vec<&str> = notes.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["conversation_unseen"]);
@@ -269,16 +270,16 @@ async fn a_conversation_that_cannot_be_looked_for_is_begun_once_more_and_said_so
 
 #[tokio::test]
 async fn a_list_that_fails_for_now_is_asked_for_again_in_the_next_turn() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let (played, is_lost) = (Arc::clone(&service), AtomicBool::new(false));
     let is_down = AtomicBool::new(true);
-    let server = Server::start(move |seen| {
+    let server = FakeService::start(move |seen| {
         if seen.method == Method::GET && is_down.swap(false, Ordering::SeqCst) {
-            return Play::json(503, &json!({"detail": "later"}));
+            return ScriptedResponse::json(503, &json!({"detail": "later"}));
         }
-        let play = played.play(seen, |said| format!("answer {}", said.len()));
+        let play = played.respond(seen, |said| format!("answer {}", said.len()));
         if begins(seen) && !is_lost.swap(true, Ordering::SeqCst) {
-            return Play::text(200, "application/json", vec![Step::Cut]);
+            return ScriptedResponse::new(200, "application/json", vec![BodyStep::Cut]);
         }
         play
     })
@@ -291,7 +292,7 @@ async fn a_list_that_fails_for_now_is_asked_for_again_in_the_next_turn() -> Outc
     let error = rig.failing_turn(session, "ums", "hello").await;
     assert_eq!(error["code"], "agent_error");
     assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
-    assert_eq!(locked(&service.conversations).len(), 1);
+    assert_eq!(locked(&service.all).len(), 1);
     assert_eq!(rig.notes(session, "ums").await.len(), 0);
     runner.stop().await;
     rig.engine.shut_down().await;
@@ -300,15 +301,17 @@ async fn a_list_that_fails_for_now_is_asked_for_again_in_the_next_turn() -> Outc
 
 #[tokio::test]
 async fn a_conversation_that_the_service_lost_is_begun_anew_once_and_said_so() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let played = Arc::clone(&service);
-    let server =
-        Server::start(move |seen| played.play(seen, |said| format!("answer {}", said.len()))).await;
+    let server = FakeService::start(move |seen| {
+        played.respond(seen, |said| format!("answer {}", said.len()))
+    })
+    .await;
     let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
     let runner = rig.runner().await;
     let session = rig.session("ums").await;
     assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
-    locked(&service.conversations)[0].0 = "moved".to_owned();
+    locked(&service.all)[0].id = "moved".to_owned();
     let request = rig.ask(session, "ums", "still there?").await;
     let ended = rig.ended(request).await;
     assert_eq!(answer_of(&ended), "answer 1");
@@ -319,7 +322,7 @@ async fn a_conversation_that_the_service_lost_is_begun_anew_once_and_said_so() -
     assert_eq!(notes.len(), 1);
     assert_eq!(notes[0].0, "conversation_recreated");
     assert_eq!(rig.turn(session, "ums", "and now?").await, "answer 2");
-    assert_eq!(locked(&service.conversations).len(), 2);
+    assert_eq!(locked(&service.all).len(), 2);
     let steps = rig.items(session, "ums", ItemKind::Step).await;
     let kinds: Vec<_> = steps.iter().map(|step| step.name.as_deref()).collect();
     let (begun, call) = (Some("conversation"), Some("agent_call"));
@@ -331,13 +334,13 @@ async fn a_conversation_that_the_service_lost_is_begun_anew_once_and_said_so() -
 
 #[tokio::test]
 async fn a_service_that_loses_every_conversation_is_a_clear_error() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let played = Arc::clone(&service);
-    let server = Server::start(move |seen| {
+    let server = FakeService::start(move |seen| {
         if seen.path.ends_with("/chat") {
-            return Play::json(404, &json!({"detail": "Conversation not found"}));
+            return ScriptedResponse::json(404, &json!({"detail": "Conversation not found"}));
         }
-        played.play(seen, |_| String::new())
+        played.respond(seen, |_| String::new())
     })
     .await;
     let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
@@ -345,7 +348,7 @@ async fn a_service_that_loses_every_conversation_is_a_clear_error() -> Outcome {
     let session = rig.session("ums").await;
     let error = rig.failing_turn(session, "ums", "hello").await;
     assert_eq!(error["code"], "conversation_lost");
-    assert_eq!(locked(&service.conversations).len(), 2, "twice and no more");
+    assert_eq!(locked(&service.all).len(), 2, "twice and no more");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -8,9 +8,11 @@ use bytes::Bytes;
 use statehold_agents::spec::{AgentSpec, ChatMemory};
 use statehold_core::item::{ItemKind, Role};
 use statehold_engine::testing;
+use statehold_fakes::chat::{stop, streamed, word};
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, send};
 
 use crate::rig::{Outcome, Rig, name};
-use crate::server::{Play, Seen, Server, Service, Step, stop, word};
 use crate::world::{brief, chat, conversations};
 
 /// A fault and its expected error code.
@@ -25,35 +27,33 @@ const FAULTS: [(&str, &str); 8] = [
     ("huge", "agent_too_large"),
 ];
 
-fn fault(name: &str) -> Play {
+fn fault(name: &str) -> ScriptedResponse {
     let mebibyte = Bytes::from(vec![b'x'; 1024 * 1024]);
     match name {
-        "silence" => Play::silence(),
-        "slow" => Play::events(vec![word("half an "), Step::Hang]),
-        "500" => Play::text(500, "text/plain", vec![Step::Text("it broke".to_owned())]),
-        "cut" => Play::events(vec![word("half an "), Step::Cut]),
-        "no end" => Play::events(vec![word("half an answer")]),
+        "silence" => ScriptedResponse::silence(),
+        "slow" => ScriptedResponse::events(vec![word("half an "), BodyStep::Hang]),
+        "500" => ScriptedResponse::new(500, "text/plain", vec![send("it broke")]),
+        "cut" => ScriptedResponse::events(vec![word("half an "), BodyStep::Cut]),
+        "no end" => ScriptedResponse::events(vec![word("half an answer")]),
         "malformed" => {
-            let half = Step::Text("data: {\"choices\": [{\"delta\": {\"cont\n\n".to_owned());
-            Play::events(vec![half, stop()])
+            let half = send("data: {\"choices\": [{\"delta\": {\"cont\n\n");
+            ScriptedResponse::events(vec![half, stop()])
         }
         "endless" => {
-            let Step::Text(word) = word(&"word ".repeat(10_000)) else {
-                unreachable!("a word is text")
-            };
-            Play::events(vec![Step::Repeat(Bytes::from(word), usize::MAX)])
+            let words = word(&"word ".repeat(10_000));
+            ScriptedResponse::events(vec![words.times(usize::MAX)])
         }
         "huge" => {
-            let begun = Step::Text("{\"choices\": [{\"message\": {\"content\": \"".to_owned());
-            let body = vec![begun, Step::Repeat(mebibyte, 100)];
-            Play::text(200, "application/json", body)
+            let begun = send("{\"choices\": [{\"message\": {\"content\": \"");
+            let body = vec![begun, BodyStep::Repeat(mebibyte, 100)];
+            ScriptedResponse::new(200, "application/json", body)
         }
         other => panic!("no fault is called {other}"),
     }
 }
 
 /// Plays the fault named in the message.
-fn named_fault(said: &str) -> Option<Play> {
+fn named_fault(said: &str) -> Option<ScriptedResponse> {
     FAULTS
         .iter()
         .any(|(name, _)| *name == said)
@@ -109,15 +109,15 @@ fn clone(spec: &AgentSpec) -> AgentSpec {
 
 #[tokio::test]
 async fn an_agent_that_remembers_nothing_may_do_anything() -> Outcome {
-    let server = Server::start(|seen| {
+    let server = FakeService::start(|seen| {
         let messages = seen.messages();
         let asked = messages.iter().filter(|(role, _)| role == "user").count();
-        named_fault(&seen.said()).unwrap_or_else(|| Play::says(&format!("fine {asked}")))
+        named_fault(&seen.said()).unwrap_or_else(|| streamed(&format!("fine {asked}")))
     })
     .await;
     everything_goes_wrong(chat("agent", &server, ChatMemory::Restore)).await?;
     // A failed request is not an exchange.
-    let vain = |seen: &Seen| {
+    let vain = |seen: &SeenRequest| {
         let messages = seen.messages();
         let is_fault = |text: &str| FAULTS.iter().any(|(name, _)| *name == text);
         messages
@@ -132,8 +132,8 @@ async fn an_agent_that_remembers_nothing_may_do_anything() -> Outcome {
 
 #[tokio::test]
 async fn an_agent_that_keeps_a_session_may_do_anything() -> Outcome {
-    let server = Server::start(|seen| {
-        let play = named_fault(&seen.said()).unwrap_or_else(|| Play::says("fine 1"));
+    let server = FakeService::start(|seen| {
+        let play = named_fault(&seen.said()).unwrap_or_else(|| streamed("fine 1"));
         play.with_header("x-statehold-session", "ses_theirs")
     })
     .await;
@@ -142,9 +142,9 @@ async fn an_agent_that_keeps_a_session_may_do_anything() -> Outcome {
 
 #[tokio::test]
 async fn a_service_that_keeps_conversations_may_do_anything() -> Outcome {
-    let service = Arc::new(Service::default());
-    let server = Server::start(move |seen| {
-        let play = service.play(seen, |said| format!("fine {}", said.len()));
+    let service = Arc::new(Conversations::default());
+    let server = FakeService::start(move |seen| {
+        let play = service.respond(seen, |said| format!("fine {}", said.len()));
         if !seen.path.ends_with("/chat") {
             return play;
         }
@@ -158,7 +158,7 @@ async fn a_service_that_keeps_conversations_may_do_anything() -> Outcome {
 
 #[tokio::test]
 async fn a_call_that_fails_before_its_first_word_is_made_again_as_declared() -> Outcome {
-    let server = Server::start(|_| Play::text(503, "text/plain", Vec::new())).await;
+    let server = FakeService::start(|_| ScriptedResponse::new(503, "text/plain", Vec::new())).await;
     let mut spec = chat("agent", &server, ChatMemory::Restore);
     spec.retries = 2;
     let rig = Rig::new(vec![Arc::new(spec)]).await;
@@ -183,7 +183,8 @@ async fn a_call_that_fails_before_its_first_word_is_made_again_as_declared() -> 
 
 #[tokio::test]
 async fn what_an_agent_writes_is_seen_while_it_writes() -> Outcome {
-    let server = Server::start(|_| Play::events(vec![word("Hel"), Step::Hang])).await;
+    let server =
+        FakeService::start(|_| ScriptedResponse::events(vec![word("Hel"), BodyStep::Hang])).await;
     let rig = Rig::new(vec![Arc::new(chat("agent", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("agent").await;

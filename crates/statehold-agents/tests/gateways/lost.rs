@@ -9,9 +9,11 @@ use serde_json::json;
 use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::{AgentSpec, ChatMemory};
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_fakes::chat::{streamed, streamed_with};
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, locked};
 
 use crate::rig::{Outcome, PATIENCE, Rig};
-use crate::server::{Play, Seen, Server, Service, locked};
 use crate::world::{answer_of, chat, conversations};
 
 /// Sends a message, crashes the process at a step, starts another, and returns the answer.
@@ -39,7 +41,7 @@ async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, CommitPhase)) -> 
     answer_of(&ended.expect("it takes too long"))
 }
 
-fn count(server: &Server, is_meant: impl Fn(&Seen) -> bool) -> usize {
+fn count(server: &FakeService, is_meant: impl Fn(&SeenRequest) -> bool) -> usize {
     server.seen().iter().filter(|seen| is_meant(seen)).count()
 }
 
@@ -63,7 +65,7 @@ async fn a_turn_of_an_agent_that_remembers_nothing_goes_on() -> Outcome {
     for kind in [StepKind::AgentCall, StepKind::Answer] {
         for moment in MOMENTS {
             let server =
-                Server::start(|_| Play::says_with("hello to you", Some(r#"{"state":{"n":1.0}}"#)))
+                FakeService::start(|_| streamed_with("hello to you", r#"{"state":{"n":1.0}}"#))
                     .await;
             let (rig, session) = rig(chat("agent", &server, ChatMemory::Restore)).await;
             let at = (kind, moment);
@@ -88,15 +90,16 @@ async fn a_turn_of_a_service_that_keeps_conversations_goes_on_in_the_same_one() 
         StepKind::Answer,
     ] {
         for moment in MOMENTS {
-            let service = Arc::new(Service::default());
+            let service = Arc::new(Conversations::default());
             let played = Arc::clone(&service);
             let server =
-                Server::start(move |seen| played.play(seen, |_| "hello to you".to_owned())).await;
+                FakeService::start(move |seen| played.respond(seen, |_| "hello to you".to_owned()))
+                    .await;
             let (rig, session) = rig(conversations("agent", &server)).await;
             let at = (kind, moment);
             assert_eq!(lost_at(&rig, session, at).await, "hello to you", "{at:?}");
             // A conversation that was created but not recorded is found.
-            assert_eq!(locked(&service.conversations).len(), 1, "{at:?}");
+            assert_eq!(locked(&service.all).len(), 1, "{at:?}");
             let chats = count(&server, |seen| seen.path.ends_with("/chat"));
             assert_eq!(chats, calls(at), "{at:?}");
             let seen = server.seen();
@@ -121,18 +124,19 @@ async fn a_conversation_that_is_begun_anew_is_begun_anew_once() -> Outcome {
         StepKind::Answer,
     ] {
         for moment in MOMENTS {
-            let service = Arc::new(Service::default());
+            let service = Arc::new(Conversations::default());
             let played = Arc::clone(&service);
-            let server = Server::start(move |seen| played.play(seen, |said| said.join(", "))).await;
+            let server =
+                FakeService::start(move |seen| played.respond(seen, |said| said.join(", "))).await;
             let (rig, session) = rig(conversations("agent", &server)).await;
             let before = rig.runner().await;
             assert_eq!(rig.turn(session, "agent", "before").await, "before");
             before.stop().await;
-            locked(&service.conversations)[0].0 = "gone".to_owned();
+            locked(&service.all)[0].id = "gone".to_owned();
             let at = (kind, moment);
             let answer = lost_at(&rig, session, at).await;
             assert!(answer.ends_with("hello"), "{at:?}: {answer}");
-            assert_eq!(locked(&service.conversations).len(), 2, "{at:?}");
+            assert_eq!(locked(&service.all).len(), 2, "{at:?}");
             let notes = rig.notes(session, "agent").await;
             assert_eq!(notes.len(), 1, "{at:?}: {notes:?}");
             rig.engine.shut_down().await;
@@ -142,7 +146,7 @@ async fn a_conversation_that_is_begun_anew_is_begun_anew_once() -> Outcome {
 }
 
 /// Pauses for a person the first time, then answers with the decision.
-fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
+fn asking(decided: &Mutex<Vec<String>>, seen: &SeenRequest) -> ScriptedResponse {
     let body = seen.json();
     let decisions = body["statehold"]["decisions"].as_array();
     let play = match decisions {
@@ -152,7 +156,7 @@ fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
                 "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "It waits."}}],
                 "statehold": {"status": "paused", "session": "ses_far", "holds": holds},
             });
-            Play::json(200, &said)
+            ScriptedResponse::json(200, &said)
         }
         Some(decisions) => {
             let decision = &decisions[0];
@@ -162,7 +166,7 @@ fn asking(decided: &Mutex<Vec<String>>, seen: &Seen) -> Play {
                 decided.push(key);
             }
             let content = decision["content"].as_str().expect("an answer");
-            Play::says(&format!("You chose {content}"))
+            streamed(&format!("You chose {content}"))
         }
     };
     play.with_header("x-statehold-session", "ses_far")
@@ -201,7 +205,7 @@ async fn people_are_asked_once_and_what_they_say_is_told_once() -> Outcome {
         for moment in MOMENTS {
             let decided = Arc::new(Mutex::default());
             let keys = Arc::clone(&decided);
-            let server = Server::start(move |seen| asking(&keys, seen)).await;
+            let server = FakeService::start(move |seen| asking(&keys, seen)).await;
             let (rig, session) = rig(chat("agent", &server, ChatMemory::Track)).await;
             let (reached, seen) = (Arc::new(tokio::sync::Notify::new()), Mutex::new(0));
             let told = Arc::clone(&reached);

@@ -10,6 +10,5 @@ mod restore;
 #[path = "../runner/rig.rs"]
 #[allow(dead_code, reason = "another program uses the rest of it")]
 mod rig;
-mod server;
 mod track;
 mod world;

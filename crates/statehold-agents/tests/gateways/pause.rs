@@ -10,35 +10,36 @@ use statehold_core::ids::RequestId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
 use statehold_engine::kept::{HoldBody, parse};
 use statehold_engine::{HoldDetail, testing};
+use statehold_fakes::chat::streamed;
+use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest};
 
 use crate::rig::{Outcome, Rig, error, name};
-use crate::server::{Play, Seen, Server};
 use crate::world::{answer_of, chat};
 
-fn paused(holds: &Value) -> Play {
+fn paused(holds: &Value) -> ScriptedResponse {
     let said = json!({
         "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "It waits: see http://far.test"}}],
         "statehold": {"status": "paused", "session": "ses_far", "request": "req_far", "holds": holds},
     });
-    Play::json(200, &said).with_header("x-statehold-session", "ses_far")
+    ScriptedResponse::json(200, &said).with_header("x-statehold-session", "ses_far")
 }
 
-fn decisions(seen: &Seen) -> Option<Vec<Value>> {
+fn decisions(seen: &SeenRequest) -> Option<Vec<Value>> {
     let body = seen.json();
     let decisions = body["statehold"]["decisions"].as_array();
     decisions.cloned()
 }
 
 /// An agent that waits for these holds, then answers with the decisions.
-async fn waiting(holds: Value) -> Server {
-    Server::start(move |seen| match decisions(seen) {
+async fn waiting(holds: Value) -> FakeService {
+    FakeService::start(move |seen| match decisions(seen) {
         None => paused(&holds),
         Some(decided) => {
             let words = decided
                 .iter()
                 .map(|one| one["decision"].as_str().unwrap_or("?"));
             let words: Vec<&str> = words.collect();
-            Play::says(&words.join(" ")).with_header("x-statehold-session", "ses_far")
+            streamed(&words.join(" ")).with_header("x-statehold-session", "ses_far")
         }
     })
     .await
@@ -67,12 +68,12 @@ async fn a_decision_waits_for_an_agent_that_is_away() -> Outcome {
     let holds = json!([{"id": "hld_a", "kind": "approval", "title": "Delete Bob?"}]);
     let is_back = Arc::new(AtomicBool::new(false));
     let seen_back = Arc::clone(&is_back);
-    let server = Server::start(move |seen| match decisions(seen) {
+    let server = FakeService::start(move |seen| match decisions(seen) {
         None => paused(&holds),
         Some(_) if seen_back.load(Ordering::Relaxed) => {
-            Play::says("deleted").with_header("x-statehold-session", "ses_far")
+            streamed("deleted").with_header("x-statehold-session", "ses_far")
         }
-        Some(_) => Play::json(503, &json!({"error": {"message": "restarting"}})),
+        Some(_) => ScriptedResponse::json(503, &json!({"error": {"message": "restarting"}})),
     })
     .await;
     let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
@@ -204,12 +205,12 @@ async fn an_approval_that_is_refused_is_told_as_refused_and_nothing_ran() -> Out
 
 #[tokio::test]
 async fn an_agent_that_asks_too_much_at_once_is_mirrored_in_parts() -> Outcome {
-    let server = Server::start(|seen| {
+    let server = FakeService::start(|seen| {
         let hold = |n: usize| json!({"id": format!("hld_{n}"), "kind": "question", "title": "Hm?"});
         let (first, last) = match decisions(seen).and_then(|told| told.last().cloned()) {
             None => (0, 20),
             Some(told) if told["hold_id"] == "hld_15" => (16, 20),
-            Some(_) => return Play::says("done").with_header("x-statehold-session", "ses_far"),
+            Some(_) => return streamed("done").with_header("x-statehold-session", "ses_far"),
         };
         paused(&Value::Array((first..last).map(hold).collect()))
     })
@@ -237,7 +238,7 @@ async fn an_agent_that_asks_too_much_at_once_is_mirrored_in_parts() -> Outcome {
 
 #[tokio::test]
 async fn an_agent_that_never_stops_asking_fails_and_says_what_to_do() -> Outcome {
-    let server = Server::start(|seen| {
+    let server = FakeService::start(|seen| {
         let asked = decisions(seen).map_or(0, |told| {
             let last = told[0]["hold_id"].as_str().expect("an id");
             last["hld_".len()..].parse::<usize>().expect("a number") + 1
@@ -309,11 +310,11 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
     ];
     for (holds, code) in holds {
         let shown = holds.to_string();
-        let server = Server::start(move |seen| {
+        let server = FakeService::start(move |seen| {
             if seen.said() == "wait" {
                 return paused(&holds);
             }
-            Play::says("fine").with_header("x-statehold-session", "ses_far")
+            streamed("fine").with_header("x-statehold-session", "ses_far")
         })
         .await;
         let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
@@ -341,18 +342,18 @@ async fn what_cannot_be_asked_here_is_a_clear_error_and_the_session_goes_on() ->
 #[tokio::test]
 async fn decisions_go_where_it_was_asked_and_nothing_else_does_meanwhile() -> Outcome {
     // The agent names its session when it creates it, and never again.
-    let server = Server::start(|seen| {
+    let server = FakeService::start(|seen| {
         let play = match (seen.said().as_str(), decisions(seen)) {
-            (_, Some(_)) => return Play::says("thanks"),
+            (_, Some(_)) => return streamed("thanks"),
             ("wait", None) => {
                 let hold = json!([{"id": "h", "kind": "question", "title": "Which one?"}]);
                 let said = json!({
                     "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "Hm"}}],
                     "statehold": {"status": "paused", "holds": hold},
                 });
-                Play::json(200, &said)
+                ScriptedResponse::json(200, &said)
             }
-            _ => Play::says("fine"),
+            _ => streamed("fine"),
         };
         match seen.header("x-statehold-session") {
             Some("new") => play.with_header("x-statehold-session", "ses_far"),

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use statehold_agents::spec::ChatMemory;
 use statehold_engine::Schema;
+use statehold_fakes::chat::{streamed, streamed_with};
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::{FakeService, ScriptedResponse, locked};
 
 use crate::rig::{Outcome, Rig, router};
-use crate::server::{Play, Server, Service};
 use crate::world::{chat, conversations};
 
 /// JSON that parsers would not reproduce exactly.
@@ -20,12 +22,13 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn each_agent_sees_exactly_its_own_exchanges() -> Outcome {
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Conversations::default());
     let ums = Arc::clone(&service);
-    let ums_server =
-        Server::start(move |seen| ums.play(seen, |said| format!("user answer {}", said.len())))
-            .await;
-    let gpa_server = Server::start(|seen| Play::says(&format!("heard: {}", seen.said()))).await;
+    let ums_server = FakeService::start(move |seen| {
+        ums.respond(seen, |said| format!("user answer {}", said.len()))
+    })
+    .await;
+    let gpa_server = FakeService::start(|seen| streamed(&format!("heard: {}", seen.said()))).await;
     let rules = [("(?i)user", "ums"), (".", "gpa")];
     let rig = Rig::new(vec![
         router("coordinator", &rules, &["ums", "gpa"]),
@@ -55,10 +58,14 @@ async fn each_agent_sees_exactly_its_own_exchanges() -> Outcome {
     );
     assert_eq!(gpa[0].path, "/v1/chat/completions");
     assert_eq!(gpa[0].json()["model"], "gpa-model");
-    let kept = crate::server::locked(&service.conversations).clone();
+    let kept = locked(&service.all).clone();
     assert_eq!(kept.len(), 1, "one conversation");
-    assert_eq!(kept[0].2, ["List users", "Delete the first user"]);
-    assert!(kept[0].1.contains(&session.to_string()), "{}", kept[0].1);
+    assert_eq!(kept[0].messages, ["List users", "Delete the first user"]);
+    assert!(
+        kept[0].title.contains(&session.to_string()),
+        "{}",
+        kept[0].title
+    );
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
@@ -69,11 +76,11 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
     let custom = format!(
         r#"{{"attachments":[{{"index":0,"type":"text/csv","title":"r","url":"files/r.csv"}}],"state":{ODD_STATE}}}"#
     );
-    let server = Server::start(move |seen| {
+    let server = FakeService::start(move |seen| {
         if seen.messages().len() == 1 {
-            Play::says_with("first", Some(&custom))
+            streamed_with("first", &custom)
         } else {
-            Play::says("more")
+            streamed("more")
         }
     })
     .await;
@@ -104,8 +111,8 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
 
 #[tokio::test]
 async fn the_agent_is_told_who_asks_and_what_it_calls_itself_is_kept() -> Outcome {
-    let server = Server::start(|_| {
-        Play::says("yes")
+    let server = FakeService::start(|_| {
+        streamed("yes")
             .with_header("x-conversation-id", "theirs")
             .with_header("x-statehold-request", "req_theirs")
     })
@@ -147,7 +154,7 @@ async fn the_agent_is_told_who_asks_and_what_it_calls_itself_is_kept() -> Outcom
 #[tokio::test]
 async fn an_agent_that_looks_for_our_session_among_its_own_is_to_be_tracked() -> Outcome {
     let unknown = json!({"error": {"message": "no such thing", "code": "not_found"}});
-    let server = Server::start(move |_| Play::json(404, &unknown)).await;
+    let server = FakeService::start(move |_| ScriptedResponse::json(404, &unknown)).await;
     for (memory, says_so) in [(ChatMemory::Restore, true), (ChatMemory::Track, false)] {
         let rig = Rig::new(vec![Arc::new(chat("far", &server, memory))]).await;
         let runner = rig.runner().await;
@@ -165,14 +172,14 @@ async fn an_agent_that_looks_for_our_session_among_its_own_is_to_be_tracked() ->
 
 #[tokio::test]
 async fn a_state_that_does_not_fit_is_set_aside_and_the_conversation_goes_on() -> Outcome {
-    let server = Server::start(|seen| {
+    let server = FakeService::start(|seen| {
         let state = match seen.said().as_str() {
             "one" => r#"{"state":{"n":1}}"#,
             "two" => r#"{"state":{"n":"two"}}"#,
             "three" => r#"{"state":{"n":3,"tool_call_history":"gone"}}"#,
             _ => r#"{"state":{"n":4}}"#,
         };
-        Play::says_with("ok", Some(state))
+        streamed_with("ok", state)
     })
     .await;
     let mut spec = chat("gpa", &server, ChatMemory::Restore);
@@ -208,9 +215,9 @@ async fn a_state_that_does_not_fit_is_set_aside_and_the_conversation_goes_on() -
 
 #[tokio::test]
 async fn old_pairs_are_left_out_of_what_is_given_back_and_not_of_what_is_kept() -> Outcome {
-    let server = Server::start(|_| {
+    let server = FakeService::start(|_| {
         let state = r#"{"state":{"tool_call_history":[{"t":1},{"t":2.0},{"t":3}]}}"#;
-        Play::says_with("ok", Some(state))
+        streamed_with("ok", state)
     })
     .await;
     let mut spec = chat("gpa", &server, ChatMemory::Restore);
@@ -243,8 +250,8 @@ async fn old_pairs_are_left_out_of_what_is_given_back_and_not_of_what_is_kept() 
 
 #[tokio::test]
 async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Outcome {
-    let server = Server::start(|_| {
-        Play::json(
+    let server = FakeService::start(|_| {
+        ScriptedResponse::json(
             200,
             &json!({"choices": [{"index": 0, "finish_reason": "tool_calls", "message": {
                 "role": "assistant", "content": null,
@@ -314,7 +321,7 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
 #[tokio::test]
 async fn of_a_long_past_no_more_is_read_than_could_be_sent() -> Outcome {
     let state = format!(r#"{{"state":{{"memory":"{}"}}}}"#, "x".repeat(1_000_000));
-    let server = Server::start(move |_| Play::says_with("ok", Some(&state))).await;
+    let server = FakeService::start(move |_| streamed_with("ok", &state)).await;
     let rig = Rig::new(vec![Arc::new(chat("gpa", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("gpa").await;

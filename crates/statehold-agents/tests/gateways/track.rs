@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use serde_json::json;
 use statehold_agents::spec::ChatMemory;
+use statehold_fakes::chat::streamed;
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked};
 
 use crate::rig::{Outcome, Rig};
-use crate::server::{Play, Seen, Server, locked};
 use crate::world::{answer_of, chat, said};
 
 /// The sessions of a service, each with its messages.
 type Sessions = Arc<Mutex<Vec<(String, Vec<String>)>>>;
 
-fn play(sessions: &Sessions, seen: &Seen) -> Play {
+fn play(sessions: &Sessions, seen: &SeenRequest) -> ScriptedResponse {
     let mut sessions = locked(sessions);
     let asked = seen.header("x-statehold-session").expect("a session");
     if asked == "new" {
@@ -28,18 +29,20 @@ fn play(sessions: &Sessions, seen: &Seen) -> Play {
         asked.to_owned()
     };
     let Some((_, said)) = sessions.iter_mut().find(|(known, _)| *known == id) else {
-        return Play::json(404, &json!({"error": {"message": "no such session"}}));
+        return ScriptedResponse::json(404, &json!({"error": {"message": "no such session"}}));
     };
     said.push(seen.said());
-    Play::says(&format!("answer {}", said.len())).with_header("x-statehold-session", &id)
+    streamed(&format!("answer {}", said.len())).with_header("x-statehold-session", &id)
 }
 
 #[tokio::test]
 async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent() -> Outcome {
     let sessions = Sessions::default();
     let played = Arc::clone(&sessions);
-    let server =
-        Server::start(move |seen| play(&played, seen).after(Duration::from_millis(20))).await;
+    let server = FakeService::start(move |seen| {
+        play(&played, seen).after(BodyStep::Wait(Duration::from_millis(20)))
+    })
+    .await;
     let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
@@ -83,7 +86,7 @@ async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent
 async fn a_session_that_the_agent_lost_is_made_anew_once() -> Outcome {
     let sessions = Sessions::default();
     let played = Arc::clone(&sessions);
-    let server = Server::start(move |seen| play(&played, seen)).await;
+    let server = FakeService::start(move |seen| play(&played, seen)).await;
     let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
@@ -107,8 +110,8 @@ async fn a_session_that_the_agent_lost_is_made_anew_once() -> Outcome {
 async fn a_key_that_may_not_speak_for_users_makes_the_session_all_the_same() -> Outcome {
     let sessions = Sessions::default();
     let played = Arc::clone(&sessions);
-    let server = Server::start(move |seen| match seen.header("x-statehold-user") {
-        Some(_) => Play::json(403, &json!({"error": {"message": "not this user"}})),
+    let server = FakeService::start(move |seen| match seen.header("x-statehold-user") {
+        Some(_) => ScriptedResponse::json(403, &json!({"error": {"message": "not this user"}})),
         None => play(&played, seen),
     })
     .await;
@@ -125,7 +128,7 @@ async fn a_key_that_may_not_speak_for_users_makes_the_session_all_the_same() -> 
 
 #[tokio::test]
 async fn an_agent_that_names_no_session_cannot_be_tracked() -> Outcome {
-    let server = Server::start(|_| Play::says("hm")).await;
+    let server = FakeService::start(|_| streamed("hm")).await;
     let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;

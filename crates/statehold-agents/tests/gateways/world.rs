@@ -14,13 +14,13 @@ use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::kept::{ItemBody, parse};
 use statehold_engine::{HoldDetail, NewAnswer, RequestDetail, testing};
+use statehold_fakes::FakeService;
 
 use crate::rig::{Rig, agent, error, name};
-use crate::server::Server;
 
-pub(crate) fn chat(text: &str, server: &Server, memory: ChatMemory) -> AgentSpec {
+pub(crate) fn chat(text: &str, server: &FakeService, memory: ChatMemory) -> AgentSpec {
     let kind = AgentKind::Openai(Arc::new(OpenaiSpec {
-        base_url: server.url(),
+        base_url: server.url("/v1"),
         model: format!("{text}-model"),
         credential: None,
         memory,
@@ -28,9 +28,9 @@ pub(crate) fn chat(text: &str, server: &Server, memory: ChatMemory) -> AgentSpec
     owned(agent(text, kind))
 }
 
-pub(crate) fn conversations(text: &str, server: &Server) -> AgentSpec {
+pub(crate) fn conversations(text: &str, server: &FakeService) -> AgentSpec {
     let kind = AgentKind::Conversations(Arc::new(ConversationsSpec {
-        base_url: server.url(),
+        base_url: server.url("/v1"),
         credential: None,
     }));
     owned(agent(text, kind))

@@ -12,10 +12,11 @@ use statehold_core::request::LiveStatus;
 use statehold_engine::kept::{HoldBody, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 use statehold_engine::{HoldDetail, NewAnswer, PathRule};
+use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
+use statehold_fakes::tools::{ToolCall, ToolServer, tool};
 
 use crate::llm::{AtWork, Declared, assistant_book, completed, prompt_leads};
 use crate::rig::{Outcome, Rig, name};
-use crate::upstream::{Called, Says, ScriptedModel, ToolServer, calls, text, tool};
 
 /// `delete_user` needs an approval, and its pin is redacted.
 pub(crate) fn policies() -> Policies {
@@ -86,7 +87,7 @@ pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, wit
 }
 
 /// One call of `delete_user` with a decision. Returns the tool's arguments and the text for the model.
-async fn one_call(kind: DecisionKind, with: Value) -> (Vec<Called>, String) {
+async fn one_call(kind: DecisionKind, with: Value) -> (Vec<ToolCall>, String) {
     let tools = tools().await;
     let model = ScriptedModel::start([
         calls(&[(
@@ -135,7 +136,7 @@ async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees(
     let delete = agent.tools.remove(&name("delete_user")).expect("a policy");
     agent.tools.insert(name("files__delete_user"), delete);
     let declared = Declared {
-        tools: vec![("files", files.url.clone()), ("mail", mail.url.clone())],
+        tools: vec![("files", files.url()), ("mail", mail.url())],
         ..Declared::plain()
     };
     let work = AtWork::start(&model, declared, policies).await;
@@ -148,7 +149,7 @@ async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees(
     assert_eq!((files.called().len(), mail.called().len()), (0, 1));
     // The other server is listed first now, and its tool has the plain name.
     let declared = Declared {
-        tools: vec![("mail", mail.url.clone()), ("files", files.url.clone())],
+        tools: vec![("mail", mail.url()), ("files", files.url())],
         ..Declared::plain()
     };
     let mut work = work;
@@ -354,7 +355,7 @@ async fn what_was_said_before_a_pause_is_said_once_to_those_who_watch() -> Outco
         json!({"user_id": 7}).to_string(),
     );
     let model = ScriptedModel::start([
-        Says::Calls("I have to ask.".to_owned(), vec![wanted]),
+        ModelReply::Calls("I have to ask.".to_owned(), vec![wanted]),
         text("It is deleted."),
     ])
     .await;
@@ -384,7 +385,7 @@ async fn an_approved_call_never_goes_to_another_server_that_took_over_the_name()
     ])
     .await;
     let declared = Declared {
-        tools: vec![("files", ours.url.clone()), ("spare", other.url.clone())],
+        tools: vec![("files", ours.url()), ("spare", other.url())],
         ..Declared::plain()
     };
     let book = assistant_book(&model, &declared);
@@ -429,7 +430,7 @@ async fn what_is_laid_down_about_a_tool_does_not_count_for_another_server_that_t
         ..Policies::default()
     };
     let declared = Declared {
-        tools: vec![("evil", evil.url.clone()), ("files", files.url.clone())],
+        tools: vec![("evil", evil.url()), ("files", files.url())],
         ..Declared::plain()
     };
     let work = AtWork::start(&model, declared, policies).await;

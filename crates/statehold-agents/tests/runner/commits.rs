@@ -7,10 +7,11 @@ use statehold_core::record::CommandName::{
 };
 use statehold_engine::policy::Policies;
 use statehold_engine::testing;
+use statehold_fakes::chat::{ScriptedModel, calls, text};
+use statehold_fakes::tools::{ToolServer, tool};
 
 use crate::llm::{AtWork, Declared, completed};
 use crate::rig::{Outcome, error, name};
-use crate::upstream::{ScriptedModel, ToolServer, calls, text, tool};
 
 #[tokio::test]
 async fn what_a_model_answers_is_committed_with_the_end() -> Outcome {

@@ -10,11 +10,12 @@ use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::request::RequestOutcome;
 use statehold_engine::policy::Policies;
+use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
+use statehold_fakes::tools::{ToolServer, tool};
 
 use crate::approvals::{decide, paused, policies, tools};
 use crate::llm::{Declared, assistant_book, completed};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, error, router};
-use crate::upstream::{Says, ScriptedModel, ToolServer, calls, text, tool};
 
 /// Crashes the turn when a step is reached for the n-th time.
 pub(crate) fn lost_at(
@@ -40,7 +41,7 @@ fn annotated(name: &str, idempotent: bool) -> Value {
 }
 
 /// Two rounds with idempotent tools, then the answer.
-fn script() -> [Says; 3] {
+fn script() -> [ModelReply; 3] {
     [
         calls(&[("a", "one", json!({"n": 1})), ("b", "two", json!({"n": 2}))]),
         calls(&[("c", "one", json!({"n": 3}))]),
@@ -73,7 +74,7 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
                 let rig = Rig::with(assistant_book(&model, &declared), Policies::default()).await;
                 let (hook, reached) = lost_at(kind, moment, nth);
                 let first = rig.watched(hook).await;
-                let mut says: Vec<Says> = script().into();
+                let mut says: Vec<ModelReply> = script().into();
                 // An unrecorded model call is repeated. The final answer is recorded with the end.
                 let unrecorded = match (kind, moment) {
                     (StepKind::Model, CommitPhase::Before) => Some(nth),

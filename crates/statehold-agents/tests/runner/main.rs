@@ -9,7 +9,6 @@ mod resumed;
 mod rig;
 mod routed;
 mod unanswered;
-mod upstream;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

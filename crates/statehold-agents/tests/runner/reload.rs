@@ -20,12 +20,13 @@ use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::kept::{ItemBody, parse};
 use statehold_engine::policy::Policies;
 use statehold_engine::{api, testing};
+use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
+use statehold_fakes::tools::{ToolBehaviour, ToolServer, tool};
 use tokio::sync::Semaphore;
 
 use crate::approvals::{decide, paused, policies, tools};
 use crate::llm::{Declared, assistant_book, completed, model_spec};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, book, error, name, router};
-use crate::upstream::{Does, Says, ScriptedModel, ToolServer, calls, text, tool};
 
 /// Much shorter than a lease, so that a request claimed only after a lapsed lease fails the test.
 const AT_ONCE: Duration = Duration::from_secs(25);
@@ -43,7 +44,7 @@ fn marked(mut book: AgentBook, mark: &str) -> AgentBook {
 async fn slow_tools() -> (ToolServer, Arc<Semaphore>) {
     let go = Arc::new(Semaphore::new(0));
     let gate = Arc::clone(&go);
-    let does: Does = Arc::new(move |call| {
+    let does: ToolBehaviour = Arc::new(move |call| {
         let gate = Arc::clone(&gate);
         Box::pin(async move {
             gate.acquire().await.expect("it stays open").forget();
@@ -137,7 +138,8 @@ async fn who_is_asked_after_a_reload_is_as_declared_now_and_one_who_is_gone_as_b
     for (is_gone, said) in [(false, "By the new."), (true, "By the old.")] {
         let go = Arc::new(Semaphore::new(0));
         let chosen = text(r#"{"agent_name":"assistant","additional_instructions":null}"#);
-        let routing = ScriptedModel::start([Says::Late(Box::new(chosen), Arc::clone(&go))]).await;
+        let routing =
+            ScriptedModel::start([ModelReply::Late(Box::new(chosen), Arc::clone(&go))]).await;
         let old = ScriptedModel::start([text("By the old.")]).await;
         let new = ScriptedModel::start([text("By the new.")]).await;
         let declared = |model: &ScriptedModel, has_assistant: bool| {
@@ -151,7 +153,7 @@ async fn who_is_asked_after_a_reload_is_as_declared_now_and_one_who_is_gone_as_b
             };
             let boss = agent("boss", AgentKind::Router(Arc::new(spec)));
             let mut book = assistant_book(model, &Declared::plain());
-            let url = model_spec("routing", &routing.url);
+            let url = model_spec("routing", &routing.url());
             book.models.insert(name("routing"), url);
             book.agents.insert(name("boss"), boss);
             book.agents
@@ -270,7 +272,7 @@ async fn a_removed_agent_ends_what_it_began_and_goes_on_with_the_rest_when_it_is
     let (slow, go) = slow_tools().await;
     let tools = tools().await;
     let declared = Declared {
-        tools: vec![("files", tools.url.clone()), ("slow", slow.url.clone())],
+        tools: vec![("files", tools.url()), ("slow", slow.url())],
         ..Declared::plain()
     };
     let delete = || calls(&[("c1", "delete_user", json!({"user_id": 7}))]);

@@ -6,6 +6,8 @@ use statehold_agents::runner::{CommitPhase, Runner, StepKind};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_engine::policy::{Approval, OnNoAnswer, Policies, ToolPolicy};
+use statehold_fakes::chat::ScriptedModel;
+use statehold_fakes::tools::{ToolServer, tool};
 
 use crate::approvals::{decide, paused};
 use crate::crashes::lost_at;
@@ -14,7 +16,6 @@ use crate::rig::{Outcome, PATIENCE, Rig};
 use crate::unanswered::{
     LOST, about_pay, asked, called_under_one_key, idempotent, pays_once, told,
 };
-use crate::upstream::{ScriptedModel, ToolServer, tool};
 
 /// One payment that the tool has executed and the server has not recorded.
 struct Begun {
@@ -87,10 +88,10 @@ async fn a_call_that_may_have_run_is_asked_about_if_its_server_is_not_back() -> 
             idempotent()
         };
         let begun = Begun::lose(1, policies, is_gated).await;
-        begun.tools.leave(usize::MAX);
+        begun.tools.refuse(usize::MAX);
         let second = begun.rig.runner().await;
         let hold = asked(&begun.rig, begun.request, LOST).await;
-        begun.tools.leave(0);
+        begun.tools.refuse(0);
         decide(&begun.rig, &hold, DecisionKind::Approve, json!({})).await;
         let holds = 1 + usize::from(is_gated);
         begun.ends_with(second, 2, holds, "paid").await;
@@ -107,7 +108,7 @@ async fn what_people_let_run_again_may_have_run_as_long_as_its_server_is_away() 
             idempotent()
         };
         let begun = Begun::lose(0, policies, is_gated).await;
-        begun.tools.leave(usize::MAX);
+        begun.tools.refuse(usize::MAX);
         let second = begun.rig.runner().await;
         let first = asked(&begun.rig, begun.request, LOST).await;
         decide(&begun.rig, &first, DecisionKind::Approve, json!({})).await;
@@ -120,7 +121,7 @@ async fn what_people_let_run_again_may_have_run_as_long_as_its_server_is_away() 
             }
         });
         let again = again.await.expect("they are asked again");
-        begun.tools.leave(0);
+        begun.tools.refuse(0);
         decide(&begun.rig, &again, DecisionKind::Approve, json!({})).await;
         let holds = 2 + usize::from(is_gated);
         begun.ends_with(second, 2, holds, "paid").await;
@@ -131,7 +132,7 @@ async fn what_people_let_run_again_may_have_run_as_long_as_its_server_is_away() 
 #[tokio::test]
 async fn a_call_that_may_have_run_is_made_again_once_its_server_is_back() -> Outcome {
     let begun = Begun::lose(3, idempotent(), false).await;
-    begun.tools.leave(2);
+    begun.tools.refuse(2);
     let second = begun.rig.runner().await;
     begun.ends_with(second, 2, 0, "paid").await;
     Ok(())
@@ -161,7 +162,7 @@ async fn of_a_call_that_may_have_run_and_nobody_is_asked_about_the_model_is_told
         if is_gone {
             begun.tools.offer(Vec::new());
         } else {
-            begun.tools.leave(1);
+            begun.tools.refuse(1);
         }
         let second = begun.rig.runner().await;
         let says = "find out before calling it again";
@@ -181,7 +182,7 @@ async fn an_approved_call_that_nobody_began_was_not_made_if_its_server_is_away()
     let request = rig.ask(session, "assistant", "Pay 5").await;
     let holds = paused(&rig, request, 1).await;
     first.stop().await;
-    tools.leave(1);
+    tools.refuse(1);
     let second = rig.runner().await;
     decide(&rig, &holds[0], DecisionKind::Approve, json!({})).await;
     let ended = rig.ended(request).await;

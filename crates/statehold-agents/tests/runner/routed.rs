@@ -7,10 +7,10 @@ use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::{AgentBook, AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing};
 use statehold_engine::policy::Policies;
 use statehold_engine::testing;
+use statehold_fakes::chat::{ModelReply, ScriptedModel, text};
 
 use crate::llm::{completed, model_spec};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, book, error, name};
-use crate::upstream::{Says, ScriptedModel, text};
 
 fn described(text: &str, description: &str) -> Arc<AgentSpec> {
     let mut spec = Arc::into_inner(agent(text, AgentKind::Worker)).expect("new");
@@ -28,7 +28,7 @@ fn declared(model: &ScriptedModel, answer: FinalAnswer) -> AgentBook {
         answer,
     };
     AgentBook {
-        models: [(name("main"), model_spec("main", &model.url))].into(),
+        models: [(name("main"), model_spec("main", &model.url()))].into(),
         ..book(vec![
             agent("coordinator", AgentKind::Router(Arc::new(spec))),
             described("math", "calculates"),
@@ -44,7 +44,7 @@ fn by_model() -> FinalAnswer {
     }
 }
 
-fn to(agent: &str, instructions: Option<&str>) -> Says {
+fn to(agent: &str, instructions: Option<&str>) -> ModelReply {
     text(&json!({"agent_name": agent, "additional_instructions": instructions}).to_string())
 }
 
@@ -150,7 +150,7 @@ async fn a_decision_that_cannot_be_read_is_asked_for_once_more() -> Outcome {
 
 #[tokio::test]
 async fn last_words_that_fail_fail_the_turn_and_what_the_agent_said_stays() -> Outcome {
-    let model = ScriptedModel::start([to("math", None), Says::Status(400)]).await;
+    let model = ScriptedModel::start([to("math", None), ModelReply::Status(400)]).await;
     let rig = Rig::with(declared(&model, by_model()), Policies::default()).await;
     let runner = rig.runner().await;
     let session = rig.session("coordinator").await;

@@ -13,20 +13,21 @@ use statehold_core::ids::RequestId;
 use statehold_engine::kept::{HoldBody, RECONCILE_TITLE, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, OnNoAnswer, Policies, ToolPolicy};
 use statehold_engine::{Caller, Engine, EngineOptions, HoldDetail, MemoryKeys, SystemClock};
+use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
+use statehold_fakes::tools::{ToolBehaviour, ToolServer, take_one, tool};
 use statehold_store::memory::MemoryStore;
 
 use crate::approvals::{decide, paused};
 use crate::crashes::lost_at;
 use crate::llm::{AtWork, Declared, assistant_book, completed};
 use crate::rig::{Outcome, PATIENCE, Rig, name};
-use crate::upstream::{Does, Says, ScriptedModel, ToolServer, calls, take_one, text, tool};
 
 pub(crate) const LOST: &str = "The connection to the tool was lost.";
 
 /// `pay` fails to answer in one of several ways, this many times. Then it works, as `list` always does.
 async fn failing(times: usize, how: Value) -> ToolServer {
     let left = Arc::new(AtomicUsize::new(times));
-    let does: Does = Arc::new(move |call| {
+    let does: ToolBehaviour = Arc::new(move |call| {
         let (left, how) = (Arc::clone(&left), how.clone());
         Box::pin(async move {
             let fails = call.tool == "pay" && take_one(&left);
@@ -49,7 +50,7 @@ fn cut() -> Value {
     Value::Null
 }
 
-pub(crate) fn pays_once() -> [Says; 2] {
+pub(crate) fn pays_once() -> [ModelReply; 2] {
     [calls(&[("c1", "pay", json!({"amount": 5}))]), text("Paid.")]
 }
 

@@ -2,13 +2,15 @@
 //! their own words, all of them and in order, and the server keeps nothing of it in memory.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use statehold_fakes::chat::{self, word};
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest};
 use tokio::sync::Barrier;
 
-use crate::played::{Play, Played, Seen, Step, begun, piece};
 use crate::stage::{Ask, Stage, until};
 
 const CHATS: usize = 200;
@@ -37,18 +39,19 @@ fn answer_of(chat: &str) -> String {
 }
 
 /// Answers slowly, as soon as everybody has asked.
-fn play(seen: &Seen, titles: &Mutex<Vec<String>>, all: &Arc<Barrier>) -> Play {
+fn play(seen: &SeenRequest, conversations: &Conversations, all: &Arc<Barrier>) -> ScriptedResponse {
     if seen.path.starts_with("/ums")
-        && let Some(play) = begun(seen, titles)
+        && let Some(play) = conversations.begin_or_list(seen)
     {
         return play;
     }
-    let chat = seen.said().split(' ').nth(1).unwrap_or_default();
-    let mut steps = vec![Step::Meet(Arc::clone(all))];
+    let said = seen.said();
+    let chat = said.split(' ').nth(1).unwrap_or_default();
+    let mut steps = vec![BodyStep::Meet(Arc::clone(all))];
     for at in 0..PIECES {
-        steps.extend([piece(&piece_of(chat, at)), Step::Wait(PAUSE)]);
+        steps.extend([word(&piece_of(chat, at)), BodyStep::Wait(PAUSE)]);
     }
-    Play::events(steps)
+    chat::stream(steps)
 }
 
 fn config(at: &str) -> String {
@@ -151,9 +154,9 @@ async fn talk(to: SocketAddr, stage: Arc<Stage>, round: usize, number: usize) ->
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_hundred_slow_chats_at_once_get_their_own_words_and_leave_nothing_in_memory() {
-    let (titles, all) = (Mutex::default(), Arc::new(Barrier::new(CHATS)));
-    let played = Played::start(move |seen| play(seen, &titles, &all)).await;
-    let stage = Stage::start(&config(&played.url()), None).await;
+    let (conversations, all) = (Conversations::default(), Arc::new(Barrier::new(CHATS)));
+    let played = FakeService::start(move |seen| play(seen, &conversations, &all)).await;
+    let stage = Stage::start(&config(&played.url("")), None).await;
     let stage = Arc::new(stage.expect("it starts"));
     let mut used = [0; ROUNDS + 1];
     used[0] = stage.server().resident_bytes().expect("the kernel says");

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use statehold_fakes::chat::{self, word};
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
-use crate::played::{Play, Played, Seen, Step, begun, piece};
 use crate::stage::{Ask, Stage};
 
 /// What no answer says to its end.
@@ -64,38 +66,32 @@ fn outcome(agent: &str, fault: &Fault) -> (Option<&'static str>, usize) {
     }
 }
 
-fn play(seen: &Seen, titles: &Mutex<Vec<String>>, before: usize) -> Play {
+fn play(seen: &SeenRequest, conversations: &Conversations, before: usize) -> ScriptedResponse {
     if seen.path.starts_with("/ums")
-        && let Some(play) = begun(seen, titles)
+        && let Some(play) = conversations.begin_or_list(seen)
     {
         return play;
     }
-    let endless = |text: &str, pause| match piece(text) {
-        Step::Send(bytes) => Step::Endless(bytes, pause),
-        other => other,
-    };
     match seen.said().split(' ').nth(1).unwrap_or_default() {
-        "timeout" => Play::silence(),
-        "500" => Play::json(500, &json!({"error": {"message": "out of order"}})),
-        "500-once" if before == 0 => Play::json(500, &json!({"error": {"message": "not yet"}})),
-        "cut" => Play::events(vec![piece(HALF), piece(HALF), Step::Cut]),
+        "timeout" => ScriptedResponse::silence(),
+        "500" => ScriptedResponse::json(500, &json!({"error": {"message": "out of order"}})),
+        "500-once" if before == 0 => {
+            ScriptedResponse::json(500, &json!({"error": {"message": "not yet"}}))
+        }
+        "cut" => chat::stream(vec![word(HALF), word(HALF), BodyStep::Cut]),
         "malformed" => {
             let body = format!(r#"{{"choices": [{{"message": {{"content": "{HALF}"#);
-            Play::text(200, "application/json", vec![Step::Send(body.into())])
+            ScriptedResponse::json(200, &body)
         }
-        "endless-slow" => Play::events(vec![endless(HALF, Duration::from_millis(50))]),
-        "endless-fast" => Play::events(vec![endless(&HALF.repeat(4_096), Duration::ZERO)]),
+        "endless-slow" => chat::stream(vec![word(HALF).endless(Duration::from_millis(50))]),
+        "endless-fast" => chat::stream(vec![word(&HALF.repeat(4_096)).endless(Duration::ZERO)]),
         "100-mb" => {
             let begin = r#"{"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": ""#;
             let filler = HALF.repeat((1 << 20) / HALF.len());
-            let body = vec![
-                Step::Send(begin.into()),
-                Step::Times(filler.into(), 100),
-                Step::Send(r#""}}]}"#.into()),
-            ];
-            Play::text(200, "application/json", body)
+            let body = vec![send(begin), send(&filler).times(100), send(r#""}}]}"#)];
+            ScriptedResponse::new(200, "application/json", body)
         }
-        _ => Play::says(seen, GOOD),
+        _ => chat::says(seen, GOOD),
     }
 }
 
@@ -148,7 +144,7 @@ fn config(at: &str) -> String {
 /// One agent does one thing wrong, and then all is well.
 async fn meet(
     stage: Arc<Stage>,
-    played: Arc<Played>,
+    played: Arc<FakeService>,
     agent: &'static str,
     fault: &'static Fault,
     stream: bool,
@@ -213,7 +209,7 @@ async fn meet(
     let all = played.seen();
     let later = all.iter().filter(|seen| seen.said() == good);
     for seen in later {
-        let is_whole = !seen.body.to_string().contains(HALF.trim());
+        let is_whole = !seen.text.contains(HALF.trim());
         ensure!(is_whole, "half an answer is told to the agent");
     }
     Ok(())
@@ -228,17 +224,17 @@ async fn is_idle(stage: &Stage, session: &str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn whatever_an_agent_does_wrong_the_client_is_told_and_the_session_goes_on() {
-    let titles = Mutex::default();
+    let conversations = Conversations::default();
     let texts: Mutex<Vec<String>> = Mutex::default();
-    let played = Played::start(move |seen| {
-        let said = seen.said().to_owned();
-        let mut texts = crate::played::locked(&texts);
+    let played = FakeService::start(move |seen| {
+        let said = seen.said();
+        let mut texts = locked(&texts);
         let before = texts.iter().filter(|text| **text == said).count();
         texts.push(said);
-        play(seen, &titles, before)
+        play(seen, &conversations, before)
     });
     let played = Arc::new(played.await);
-    let stage = Stage::start(&config(&played.url()), None).await;
+    let stage = Stage::start(&config(&played.url("")), None).await;
     let stage = Arc::new(stage.expect("it starts"));
     let (mut total, mut failures) = (0, Vec::new());
     // Those that have little time are not made to wait for the others.

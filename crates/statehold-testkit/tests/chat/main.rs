@@ -3,7 +3,6 @@
 
 mod crowd;
 mod faults;
-mod played;
 mod reload;
 mod stage;
 mod steps;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use statehold_fakes::chat::{self, word};
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest};
 use statehold_testkit::http::signal;
 
-use crate::played::{Play, Played, Seen, Step, piece};
 use crate::stage::{Ask, Stage, until};
 
 const RELOADS: usize = 20;
@@ -40,11 +41,11 @@ fn config(at: &str, reading: usize) -> String {
 }
 
 /// Says by which reading it was called, and takes its time.
-fn play(seen: &Seen) -> Play {
+fn play(seen: &SeenRequest) -> ScriptedResponse {
     let reading = seen.path.split('/').nth(1).unwrap_or_default();
     let said = format!("{reading} heard {}", seen.said());
-    let wait = Step::Wait(Duration::from_millis(15));
-    Play::events(vec![piece("By "), wait, piece(&said)])
+    let wait = BodyStep::Wait(Duration::from_millis(15));
+    chat::stream(vec![word("By "), wait, word(&said)])
 }
 
 async fn reload(stage: &Stage) -> Result<Value> {
@@ -87,13 +88,13 @@ async fn talk(stage: Arc<Stage>, number: usize, stop: Arc<AtomicBool>) -> Result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_reloads_under_load_lose_nothing_and_fail_nobody() -> Result<()> {
-    let played = Played::start(play).await;
-    let stage = Arc::new(Stage::start(&config(&played.url(), 0), None).await?);
+    let played = FakeService::start(play).await;
+    let stage = Arc::new(Stage::start(&config(&played.url(""), 0), None).await?);
     let stop = Arc::new(AtomicBool::new(false));
     let chats = (0..CHATS).map(|number| talk(Arc::clone(&stage), number, Arc::clone(&stop)));
     let chats: Vec<_> = chats.map(tokio::spawn).collect();
     for reading in 1..=RELOADS {
-        stage.configure(&config(&played.url(), reading))?;
+        stage.configure(&config(&played.url(""), reading))?;
         let told = reload(&stage).await?;
         let changed = json!(["agents.assistant", "agents.gpa", "models.main"]);
         ensure!(told["changed"] == changed, "{told}");
@@ -115,11 +116,7 @@ async fn twenty_reloads_under_load_lose_nothing_and_fail_nobody() -> Result<()> 
     }
     ensure!(turns > CHATS, "they did talk");
     // Each was heard once.
-    let mut heard: Vec<String> = played
-        .seen()
-        .iter()
-        .map(|seen| seen.said().to_owned())
-        .collect();
+    let mut heard: Vec<String> = played.seen().iter().map(SeenRequest::said).collect();
     heard.retain(|said| said != "now");
     let all = heard.len();
     heard.sort_unstable();
@@ -135,9 +132,9 @@ async fn twenty_reloads_under_load_lose_nothing_and_fail_nobody() -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reloads_at_the_same_time_come_one_after_the_other_and_a_signal_is_one_too() -> Result<()> {
-    let played = Played::start(play).await;
-    let stage = Stage::start(&config(&played.url(), 0), None).await?;
-    stage.configure(&config(&played.url(), 1))?;
+    let played = FakeService::start(play).await;
+    let stage = Stage::start(&config(&played.url(""), 0), None).await?;
+    stage.configure(&config(&played.url(""), 1))?;
     let (one, other) = tokio::join!(reload(&stage), reload(&stage));
     let mut changed = [one?, other?].map(|told| told["changed"].as_array().map_or(0, Vec::len));
     changed.sort_unstable();

@@ -5,16 +5,18 @@
 mod stories;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use statehold_agents::runner::StepKind;
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::tools::{self, ToolCall};
+use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, chat};
 use tokio::sync::Semaphore;
 
 use stories::{Death, STORIES, Story, TOOLS, expected, expected_holds};
 
-use crate::played::{Play, Played, Seen, begun, called_tool, tool_server};
 use crate::stage::{Ask, Stage, program, until};
 
 /// How many stories are told at once.
@@ -25,11 +27,11 @@ const MOMENTS: [&str; 2] = ["before", "after"];
 type Counts = BTreeMap<String, usize>;
 
 /// What a call is counted as. None for what may be repeated at will: lists of tools and the like.
-fn name_of(seen: &Seen) -> Option<String> {
+fn name_of(seen: &SeenRequest) -> Option<String> {
     let role = seen.path.split('/').nth(1)?;
     Some(match role {
         "model" => format!("model {}", results(seen)),
-        "tools" => called_tool(seen)?.0.to_owned(),
+        "tools" => ToolCall::of(seen)?.tool,
         "ums" if seen.path.ends_with("/chat") => "ums say".to_owned(),
         "ums" if seen.method == hyper::Method::GET => "ums find".to_owned(),
         "ums" => "ums begin".to_owned(),
@@ -38,12 +40,13 @@ fn name_of(seen: &Seen) -> Option<String> {
 }
 
 /// How many results of tools the model was shown.
-fn results(seen: &Seen) -> usize {
-    let messages = seen.body["messages"].as_array().into_iter().flatten();
+fn results(seen: &SeenRequest) -> usize {
+    let body = seen.json();
+    let messages = body["messages"].as_array().into_iter().flatten();
     messages.filter(|message| message["role"] == "tool").count()
 }
 
-fn play(seen: &Seen, titles: &Mutex<Vec<String>>) -> Play {
+fn play(seen: &SeenRequest, conversations: &Conversations) -> ScriptedResponse {
     let said = seen.said();
     let story = STORIES.iter().find(|story| story.asked == said);
     let answer = story.map_or("I do not know.", |story| story.answer);
@@ -51,11 +54,11 @@ fn play(seen: &Seen, titles: &Mutex<Vec<String>>) -> Play {
         Some("chooser") => {
             let agent = story.map_or("gpa", |story| story.agent);
             let chosen = json!({"agent_name": agent, "additional_instructions": null});
-            Play::says(seen, &chosen.to_string())
+            chat::says(seen, &chosen.to_string())
         }
         Some("model") => match TOOLS.get(results(seen)) {
-            Some((tool, _)) => Play::wants(tool, &json!({"what": tool})),
-            None => Play::says(seen, answer),
+            Some((tool, _)) => chat::wants(tool, &json!({"what": tool})),
+            None => chat::says(seen, answer),
         },
         Some("tools") => {
             let tools = TOOLS.map(|(name, honours_keys)| {
@@ -65,10 +68,15 @@ fn play(seen: &Seen, titles: &Mutex<Vec<String>>) -> Play {
                     "annotations": {"idempotentHint": honours_keys},
                 })
             });
-            tool_server(seen, &json!(tools))
+            match ToolCall::of(seen) {
+                Some(call) => tools::result(seen, &json!(format!("{} is done", call.tool))),
+                None => tools::handshake(seen, &tools),
+            }
         }
-        Some("ums") => begun(seen, titles).unwrap_or_else(|| Play::says(seen, answer)),
-        _ => Play::says(seen, answer),
+        Some("ums") => conversations
+            .begin_or_list(seen)
+            .unwrap_or_else(|| chat::says(seen, answer)),
+        _ => chat::says(seen, answer),
     }
 }
 
@@ -115,17 +123,17 @@ struct Telling {
     death: Option<Death>,
     has_died: bool,
     stage: Stage,
-    played: Played,
+    played: FakeService,
     /// What people were asked and decided, and by which hold. They are not asked twice.
     decided: Vec<(String, String)>,
 }
 
 impl Telling {
     async fn begin(story: &'static Story, death: Option<Death>) -> Result<Self> {
-        let titles = Mutex::default();
-        let played = Played::start(move |seen| play(seen, &titles)).await;
+        let conversations = Conversations::default();
+        let played = FakeService::start(move |seen| play(seen, &conversations)).await;
         let place = death.map(|death| death.to_string());
-        let stage = Stage::start(&config(&played.url()), place.as_deref()).await?;
+        let stage = Stage::start(&config(&played.url("")), place.as_deref()).await?;
         Ok(Self {
             story,
             death,
@@ -225,10 +233,10 @@ impl Telling {
         ensure!(asked == right, "asked: {asked:?}, and not {right:?}");
         let mut keys: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for seen in self.played.seen() {
-            let said = seen.key.clone().filter(|_| seen.path.ends_with("/chat"));
-            let said = said.map(|key| ("ums say".to_owned(), key));
-            let called = called_tool(&seen);
-            let called = called.map(|(tool, key)| (tool.to_owned(), key.to_owned()));
+            let key = seen.header("idempotency-key");
+            let said = key.filter(|_| seen.path.ends_with("/chat"));
+            let said = said.map(|key| ("ums say".to_owned(), key.to_owned()));
+            let called = ToolCall::of(&seen).map(|call| (call.tool, call.key));
             for (what, key) in said.into_iter().chain(called) {
                 keys.entry(what).or_default().insert(key);
             }

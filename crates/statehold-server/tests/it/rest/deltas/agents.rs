@@ -3,12 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
-use axum::body::Body;
-use axum::extract::State;
-use axum::response::Response;
-use axum::routing::post;
-use futures_util::stream;
 use serde_json::{Value, json};
 use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
@@ -17,55 +11,20 @@ use statehold_agents::spec::{
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
+use statehold_fakes::FakeService;
+use statehold_fakes::chat::SpokenAnswer;
 use statehold_server::ServerOptions;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{Scene, delta, said, to_the_end};
 use crate::rest::{claim, start};
-use crate::rig::{Rig, Setup, until};
+use crate::rig::{Rig, Setup, text, until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A call that somebody got, who says word by word what is to be answered. Dropped, it has ended.
-struct Asked {
-    model: String,
-    words: mpsc::UnboundedSender<Value>,
-}
-
-impl Asked {
-    fn say(&self, piece: &str) {
-        let delta = json!({"choices": [{"index": 0, "delta": {"content": piece}}]});
-        self.words.send(delta).expect("somebody listens");
-    }
-
-    fn end(self) {
-        let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
-        self.words.send(end).expect("somebody listens");
-    }
-}
-
-async fn answer(
-    State(asked): State<mpsc::UnboundedSender<Asked>>,
-    Json(body): Json<Value>,
-) -> Response {
-    let (words, said) = mpsc::unbounded_channel::<Value>();
-    let model = body["model"].as_str().unwrap_or_default().to_owned();
-    asked.send(Asked { model, words }).expect("the test waits");
-    let chunks = stream::unfold((said, false), |(mut said, is_over)| async move {
-        let (chunk, is_over) = match said.recv().await {
-            Some(chunk) => (format!("data: {chunk}\n\n"), false),
-            None if !is_over => ("data: [DONE]\n\n".to_owned(), true),
-            None => return None,
-        };
-        Some((Ok::<_, std::convert::Infallible>(chunk), (said, is_over)))
-    });
-    let mut response = Response::new(Body::from_stream(chunks));
-    let kind = "text/event-stream".parse().expect("a header");
-    response.headers_mut().insert("content-type", kind);
-    response
-}
+/// The model of each call, and the answer that the test gives to it.
+type Calls = mpsc::UnboundedReceiver<(String, SpokenAnswer)>;
 
 fn name(text: &str) -> Name {
     text.parse().expect("a name")
@@ -131,34 +90,53 @@ fn book(base_url: &str) -> Arc<AgentBook> {
 }
 
 /// A scene whose agents are at work, and the calls they make.
-async fn at_work() -> (Scene, Runner, mpsc::UnboundedReceiver<Asked>) {
-    let (tell, calls) = mpsc::unbounded_channel();
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let base_url = format!("http://{}/v1", listener.local_addr().expect("a place"));
-    let service = axum::Router::new()
-        .route("/v1/chat/completions", post(answer))
-        .with_state(tell);
-    tokio::spawn(async move { axum::serve(listener, service).await });
-    let scene = Scene::on(Rig::on_disk().await).await;
-    let engine = scene.rig.engine.clone();
-    let runner = Runner::start(engine, name("default"), book(&base_url)).await;
-    (scene, runner.expect("agents work"), calls)
+struct Work {
+    scene: Scene,
+    runner: Runner,
+    calls: Calls,
+    /// Runs while it is kept.
+    _service: FakeService,
 }
 
-async fn call(calls: &mut mpsc::UnboundedReceiver<Asked>, model: &str) -> Asked {
-    let asked = timeout(PATIENCE, calls.recv()).await;
-    let asked = asked.expect("a call in time").expect("a call");
-    assert_eq!(asked.model, model);
-    asked
+impl Work {
+    async fn start() -> Self {
+        let (called, calls) = mpsc::unbounded_channel();
+        let service = FakeService::start(move |seen| {
+            assert_eq!(seen.path, "/v1/chat/completions");
+            let model = text(&seen.json(), "model");
+            let (answer, response) = SpokenAnswer::new();
+            called.send((model, answer)).expect("the test waits");
+            response
+        })
+        .await;
+        let scene = Scene::on(Rig::on_disk().await).await;
+        let engine = scene.rig.engine.clone();
+        let book = book(&service.url("/v1"));
+        let runner = Runner::start(engine, name("default"), book).await;
+        Self {
+            scene,
+            runner: runner.expect("agents work"),
+            calls,
+            _service: service,
+        }
+    }
+
+    /// The next call, which is of this model.
+    async fn call(&mut self, expected: &str) -> SpokenAnswer {
+        let call = timeout(PATIENCE, self.calls.recv()).await;
+        let (model, answer) = call.expect("a call in time").expect("a call");
+        assert_eq!(model, expected);
+        answer
+    }
 }
 
 #[tokio::test]
 async fn what_an_agent_says_is_heard_word_by_word_where_its_router_passes_it_on() {
-    let (scene, runner, mut calls) = at_work().await;
+    let mut work = Work::start().await;
     for agent in ["expert", "frank"] {
-        let mut feed = scene.follow().await;
-        let request = start(&scene.ann, &scene.session, agent, "2+2?").await;
-        let expert = call(&mut calls, "expert").await;
+        let mut feed = work.scene.follow().await;
+        let request = start(&work.scene.ann, &work.scene.session, agent, "2+2?").await;
+        let expert = work.call("expert").await;
         let mut heard = String::new();
         for piece in ["2+2 ", "is ", "4."] {
             expert.say(piece);
@@ -179,7 +157,7 @@ async fn what_an_agent_says_is_heard_word_by_word_where_its_router_passes_it_on(
         let (whole, end) = to_the_end(&mut feed, &request, &heard).await;
         assert_eq!((&whole, said(&end)), (&heard, Some(heard.clone())));
     }
-    runner.stop().await;
+    work.runner.stop().await;
 }
 
 #[tokio::test]
@@ -232,15 +210,15 @@ async fn nobody_follows(scene: &Scene, request: &Value) {
 
 #[tokio::test]
 async fn what_a_model_says_in_other_words_is_heard_in_no_other() {
-    let (scene, runner, mut calls) = at_work().await;
-    let mut feed = scene.follow().await;
-    let request = start(&scene.ann, &scene.session, "careful", "2+2?").await;
-    let expert = call(&mut calls, "expert").await;
+    let mut work = Work::start().await;
+    let mut feed = work.scene.follow().await;
+    let request = start(&work.scene.ann, &work.scene.session, "careful", "2+2?").await;
+    let expert = work.call("expert").await;
     for piece in ["SECRET ", "SECRET ", "4"] {
         expert.say(piece);
     }
     expert.end();
-    let finisher = call(&mut calls, "finisher").await;
+    let finisher = work.call("finisher").await;
     finisher.say("Four");
     loop {
         let event = feed.next().await.expect("the feed goes on");
@@ -261,6 +239,6 @@ async fn what_a_model_says_in_other_words_is_heard_in_no_other() {
     assert_eq!(said(&end), Some(heard));
     let raw = String::from_utf8_lossy(&feed.raw).into_owned();
     assert!(!raw.contains("SECRET"), "{raw}");
-    scene.drafts_are(0).await;
-    runner.stop().await;
+    work.scene.drafts_are(0).await;
+    work.runner.stop().await;
 }

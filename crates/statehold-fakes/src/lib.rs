@@ -1,0 +1,23 @@
+//! Fake services for tests. [`FakeService`] answers over HTTP from a script and records its requests;
+//! `chat`, `conversations` and `tools` have the responses of agents, models and tool servers.
+
+#![allow(
+    clippy::missing_panics_doc,
+    reason = "a fake panics where the program under test sends nonsense"
+)]
+
+pub mod chat;
+pub mod conversations;
+mod response;
+mod service;
+pub mod tools;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use self::response::{BodyStep, ScriptedResponse, event, send};
+pub use self::service::{FakeService, SeenRequest};
+
+/// Locks, also after a panic of another test thread.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
