@@ -1,5 +1,6 @@
 //! Fake services for tests. [`FakeService`] answers over HTTP from a script and records its requests;
-//! `chat`, `conversations` and `tools` have the responses of agents, models and tool servers.
+//! `chat`, `conversations` and `tools` have the responses of agents, models and tool servers. [`SseParser`]
+//! reads the event streams that our own server sends.
 
 #![allow(
     clippy::missing_panics_doc,
@@ -10,12 +11,14 @@ pub mod chat;
 pub mod conversations;
 mod response;
 mod service;
+mod sse;
 pub mod tools;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use self::response::{BodyStep, ScriptedResponse, event, send};
 pub use self::service::{FakeService, SeenRequest};
+pub use self::sse::{SseEvent, SseParser, parse_events};
 
 /// Locks, also after a panic of another test thread.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -24,7 +24,7 @@ use tokio::time::timeout;
 pub use self::dev_server::DevServer;
 pub use self::plain::{Patient, PlainAnswer, PlainClient};
 pub use self::process::{RunFile, ServerProcess, built_program, signal, told_seed};
-pub use self::sse::{SseEvent, SseParser, SseReader};
+pub use self::sse::SseReader;
 
 /// Nothing that the tests ask for takes longer, long polls included.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);

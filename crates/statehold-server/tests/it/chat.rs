@@ -9,6 +9,7 @@ mod stateless;
 mod streams;
 mod turns;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use statehold_agents::spec::{
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
+use statehold_fakes::{SseEvent, SseParser};
 use statehold_server::ServerOptions;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -262,7 +264,8 @@ fn refused(answer: &Answer, status: u16, code: &str) -> Value {
 struct ChatStream {
     headers: http::HeaderMap,
     body: Incoming,
-    unread: Vec<u8>,
+    parser: SseParser,
+    ready: VecDeque<SseEvent>,
 }
 
 /// What comes out of it.
@@ -278,36 +281,35 @@ impl ChatStream {
         let sent = who.begin("POST", COMPLETIONS, headers, body.to_string().into());
         let response = sent.await.expect("an answer begins");
         assert_eq!(response.status(), 200);
+        Self::read(response)
+    }
+
+    fn read(response: http::Response<Incoming>) -> Self {
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         Self {
             headers: response.headers().clone(),
             body: response.into_body(),
-            unread: Vec::new(),
+            parser: SseParser::default(),
+            ready: VecDeque::new(),
         }
     }
 
     async fn next(&mut self) -> Event {
         loop {
-            let end = self.unread.windows(2).position(|two| two == b"\n\n");
-            if let Some(end) = end {
-                let block: Vec<u8> = self.unread.drain(..end + 2).collect();
-                let block = String::from_utf8(block).expect("UTF-8");
-                match block.trim_end().strip_prefix("data: ") {
-                    Some("[DONE]") => return Event::Done,
-                    Some(data) => {
-                        return Event::Data(serde_json::from_str(data).expect("data is JSON"));
-                    }
-                    None => {
-                        assert!(block.starts_with(": "), "{block}");
-                        continue;
-                    }
-                }
+            if let Some(event) = self.ready.pop_front() {
+                assert_eq!((event.event.as_str(), event.has_id), ("message", false));
+                return match event.data.as_str() {
+                    "[DONE]" => Event::Done,
+                    data => Event::Data(serde_json::from_str(data).expect("data is JSON")),
+                };
             }
             let frame = timeout(PATIENCE, self.body.frame()).await;
             match frame.expect("something comes in time") {
                 Some(Ok(frame)) => {
                     let bytes = frame.data_ref().expect("only data");
-                    self.unread.extend_from_slice(bytes);
+                    self.ready.extend(self.parser.push(bytes));
+                    // A block is one event or a comment.
+                    assert!(self.parser.faults().is_empty(), "{:?}", self.parser);
                 }
                 Some(Err(_)) | None => return Event::End,
             }

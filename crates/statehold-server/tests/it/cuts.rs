@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use statehold_fakes::parse_events;
 use tower::ServiceExt;
 
 use crate::rest::act;
@@ -135,9 +136,10 @@ fn body_of(answer: &Answer) -> Value {
     if answer.header("content-type") != Some("text/event-stream") {
         return serde_json::from_slice(&answer.body).unwrap_or_default();
     }
-    let text = answer.text();
-    let chunks = text.lines().filter_map(|line| line.strip_prefix("data: "));
-    let chunks = chunks.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+    let events = parse_events(&answer.body);
+    let is_done = events.iter().any(|event| event.data == "[DONE]");
+    let chunks = events.iter();
+    let chunks = chunks.filter_map(|event| serde_json::from_str::<Value>(&event.data).ok());
     let mut words = String::new();
     for chunk in chunks {
         words.push_str(
@@ -146,7 +148,7 @@ fn body_of(answer: &Answer) -> Value {
                 .unwrap_or_default(),
         );
     }
-    json!({"words": words, "is_done": text.contains("[DONE]")})
+    json!({"words": words, "is_done": is_done})
 }
 
 async fn there(scene: &Scene, call: &Prepared, tag: &str) -> Vec<Value> {

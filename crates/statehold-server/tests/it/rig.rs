@@ -21,6 +21,7 @@ use statehold_engine::{
     Caller, Clock, Engine, EngineOptions, HoldKeys, IssuedKey, MemoryHoldKeys, MemoryKeys, NewKey,
     OffsetClock, PayloadKeys, SystemClock,
 };
+use statehold_fakes::{SseEvent, SseParser};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
@@ -548,7 +549,7 @@ impl Who {
         Feed {
             headers,
             body: response.into_body(),
-            unread: String::new(),
+            parser: SseParser::default(),
             raw: Vec::new(),
             ready: VecDeque::new(),
         }
@@ -607,7 +608,7 @@ impl Connection {
 pub(crate) struct Feed {
     pub(crate) headers: HeaderMap,
     body: Incoming,
-    unread: String,
+    parser: SseParser,
     /// Everything that came, byte for byte.
     pub(crate) raw: Vec<u8>,
     ready: VecDeque<FeedEvent>,
@@ -616,6 +617,7 @@ pub(crate) struct Feed {
 /// One event.
 #[derive(Debug, Clone)]
 pub(crate) struct FeedEvent {
+    /// Its own id, empty if it has none.
     pub(crate) id: String,
     pub(crate) event: String,
     pub(crate) data: Value,
@@ -642,13 +644,8 @@ impl Feed {
             };
             if let Some(bytes) = frame.data_ref() {
                 self.raw.extend_from_slice(bytes);
-                self.unread.push_str(&String::from_utf8_lossy(bytes));
-            }
-            while let Some((block, rest)) = self.unread.split_once("\n\n") {
-                let event = parse(block);
-                let rest = rest.to_owned();
-                self.ready.extend(event);
-                self.unread = rest;
+                let events = self.parser.push(bytes);
+                self.ready.extend(events.into_iter().map(FeedEvent::from));
             }
         }
     }
@@ -663,17 +660,18 @@ impl Feed {
     }
 }
 
-fn parse(block: &str) -> Option<FeedEvent> {
-    let field = |name: &str| {
-        let mut lines = block.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-    };
-    let data = field("data")?;
-    Some(FeedEvent {
-        id: field("id").unwrap_or_default().to_owned(),
-        event: field("event").unwrap_or_default().to_owned(),
-        data: serde_json::from_str(data).expect("the data of an event is JSON"),
-    })
+impl From<SseEvent> for FeedEvent {
+    fn from(event: SseEvent) -> Self {
+        Self {
+            id: if event.has_id {
+                event.id
+            } else {
+                String::new()
+            },
+            event: event.event,
+            data: serde_json::from_str(&event.data).expect("the data of an event is JSON"),
+        }
+    }
 }
 
 /// Asks again and again until something is so. There is no other sleep in these tests.

@@ -1,4 +1,4 @@
-//! Server-sent events: the parser, and a reader that goes on after a lost connection.
+//! A reader of feeds that continues after a lost connection.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::Method;
 use hyper::body::Incoming;
+use statehold_fakes::{SseEvent, SseParser};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -16,91 +17,6 @@ use super::{collect, open, request};
 
 /// More than twice the time after which a quiet feed sends a comment.
 const QUIET_MAX: Duration = Duration::from_secs(40);
-
-/// One event of a feed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SseEvent {
-    /// The id that was last set, empty if none ever was.
-    pub id: String,
-    /// The kind of event; `message` if the sender named none.
-    pub event: String,
-    /// The data, its lines joined by line feeds.
-    pub data: String,
-}
-
-/// Turns bytes, cut anywhere, into events.
-#[derive(Debug, Default)]
-pub struct SseParser {
-    line: Vec<u8>,
-    /// The last byte was a carriage return: a line feed that follows belongs to it.
-    after_return: bool,
-    has_begun: bool,
-    id: String,
-    event: String,
-    data: Option<String>,
-}
-
-impl SseParser {
-    /// Takes the next bytes and gives the events that they complete.
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<SseEvent> {
-        let mut events = Vec::new();
-        for &byte in bytes {
-            let after_return = std::mem::take(&mut self.after_return);
-            match byte {
-                b'\n' if after_return => {}
-                b'\n' | b'\r' => {
-                    self.after_return = byte == b'\r';
-                    let line = std::mem::take(&mut self.line);
-                    events.extend(self.end_line(&line));
-                }
-                _ => self.line.push(byte),
-            }
-        }
-        events
-    }
-
-    fn end_line(&mut self, line: &[u8]) -> Option<SseEvent> {
-        let line = String::from_utf8_lossy(line);
-        let mut line = line.as_ref();
-        if !std::mem::replace(&mut self.has_begun, true) {
-            line = line.strip_prefix('\u{feff}').unwrap_or(line);
-        }
-        if line.is_empty() {
-            return self.dispatch();
-        }
-        let (field, value) = line.split_once(':').unwrap_or((line, ""));
-        let value = value.strip_prefix(' ').unwrap_or(value);
-        match field {
-            "data" => match &mut self.data {
-                Some(data) => {
-                    data.push('\n');
-                    data.push_str(value);
-                }
-                None => self.data = Some(value.to_owned()),
-            },
-            "event" => value.clone_into(&mut self.event),
-            "id" if !value.contains('\0') => value.clone_into(&mut self.id),
-            // A comment, `retry`, or a field that nobody knows.
-            _ => {}
-        }
-        None
-    }
-
-    fn dispatch(&mut self) -> Option<SseEvent> {
-        let event = std::mem::take(&mut self.event);
-        let data = self.data.take()?;
-        let event = if event.is_empty() {
-            "message".to_owned()
-        } else {
-            event
-        };
-        Some(SseEvent {
-            id: self.id.clone(),
-            event,
-            data,
-        })
-    }
-}
 
 /// Reads one feed over a connection of its own.
 #[derive(Debug)]
@@ -173,7 +89,7 @@ impl SseReader {
                 self.ready.extend(self.parser.push(bytes));
             }
             ensure!(
-                self.parser.line.len() < 64 << 20,
+                self.parser.unfinished_bytes() < 64 << 20,
                 "a line of a feed that does not end"
             );
         }

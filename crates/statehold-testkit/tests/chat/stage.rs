@@ -14,7 +14,8 @@ use hyper::client::conn::http1::handshake;
 use hyper::{HeaderMap, Method, Request};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use statehold_testkit::http::{HttpClient, ServerProcess, SseParser, built_program};
+use statehold_fakes::SseParser;
+use statehold_testkit::http::{HttpClient, ServerProcess, built_program};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 

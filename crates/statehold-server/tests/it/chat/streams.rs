@@ -191,11 +191,7 @@ async fn streams_are_bounded_and_a_refused_one_begins_nothing() {
             body.to_string().into(),
         );
         let response = sent.await.expect("an answer");
-        (response.status() == 200).then(|| ChatStream {
-            headers: response.headers().clone(),
-            body: response.into_body(),
-            unread: Vec::new(),
-        })
+        (response.status() == 200).then(|| ChatStream::read(response))
     })
     .await;
     let request = scene.claim().await;
