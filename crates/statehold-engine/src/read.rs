@@ -242,8 +242,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the store fails. Checks no rights and records no audit entry: see [`Engine::transcript`] and
-    /// [`Engine::trace`].
+    /// If the store fails. Checks no rights and records no audit entry: see [`Engine::transcript`].
     pub(crate) async fn items(
         &self,
         (session, revision): (SessionId, u64),

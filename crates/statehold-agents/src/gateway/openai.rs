@@ -406,11 +406,11 @@ async fn require_not_paused(run: &AgentRun) -> Result<(), TurnError> {
         return Ok(());
     };
     let pending = run.request.pending_holds().await?;
-    let is_deferred = pending.holds.iter().find(|hold| hold.hold.request == other);
-    let what = match is_deferred {
-        Some(is_deferred) => {
-            let body: HoldBody = parse(is_deferred.body.as_deref());
-            let (title, id) = (body.title, is_deferred.hold.id);
+    let open = pending.holds.iter().find(|hold| hold.hold.request == other);
+    let what = match open {
+        Some(open) => {
+            let body: HoldBody = parse(open.body.as_deref());
+            let (title, id) = (body.title, open.hold.id);
             format!("it waits for a decision about “{title}” ({id}); decide that, then ask again")
         }
         None => "the decision is being delivered to it; ask again in a moment".to_owned(),

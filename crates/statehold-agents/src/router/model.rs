@@ -103,7 +103,7 @@ impl RouteChooser {
         };
         messages.push(raw(&json!({"role": "assistant", "content": reply.content})));
         let again = format!(
-            "That cannot be read as a parse_decision: {wrong}. Answer again, with nothing but the JSON object \
+            "That cannot be read as a route: {wrong}. Answer again, with nothing but the JSON object \
              that has `agent_name` and `additional_instructions`."
         );
         messages.push(raw(&json!({"role": "user", "content": again})));

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
 
 impl Engine {
-    /// Checks the right and the preconditions, then lets the core decide. The role was checked before.
+    /// Checks the right and the preconditions on the state at hand, then lets the core decide.
     pub(in crate::commit) async fn decide(
         &self,
         state: &SessionState,
