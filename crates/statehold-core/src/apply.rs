@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::hold::{Decision, Hold, HoldKind, HoldStatus, Vote};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId};
-use crate::item::{CallMark, Item};
+use crate::item::{CallMark, CallOutcome, Item};
+use crate::memory::{AgentPath, Memory};
+use crate::mutant::{self, Mutant};
 use crate::principal::Principal;
 use crate::record::{Change, ErasedPayloads, Event, Record};
 use crate::request::{AskedAbout, CallState, Lease, LiveRequest, LiveStatus, OpenCall};
@@ -73,10 +75,13 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             close_on,
         } => {
             state.tasks_opened = *number;
+            let above = parent.and_then(|link| state.tasks.get(&link.task));
+            let path = AgentPath::of(above.map(|above| &above.path), agent);
             let opened = Task {
                 id: *task,
                 number: *number,
                 agent: agent.clone(),
+                path,
                 parent: *parent,
                 status: TaskStatus::Idle,
                 live: None,
@@ -121,6 +126,11 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
                 });
                 start_released(live);
             });
+            if mutant::is_on(Mutant::MemoryMoves) {
+                let task = state.requests.get(request).map(|live| live.task);
+                let memory = task.and_then(|task| memory_of(state, task));
+                with_request(state, *request, |live| live.memory = memory);
+            }
         }
         Event::LeaseLapsed { request } => {
             with_request(state, *request, |live| {
@@ -144,6 +154,9 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             let Some(ended) = Arc::make_mut(&mut state.requests).remove(request) else {
                 return;
             };
+            if ended.is_exchange(*outcome) || mutant::is_on(Mutant::RememberFailures) {
+                remember(state, &ended, seq);
+            }
             if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(&ended.task) {
                 task.live = None;
                 task.last_outcome = Some(*outcome);
@@ -193,9 +206,35 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         Event::StateDeleted { key, .. } => {
             Arc::make_mut(&mut state.keys).remove(key);
         }
+        Event::MemoryRestored { path, memory } => {
+            let memories = Arc::make_mut(&mut state.memories);
+            match memory {
+                Some(memory) => memories.insert(path.clone(), *memory),
+                None => memories.remove(path),
+            };
+        }
         // These change stored values; no later decision of this session depends on them.
         Event::Rewound { .. } | Event::SharedStatePut { .. } | Event::TaskStatePut { .. } => {}
     }
+}
+
+/// The memory of the path of a task.
+fn memory_of(state: &SessionState, task: TaskId) -> Option<Memory> {
+    let path = &state.tasks.get(&task)?.path;
+    state.memories.get(path).copied()
+}
+
+/// Adds an exchange, which record `seq` ended, to the memory of its path.
+fn remember(state: &mut SessionState, ended: &LiveRequest, seq: u64) {
+    let Some(path) = state.tasks.get(&ended.task).map(|task| task.path.clone()) else {
+        return;
+    };
+    let newest = Memory {
+        exchanges: Memory::count(state.memories.get(&path).copied()) + 1,
+        record: seq,
+        request: ended.id,
+    };
+    Arc::make_mut(&mut state.memories).insert(path, newest);
 }
 
 fn with_request(state: &mut SessionState, id: RequestId, change: impl FnOnce(&mut LiveRequest)) {
@@ -237,6 +276,7 @@ fn start_request(
             depth = live.depth + 1;
         });
     }
+    let memory = memory_of(state, task);
     let started = LiveRequest {
         id: request,
         number,
@@ -252,6 +292,8 @@ fn start_request(
         holds: BTreeSet::new(),
         holds_opened: 0,
         calls: BTreeMap::new(),
+        ran: false,
+        memory,
     };
     Arc::make_mut(&mut state.requests).insert(request, started);
     if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(&task) {
@@ -278,8 +320,9 @@ fn note_call(live: &mut LiveRequest, item: &Item) {
                 },
             );
         }
-        Some(CallMark::Result { call, .. }) => {
+        Some(CallMark::Result { call, outcome, .. }) => {
             live.calls.remove::<ItemId>(&call);
+            live.ran |= outcome == CallOutcome::Ran;
         }
         None => {}
     }

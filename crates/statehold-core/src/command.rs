@@ -1,17 +1,19 @@
 //! Commands, their context, and their outcomes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::digest::{BodyRef, Digest};
 use crate::hold::{Decision, DecisionKind, Hold, NewDecision, NewHold, WhyNot};
 use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::{Attachment, NewItem};
+use crate::memory::{AgentPath, Memory};
 use crate::name::Name;
 use crate::principal::Actor;
 use crate::record::{Change, CommandName, Record};
 use crate::request::{AskedAbout, LiveStatus, RequestOutcome};
 use crate::scope::{MergePolicy, StateKey};
-use crate::session::{Owner, TimeToLive};
+use crate::session::{Owner, SessionState, TimeToLive};
 use crate::task::CloseOn;
 use crate::time::Timestamp;
 
@@ -285,6 +287,19 @@ pub struct Past {
     pub items_appended: u64,
     /// The session keys at that revision, with the revision that wrote each value.
     pub keys: BTreeMap<StateKey, u64>,
+    /// The memories that the rewind gives back: those at that revision, or, if a rewind has taken that
+    /// revision back, at the one that it went back to.
+    pub memories: Arc<BTreeMap<AgentPath, Memory>>,
+}
+
+impl From<&SessionState> for Past {
+    fn from(state: &SessionState) -> Self {
+        Self {
+            items_appended: state.items_appended,
+            keys: (*state.keys).clone(),
+            memories: Arc::clone(&state.memories),
+        }
+    }
 }
 
 /// The result of a command that is not refused.

@@ -1,4 +1,4 @@
-//! The promises, as 27 named predicates.
+//! The promises, as 28 named predicates.
 //!
 //! The model checker, the property tests and `statehold check` all evaluate these same functions. A
 //! predicate sees an [`Observation`] and the [`Facts`] that the records before it established; it
@@ -6,10 +6,12 @@
 //! one that had nothing to say, so that a test can prove it was not vacuous.
 
 mod facts;
+mod knowledge;
 pub mod naive;
 mod predicates;
 
 pub use facts::{Facts, HoldFacts};
+pub use knowledge::Knowledge;
 
 use crate::command::{Command, Context, Outcome, Rejection};
 use crate::record::Record;
@@ -74,11 +76,14 @@ pub enum Invariant {
     RefusalIsClean,
     /// Nothing waits without a reason: held means an open hold, waiting means a live child.
     Progress,
+    /// The number and the newest of the exchanges of each agent path, and what each live request knows
+    /// of them, are what the log says.
+    OneMemory = 29,
 }
 
 impl Invariant {
     /// All promises, in order.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::SingleDecision,
         Self::DecisionIdempotence,
         Self::AtMostOnceRelease,
@@ -106,6 +111,7 @@ impl Invariant {
         Self::ScopeLifetime,
         Self::RefusalIsClean,
         Self::Progress,
+        Self::OneMemory,
     ];
 
     /// The name in tests, reports and documents.
@@ -138,6 +144,7 @@ impl Invariant {
             Self::ScopeLifetime => "scope lifetime",
             Self::RefusalIsClean => "refusal is clean",
             Self::Progress => "progress",
+            Self::OneMemory => "one memory",
         }
     }
 

@@ -15,6 +15,7 @@ pub mod ids;
 pub mod invariant;
 pub mod item;
 pub mod limits;
+pub mod memory;
 pub mod merge;
 pub mod mutant;
 pub mod name;

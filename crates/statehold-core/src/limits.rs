@@ -8,6 +8,8 @@ pub const STATE_KEY_BYTES_MAX: usize = 512;
 pub const SESSION_KEYS_MAX: usize = 10_000;
 /// Open tasks in one session.
 pub const OPEN_TASKS_MAX: usize = 4_096;
+/// Agent paths with a memory, or with a live request that may get one, in one session.
+pub const AGENT_PATHS_MAX: usize = 1_024;
 /// Open holds in one session.
 pub const OPEN_HOLDS_MAX: usize = 2_048;
 /// Open holds of one request.

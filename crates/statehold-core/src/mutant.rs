@@ -77,11 +77,15 @@ pub enum Mutant {
     ForgetParent,
     /// A fork keeps the requests and holds that are in flight in its origin.
     ForkKeepsLive,
+    /// A claim lets a request know what has ended since it started.
+    MemoryMoves,
+    /// Failed and cancelled requests are exchanges, although no tool ran.
+    RememberFailures,
 }
 
 impl Mutant {
     /// All mutants, in the order of their declaration.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 36] = [
         Self::DecideTwice,
         Self::ReplayAnything,
         Self::DoubleRelease,
@@ -116,6 +120,8 @@ impl Mutant {
         Self::LostWake,
         Self::ForgetParent,
         Self::ForkKeepsLive,
+        Self::MemoryMoves,
+        Self::RememberFailures,
     ];
 }
 

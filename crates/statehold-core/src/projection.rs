@@ -12,6 +12,7 @@ use crate::apply::apply_event;
 use crate::command::DecidedHold;
 use crate::hold::{Decision, Hold};
 use crate::ids::{HoldId, RequestId, TaskId};
+use crate::memory::{AgentPath, Memory};
 use crate::name::Name;
 use crate::record::{Event, Record};
 use crate::request::{LiveRequest, RequestOutcome};
@@ -34,12 +35,32 @@ pub struct EndedRequest {
     pub parent: Option<RequestId>,
     /// How it ended.
     pub outcome: RequestOutcome,
+    /// The memory that it had from its start to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// The record that started it.
     pub started_by: u64,
     /// The record that ended it.
     pub ended_by: u64,
     /// When it ended.
     pub ended_at: Timestamp,
+}
+
+/// An exchange that a record ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedExchange {
+    /// The path whose memory it is in.
+    pub path: AgentPath,
+    /// The request, and the task whose history has its items.
+    pub request: RequestId,
+    /// The task.
+    pub task: TaskId,
+    /// How it ended.
+    pub outcome: RequestOutcome,
+    /// The record that started it.
+    pub started_by: u64,
+    /// The memory of the path before it.
+    pub before: Option<Memory>,
 }
 
 /// The stored row of a final task.
@@ -93,6 +114,10 @@ pub struct Changes {
     pub open_holds: Vec<Hold>,
     /// Holds that are decided now.
     pub closed_holds: Vec<ClosedHold>,
+    /// Exchanges that have ended now, in order.
+    pub exchanges: Vec<EndedExchange>,
+    /// Memories that are different now, or gone.
+    pub memories: Vec<(AgentPath, Option<Memory>)>,
 }
 
 /// Computes the rows that `record` changes, given the states before and after it.
@@ -115,10 +140,23 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
                         task: live.task,
                         parent: live.parent,
                         outcome: *outcome,
+                        memory: live.memory,
                         started_by: live.started_by,
                         ended_by: content.seq,
                         ended_at: content.at,
                     });
+                    if let Some(task) = folded.tasks.get(&live.task)
+                        && live.is_exchange(*outcome)
+                    {
+                        changes.exchanges.push(EndedExchange {
+                            path: task.path.clone(),
+                            request: live.id,
+                            task: live.task,
+                            outcome: *outcome,
+                            started_by: live.started_by,
+                            before: folded.memories.get(&task.path).copied(),
+                        });
+                    }
                 }
             }
             Event::TaskClosed { task, status } => {
@@ -155,7 +193,22 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
         }
     }
     touched.list(before, after, &mut changes);
+    let ended = changes.exchanges.iter().map(|ended| &ended.path);
+    let restored = content.events.iter().filter_map(restored_path);
+    let paths: BTreeSet<_> = restored.chain(ended).collect();
+    let memories = paths.into_iter().filter_map(|path| {
+        let now = after.memories.get(path);
+        (before.memories.get(path) != now).then(|| (path.clone(), now.copied()))
+    });
+    changes.memories = memories.collect();
     changes
+}
+
+fn restored_path(event: &Event) -> Option<&AgentPath> {
+    match event {
+        Event::MemoryRestored { path, .. } => Some(path),
+        _ => None,
+    }
 }
 
 /// The things that the events of a record may have changed.

@@ -12,6 +12,7 @@ use crate::digest::{BodyRef, Digest};
 use crate::hold::{DecideBy, Decision, DecisionKind, Effect, HoldKind, OnExpiry, Right, Risk};
 use crate::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use crate::item::{Item, Visibility};
+use crate::memory::{AgentPath, Memory};
 use crate::name::Name;
 use crate::principal::Principal;
 use crate::request::{LiveStatus, RequestOutcome};
@@ -138,6 +139,14 @@ pub enum Event {
         items_until: u64,
         /// The revision it went back to.
         to: u64,
+    },
+    /// A rewind gave the agent of a path back the memory that it had.
+    MemoryRestored {
+        /// The memory at the revision that the rewind went back to. None if there was none yet.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory: Option<Memory>,
+        /// The path.
+        path: AgentPath,
     },
     /// A task began.
     TaskOpened {
@@ -599,6 +608,7 @@ impl Event {
             | Self::PayloadsErased { .. }
             | Self::SessionForked { .. }
             | Self::Rewound { .. }
+            | Self::MemoryRestored { .. }
             | Self::TaskOpened { .. }
             | Self::TaskStatusChanged { .. }
             | Self::TaskClosed { .. }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::hold::{DecideBy, Effect, Risk};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId};
+use crate::memory::Memory;
 use crate::principal::Principal;
 use crate::time::Timestamp;
 
@@ -207,6 +208,12 @@ pub struct LiveRequest {
     /// Tool calls without a result.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<ItemId, OpenCall>,
+    /// Whether a tool ran for it: a result says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ran: bool,
+    /// The memory of its path before the record that started it. It stays the same to the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
 }
 
 /// The published transition table: every status a request may go to, from where.
@@ -226,6 +233,14 @@ pub const REQUEST_TRANSITIONS: &[(LiveStatus, LiveStatus)] = &[
 ];
 
 impl LiveRequest {
+    /// Whether it is an exchange if it ends like this: its agent knows of it from then on.
+    pub fn is_exchange(&self, outcome: RequestOutcome) -> bool {
+        match outcome {
+            RequestOutcome::Completed => true,
+            RequestOutcome::Failed | RequestOutcome::Cancelled => self.ran,
+        }
+    }
+
     /// Whether the lease is live at `now`, given how far heartbeats extended it.
     pub fn has_live_lease(&self, now: Timestamp, extended_until: Option<Timestamp>) -> bool {
         self.lease

@@ -1,6 +1,7 @@
 //! The state of one session, limited to the facts that decisions need.
 //!
-//! Open tasks, live requests, open holds and the versions of session keys. Finished things leave it,
+//! Open tasks, live requests, open holds, the versions of session keys, and for each agent path the number
+//! and the newest of its exchanges. Finished things leave it,
 //! so a command costs the same at turn 10,000 as at turn 1.
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::hold::Hold;
 use crate::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use crate::memory::{AgentPath, Memory};
 use crate::mutant::{self, Mutant};
 use crate::name::Name;
 use crate::request::{LiveRequest, LiveStatus};
@@ -116,6 +118,8 @@ pub struct SessionState {
     pub holds: Arc<BTreeMap<HoldId, Hold>>,
     /// The revision that last wrote each session key.
     pub keys: Arc<BTreeMap<StateKey, u64>>,
+    /// What the agents know, by path. A path without an exchange is not here.
+    pub memories: Arc<BTreeMap<AgentPath, Memory>>,
 }
 
 impl SessionState {
@@ -138,6 +142,7 @@ impl SessionState {
             requests: Arc::default(),
             holds: Arc::default(),
             keys: Arc::default(),
+            memories: Arc::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{RequestId, TaskId};
+use crate::memory::AgentPath;
 use crate::name::Name;
 use crate::request::RequestOutcome;
 
@@ -72,6 +73,8 @@ pub struct Task {
     pub number: u64,
     /// The agent that does the job.
     pub agent: Name,
+    /// The agents from the root task down to this one. Forks keep it.
+    pub path: AgentPath,
     /// Its place in the tree. None for root tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentLink>,

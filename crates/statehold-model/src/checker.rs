@@ -125,6 +125,7 @@ impl Model for CoreModel {
             ScopeLifetime "a state key is written or refused",
             RefusalIsClean "a command is refused",
             Progress "a request waits for something",
+            OneMemory "an agent has a memory",
         };
         properties.extend(situations::all());
         properties

@@ -19,6 +19,7 @@ use statehold_core::hold::{
 };
 use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, Role, Visibility};
+use statehold_core::memory::{AgentPath, Memory};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::request::{CallState, Lease, LiveStatus, RequestOutcome};
@@ -55,6 +56,10 @@ pub struct World {
     pub items: Vec<KnownItem>,
     /// Every write of a session key.
     pub writes: Vec<KeyWrite>,
+    /// The requests that have ended, in that order, each with the revision that ended it.
+    pub ends: Vec<(usize, u64)>,
+    /// Every rewind: its revision, and the one it went back to.
+    pub rewinds: Vec<(u64, u64)>,
 }
 
 /// A task that was opened once.
@@ -437,6 +442,69 @@ impl World {
             }
         }
         keys
+    }
+
+    /// The agents from the root down to a task.
+    ///
+    /// # Panics
+    ///
+    /// Never: names between slashes are a path.
+    pub fn path(&self, task: usize) -> AgentPath {
+        let (mut names, mut at) = (Vec::new(), Some(task));
+        while let Some(task) = at {
+            names.push(self.tasks[task].agent.as_str());
+            at = self.task_above(task);
+        }
+        names.reverse();
+        names.join("/").parse().expect("names make a path")
+    }
+
+    /// Whether a tool ran for a request.
+    pub fn has_run(&self, request: usize) -> bool {
+        let ran = |mark: KnownMark| matches!(mark, KnownMark::Result { outcome, .. } if outcome == CallOutcome::Ran);
+        let mut own = self.items.iter().filter(|item| item.request == request);
+        own.any(|item| item.mark.is_some_and(ran))
+    }
+
+    /// Whether an ended request is one that its agent knows of later.
+    pub fn is_exchange(&self, request: usize) -> bool {
+        self.requests[request].ended == Some(RequestOutcome::Completed) || self.has_run(request)
+    }
+
+    /// What the agents knew after a revision.
+    pub fn memories_at(&self, revision: u64) -> BTreeMap<AgentPath, Memory> {
+        let rewinds = self.rewinds.iter().filter(|(at, _)| *at <= revision);
+        let rewinds: Vec<_> = rewinds.copied().collect();
+        self.exchanges_until(revision, &rewinds)
+    }
+
+    /// What the agents would know after going back to a revision now.
+    pub fn memories_kept(&self, to: u64) -> BTreeMap<AgentPath, Memory> {
+        self.exchanges_until(to, &self.rewinds)
+    }
+
+    /// The exchanges until a revision that no rewind has taken back.
+    fn exchanges_until(
+        &self,
+        revision: u64,
+        rewinds: &[(u64, u64)],
+    ) -> BTreeMap<AgentPath, Memory> {
+        let is_rewound = |ended: u64| rewinds.iter().any(|(at, to)| *to < ended && ended <= *at);
+        let mut memories = BTreeMap::new();
+        for (request, ended) in &self.ends {
+            if *ended <= revision && !is_rewound(*ended) && self.is_exchange(*request) {
+                let path = self.path(self.requests[*request].task);
+                let newest = Memory {
+                    exchanges: memories
+                        .get(&path)
+                        .map_or(1, |known: &Memory| known.exchanges + 1),
+                    record: *ended,
+                    request: self.request_id(*request),
+                };
+                memories.insert(path, newest);
+            }
+        }
+        memories
     }
 
     /// How many items there were at a revision.

@@ -14,7 +14,7 @@ use statehold_model::checker::{Caught, Scope, hunt};
 const WORLDS: usize = 60_000;
 
 /// Each bug, the promise that it breaks, and how the name of the scope that shows it begins.
-const EXPECTED: [(Mutant, Invariant, &str); 34] = [
+const EXPECTED: [(Mutant, Invariant, &str); 36] = [
     (Mutant::DecideTwice, Invariant::SingleDecision, "two holds"),
     (
         Mutant::ReplayAnything,
@@ -101,6 +101,12 @@ const EXPECTED: [(Mutant, Invariant, &str); 34] = [
     (Mutant::LostWake, Invariant::Progress, "two holds"),
     (Mutant::ForgetParent, Invariant::Progress, "a hold below"),
     (Mutant::ForkKeepsLive, Invariant::CancelCloses, "cascade"),
+    (Mutant::MemoryMoves, Invariant::OneMemory, "a hold below"),
+    (
+        Mutant::RememberFailures,
+        Invariant::OneMemory,
+        "a hold below",
+    ),
 ];
 
 #[test]

@@ -44,7 +44,7 @@ pub(crate) struct Writes {
     pub(crate) erased: Option<ErasedPayloads>,
     pub(crate) state: Vec<StateWrite>,
     pub(crate) shared: Vec<SharedWrite>,
-    pub(crate) task_states: Vec<(TaskId, Vec<u8>)>,
+    pub(crate) task_states: Vec<(TaskId, RequestId, Vec<u8>)>,
     /// Tasks whose history grew.
     pub(crate) grown_tasks: Vec<TaskId>,
     /// Where a fork comes from.
@@ -352,8 +352,9 @@ impl Writes {
                         request: *request,
                     });
                 }
-                Event::TaskStatePut { task, .. } => {
-                    writes.task_states.push((*task, own.swap_remove(0)));
+                Event::TaskStatePut { task, request, .. } => {
+                    let value = own.swap_remove(0);
+                    writes.task_states.push((*task, *request, value));
                 }
                 _ => {}
             }

@@ -21,6 +21,7 @@ pub use commit::{Answer, BodyMismatch, Commit, MergeRefusal, MergedValue};
 pub use port::{
     AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueKind, HoldChange,
     HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredExchange, StoredItem,
+    StoredRecord, TenantCommit,
 };

@@ -5,6 +5,7 @@
 //! adapters with it. Nothing survives the process.
 
 mod erase;
+mod exchanges;
 mod history;
 mod holds;
 mod listing;
@@ -34,9 +35,9 @@ use crate::commit::{Answer, Commit, SharedWrite, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary,
-    ItemQuery, LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
-    TenantCommit,
+    ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -619,6 +620,22 @@ impl Store for MemoryStore {
         let kept = tables.sessions.get(&session);
         let kept = kept.filter(|kept| revision <= kept.state.revision);
         Ok(kept.and_then(|kept| history::value(kept.log_until(revision), &key)))
+    }
+
+    async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        Ok(kept.map_or(revision, |kept| kept.kept_revision(revision)))
+    }
+
+    async fn memory(
+        &self,
+        session: SessionId,
+        query: MemoryQuery,
+    ) -> Result<MemoryPage, StoreError> {
+        let tables = self.lock()?;
+        let kept = tables.sessions.get(&session);
+        Ok(kept.map_or_else(MemoryPage::default, |kept| kept.memory(&query)))
     }
 
     async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {

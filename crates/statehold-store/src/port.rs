@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::PlacedItem;
+use statehold_core::memory::{AgentPath, Memory};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
-use statehold_core::request::LiveRequest;
+use statehold_core::request::{LiveRequest, RequestOutcome};
 use statehold_core::root::SignedHead;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
@@ -179,6 +180,9 @@ pub trait Store: Send + Sync + 'static {
         revision: u64,
     ) -> Result<Option<SessionState>, StoreError>;
 
+    /// The newest revision at or before this one that no rewind has taken back.
+    async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError>;
+
     /// Up to `limit` records after revision `after`, in order, each verified against the chain.
     async fn records(
         &self,
@@ -202,6 +206,14 @@ pub trait Store: Send + Sync + 'static {
         before: Option<u64>,
         limit: usize,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError>;
+
+    /// A page of a memory, newest exchange first. The cost does not depend on the exchanges of other paths,
+    /// nor on what came before.
+    async fn memory(
+        &self,
+        session: SessionId,
+        query: MemoryQuery,
+    ) -> Result<MemoryPage, StoreError>;
 
     /// The session keys with their values.
     async fn state(&self, session: SessionId)
@@ -459,6 +471,55 @@ pub struct StoredItem {
     pub body: Option<Vec<u8>>,
     /// The attachments, in order.
     pub attachments: Vec<Option<Vec<u8>>>,
+}
+
+/// Which exchanges of a memory to read.
+#[derive(Debug, Clone)]
+pub struct MemoryQuery {
+    /// The path.
+    pub path: AgentPath,
+    /// The memory, or what a page before has left of it. None is a memory without an exchange.
+    pub memory: Option<Memory>,
+    /// The live request that reads. The private state that it wrote comes before that of the memory.
+    pub reader: Option<(TaskId, RequestId)>,
+    /// The maximum number of exchanges.
+    pub exchanges: usize,
+    /// The maximum size of their payloads together.
+    pub bytes: u64,
+}
+
+/// A page of a memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MemoryPage {
+    /// The exchanges, newest first.
+    pub exchanges: Vec<StoredExchange>,
+    /// What is left of the memory for the next page.
+    pub rest: Option<Memory>,
+    /// The private state of the agent: the one that the reader wrote, or the last one that a completed
+    /// exchange of the memory wrote.
+    pub task_state: Option<Vec<u8>>,
+}
+
+/// An exchange with its items.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredExchange {
+    /// Its number in the memory: 1, 2, 3, …
+    pub number: u64,
+    /// The request.
+    pub request: RequestId,
+    /// The task whose history it is in.
+    pub task: TaskId,
+    /// How it ended.
+    pub outcome: RequestOutcome,
+    /// When it ended.
+    pub ended_at: Timestamp,
+    /// Its items, oldest first.
+    pub items: Vec<StoredItem>,
+    /// Whether the payloads are larger than a page may be. The items are left out then; they are in the
+    /// history of the task.
+    pub too_large: bool,
+    /// The private state that it wrote last, if it completed.
+    pub task_state: Option<Vec<u8>>,
 }
 
 /// The value of a session key.

@@ -10,6 +10,7 @@ mod erase;
 mod history;
 mod holds;
 mod log;
+mod memory;
 mod read;
 mod readers;
 mod schema;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use rusqlite::OpenFlags;
+use rusqlite::{Connection, OpenFlags};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
@@ -42,8 +43,9 @@ use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
     ApiKey, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
+    StoredRecord, TenantCommit,
 };
 use erase::Erased;
 use readers::Readers;
@@ -72,15 +74,17 @@ pub struct SqliteOptions {
     pub pages_max: Option<u32>,
     /// Whether the disk must confirm each commit. Only a test that wants to see a loss says no.
     pub sync: bool,
-    /// Counts the operations of the writing connection.
+    /// Counts the operations of the connections.
     pub meter: Option<Arc<Meter>>,
 }
 
 /// Counts work instead of timing it.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Instructions of the engine's virtual machine.
+    /// Instructions of the engine's virtual machine, for writing.
     pub steps: AtomicU64,
+    /// The same, for reading.
+    pub read_steps: AtomicU64,
 }
 
 impl Default for SqliteOptions {
@@ -102,6 +106,20 @@ impl std::fmt::Debug for SqliteOptions {
             .field("pages_max", &self.pages_max)
             .finish_non_exhaustive()
     }
+}
+
+/// Lets a connection count its instructions.
+fn count_steps(
+    conn: &mut Connection,
+    meter: Arc<Meter>,
+    counter: fn(&Meter) -> &AtomicU64,
+) -> Result<(), StoreError> {
+    let count = move || {
+        counter(&meter).fetch_add(1, Ordering::Relaxed);
+        false
+    };
+    conn.progress_handler(1, Some(count))
+        .map_err(sql::corrupt_or_unavailable("the settings"))
 }
 
 /// The embedded store.
@@ -145,15 +163,10 @@ impl SqliteStore {
                 .map_err(sql::corrupt_or_unavailable("the settings"))?;
         }
         let epoch = schema::meta(&conn, "epoch")?;
-        if let Some(meter) = options.meter {
-            let count = move || {
-                meter.steps.fetch_add(1, Ordering::Relaxed);
-                false
-            };
-            conn.progress_handler(1, Some(count))
-                .map_err(sql::corrupt_or_unavailable("the settings"))?;
+        if let Some(meter) = &options.meter {
+            count_steps(&mut conn, Arc::clone(meter), |meter| &meter.steps)?;
         }
-        let readers = Readers::start(&path, options.readers.max(1))?;
+        let readers = Readers::start(&path, options.readers.max(1), options.meter.as_ref())?;
         let writer = Writer::start(conn, epoch, options.on_stop);
         Ok(Self {
             verifier: Verifier::new(path, writer.folder()),
@@ -503,6 +516,22 @@ impl Store for SqliteStore {
     ) -> Result<Option<Vec<u8>>, StoreError> {
         self.readers
             .read(move |conn| read::state_at(conn, session, &key, revision))
+            .await
+    }
+
+    async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
+        self.readers
+            .read(move |conn| memory::kept_revision(conn, session, revision))
+            .await
+    }
+
+    async fn memory(
+        &self,
+        session: SessionId,
+        query: MemoryQuery,
+    ) -> Result<MemoryPage, StoreError> {
+        self.readers
+            .read(move |conn| memory::page(conn, session, &query))
             .await
     }
 

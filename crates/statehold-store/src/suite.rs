@@ -27,6 +27,7 @@ mod life;
 mod lists;
 mod log;
 mod lookups;
+mod memories;
 mod names;
 mod parallel;
 mod past;
@@ -167,6 +168,16 @@ promises! {
         the_transcript_is_what_clients_see_in_whole_pages,
         items_know_whether_their_task_is_a_root,
         rewound_items_are_marked_and_kept,
+    }
+    memories {
+        a_memory_has_the_exchanges_of_its_path_newest_first,
+        a_memory_stays_what_it_was_when_its_request_started,
+        pages_of_a_memory_are_bounded_in_exchanges_and_bytes,
+        a_failed_exchange_is_in_a_memory_if_a_tool_ran,
+        a_memory_gives_back_the_last_private_state_of_a_completed_exchange,
+        a_rewind_takes_exchanges_out_of_a_memory_for_good,
+        a_fork_has_the_memories_of_that_time,
+        one_record_may_end_exchanges_of_several_paths,
     }
     lookups {
         ended_requests_are_found,

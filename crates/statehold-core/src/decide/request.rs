@@ -1,5 +1,7 @@
 //! Starting, claiming, feeding and ending requests.
 
+use std::collections::BTreeSet;
+
 use super::draft::{Draft, require_limit};
 use super::history::Batch;
 use super::{hold, state};
@@ -8,6 +10,7 @@ use crate::digest::BodyRef;
 use crate::ids::{RequestId, TaskId};
 use crate::item::{NewItem, Role};
 use crate::limits;
+use crate::memory::AgentPath;
 use crate::mutant::{self, Mutant};
 use crate::record::Event;
 use crate::request::{LiveStatus, RequestOutcome};
@@ -23,6 +26,7 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
         None => None,
     };
     let task = pick_task(draft, start, parent)?;
+    require_path(draft, task)?;
     let request = RequestId::from_uuid(draft.fresh_uuid());
     let number = draft.state.requests_started + 1;
     let parent = parent.map(|link| link.request);
@@ -119,6 +123,26 @@ fn pick_task(
         close_on,
     });
     Ok(task)
+}
+
+/// A request may become an exchange, and a memory must have room for it then.
+fn require_path(draft: &Draft<'_>, task: TaskId) -> Result<(), Rejection> {
+    let state = &draft.state;
+    let Some(path) = state.tasks.get(&task).map(|task| &task.path) else {
+        return Ok(());
+    };
+    let (known, live) = (state.memories.len(), state.requests.len());
+    if known + live < limits::AGENT_PATHS_MAX || state.memories.contains_key(path) {
+        return Ok(());
+    }
+    let live = state
+        .requests
+        .keys()
+        .filter_map(|live| state.task_of(*live));
+    let mut paths: BTreeSet<&AgentPath> = live.map(|task| &task.path).collect();
+    paths.insert(path);
+    paths.retain(|path| !state.memories.contains_key(path));
+    require_limit("agent paths", known + paths.len(), limits::AGENT_PATHS_MAX)
 }
 
 /// Claims a request. If the previous worker was lost during a call that cannot be repeated, opens

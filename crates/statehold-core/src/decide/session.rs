@@ -1,6 +1,7 @@
 //! Beginning, ending, copying and rewinding sessions.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::draft::Draft;
 use super::state;
@@ -162,6 +163,17 @@ pub(super) fn rewind(draft: &mut Draft<'_>, to: u64) -> Result<(), Rejection> {
             (Some(now), Some(then)) if now == then => {}
             (_, Some(then)) => draft.emit(Event::StateRestored { key, from: *then }),
             (_, None) => draft.emit(Event::StateDeleted { key, request: None }),
+        }
+    }
+    let memories = Arc::clone(&draft.state.memories);
+    let paths: BTreeSet<_> = memories.keys().chain(past.memories.keys()).collect();
+    for path in paths {
+        let then = past.memories.get(path).copied();
+        if memories.get(path).copied() != then {
+            draft.emit(Event::MemoryRestored {
+                memory: then,
+                path: path.clone(),
+            });
         }
     }
     let items_until = draft.state.items_appended;

@@ -8,6 +8,7 @@
 mod fork_rewind;
 mod history;
 mod holds;
+mod memory;
 mod requests;
 mod sessions;
 mod state;
@@ -260,10 +261,9 @@ impl World {
         let past = match command {
             Command::Rewind { to } if *to < self.state.revision => {
                 let then = fold(&self.records[..usize::try_from(*to).expect("a short story")]);
-                Some(Past {
-                    items_appended: then.items_appended,
-                    keys: (*then.keys).clone(),
-                })
+                let mut past = Past::from(&then);
+                past.memories = fold(&self.records[..self.kept(*to)]).memories.clone();
+                Some(past)
             }
             _ => None,
         };
@@ -275,6 +275,20 @@ impl World {
             unanswered: self.unanswered.clone(),
             ..Cold::default()
         }
+    }
+
+    /// The newest revision at or before this one that no rewind has taken back.
+    fn kept(&self, revision: u64) -> usize {
+        let mut kept = revision;
+        for record in self.records.iter().rev() {
+            for event in &record.content.events {
+                match event {
+                    Event::Rewound { to, .. } if record.content.seq > kept => kept = kept.min(*to),
+                    _ => {}
+                }
+            }
+        }
+        usize::try_from(kept).expect("a short story")
     }
 
     fn wait_s(&mut self, seconds: u64) {

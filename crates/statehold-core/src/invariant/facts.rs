@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Knowledge;
 use crate::digest::Digest;
 use crate::hold::{DecideBy, Decision, HoldStatus};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId, UserId};
@@ -25,6 +26,8 @@ pub struct Facts {
     pub calls: BTreeMap<ItemId, (bool, Option<Digest>)>,
     /// Requests that other requests wait for.
     pub children: BTreeSet<RequestId>,
+    /// What the agents know.
+    pub knowledge: Knowledge,
 }
 
 /// Facts about one hold.
@@ -60,6 +63,7 @@ impl Facts {
         for event in &record.content.events {
             self.absorb_event(event, record.content.principal);
         }
+        self.knowledge.absorb(record);
     }
 
     fn absorb_event(&mut self, event: &Event, principal: Principal) {

@@ -49,6 +49,7 @@ pub(super) fn of(invariant: Invariant) -> Predicate {
         Invariant::ScopeLifetime => scope_lifetime,
         Invariant::RefusalIsClean => refusal_is_clean,
         Invariant::Progress => progress,
+        Invariant::OneMemory => one_memory,
     }
 }
 
@@ -764,5 +765,23 @@ fn progress(_: &Facts, seen: &Observation<'_>) -> Verdict {
             };
             has_reason && holds == live.holds && children == live.children
         }))
+    })
+}
+
+fn one_memory(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+    on_record(seen, |step| {
+        let (known, state) = (facts.knowledge.after(step.record), step.after);
+        let paths = state.tasks.values().map(|task| {
+            let path = known.paths.get(&task.id);
+            path.is_some_and(|path| path.as_str() == task.path.as_str())
+        });
+        let live = state.requests.values().map(|live| {
+            let started = known.live.get(&live.id);
+            started.is_some_and(|started| started.knows == live.memory)
+        });
+        let is_bounded = state.memories.len() <= limits::AGENT_PATHS_MAX;
+        let same = *state.memories == known.memories && is_bounded;
+        let concerned = !state.tasks.is_empty() || !known.memories.is_empty();
+        all(paths.chain(live).chain(concerned.then_some(same)))
     })
 }

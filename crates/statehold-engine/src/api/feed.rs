@@ -401,7 +401,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             "type": if operand.is_some() { "state_put" } else { "state_deleted" },
             "key": key, "request_id": request,
         }),
-        Event::TaskStatePut { .. } => return None,
+        Event::TaskStatePut { .. } | Event::MemoryRestored { .. } => return None,
     })
 }
 

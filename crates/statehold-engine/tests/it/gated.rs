@@ -17,9 +17,9 @@ use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
     Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, Due, HoldChange, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, LiveWork, PendingCommit, ResumeAddress, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit,
+    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit,
+    ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -302,6 +302,16 @@ impl Store for GatedStore {
         self.asked().state_at(session, key, revision).await
     }
 
+    async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
+        self.asked().kept_revision(session, revision).await
+    }
+    async fn memory(
+        &self,
+        session: SessionId,
+        query: MemoryQuery,
+    ) -> Result<MemoryPage, StoreError> {
+        self.asked().memory(session, query).await
+    }
     async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
         self.asked().task_state(task).await
     }

@@ -97,6 +97,8 @@ impl World {
             let voters: Vec<_> = hold.votes.keys().collect();
             (hold.id, hold.kind, hold.on_expiry, voters)
         });
+        let known = core.memories.iter();
+        let known = known.map(|(path, memory)| (path, memory.exchanges, memory.request));
         (
             (tasks.collect::<Vec<_>>(), &core.requests),
             (holds.collect::<Vec<_>>(), &facts.holds),
@@ -104,6 +106,7 @@ impl World {
             self.started.keys().collect::<Vec<_>>(),
             (core.closed, core.last_at, core.items_appended),
             core.keys.len(),
+            known.collect::<Vec<_>>(),
         )
     }
 }

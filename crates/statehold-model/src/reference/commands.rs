@@ -208,6 +208,7 @@ impl World {
             return Err(Rejection::NotInThePast { to, current });
         }
         self.cancel_everything();
+        self.rewinds.push((self.revision, to));
         for task in 0..self.tasks.len() {
             if self.tasks[task].opened_at > to {
                 self.close_tasks_below(task, TaskStatus::Cancelled);
@@ -333,6 +334,7 @@ impl World {
             self.settle_hold(hold, decided_by_nobody(HoldStatus::Cancelled));
         }
         self.requests[request].ended = Some(outcome);
+        self.ends.push((request, self.revision));
         let task = self.requests[request].task;
         match (self.tasks[task].close_on, outcome) {
             (CloseOn::Reply, RequestOutcome::Completed) => {

@@ -120,6 +120,7 @@ impl World {
                     .collect(),
             ),
             keys: Arc::new(self.keys_at(self.revision)),
+            memories: Arc::new(self.memories_at(self.revision)),
         }
     }
 
@@ -162,6 +163,7 @@ impl World {
             id: self.task_id(task),
             number: task as u64 + 1,
             agent: known.agent.clone(),
+            path: self.path(task),
             parent: known.spawned_by.map(|request| ParentLink {
                 task: self.task_id(self.requests[request].task),
                 request: self.request_id(request),
@@ -210,6 +212,10 @@ impl World {
                 .into_iter()
                 .map(|call| self.call(call))
                 .collect(),
+            ran: self.has_run(request),
+            memory: self
+                .memories_at(known.started_by - 1)
+                .remove(&self.path(known.task)),
         }
     }
 
@@ -311,6 +317,7 @@ impl World {
             past: past.map(|to| Past {
                 items_appended: self.items_at(to),
                 keys: self.keys_at(to),
+                memories: Arc::new(self.memories_kept(to)),
             }),
             ..Cold::default()
         }

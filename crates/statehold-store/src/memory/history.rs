@@ -51,7 +51,7 @@ impl Session {
     }
 
     /// All items in order, each in the task whose history it is in now.
-    fn all_items(&self) -> Vec<StoredItem> {
+    pub(super) fn all_items(&self) -> Vec<StoredItem> {
         let mut items: Vec<StoredItem> = Vec::new();
         let mut roots = BTreeSet::new();
         for (entry, event, bodies) in events(&self.log) {
@@ -182,7 +182,9 @@ pub(super) fn newest_value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>
 }
 
 /// Every event with its record and its own payloads.
-fn events(log: &[Arc<Entry>]) -> impl Iterator<Item = (&Entry, &Event, &[Option<Vec<u8>>])> {
+pub(super) fn events(
+    log: &[Arc<Entry>],
+) -> impl Iterator<Item = (&Entry, &Event, &[Option<Vec<u8>>])> {
     log.iter().flat_map(|entry| {
         let mut next = 0;
         entry.record.content.events.iter().map(move |event| {

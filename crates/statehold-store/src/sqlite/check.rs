@@ -7,6 +7,7 @@
 mod beside;
 mod columns;
 mod erased;
+mod memories;
 mod tenant;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,15 +17,16 @@ use std::sync::Arc;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use statehold_core::apply::apply;
 use statehold_core::ids::SessionId;
-use statehold_core::invariant::Facts;
+use statehold_core::invariant::{Facts, RecordStep};
 use statehold_core::name::Name;
-use statehold_core::projection::{ClosedHold, changes};
+use statehold_core::projection::{Changes, ClosedHold, changes};
 use statehold_core::record::Event;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::TenantHead;
 
 use erased::Erased;
+use memories::Memories;
 
 use super::log::{self, SessionRow, Uuid16};
 use super::sql::{corrupt_or_unavailable, damaged};
@@ -32,7 +34,7 @@ use super::{read, schema};
 use crate::check::{Anchors, CheckReport, Problem, ProblemKind, check_payloads, check_record};
 use crate::commit::results_in;
 use crate::keys::{KeyFile, KnownKeys};
-use crate::port::{StateValue, StoreError, StoredRecord};
+use crate::port::{StateValue, StoreError};
 
 /// How many records are held in memory at a time.
 const PAGE: u64 = 1_000;
@@ -224,6 +226,7 @@ impl RowCounts {
             "closed_hold",
             "state",
             "erasure",
+            "memory",
         ];
         let expected = tables.map(|table| (table, 0)).into();
         Self { expected }
@@ -266,14 +269,15 @@ fn check_session(
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
     let mut erased = Erased::default();
+    let mut memories = Memories::default();
     let (mut decided, mut results) = (Vec::new(), BTreeMap::new());
     let mut first = 1;
     while first <= row.revision {
-        let page = log::read_range(conn, &row, first, first + PAGE - 1)?;
+        let page = log::read_rows(conn, &row, first, first + PAGE - 1)?;
         if page.is_empty() {
             break;
         }
-        for stored in &page {
+        for (log, exchanges, stored) in &page {
             let begins = stored.record.content.session;
             let state = state.get_or_insert_with(|| SessionState::new(begins));
             check_record(stored, state, &mut facts, report);
@@ -281,17 +285,25 @@ fn check_session(
             erased.note(session, stored);
             let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
             report.add_all(replaced);
+            let before = state.clone();
+            apply(state, &stored.record);
+            let changes = changes(&before, &stored.record, state);
+            memories.learn((*log, exchanges), &stored.record, &changes, report);
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {
-                check_ended(conn, row.pk, stored, state, report, rows, &mut decided)?;
+                let step = RecordStep {
+                    before: &before,
+                    record: &stored.record,
+                    after: state,
+                };
+                check_ended(conn, row.pk, &step, changes, report, rows, &mut decided)?;
                 results.extend(results_in(&stored.record));
                 report.records += 1;
             }
             if seq == row.origin_seq + 1 {
                 columns::compare_beginning(conn, &row, &stored.record, report)?;
             }
-            apply(state, &stored.record);
         }
         first += PAGE;
     }
@@ -302,6 +314,7 @@ fn check_session(
         columns::compare_decided(conn, owner, &decided, &results, report)?;
     }
     columns::compare_life(conn, &row, &folded, report)?;
+    memories.compare(conn, &row, &folded, report)?;
     compare_projections(conn, &row, &folded, report, rows)
 }
 
@@ -309,23 +322,20 @@ fn check_session(
 fn check_ended(
     conn: &Connection,
     pk: i64,
-    stored: &StoredRecord,
-    before: &SessionState,
+    step: &RecordStep<'_>,
+    changes: Changes,
     report: &mut CheckReport,
     rows: &mut RowCounts,
     decided: &mut Vec<(ClosedHold, Name)>,
 ) -> Result<(), StoreError> {
-    let mut after = before.clone();
-    apply(&mut after, &stored.record);
-    let changes = changes(before, &stored.record, &after);
-    let seq = stored.record.content.seq;
-    let session = stored.record.content.session;
+    let seq = step.record.content.seq;
+    let session = step.record.content.session;
     let mut differs = |kind: &str, id: String| {
         let what = format!("is not as record {seq} of its session left it");
         let problem = Problem::projection(format!("{kind} {id}"), what);
         report.add(problem.in_session(session).at(seq));
     };
-    if stored
+    if step
         .record
         .content
         .events
@@ -354,8 +364,8 @@ fn check_ended(
     rows.add("closed_task", changes.closed_tasks.len());
     rows.add("closed_hold", changes.closed_holds.len());
     for closed in changes.closed_holds {
-        let agent = before.tasks.get(&closed.hold.task);
-        let agent = agent.or_else(|| after.tasks.get(&closed.hold.task));
+        let agent = step.before.tasks.get(&closed.hold.task);
+        let agent = agent.or_else(|| step.after.tasks.get(&closed.hold.task));
         decided.extend(agent.map(|task| (closed, task.agent.clone())));
     }
     Ok(())
@@ -381,6 +391,7 @@ fn compare_projections(
         ("the live requests", stored.requests == folded.requests),
         ("the open holds", stored.holds == folded.holds),
         ("the versions of its state", stored.keys == folded.keys),
+        ("the memories", stored.memories == folded.memories),
     ] {
         if !is_same {
             differs(what);
@@ -391,6 +402,7 @@ fn compare_projections(
         requests: Arc::default(),
         holds: Arc::default(),
         keys: Arc::default(),
+        memories: Arc::default(),
         ..state.clone()
     };
     if bare(&stored) != bare(folded) {
@@ -407,6 +419,7 @@ fn compare_projections(
     rows.add("live_request", folded.requests.len());
     rows.add("open_hold", folded.holds.len());
     rows.add("state", folded.keys.len());
+    rows.add("memory", folded.memories.len());
     rows.add("session", 1);
     rows.add(
         "log",

@@ -28,11 +28,7 @@ pub(super) fn items(
     let Some(row) = log::session_row(conn, session)? else {
         return Ok(Vec::new());
     };
-    let mut placing = Placing {
-        rewinds: rewinds(conn, &row)?,
-        names: inherited_names(conn, &row)?,
-        roots: BTreeMap::new(),
-    };
+    let mut placing = Placing::of(conn, &row)?;
     let mut found = Vec::new();
     let before = query.before.unwrap_or(u64::MAX);
     let (mut at, mut task) = match (query.task, query.before) {
@@ -78,11 +74,7 @@ pub(super) fn transcript(
     let Some(row) = log::session_row(conn, session)? else {
         return Ok((Vec::new(), None));
     };
-    let mut placing = Placing {
-        rewinds: rewinds(conn, &row)?,
-        names: inherited_names(conn, &row)?,
-        roots: BTreeMap::new(),
-    };
+    let mut placing = Placing::of(conn, &row)?;
     let mut at = match before {
         Some(before) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
         Some(_) => 0,
@@ -135,13 +127,28 @@ fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
 }
 
 /// The facts that locate an item: rewinds, renamed tasks and root tasks.
-struct Placing {
+pub(super) struct Placing {
     /// The ranges of items that rewinds removed.
     rewinds: Vec<(u64, u64)>,
     /// The ids that inherited tasks have here, by the ids they had before.
     names: BTreeMap<TaskId, TaskId>,
     /// Which tasks are root tasks.
     roots: BTreeMap<TaskId, bool>,
+}
+
+impl Placing {
+    pub(super) fn of(conn: &Connection, session: &SessionRow) -> Result<Self, StoreError> {
+        Ok(Self {
+            rewinds: rewinds(conn, session)?,
+            names: inherited_names(conn, session)?,
+            roots: BTreeMap::new(),
+        })
+    }
+
+    /// The id that a task has in the session.
+    pub(super) fn name(&self, task: TaskId) -> TaskId {
+        self.names.get(&task).copied().unwrap_or(task)
+    }
 }
 
 /// The ids that a fork, and the forks it comes from, gave to inherited tasks.
@@ -208,7 +215,7 @@ fn log_of_page(
 }
 
 /// The requested items of a record with their payloads, oldest first.
-fn place_items(
+pub(super) fn place_items(
     conn: &Connection,
     log: &LogRow,
     user: UserId,
@@ -225,8 +232,7 @@ fn place_items(
             placing.roots.insert(group.task, known);
             known
         };
-        let task = placing.names.get(&group.task).copied();
-        let task = task.unwrap_or(group.task);
+        let task = placing.name(group.task);
         let mut next_body = first_body;
         for item in group.items {
             let body_at = next_body;

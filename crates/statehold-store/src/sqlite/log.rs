@@ -2,8 +2,9 @@
 
 use rusqlite::{Connection, OptionalExtension, Row};
 use statehold_core::digest::{BodyRef, Digest};
-use statehold_core::ids::{SessionId, TaskId, UserId};
+use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::record::{Record, RecordItems};
+use statehold_core::request::RequestOutcome;
 use statehold_core::session::SessionState;
 use uuid::Uuid;
 
@@ -115,6 +116,7 @@ pub(super) struct LogRow {
     pub(super) seq: u64,
     pub(super) prev: i64,
     pub(super) links: Vec<u8>,
+    pub(super) exchanges: Vec<u8>,
     record: Vec<u8>,
     pub(super) bodies: Vec<u8>,
 }
@@ -127,8 +129,9 @@ impl LogRow {
             seq: from_sql(row.get(2)?),
             prev: row.get(3)?,
             links: row.get(4)?,
-            record: row.get(5)?,
-            bodies: row.get(6)?,
+            exchanges: row.get(5)?,
+            record: row.get(6)?,
+            bodies: row.get(7)?,
         })
     }
 
@@ -141,6 +144,13 @@ impl LogRow {
         self.prev < self.id
             && self.links.len().is_multiple_of(LINK_BYTES)
             && parse_links(&self.links).all(|link| link.prev < self.id)
+            && self.exchanges.len().is_multiple_of(EXCHANGE_BYTES)
+            && parse_exchanges(&self.exchanges).all(|link| {
+                [link.grown, link.prev, link.state.unwrap_or(0)]
+                    .iter()
+                    .max()
+                    < Some(&self.id)
+            })
     }
 
     /// The record. Its number must match the row.
@@ -235,6 +245,29 @@ impl LogRow {
     }
 }
 
+impl LogRow {
+    /// The exchange of a memory that this record ended.
+    pub(super) fn exchange(
+        &self,
+        request: RequestId,
+        number: u64,
+    ) -> Result<ExchangeLink, StoreError> {
+        parse_exchanges(&self.exchanges)
+            .find(|link| link.request == request && link.number == number)
+            .ok_or_else(|| {
+                damaged(
+                    self.place(),
+                    "it has not ended the exchange that it should have",
+                )
+            })
+    }
+
+    /// A row that a link of this row names.
+    pub(super) fn named(&self, row: i64) -> i64 {
+        if row == 0 { self.id } else { row }
+    }
+}
+
 fn blob(
     conn: &Connection,
     user: UserId,
@@ -283,9 +316,83 @@ fn parse_links(bytes: &[u8]) -> impl Iterator<Item = Link> + '_ {
     })
 }
 
+/// An exchange that a record ended, and the one before it on its path. A row is 0 for the row that the link
+/// is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ExchangeLink {
+    pub(super) request: RequestId,
+    pub(super) task: TaskId,
+    /// The record that started the request.
+    pub(super) started_by: u64,
+    /// The newest row that added to the task.
+    pub(super) grown: i64,
+    /// Its number on its path.
+    pub(super) number: u64,
+    /// The row that ended the exchange before it, and the request that this one was.
+    pub(super) prev: i64,
+    pub(super) before: Option<RequestId>,
+    /// The row with the private state that a memory gives back after this exchange.
+    pub(super) state: Option<i64>,
+    /// Whether the exchange wrote that state itself.
+    pub(super) wrote_state: bool,
+    pub(super) outcome: RequestOutcome,
+}
+
+const EXCHANGE_BYTES: usize = 89;
+const OUTCOMES: [RequestOutcome; 3] = [
+    RequestOutcome::Completed,
+    RequestOutcome::Failed,
+    RequestOutcome::Cancelled,
+];
+
+/// The bytes of some exchanges.
+pub(super) fn pack_exchanges(links: &[ExchangeLink]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(links.len() * EXCHANGE_BYTES);
+    for link in links {
+        let mut outcomes = (0..).zip(OUTCOMES);
+        let outcome = outcomes.find(|(_, known)| *known == link.outcome);
+        let flags = outcome.map_or(0_u8, |(number, _)| number)
+            | u8::from(link.state.is_some()) << 2
+            | u8::from(link.wrote_state) << 3;
+        let before = link.before.map_or(Uuid::nil(), |before| *before.as_uuid());
+        bytes.extend_from_slice(link.request.as_uuid().as_bytes());
+        bytes.extend_from_slice(link.task.as_uuid().as_bytes());
+        bytes.extend_from_slice(&link.started_by.to_le_bytes());
+        bytes.extend_from_slice(&link.grown.to_le_bytes());
+        bytes.extend_from_slice(&link.number.to_le_bytes());
+        bytes.extend_from_slice(&link.prev.to_le_bytes());
+        bytes.extend_from_slice(before.as_bytes());
+        bytes.extend_from_slice(&link.state.unwrap_or(0).to_le_bytes());
+        bytes.push(flags);
+    }
+    bytes
+}
+
+fn parse_exchanges(bytes: &[u8]) -> impl Iterator<Item = ExchangeLink> + '_ {
+    bytes.chunks_exact(EXCHANGE_BYTES).filter_map(|chunk| {
+        let id = |at: usize| Uuid::from_slice(&chunk[at..at + 16]).ok();
+        let number = |at: usize| Some(i64::from_le_bytes(chunk[at..at + 8].try_into().ok()?));
+        let flags = chunk[88];
+        let before = id(64).filter(|before| !before.is_nil());
+        Some(ExchangeLink {
+            request: RequestId::from_uuid(id(0)?),
+            task: TaskId::from_uuid(id(16)?),
+            started_by: from_sql(number(32)?),
+            grown: number(40)?,
+            number: from_sql(number(48)?),
+            prev: number(56)?,
+            before: before.map(RequestId::from_uuid),
+            state: number(80).filter(|_| flags & 4 != 0),
+            wrote_state: flags & 8 != 0,
+            outcome: *OUTCOMES.get(usize::from(flags & 3))?,
+        })
+    })
+}
+
 /// One row of the log, by its id.
 pub(super) fn row(conn: &Connection, id: i64) -> Result<LogRow, StoreError> {
-    let sql = "SELECT id, session, seq, prev, links, record, bodies FROM log WHERE id = ?1";
+    let sql =
+        "SELECT id, session, seq, prev, links, exchanges, record, bodies FROM log WHERE id = ?1";
     let row = conn
         .prepare_cached(sql)
         .and_then(|mut statement| statement.query_row([id], LogRow::read).optional())
@@ -407,6 +514,17 @@ pub(super) fn read_range(
     first: u64,
     last: u64,
 ) -> Result<Vec<StoredRecord>, StoreError> {
+    let rows = read_rows(conn, session, first, last)?;
+    Ok(rows.into_iter().map(|(_, _, stored)| stored).collect())
+}
+
+/// The same, each with the number of its row and the exchanges that it ended.
+pub(super) fn read_rows(
+    conn: &Connection,
+    session: &SessionRow,
+    first: u64,
+    last: u64,
+) -> Result<Vec<(i64, Vec<u8>, StoredRecord)>, StoreError> {
     let last = last.min(session.revision);
     if first > last {
         return Ok(Vec::new());
@@ -430,16 +548,16 @@ pub(super) fn read_range(
         }
         expected = record.content.prev_hash;
         let bodies = at.bodies(conn, session.user, &record)?;
-        records.push(StoredRecord { record, bodies });
-        if at.seq <= first {
+        let (seq, prev) = (at.seq, at.prev);
+        records.push((at.id, at.exchanges, StoredRecord { record, bodies }));
+        if seq <= first {
             break;
         }
-        let next = row(conn, at.prev)?;
-        if next.seq + 1 != at.seq {
-            let place = format!("record {} of session {}", at.seq - 1, session.id);
+        at = row(conn, prev)?;
+        if at.seq + 1 != seq {
+            let place = format!("record {} of session {}", seq - 1, session.id);
             return Err(damaged(place, "the record is missing"));
         }
-        at = next;
     }
     records.reverse();
     Ok(records)

@@ -20,6 +20,7 @@ use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
 use super::log::{self, SessionRow, Uuid16};
+use super::memory;
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use crate::codec;
 use crate::commit::Answer;
@@ -145,6 +146,7 @@ pub(super) fn load(
         versions.insert(state_key(&key)?, from_sql(version));
     }
     state.keys = std::sync::Arc::new(versions);
+    state.memories = std::sync::Arc::new(memory::load(conn, row.pk)?);
     Ok(Some(state))
 }
 
@@ -285,13 +287,23 @@ pub(super) fn task_state(conn: &Connection, task: TaskId) -> Result<Option<Vec<u
         .map_err(|error| damaged(format!("the state of {task}"), error))
 }
 
+/// A private state in the log.
+pub(super) struct LoggedState {
+    /// The row that has it.
+    pub(super) log: i64,
+    /// The request that wrote it.
+    pub(super) request: RequestId,
+    /// None if it was erased.
+    pub(super) value: Option<Vec<u8>>,
+}
+
 /// The private state that a task had at a log row, from the log.
 pub(super) fn task_state_at(
     conn: &Connection,
     user: UserId,
     from: i64,
     task: TaskId,
-) -> Result<Option<Vec<u8>>, StoreError> {
+) -> Result<Option<LoggedState>, StoreError> {
     let (mut at, mut task) = (from, task);
     while at != 0 {
         let row = log::row(conn, at)?;
@@ -300,15 +312,21 @@ pub(super) fn task_state_at(
         let mut found = None;
         for event in &record.content.events {
             match event {
-                Event::TaskStatePut { task: put, .. } if *put == task => found = Some(index),
+                Event::TaskStatePut {
+                    task: put, request, ..
+                } if *put == task => found = Some((*request, index)),
                 Event::TaskRenamed { from, to } if *to == task => task = *from,
                 _ => {}
             }
             index += event.bodies().len();
         }
-        if let Some(index) = found {
+        if let Some((request, index)) = found {
             let bodies = row.bodies(conn, user, &record)?;
-            return Ok(bodies.into_iter().nth(index).flatten());
+            return Ok(Some(LoggedState {
+                log: at,
+                request,
+                value: bodies.into_iter().nth(index).flatten(),
+            }));
         }
         at = row.prev;
     }

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::oneshot;
 
-use super::schema;
 use super::sql::corrupt_or_unavailable;
+use super::{Meter, count_steps, schema};
 use crate::port::StoreError;
 
 const QUEUE_MAX: usize = 1024;
@@ -24,16 +24,23 @@ pub(super) struct Readers {
 
 impl Readers {
     /// Opens `count` reading connections.
-    pub(super) fn start(path: &Path, count: usize) -> Result<Self, StoreError> {
+    pub(super) fn start(
+        path: &Path,
+        count: usize,
+        meter: Option<&Arc<Meter>>,
+    ) -> Result<Self, StoreError> {
         let (queries, queue) = sync_channel::<Query>(QUEUE_MAX);
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::with_capacity(count);
         for number in 0..count {
-            let conn = schema::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            let mut conn = schema::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             conn.execute_batch(
                 "PRAGMA query_only = ON; PRAGMA wal_autocheckpoint = 0; PRAGMA cache_size = -16384;",
             )
             .map_err(corrupt_or_unavailable("the settings"))?;
+            if let Some(meter) = meter {
+                count_steps(&mut conn, Arc::clone(meter), |meter| &meter.read_steps)?;
+            }
             let queue = Arc::clone(&queue);
             let thread = std::thread::Builder::new()
                 .name(format!("statehold-reader-{number}"))

@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, ToSql, params};
 use statehold_core::hold::Hold;
-use statehold_core::ids::TaskId;
+use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::LiveStatus;
@@ -11,15 +11,21 @@ use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
-use super::log::{self, Link, SessionRow, WAYPOINT_EVERY, pack_links};
+use super::log::{
+    self, ExchangeLink, Link, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links,
+};
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
-use super::{erase, read};
+use super::{erase, memory, read};
 use crate::codec;
 use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
 use crate::port::{HoldPlace, SharedOwner, StoreError};
 
 /// Runs one statement with its parameters.
-fn run(conn: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<usize, StoreError> {
+pub(super) fn run(
+    conn: &Connection,
+    sql: &str,
+    params: impl rusqlite::Params,
+) -> Result<usize, StoreError> {
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.execute(params))
         .map_err(corrupt_or_unavailable("writing"))
@@ -43,7 +49,8 @@ fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     })?;
     let prev = require_head(conn, commit, found.as_ref())?;
     take_key(conn, commit)?;
-    let log = append(conn, commit, found.as_ref(), prev)?;
+    let exchanges = memory::links(conn, commit, found.as_ref(), prev)?;
+    let log = append(conn, commit, found.as_ref(), prev, &exchanges)?;
     let pk = write_session(conn, commit, owner, found.as_ref(), log)?;
     if found.is_none() {
         run(conn, "UPDATE log SET session = ?1 WHERE id = ?2", (pk, log))?;
@@ -56,6 +63,7 @@ fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     }
     write_rewinds(conn, pk, content)?;
     write_tasks(conn, commit, pk, log)?;
+    memory::write(conn, commit, pk, log, &exchanges)?;
     write_requests(conn, commit, owner, pk)?;
     write_holds(conn, commit, owner, pk)?;
     write_state(conn, commit, pk)?;
@@ -154,6 +162,7 @@ fn append(
     commit: &Commit,
     found: Option<&SessionRow>,
     prev: i64,
+    exchanges: &[ExchangeLink],
 ) -> Result<i64, StoreError> {
     let mut links = Vec::new();
     for task in &commit.writes.grown_tasks {
@@ -174,24 +183,25 @@ fn append(
             before: *old,
         });
     }
-    let row: [&dyn ToSql; 6] = [
+    let row: [&dyn ToSql; 7] = [
         &found.map_or(0, |row| row.pk),
         &to_sql(commit.record.content.seq),
         &prev,
         &pack_links(&links),
+        &pack_exchanges(exchanges),
         &commit.packed_record,
         &commit.packed_bodies,
     ];
     run(
         conn,
-        "INSERT INTO log(session, seq, prev, links, record, bodies)
-         VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
+        "INSERT INTO log(session, seq, prev, links, exchanges, record, bodies)
+         VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         &row[..],
     )?;
     Ok(conn.last_insert_rowid())
 }
 
-fn last_log_of_task(conn: &Connection, task: TaskId) -> Result<Option<i64>, StoreError> {
+pub(super) fn last_log_of_task(conn: &Connection, task: TaskId) -> Result<Option<i64>, StoreError> {
     conn.prepare_cached("SELECT last_log FROM open_task WHERE id = ?1")
         .and_then(|mut statement| {
             statement
@@ -435,33 +445,45 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
         let row = (id, pk, last_log, json(closed));
         run(conn, "INSERT INTO closed_task VALUES(?1, ?2, ?3, ?4)", row)?;
     }
-    for (task, value) in &commit.writes.task_states {
-        let sql = "INSERT INTO task_state VALUES(?1, ?2, ?3)
-                   ON CONFLICT(task) DO UPDATE SET value = excluded.value";
-        run(
-            conn,
-            sql,
-            (id_bytes(task.as_uuid()), pk, codec::pack(value)),
-        )?;
+    for (task, request, value) in &commit.writes.task_states {
+        write_task_state(conn, *task, pk, *request, log, value)?;
     }
     for (old, new) in &commit.changes.renamed_tasks {
         // The origin may have newer commits; the fork gets the private state of the revision it was
         // made from.
         let user = commit.after.owner.as_ref().map(|owner| owner.user);
         let before = log::row(conn, log)?.prev;
-        let value = user
+        let found = user
             .map(|user| read::task_state_at(conn, user, before, *old))
             .transpose()?;
-        if let Some(value) = value.flatten() {
-            let sql = "INSERT INTO task_state VALUES(?1, ?2, ?3)";
-            run(
-                conn,
-                sql,
-                (id_bytes(new.as_uuid()), pk, codec::pack(&value)),
-            )?;
+        if let Some(found) = found.flatten()
+            && let Some(value) = &found.value
+        {
+            write_task_state(conn, *new, pk, found.request, found.log, value)?;
         }
     }
     Ok(())
+}
+
+fn write_task_state(
+    conn: &Connection,
+    task: TaskId,
+    pk: i64,
+    request: RequestId,
+    log: i64,
+    value: &[u8],
+) -> Result<(), StoreError> {
+    let row = (
+        id_bytes(task.as_uuid()),
+        pk,
+        id_bytes(request.as_uuid()),
+        log,
+        codec::pack(value),
+    );
+    let sql = "INSERT INTO task_state VALUES(?1, ?2, ?3, ?4, ?5)
+               ON CONFLICT(task) DO UPDATE SET request = excluded.request, log = excluded.log,
+               value = excluded.value";
+    run(conn, sql, row).map(drop)
 }
 
 fn write_requests(

@@ -353,10 +353,15 @@ impl Driver {
                 .load_at(self.session(), revision)
                 .await
                 .expect(HEALTHY);
-            cold.past = past.map(|past| Past {
-                items_appended: past.items_appended,
-                keys: (*past.keys).clone(),
-            });
+            cold.past = past.as_ref().map(Past::from);
+            let kept = self.store.kept_revision(self.session(), revision).await;
+            let kept = self
+                .store
+                .load_at(self.session(), kept.expect(HEALTHY))
+                .await;
+            if let (Some(past), Some(kept)) = (&mut cold.past, kept.expect(HEALTHY)) {
+                past.memories = kept.memories;
+            }
         }
         cold
     }

@@ -58,6 +58,7 @@ pub(super) async fn ended_requests_are_found(store: Arc<dyn Store>) {
         task: driver.tasks[2],
         parent: Some(driver.requests[1]),
         outcome: RequestOutcome::Failed,
+        memory: None,
         started_by: driver
             .log
             .iter()

@@ -11,8 +11,9 @@ use statehold_core::session::SessionState;
 use super::driver::Driver;
 use super::fixture::{name, the_end};
 use crate::{
-    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StateValue, Store, StoredItem, StoredRecord,
+    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, MemoryPage, MemoryQuery,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoredItem,
+    StoredRecord,
 };
 
 /// Agents that the suite names.
@@ -43,6 +44,7 @@ struct SessionPicture {
     items: Vec<StoredItem>,
     values: BTreeMap<StateKey, StateValue>,
     earlier_values: Vec<Option<Vec<u8>>>,
+    memories: Vec<MemoryPage>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -119,6 +121,7 @@ impl Picture {
                 found.earlier_values, expected.earlier_values,
                 "earlier values, {when}"
             );
+            assert_eq!(found.memories, expected.memories, "the memories, {when}");
             assert_eq!(found.past, expected.past, "earlier states, {when}");
         }
         for (id, task) in &self.tasks {
@@ -191,6 +194,17 @@ async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> Sess
             earlier_values.push(value.expect(HEALTHY));
         }
     }
+    let mut memories = Vec::new();
+    for (path, memory) in driver.state.memories.iter() {
+        let query = MemoryQuery {
+            path: path.clone(),
+            memory: Some(*memory),
+            reader: None,
+            exchanges: 1_000,
+            bytes: u64::MAX,
+        };
+        memories.push(store.memory(session, query).await.expect(HEALTHY));
+    }
     let query = ItemQuery {
         task: None,
         before: None,
@@ -208,6 +222,7 @@ async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> Sess
         items: store.items(session, query).await.expect(HEALTHY),
         values: store.state(session).await.expect(HEALTHY),
         earlier_values,
+        memories,
     }
 }
 

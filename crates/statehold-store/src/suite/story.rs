@@ -317,7 +317,7 @@ mod tests {
                 seen.insert(event["act"].to_string());
             }
         }
-        let (commands, events) = (17, 22);
+        let (commands, events) = (17, 23);
         assert_eq!(seen.len(), commands + events, "{seen:?}");
         assert!(driver.past.iter().any(|state| state.requests.len() == 3));
     }

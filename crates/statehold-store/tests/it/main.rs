@@ -5,5 +5,6 @@
 mod check;
 mod erase;
 mod memory;
+mod memory_cost;
 mod sqlite;
 mod tampered;

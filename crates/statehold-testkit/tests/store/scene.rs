@@ -340,10 +340,13 @@ impl Author {
     async fn rewind(&mut self, store: &SqliteStore, to: u64) {
         let past = store.load_at(self.session(), to).await.expect("reads");
         let past = past.expect("the revision is in the past");
-        let past = Past {
-            items_appended: past.items_appended,
-            keys: (*past.keys).clone(),
-        };
+        let mut past = Past::from(&past);
+        let kept = store
+            .kept_revision(self.session(), to)
+            .await
+            .expect("reads");
+        let kept = store.load_at(self.session(), kept).await.expect("reads");
+        past.memories = kept.expect("the revision is in the past").memories;
         let rewind = Command::Rewind { to };
         self.own_after(store, &rewind, fixtures::client(), Some(past))
             .await;

@@ -187,7 +187,16 @@ fn a_rewind_says_which_items_it_takes_out() {
         items_kept: 2,
         items_until: 4,
     };
-    assert_eq!(w.last_events(), [rewound]);
+    let memory = crate::memory::Memory {
+        exchanges: 1,
+        record: 2,
+        request: w.request("R1"),
+    };
+    let restored = Event::MemoryRestored {
+        memory: Some(memory),
+        path: "a1".parse().expect("a fixture path"),
+    };
+    assert_eq!(w.last_events(), [restored, rewound]);
     turn(&mut w);
     let seqs: Vec<_> = w.items().iter().map(|(_, _, item)| item.seq).collect();
     assert_eq!(seqs, [1, 2, 3, 4, 5, 6], "nothing is numbered twice");

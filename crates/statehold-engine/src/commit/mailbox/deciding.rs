@@ -133,10 +133,14 @@ impl Inner {
         }
         if let Some(revision) = named.past {
             let past = self.store.load_at(state.session, revision).await?;
-            cold.past = past.map(|past| Past {
-                items_appended: past.items_appended,
-                keys: (*past.keys).clone(),
-            });
+            cold.past = past.as_ref().map(Past::from);
+            let kept = self.store.kept_revision(state.session, revision).await?;
+            if let Some(past) = &mut cold.past
+                && kept < revision
+                && let Some(then) = self.store.load_at(state.session, kept).await?
+            {
+                past.memories = then.memories;
+            }
         }
         Ok(cold)
     }

@@ -191,6 +191,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("event ItemsAppended", 1_000),
     ("event LeaseLapsed", 50),
     ("event LeaseReleased", 50),
+    ("event MemoryRestored", 25),
     ("event PayloadsErased", 20),
     ("event RequestEnded", 1_000),
     ("event RequestLeased", 1_000),

@@ -12,8 +12,8 @@ use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::Owner;
 
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
-use super::super::read;
 use super::super::sql::{corrupt_or_unavailable, from_sql, id_bytes, to_sql};
+use super::super::{memory, read};
 use crate::check::{CheckReport, Problem};
 use crate::codec;
 use crate::port::{SharedOwner, StoreError};
@@ -57,8 +57,8 @@ struct Pass {
     merging: Option<(SharedKey, Value)>,
     /// Shared keys with an erased payload, whose expected value is therefore unknown.
     unknown: BTreeSet<SharedKey>,
-    /// The log row that last wrote the private state of a task, and the task's session.
-    private: BTreeMap<TaskId, (i64, i64)>,
+    /// Who last wrote the private state of a task, the log row of that, and the task's session.
+    private: BTreeMap<TaskId, (RequestId, i64, i64)>,
     children: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many payloads of the log are kept in each blob.
     blobs: BTreeMap<(Vec<u8>, Vec<u8>), i64>,
@@ -254,7 +254,7 @@ impl Pass {
                     }
                 }
                 Event::PayloadsErased { payloads } => {
-                    self.private.retain(|_, (_, session)| *session != pk);
+                    self.private.retain(|_, (_, _, session)| *session != pk);
                     if *payloads == ErasedPayloads::All {
                         self.names.insert(pk, (None, None));
                     }
@@ -276,13 +276,14 @@ impl Pass {
                     let range = (to_sql(*items_kept), to_sql(*items_until));
                     self.rewinds.insert((pk, to_sql(seq), range.0, range.1));
                 }
-                Event::TaskStatePut { task, .. } => {
-                    self.private.insert(*task, (row.id, pk));
+                Event::TaskStatePut { task, request, .. } => {
+                    self.private.insert(*task, (*request, row.id, pk));
                 }
-                Event::TaskRenamed { from, to }
-                    if read::task_state_at(conn, user, row.prev, *from)?.is_some() =>
-                {
-                    self.private.insert(*to, (row.id, pk));
+                Event::TaskRenamed { from, to } => {
+                    let state = read::task_state_at(conn, user, row.prev, *from)?;
+                    let state = state.filter(|state| state.value.is_some());
+                    let filed = state.map(|state| (*to, (state.request, state.log, pk)));
+                    self.private.extend(filed);
                 }
                 Event::SharedStatePut {
                     key,
@@ -483,20 +484,22 @@ impl Pass {
                 "has more or fewer rows than the log calls for",
             );
         }
-        for (task, (written, pk)) in std::mem::take(&mut self.private) {
-            let sql = "SELECT session FROM task_state WHERE task = ?1";
-            let filed = read::first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))?;
-            if filed != Some(pk) {
+        for (task, (request, written, pk)) in std::mem::take(&mut self.private) {
+            let sql = "SELECT request, log, session FROM task_state WHERE task = ?1";
+            let filed = read::first(conn, sql, [id_bytes(task.as_uuid())], |row| {
+                let request = RequestId::from_uuid(row.get::<_, Uuid16>(0)?.0);
+                Ok((request, row.get(1)?, row.get(2)?))
+            })?;
+            if filed != Some((request, written, pk)) {
                 self.wrong(
                     format!("the private state of {task}"),
-                    "is missing, or filed under another session",
+                    "is missing, or filed under another session or record",
                 );
             }
-            let record = log::row(conn, written)?.record()?;
-            let Some(session) = log::session_row(conn, record.content.session)? else {
+            let Some(user) = self.sessions.get(&pk).map(|session| session.user) else {
                 continue;
             };
-            let logged = read::task_state_at(conn, session.user, written, task)?;
+            let logged = memory::state_in(conn, user, written)?;
             if logged.is_some() && read::task_state(conn, task)? != logged {
                 self.wrong(
                     format!("the private state of {task}"),

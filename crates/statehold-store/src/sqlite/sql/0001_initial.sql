@@ -1,7 +1,8 @@
 -- The first layout. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
 -- The log is written in the order of arrival: a commit touches its tail and a few small rows, never
 -- the middle of a long history. Each log row names the row before it of the same session, and, in
--- `links`, the row before it of each task whose history it adds to. Waypoints make seeking cheap.
+-- `links`, the row before it of each task whose history it adds to, and, in `exchanges`, where the memories
+-- of agents go on backwards. Waypoints make seeking cheap.
 
 CREATE TABLE meta(
   key TEXT PRIMARY KEY NOT NULL,
@@ -47,6 +48,7 @@ CREATE TABLE log(
   seq INTEGER NOT NULL,
   prev INTEGER NOT NULL,
   links BLOB NOT NULL,
+  exchanges BLOB NOT NULL,
   record BLOB NOT NULL,
   bodies BLOB NOT NULL
 );
@@ -86,9 +88,24 @@ CREATE TABLE closed_task(
 CREATE TABLE task_state(
   task BLOB PRIMARY KEY NOT NULL,
   session INTEGER NOT NULL,
+  request BLOB NOT NULL,
+  log INTEGER NOT NULL,
   value BLOB NOT NULL
 );
 CREATE INDEX task_state_by_session ON task_state(session);
+
+-- The number and the newest of the exchanges of each agent path; `log` is the row that ended the newest, and
+-- `state` the row with the private state that the memory gives back, or 0.
+CREATE TABLE memory(
+  session INTEGER NOT NULL,
+  path TEXT NOT NULL,
+  exchanges INTEGER NOT NULL,
+  record INTEGER NOT NULL,
+  request BLOB NOT NULL,
+  log INTEGER NOT NULL,
+  state INTEGER NOT NULL,
+  PRIMARY KEY (session, path)
+);
 
 CREATE TABLE live_request(
   id BLOB PRIMARY KEY NOT NULL,

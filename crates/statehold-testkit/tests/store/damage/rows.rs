@@ -69,6 +69,8 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("UPDATE log SET prev = id + 1 WHERE session = 1 AND seq = 30", &["record 30"]),
     ("UPDATE log SET links = x'' WHERE session = 2 AND seq = 3", &["log row 80"]),
     ("UPDATE log SET links = x'00' WHERE session = 2 AND seq = 3", &["record 3"]),
+    ("UPDATE log SET exchanges = x'' WHERE session = 2 AND exchanges <> x''", &["log row"]),
+    ("UPDATE log SET exchanges = x'00' WHERE session = 2 AND seq = 3", &["record 3"]),
     // What makes seeking fast.
     ("DELETE FROM waypoint", &["table `waypoint`"]),
     ("UPDATE waypoint SET log = log - 1", &["table `waypoint`"]),
@@ -146,7 +148,14 @@ const CHANGES: &[(&str, &[&str])] = &[
         &["the private state of tsk_"],
     ),
     ("DELETE FROM task_state", &["the private state of tsk_"]),
-    ("INSERT INTO task_state SELECT zeroblob(16), session, value FROM task_state", &["task_state"]),
+    (
+        "INSERT INTO task_state SELECT zeroblob(16), session, request, log, value FROM task_state",
+        &["task_state"],
+    ),
+    ("UPDATE task_state SET log = log - 1", &["the private state of tsk_"]),
+    ("DELETE FROM memory WHERE session = 1", &["{0}"]),
+    ("UPDATE memory SET exchanges = exchanges + 1 WHERE session = 1", &["{0}"]),
+    ("UPDATE memory SET log = log - 1 WHERE session = 1", &["the memory of"]),
     ("UPDATE task_state SET session = session + 1", &["the private state of tsk_"]),
     (
         "UPDATE shared SET value = (SELECT value FROM state WHERE key = 'lap')
