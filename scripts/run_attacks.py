@@ -42,7 +42,7 @@ CHATS = {"chat_chat", "chat_chat_v1"}
 # The operations by which a role reaches the sessions, requests, tasks and holds of every user.
 MAY_REACH = {
     "client": READS | MANAGES | CANCELS | DECIDES | CHATS | {"requests_start"},
-    "worker": READS | RUNS | CANCELS | {"requests_claim", "requests_start", "state_patch"},
+    "worker": READS | RUNS | CANCELS | {"requests_claim", "requests_memory", "requests_start", "state_patch"},
     "approver": DECIDES | {"holds_read"},
     "operator": READS | CANCELS | {"sessions_records"},
     "admin": READS | CANCELS | MANAGES | {"sessions_records", "keys_revoke"},

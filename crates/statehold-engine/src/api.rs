@@ -14,6 +14,7 @@ pub mod item;
 pub mod json;
 pub mod key;
 pub mod leased;
+pub mod memory;
 pub mod operations;
 pub mod request;
 pub mod schema;

@@ -43,6 +43,8 @@ pub struct ClaimedRequest {
     pub children: Vec<RequestDetail>,
     /// Tool calls without a result.
     pub calls: Vec<(ItemId, OpenCall)>,
+    /// The private state that its agent continues from, for workers.
+    pub task_state: Option<Vec<u8>>,
     /// Whether a pause or a restart dropped `temp:` values.
     pub temp_lost: bool,
     /// The credential that came with the request or answered one of its holds, while it is in memory.
@@ -285,6 +287,7 @@ impl Engine {
             detail,
             children,
             calls,
+            task_state: None,
             temp_lost,
             credential: None,
             service_credential: None,

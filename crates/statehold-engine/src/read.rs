@@ -71,6 +71,17 @@ impl<T, P> Page<T, P> {
     }
 }
 
+/// The view of a task that a caller asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedView {
+    /// The caller's own: that of the agent for its worker, that of the client for others.
+    Own,
+    /// That of the agent, also for a worker with the role of a client.
+    Agent,
+    /// That of an operator; the read is recorded.
+    Trace,
+}
+
 /// A live or ended request.
 #[derive(Debug, Clone)]
 pub enum StoredRequest {
@@ -319,10 +330,12 @@ impl Engine {
         &self,
         caller: &Caller,
         id: TaskId,
-        wants_trace: bool,
+        asked: AskedView,
     ) -> Result<TaskDetail, EngineError> {
-        if wants_trace {
-            require_any(caller, &[Role::Operator, Role::Admin])?;
+        match asked {
+            AskedView::Own => {}
+            AskedView::Agent => require_any(caller, &[Role::Worker])?,
+            AskedView::Trace => require_any(caller, &[Role::Operator, Role::Admin])?,
         }
         require_reader(caller)?;
         let store = &self.inner().store;
@@ -330,12 +343,15 @@ impl Engine {
         let summary = self.readable_around(caller, session).await?;
         let state = self.durable_state(session).await?;
         let (task, status) = self.find_task(&state, id).await?;
-        let view = if wants_trace {
+        let works = caller.works_for(&task.agent);
+        let view = if asked == AskedView::Trace {
             self.audit(caller, TenantEvent::TraceRead { session })
                 .await?;
             View::Trace
-        } else if caller.works_for(&task.agent) && !caller.has(Role::Client) {
+        } else if works && (asked == AskedView::Agent || !caller.has(Role::Client)) {
             View::Agent(id)
+        } else if asked == AskedView::Agent {
+            return Err(EngineError::NotFound);
         } else if caller.acts_for(summary.owner.user) || caller.reads_all() {
             View::Client
         } else {

@@ -13,7 +13,9 @@ use crate::http::problem::{Code, Problem};
 use crate::openai::errors::ErrorOut;
 use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
-use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord};
+use statehold_engine::api::schema::{
+    HoldOrderWord, HoldStatusFilter, TaskViewWord, UntilWord, ViewWord,
+};
 use statehold_engine::api::session::{MessagePage, TracePage};
 
 /// OpenAI-compatible paths with an alias under `/v1`, for clients that are configured with that address.
@@ -46,7 +48,7 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
     security(("bearer" = []), ("api_key" = []), ()),
     components(schemas(
         Problem, ErrorOut, SessionId, TaskId, RequestId, HoldId, KeyId, Name,
-        HoldOrderWord, HoldStatusFilter, UntilWord, ViewWord, MessagePage, TracePage
+        HoldOrderWord, HoldStatusFilter, TaskViewWord, UntilWord, ViewWord, MessagePage, TracePage
     )),
     modifiers(&KeySchemes)
 )]

@@ -84,6 +84,12 @@ schemas! {
         "`trace` shows every item, needs `operator`, and is audited.",
         &["client", "trace"],
     );
+    /// How much of the history of a task is shown.
+    TaskViewWord as "TaskView" = word(
+        "`agent` shows the history and the private state to the worker of the task's agent. `trace` shows \
+         every item, needs `operator`, and is audited.",
+        &["client", "agent", "trace"],
+    );
     /// The change that a long poll waits for.
     UntilWord as "Until" = word("What to wait for.", &["final", "changed"]);
     /// A record of a session or of the audit stream.

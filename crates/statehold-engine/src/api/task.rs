@@ -20,6 +20,8 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
 
+pub use crate::read::AskedView;
+
 /// A task with a page of its history.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Task)]
@@ -77,10 +79,10 @@ pub async fn read(
     engine: &Engine,
     caller: &Caller,
     task: TaskId,
-    wants_trace: bool,
+    asked: AskedView,
     (before, limit): (Option<u64>, usize),
 ) -> Result<TaskRead, EngineError> {
-    let detail = engine.task(caller, task, wants_trace).await?;
+    let detail = engine.task(caller, task, asked).await?;
     let page = engine.history(&detail, before, limit).await?;
     let task = &detail.task;
     let (pending, pending_total) = pending_views(&detail.pending);

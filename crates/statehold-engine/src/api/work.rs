@@ -48,7 +48,11 @@ pub async fn claim(
         lease_ms: lease.saturating_mul(1_000),
         request: input.request_id,
     };
-    let claimed = engine.claim(caller, &claim).await?;
+    let mut claimed = engine.claim(caller, &claim).await?;
+    for one in &mut claimed {
+        let (session, request) = (one.detail.session.id, one.detail.request.id());
+        one.task_state = engine.task_state_for(session, request).await?;
+    }
     Ok(ClaimView {
         requests: claimed.iter().map(RequestView::of_claim).collect(),
     })

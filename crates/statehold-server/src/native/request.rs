@@ -5,7 +5,9 @@ use std::time::Duration;
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::memory::Memory;
 use statehold_engine::api;
+use statehold_engine::api::memory::MemoryView;
 use statehold_engine::api::request::{
     AppendInput, ClaimInput, ClaimView, CompleteInput, EmptyInput, FailInput, HeartbeatInput,
     HeartbeatView, ItemsWritten, ReleaseInput, RequestView, StartInput, WaitUntil,
@@ -16,7 +18,9 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, AnswerHeaders, committed, plain, revision, shown};
+use super::{
+    Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, plain, revision, shown,
+};
 use crate::http::call::{App, CallContext, CallerCredential, Params, Payload};
 use crate::http::problem::{Code, Problem};
 
@@ -24,6 +28,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(start))
         .routes(routes!(read))
+        .routes(routes!(memory))
         .routes(routes!(append))
         .routes(routes!(complete))
         .routes(routes!(fail))
@@ -104,6 +109,41 @@ async fn read(context: CallContext, Params(params): Params<WaitParams>) -> Answe
     let headers = AnswerHeaders {
         revision: Some(read.revision),
         ..AnswerHeaders::request(&read.view)
+    };
+    Ok(shown(&read.view, &headers))
+}
+
+/// Page of a memory.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct MemoryParams {
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+    /// Page size, 1 to 200. A page has at most 8 MiB of payloads, and ends earlier for that.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<usize>,
+}
+
+/// Read the memory of a request: the exchanges that its agent knew when the request started, newest first.
+#[utoipa::path(
+    get, path = "/v1/requests/{request_id}/memory", tag = "requests",
+    params(("request_id" = String, Path), MemoryParams),
+    responses((status = 200, body = MemoryView))
+)]
+async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> Answer {
+    let request: RequestId = context.id("request_id")?;
+    let limit = page_limit(params.limit, PAGE_MAX)?;
+    let caller = &context.caller;
+    let cursor = Cursor::of(&context, "memory", &request.to_string());
+    let rest = cursor.open_bytes(params.cursor.as_deref())?;
+    let rest = rest.map(|bytes: [u8; 32]| Memory::from_bytes(&bytes));
+    let mut read = api::memory::read(context.engine(), caller, request, rest, limit).await?;
+    read.view.next_cursor = read.rest.map(|rest| cursor.seal_bytes(&rest.to_bytes()));
+    let headers = AnswerHeaders {
+        revision: Some(read.revision),
+        task: Some(read.task.to_string()),
+        ..AnswerHeaders::in_request(read.session, request)
     };
     Ok(shown(&read.view, &headers))
 }

@@ -2,17 +2,20 @@
 
 use axum::response::Response;
 use http::StatusCode;
+use serde::Deserialize;
 use statehold_core::ids::TaskId;
 use statehold_engine::Receipt;
 use statehold_engine::api;
 use statehold_engine::api::request::EmptyInput;
-use statehold_engine::api::task::{TaskEnded, TaskView};
+use statehold_engine::api::schema::TaskViewWord;
+use statehold_engine::api::task::{AskedView, TaskEnded, TaskView};
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::session::MessageParams;
 use super::{Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
 use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -21,20 +24,50 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(cancel))
 }
 
+/// View and page of a task's history.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct HistoryParams {
+    /// `client`, `agent` or `trace`. Default: `agent` for a worker of the agent without the role `client`, else
+    /// `client`.
+    #[param(value_type = Option<TaskViewWord>)]
+    view: Option<String>,
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+    /// Page size, 1 to 200.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<usize>,
+}
+
+impl HistoryParams {
+    fn asked(&self) -> Result<AskedView, Problem> {
+        match self.view.as_deref() {
+            None | Some("client") => Ok(AskedView::Own),
+            Some("agent") => Ok(AskedView::Agent),
+            Some("trace") => Ok(AskedView::Trace),
+            Some(_) => {
+                let detail = "`view` is client, agent or trace";
+                Err(Problem::new(Code::BadQuery, detail))
+            }
+        }
+    }
+}
+
 /// Read a task and the newest items of its history, oldest first.
 #[utoipa::path(
     get, path = "/v1/tasks/{task_id}", tag = "tasks",
-    params(("task_id" = String, Path), MessageParams),
+    params(("task_id" = String, Path), HistoryParams),
     responses((status = 200, body = TaskView))
 )]
-async fn read(context: CallContext, Params(params): Params<MessageParams>) -> Answer {
+async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> Answer {
     let id: TaskId = context.id("task_id")?;
     let limit = page_limit(params.limit, PAGE_MAX)?;
-    let is_trace = params.wants_trace()?;
+    let asked = params.asked()?;
     let caller = &context.caller;
-    let cursor = Cursor::of(&context, "history", &format!("{id} {is_trace}"));
+    let cursor = Cursor::of(&context, "history", &format!("{id} {asked:?}"));
     let page = (cursor.open(params.cursor.as_deref())?, limit);
-    let mut task = api::task::read(context.engine(), caller, id, is_trace, page).await?;
+    let mut task = api::task::read(context.engine(), caller, id, asked, page).await?;
     task.view.next_cursor = task.next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders {
         revision: Some(task.revision),

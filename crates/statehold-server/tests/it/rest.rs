@@ -10,6 +10,7 @@ mod hold_feed;
 mod idempotency;
 mod inbox;
 mod keys;
+mod memory;
 mod pending;
 pub(crate) mod records;
 mod sessions;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
 use statehold_core::item::Role;
+use statehold_core::memory::Memory;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, LiveStatus, RequestStatus};
@@ -15,6 +16,7 @@ use utoipa::ToSchema;
 use crate::api::hold::{HoldView, PendingHoldView, pending_views};
 use crate::api::item::ItemRef;
 use crate::api::json::{Raw, Time, raw_bytes, raw_null};
+use crate::api::memory::MemorySize;
 use crate::api::schema::Content;
 use crate::api::work::CredentialView;
 use crate::claim::ClaimedRequest;
@@ -95,6 +97,14 @@ pub struct RequestView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(no_recursion)]
     pub child_results: Option<Vec<RequestView>>,
+    /// On a claim: how much the request knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySize>,
+    /// On a claim: the agent's private state: the one that this request wrote, or the last one that a
+    /// completed request of its memory wrote.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub task_state: Option<Raw>,
     /// On a claim: tool calls without a result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calls: Option<Vec<CallView>>,
@@ -217,6 +227,8 @@ impl RequestView {
             finished_at: ended.map(|ended| ended.ended_at.into()),
             decisions: None,
             child_results: None,
+            memory: None,
+            task_state: None,
             calls: None,
             temp_lost: false,
             credential: None,
@@ -264,6 +276,8 @@ impl RequestView {
             finished_at: request.ended().map(|ended| ended.ended_at.into()),
             decisions: None,
             child_results: None,
+            memory: None,
+            task_state: None,
             calls: None,
             temp_lost: false,
             credential: None,
@@ -293,7 +307,11 @@ impl RequestView {
             Self::of(&child)
         });
         let (credential, credential_lost) = CredentialView::of_claim(claimed);
+        let memory = claimed.detail.request.live().and_then(|live| live.memory);
+        let exchanges = Memory::count(memory);
         Self {
+            memory: Some(MemorySize { exchanges }),
+            task_state: claimed.task_state.as_deref().map(raw_bytes),
             credential,
             credential_lost,
             decisions: Some(decisions),

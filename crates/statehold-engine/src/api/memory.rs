@@ -1,0 +1,202 @@
+//! The memory of a request: what its agent knew when the request started.
+
+#![expect(missing_docs, reason = "fields are named as the API names them")]
+
+use serde::{Deserialize, Serialize};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::memory::{AgentPath, Memory};
+use statehold_core::name::Name;
+use statehold_core::request::RequestOutcome;
+use statehold_store::{MemoryPage, MemoryQuery, StoredExchange};
+use utoipa::ToSchema;
+
+use super::item::ItemView;
+use super::json::{Raw, Time, raw_bytes};
+use crate::caller::{Caller, Role};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::guard::access::require_any;
+
+/// The most bytes of payloads in one page.
+const PAGE_BYTES_MAX: u64 = 8 * 1024 * 1024;
+
+/// How much a request knows, on its claim.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct MemorySize {
+    /// The number of exchanges.
+    pub exchanges: u64,
+}
+
+/// A page of a memory, newest exchange first.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Memory)]
+pub struct MemoryView {
+    pub exchanges: Vec<ExchangeView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// An ended request of the agent, with all its items.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Exchange)]
+pub struct ExchangeView {
+    pub request_id: RequestId,
+    pub task_id: TaskId,
+    pub ended_at: Time,
+    /// `failed` and `cancelled` only if a tool ran.
+    pub outcome: RequestOutcome,
+    /// Oldest first.
+    pub items: Vec<ItemView>,
+    /// The payloads are larger than a page: the items are left out, and are in the history of the task.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub too_large: bool,
+    /// The private state that it wrote last, if it completed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub task_state: Option<Raw>,
+}
+
+/// A page of a memory, and where the next begins.
+#[derive(Debug, Clone)]
+pub struct MemoryRead {
+    /// The page, without a cursor.
+    pub view: MemoryView,
+    /// What is left for the next page.
+    pub rest: Option<Memory>,
+    /// The session of the request.
+    pub session: SessionId,
+    /// The task of the request.
+    pub task: TaskId,
+    /// The revision of the session.
+    pub revision: u64,
+}
+
+/// Reads the memory of a request as its worker: the first page, or the page that begins with `rest`.
+///
+/// # Errors
+///
+/// If the caller does not work for the agent of the request.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    request: RequestId,
+    rest: Option<Memory>,
+    limit: usize,
+) -> Result<MemoryRead, EngineError> {
+    require_any(caller, &[Role::Worker])?;
+    let session = engine.session_of_request(request).await?;
+    let revision = engine.require_readable(caller, session).await?;
+    let known = engine.known_by(session, request).await?;
+    if !caller.works_for(&known.agent) {
+        return Err(EngineError::NotFound);
+    }
+    let (task, page) = (known.task, (limit, PAGE_BYTES_MAX));
+    let mut page = engine.memory(session, known, rest, page).await?;
+    // A rewind after the end of the request may have taken back what it knew.
+    for exchange in &mut page.exchanges {
+        exchange.items.retain(|stored| !stored.placed.rewound);
+    }
+    let kept = |exchange: &&StoredExchange| exchange.too_large || !exchange.items.is_empty();
+    let exchanges = page.exchanges.iter().filter(kept);
+    Ok(MemoryRead {
+        view: MemoryView {
+            exchanges: exchanges.map(ExchangeView::of).collect(),
+            next_cursor: None,
+        },
+        rest: page.rest,
+        session,
+        task,
+        revision,
+    })
+}
+
+impl ExchangeView {
+    fn of(exchange: &StoredExchange) -> Self {
+        Self {
+            request_id: exchange.request,
+            task_id: exchange.task,
+            ended_at: exchange.ended_at.into(),
+            outcome: exchange.outcome,
+            items: exchange.items.iter().map(ItemView::of).collect(),
+            too_large: exchange.too_large,
+            task_state: exchange.task_state.as_deref().map(raw_bytes),
+        }
+    }
+}
+
+/// What a request knows, and whose memory that is.
+#[derive(Debug, Clone)]
+struct Known {
+    agent: Name,
+    path: AgentPath,
+    task: TaskId,
+    request: RequestId,
+    memory: Option<Memory>,
+}
+
+impl Engine {
+    /// A page of the memory of a request, for agents that the server runs itself: the first page, or the
+    /// page that begins with `rest`. `page` is the number of exchanges and of bytes of payloads.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such request.
+    pub async fn memory_of(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        rest: Option<Memory>,
+        page: (usize, u64),
+    ) -> Result<MemoryPage, EngineError> {
+        let known = self.known_by(session, request).await?;
+        self.memory(session, known, rest, page).await
+    }
+
+    /// The private state that a claimed request continues from: the one that it wrote, or that of its
+    /// memory.
+    pub(crate) async fn task_state_for(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<Option<Vec<u8>>, EngineError> {
+        let page = self.memory_of(session, request, None, (0, 0)).await?;
+        Ok(page.task_state)
+    }
+
+    async fn memory(
+        &self,
+        session: SessionId,
+        known: Known,
+        rest: Option<Memory>,
+        (exchanges, bytes): (usize, u64),
+    ) -> Result<MemoryPage, EngineError> {
+        let query = MemoryQuery {
+            path: known.path,
+            memory: rest.or(known.memory),
+            reader: Some((known.task, known.request)),
+            exchanges,
+            bytes,
+        };
+        Ok(self.inner().store.memory(session, query).await?)
+    }
+
+    async fn known_by(&self, session: SessionId, request: RequestId) -> Result<Known, EngineError> {
+        let state = self.durable_state(session).await?;
+        let (task, memory) = if let Some(live) = state.requests.get(&request) {
+            (live.task, live.memory)
+        } else {
+            let ended = self.inner().store.ended_request(request).await?;
+            let ended = ended.ok_or(EngineError::NotFound)?;
+            (ended.task, ended.memory)
+        };
+        let (task, _) = self.find_task(&state, task).await?;
+        Ok(Known {
+            agent: task.agent,
+            path: task.path,
+            task: task.id,
+            request,
+            memory,
+        })
+    }
+}
