@@ -1,5 +1,9 @@
-//! Reads the history of a task, and limits how much of it a call sends.
+//! Reads the memory of a request, and limits how much of it a call sends.
 
+use std::collections::BTreeMap;
+
+use statehold_core::ids::RequestId;
+use statehold_core::request::RequestOutcome;
 use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::kept::Raw;
 use statehold_engine::{EngineError, StoredItem};
@@ -8,11 +12,12 @@ use crate::message::raw;
 
 /// Most bytes of earlier exchanges that one call sends.
 pub(crate) const HISTORY_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Most bytes read from a history. More than is sent, because some items are never sent.
-const READ_BYTES_MAX: usize = 4 * HISTORY_BYTES_MAX;
-/// First page size, small until the item sizes are known, and the largest page size.
-const FIRST_PAGE: usize = 8;
-const PAGE_MAX: usize = 500;
+/// Most bytes and exchanges read from a memory. More than is sent, because some items are never sent.
+const READ_BYTES_MAX: u64 = 4 * HISTORY_BYTES_MAX as u64;
+const EXCHANGES_MAX: usize = 10_000;
+/// The words in the place of an answer that was not given, although a tool ran.
+const FAILED: &str = "[This turn failed before it was answered.]";
+const STOPPED: &str = "[This turn was stopped before it was answered.]";
 /// Name of the trace note about omitted exchanges.
 pub(crate) const LEFT_OUT: &str = "history_left_out";
 
@@ -32,53 +37,42 @@ pub(crate) fn newest_fitting<T>(
     (exchanges.split_off(left_out), left_out)
 }
 
-/// Items of a task before one request, oldest first: complete requests, in the agent view.
+/// The memory of a request: items of complete exchanges, oldest exchange first.
 #[derive(Debug, Default)]
-pub(crate) struct TaskHistory {
+pub(crate) struct PastExchanges {
     pub(crate) items: Vec<StoredItem>,
-    /// Whether older items were not read.
+    /// Exchanges that ended without an answer, after a tool had run for them.
+    pub(crate) unanswered: BTreeMap<RequestId, RequestOutcome>,
+    /// Whether older exchanges were not read.
     pub(crate) is_cut: bool,
 }
 
-impl TaskHistory {
+impl PastExchanges {
+    /// Reads the exchanges that a request knows. They stay the same until it ends, so its steps replay.
     pub(crate) async fn read(request: &LeasedRequest) -> Result<Self, EngineError> {
-        let mut past = Self::default();
-        let (mut bytes, mut cursor, mut page_size) = (0, None, FIRST_PAGE);
-        loop {
-            let page = request.history(cursor, page_size).await?;
-            for item in page.items {
-                if item.placed.request == request.ids.request {
-                    continue;
-                }
-                let is_next = past
-                    .items
-                    .last()
-                    .is_some_and(|last| last.placed.request != item.placed.request);
-                if is_next && bytes >= READ_BYTES_MAX {
-                    past.is_cut = true;
-                    break;
-                }
-                bytes += item_bytes(&item);
-                past.items.push(item);
+        let page = request.memory(EXCHANGES_MAX, READ_BYTES_MAX).await?;
+        let mut past = Self {
+            is_cut: page.rest.is_some(),
+            ..Self::default()
+        };
+        for exchange in page.exchanges.into_iter().rev() {
+            past.is_cut |= exchange.too_large;
+            if exchange.outcome != RequestOutcome::Completed {
+                past.unanswered.insert(exchange.request, exchange.outcome);
             }
-            cursor = page.next;
-            if cursor.is_none() || past.is_cut {
-                break;
-            }
-            // Estimate the next page size from the average item size.
-            let room = READ_BYTES_MAX.saturating_sub(bytes);
-            let average = bytes / past.items.len().max(1);
-            page_size = (room / average.max(1)).clamp(FIRST_PAGE, PAGE_MAX);
+            past.items.extend(exchange.items);
         }
-        past.items.reverse();
         Ok(past)
     }
-}
 
-fn item_bytes(item: &StoredItem) -> usize {
-    let body = item.body.as_ref().map_or(0, Vec::len);
-    let files = item.attachments.iter().flatten().map(Vec::len);
-    body + files.sum::<usize>()
+    /// The words in the place of the answer that an exchange does not have.
+    pub(crate) fn missing_answer(&self, request: RequestId) -> Option<&'static str> {
+        match self.unanswered.get(&request)? {
+            RequestOutcome::Completed => None,
+            RequestOutcome::Failed => Some(FAILED),
+            RequestOutcome::Cancelled => Some(STOPPED),
+        }
+    }
 }
 
 /// Trace note about omitted exchanges, and about older ones that were not read. None if everything was

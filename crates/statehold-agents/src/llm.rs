@@ -154,15 +154,15 @@ impl LlmAgent {
 impl Agent for LlmAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
         let mut conversation = ModelMessages::default();
-        let history = run.history().await?;
-        let is_cut = history.is_cut;
-        let left_out = if history.items.is_empty() {
-            // A caller's history counts only if the task has no history of its own.
+        let past = run.past().await?;
+        let is_cut = past.is_cut;
+        let left_out = if past.items.is_empty() {
+            // A caller's history counts only if the agent knows nothing here.
             conversation.push_caller_history(run.input.data.as_ref())
         } else {
-            conversation.push_history(&history.items)
+            conversation.push_past(&past)
         };
-        drop(history);
+        drop(past);
         let shared = run.session_values(&run.spec.import).await?;
         let before = shared_block(&shared, &with_files(&run.input));
         conversation.push_input(&run.input, before.as_deref());

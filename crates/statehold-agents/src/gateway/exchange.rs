@@ -1,4 +1,4 @@
-//! Exchanges of an agent without memory: its inputs and answers in this task, message by message, with
+//! Exchanges of an agent that keeps none itself: its inputs and answers, message by message, with
 //! its state as it returned it.
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 use super::TraceNote;
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use crate::history::{TaskHistory, left_out_note, newest_fitting};
+use crate::history::{PastExchanges, left_out_note, newest_fitting};
 use crate::message::{AgentMessage, raw};
 
 /// Name of the note stored with an answer that has state or attachments to send back.
@@ -111,7 +111,7 @@ pub(super) struct RestoredHistory {
     pub(super) notes: Vec<TraceNote>,
 }
 
-/// One earlier request of the task.
+/// One earlier request of the agent.
 #[derive(Default)]
 struct PastExchange {
     asked: Option<AgentMessage>,
@@ -130,8 +130,8 @@ pub(super) struct DiscardedState<'a> {
     pub(super) state: &'a Raw,
 }
 
-/// Exchanges in a task's history, oldest first. Requests without an answer are skipped.
-pub(super) fn restore(past: &TaskHistory, rules: Option<&StateRules>) -> RestoredHistory {
+/// The exchanges that a request knows, oldest first.
+pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> RestoredHistory {
     let mut restored = RestoredHistory::default();
     let (mut left_out, mut exchange) = (0, PastExchange::default());
     let mut current: Option<RequestId> = None;
@@ -140,6 +140,8 @@ pub(super) fn restore(past: &TaskHistory, rules: Option<&StateRules>) -> Restore
         if current != Some(request) {
             restored.add_exchange(std::mem::take(&mut exchange), rules, &mut left_out);
             current = Some(request);
+            let missing = past.missing_answer(request);
+            exchange.answered = missing.map(AgentMessage::plain);
         }
         exchange.read(item);
     }

@@ -314,15 +314,15 @@ async fn shared_context(run: &AgentRun) -> Result<Option<SharedContext>, TurnErr
     ))
 }
 
-/// Prepares all exchanges of the agent in this task, and the new message.
+/// Prepares the exchanges that the request knows, and the new message.
 async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
-    let history = run.history().await?;
+    let past = run.past().await?;
     let rules = StateRules::of(&run.spec);
     let restored = match rules {
-        None => exchange::restore(&history, None),
+        None => exchange::restore(&past, None),
         // Validating large states against schemas is slow, so do it off the async threads.
         Some(rules) => {
-            let work = move || exchange::restore(&history, Some(&rules));
+            let work = move || exchange::restore(&past, Some(&rules));
             let restored = tokio::task::spawn_blocking(work).await;
             restored.map_err(|_| not_prepared())?
         }
@@ -332,7 +332,7 @@ async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
         mut notes,
         ..
     } = restored;
-    // A caller's history counts only if the task has no history of its own.
+    // A caller's history counts only if the agent knows nothing here.
     let caller = CallerHistory::of(&run.input).filter(|_| messages.is_empty());
     let caller = caller.unwrap_or_default();
     let bring = exchange::from_caller(caller.history);

@@ -1,4 +1,4 @@
-//! The messages of a model call: the task's history, the history of a stateless caller, and the current
+//! The messages of a model call: the exchanges that the request knows, the history of a stateless caller, and the current
 //! turn.
 //!
 //! The system prompt is not part of it. All text from outside becomes a user or assistant message, so
@@ -14,7 +14,7 @@ use statehold_engine::StoredItem;
 use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 
 use crate::gateway::shared_block;
-use crate::history::newest_fitting;
+use crate::history::{PastExchanges, newest_fitting};
 use crate::message::{AgentMessage, raw, text_of};
 use crate::model::{ModelReply, RequestedCall};
 use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
@@ -144,12 +144,17 @@ impl ModelMessages {
         }
     }
 
-    /// Adds the history of the task. Returns the number of omitted exchanges.
-    pub(crate) fn push_history(&mut self, items: &[StoredItem]) -> usize {
-        let turns = items.chunk_by(|a, b| a.placed.request == b.placed.request);
+    /// Adds the exchanges that the request knows. Returns the number of omitted ones.
+    pub(crate) fn push_past(&mut self, past: &PastExchanges) -> usize {
+        let turns = past
+            .items
+            .chunk_by(|a, b| a.placed.request == b.placed.request);
         let turns = turns.map(|turn| {
             let mut told = Self::default();
             RecordedTurn::read(turn).put(&mut told);
+            if let Some(missing) = past.missing_answer(turn[0].placed.request) {
+                told.push_text(Role::Assistant, missing);
+            }
             told
         });
         self.push_exchanges(turns.collect())

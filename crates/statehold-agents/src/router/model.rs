@@ -16,15 +16,17 @@ use crate::runner::{AgentRun, StepExtras, StepKind, StepOutput};
 use crate::spec::AgentBook;
 use crate::turn::{TurnError, describe_json_error};
 
-/// Earlier messages of the router's own task: role and text only.
-async fn task_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
+/// Earlier messages of the router: role and text only.
+async fn past_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
     let mut conversation = ModelMessages::default();
-    let history = run.history().await?.items;
-    if history.is_empty() {
+    let past = run.past().await?;
+    if past.items.is_empty() {
         conversation.push_caller_history(run.input.data.as_ref());
     }
     let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
-    let turns = history.chunk_by(|a, b| a.placed.request == b.placed.request);
+    let turns = past
+        .items
+        .chunk_by(|a, b| a.placed.request == b.placed.request);
     let turns = turns.map(|turn| {
         let mut told = ModelMessages::default();
         for item in turn.iter().filter(is_said) {
@@ -32,6 +34,9 @@ async fn task_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
             {
                 told.push_text(role, &with_files(&message));
             }
+        }
+        if let Some(missing) = past.missing_answer(turn[0].placed.request) {
+            told.push_text(Role::Assistant, missing);
         }
         told
     });
@@ -66,7 +71,7 @@ impl RouteChooser {
     }
 
     pub(super) async fn choose(&self, run: &mut AgentRun) -> Result<RouteDecision, TurnError> {
-        let mut conversation = task_messages(run).await?;
+        let mut conversation = past_messages(run).await?;
         conversation.push_input(&run.input, None);
         let work = async {
             let (route, usage) = self.ask_for_route(&conversation).await?;
@@ -210,7 +215,7 @@ impl AnswerWriter {
         agent: &Name,
         found: AgentMessage,
     ) -> Result<AgentMessage, TurnError> {
-        let mut conversation = task_messages(run).await?;
+        let mut conversation = past_messages(run).await?;
         let request = with_files(&run.input);
         let context = with_files(&found);
         let last = format!("## CONTEXT:\n{context}\n---\n## USER_REQUEST:\n{request}");

@@ -18,7 +18,7 @@ use tokio::sync::OwnedMutexGuard;
 use super::child::step_mismatch;
 use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
-use crate::history::TaskHistory;
+use crate::history::PastExchanges;
 use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
 use crate::turn::{TurnAnswer, TurnError};
@@ -306,9 +306,9 @@ impl AgentRun {
         assert!(is_committed, "each step is committed before the next");
     }
 
-    /// History of the task before this request.
-    pub(crate) async fn history(&self) -> Result<TaskHistory, TurnError> {
-        Ok(TaskHistory::read(&self.request).await?)
+    /// The exchanges that this request knows.
+    pub(crate) async fn past(&self) -> Result<PastExchanges, TurnError> {
+        Ok(PastExchanges::read(&self.request).await?)
     }
 
     /// Values of the given session keys that exist.

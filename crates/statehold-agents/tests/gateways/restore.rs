@@ -7,7 +7,7 @@ use statehold_agents::spec::ChatMemory;
 use statehold_engine::Schema;
 use statehold_fakes::chat::{streamed, streamed_with};
 use statehold_fakes::conversations::Conversations;
-use statehold_fakes::{FakeService, ScriptedResponse, locked};
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, locked};
 
 use crate::rig::{Outcome, Rig, router};
 use crate::world::{chat, conversations};
@@ -343,6 +343,49 @@ async fn of_a_long_past_no_more_is_read_than_could_be_sent() -> Outcome {
         left_out.any(|(_, note)| note["and_all_before"] == true),
         "the trace says that there was more"
     );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn turns_at_once_do_not_know_each_other_and_the_next_knows_both() -> Outcome {
+    let gate = Arc::new(tokio::sync::Notify::new());
+    let told = Arc::clone(&gate);
+    let server = FakeService::start(move |seen| {
+        let play = streamed(&format!("heard: {}", seen.said()));
+        match seen.said().as_str() {
+            "slow" => play.after(BodyStep::Until(Arc::clone(&told))),
+            _ => play,
+        }
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("gpa", &server, ChatMemory::Restore))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    assert_eq!(rig.turn(session, "gpa", "first").await, "heard: first");
+    let slow = rig.ask(session, "gpa", "slow").await;
+    assert_eq!(rig.turn(session, "gpa", "quick").await, "heard: quick");
+    gate.notify_one();
+    rig.ended(slow).await;
+    assert_eq!(rig.turn(session, "gpa", "last").await, "heard: last");
+    let first = [("user", "first"), ("assistant", "heard: first")];
+    for seen in server.seen() {
+        let said = seen.said();
+        let expected = match said.as_str() {
+            "first" => vec![("user", "first")],
+            "last" => [
+                &first[..],
+                &[("user", "quick"), ("assistant", "heard: quick")],
+                &[("user", "slow"), ("assistant", "heard: slow")],
+                &[("user", "last")],
+            ]
+            .concat(),
+            other => [&first[..], &[("user", other)]].concat(),
+        };
+        assert_eq!(seen.messages(), pairs(&expected), "{said}");
+    }
+    assert_eq!(server.seen().len(), 4);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

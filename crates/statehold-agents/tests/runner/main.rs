@@ -4,6 +4,7 @@ mod approvals;
 mod commits;
 mod crashes;
 mod llm;
+mod memory;
 mod reload;
 mod resumed;
 mod rig;

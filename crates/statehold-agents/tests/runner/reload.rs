@@ -93,7 +93,7 @@ async fn claims(rig: &Rig, session: SessionId) -> usize {
         .count()
 }
 
-async fn cancel(rig: &Rig, request: RequestId) {
+pub(crate) async fn cancel(rig: &Rig, request: RequestId) {
     let done = api::request::cancel(&rig.engine, &rig.call(), request).await;
     done.expect("it is cancelled");
 }

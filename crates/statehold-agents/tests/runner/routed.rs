@@ -223,3 +223,51 @@ async fn what_a_model_decided_and_wrote_is_not_asked_for_again() -> Outcome {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_model_chooses_by_everything_finished_and_a_turn_that_waits_goes_on_as_it_began()
+-> Outcome {
+    let model = ScriptedModel::start([
+        to("math", None),
+        text("A1"),
+        to("math", None),
+        to("weather", None),
+        text("A3"),
+        text("A2"),
+        to("weather", None),
+        text("A4"),
+    ])
+    .await;
+    let rig = Rig::with(declared(&model, by_model()), Policies::default()).await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    let first = rig.ask(session, "coordinator", "Q1").await;
+    rig.answer(&rig.claim("math").await, "1").await;
+    completed(&rig.ended(first).await);
+    let waiting = rig.ask(session, "coordinator", "Q2").await;
+    let held = rig.claim("math").await;
+    let third = rig.ask(session, "coordinator", "Q3").await;
+    rig.answer(&rig.claim("weather").await, "3").await;
+    completed(&rig.ended(third).await);
+    // The server comes back, and the steps of the turn that waits are replayed.
+    runner.stop().await;
+    let runner = rig.runner().await;
+    rig.answer(&held, "2").await;
+    completed(&rig.ended(waiting).await);
+    let last = rig.ask(session, "coordinator", "Q4").await;
+    rig.answer(&rig.claim("weather").await, "4").await;
+    completed(&rig.ended(last).await);
+    let told = |call: usize| -> Vec<String> {
+        let messages = model.messages(call);
+        let texts = messages[1..].iter();
+        texts
+            .map(|message| message["content"].as_str().expect("text").to_owned())
+            .collect()
+    };
+    assert_eq!(told(3), ["Q1", "A1", "Q3"], "the open turn is not finished");
+    assert_eq!(told(6), ["Q1", "A1", "Q3", "A3", "Q2", "A2", "Q4"]);
+    assert_eq!(model.asked().len(), 8, "no choice is made twice");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}

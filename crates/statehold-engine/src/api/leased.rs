@@ -14,7 +14,7 @@ use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::task::CloseOn;
 use statehold_core::view::View;
-use statehold_store::StateValue;
+use statehold_store::{MemoryPage, StateValue};
 
 use crate::ask::NewAsk;
 use crate::caller::Caller;
@@ -321,6 +321,20 @@ impl LeasedRequest {
     /// If it is out of reach.
     pub async fn read(&self) -> Result<RequestDetail, EngineError> {
         self.engine.request(&self.caller, self.ids.request).await
+    }
+
+    /// The newest exchanges that the request knows, newest first: at most so many, with at most so many bytes
+    /// of payloads.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn memory(&self, exchanges: usize, bytes: u64) -> Result<MemoryPage, EngineError> {
+        let RequestRef {
+            session, request, ..
+        } = self.ids;
+        let page = (exchanges, bytes);
+        self.engine.memory_of(session, request, None, page).await
     }
 
     /// A page of the history of its task as its agent sees it, newest first.

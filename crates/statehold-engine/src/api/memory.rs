@@ -86,7 +86,7 @@ pub async fn read(
 ) -> Result<MemoryRead, EngineError> {
     require_any(caller, &[Role::Worker])?;
     let session = engine.session_of_request(request).await?;
-    let revision = engine.require_readable(caller, session).await?;
+    let revision = engine.readable_around(caller, session).await?.revision;
     let known = engine.known_by(session, request).await?;
     if !caller.works_for(&known.agent) {
         return Err(EngineError::NotFound);
@@ -136,13 +136,9 @@ struct Known {
 }
 
 impl Engine {
-    /// A page of the memory of a request, for agents that the server runs itself: the first page, or the
-    /// page that begins with `rest`. `page` is the number of exchanges and of bytes of payloads.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such request.
-    pub async fn memory_of(
+    /// A page of the memory of a request: the first page, or the page that begins with `rest`. `page` is the
+    /// number of exchanges and of bytes of payloads.
+    pub(crate) async fn memory_of(
         &self,
         session: SessionId,
         request: RequestId,

@@ -7,7 +7,7 @@ use statehold_engine::kept::to_bytes;
 use uuid::Uuid;
 
 use super::*;
-use crate::history::HISTORY_BYTES_MAX;
+use crate::history::{HISTORY_BYTES_MAX, PastExchanges};
 
 fn id(n: u128) -> ItemId {
     ItemId::from_uuid(Uuid::from_u128(n))
@@ -78,9 +78,16 @@ fn result(request: u128, of: u128, text: &str) -> StoredItem {
     result
 }
 
+fn past(items: &[StoredItem]) -> PastExchanges {
+    PastExchanges {
+        items: items.to_vec(),
+        ..PastExchanges::default()
+    }
+}
+
 fn told(items: &[StoredItem]) -> Vec<Value> {
     let mut conversation = ModelMessages::default();
-    conversation.push_history(items);
+    conversation.push_past(&past(items));
     let messages = conversation.messages().iter();
     messages
         .map(|message| serde_json::from_str(message.get()).expect("JSON"))
@@ -93,7 +100,10 @@ fn no_message_of_a_user_begins_with_what_only_we_may_say() {
     let mut conversation = ModelMessages::default();
     let brought = raw(&json!({"history": [{"role": "user", "content": fake}]}));
     conversation.push_caller_history(Some(&brought));
-    conversation.push_history(&[said(1, Role::User, fake), said(1, Role::Assistant, fake)]);
+    conversation.push_past(&past(&[
+        said(1, Role::User, fake),
+        said(1, Role::Assistant, fake),
+    ]));
     let messages: Vec<Value> = conversation
         .messages()
         .iter()
@@ -115,7 +125,7 @@ fn the_oldest_exchanges_are_left_out_whole() {
         items.push(result(request, request, "done"));
     }
     let mut conversation = ModelMessages::default();
-    assert_eq!(conversation.push_history(&items), 2);
+    assert_eq!(conversation.push_past(&past(&items)), 2);
     assert_eq!(conversation.messages().len(), 6);
     assert!(conversation.bytes().len() <= HISTORY_BYTES_MAX);
     let messages: Vec<Value> = conversation
