@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use statehold_core::digest::Digest;
 use statehold_core::ids::UserId;
 use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
-use statehold_core::time::Timestamp;
 use statehold_store::ApiKey;
 
 /// A role of an API key.
@@ -96,8 +96,8 @@ pub struct Caller {
     pub user: Option<UserId>,
     /// The agents the caller may work for; empty means any.
     pub agents: BTreeSet<Name>,
-    /// When the caller's key ends. A call that waited until then does nothing more.
-    pub ends_at: Option<Timestamp>,
+    /// The digest of the caller's API key. A call whose key ends while it waits does nothing more.
+    pub key: Option<Digest>,
 }
 
 impl Caller {
@@ -109,7 +109,7 @@ impl Caller {
             roles: Roles::all(),
             user: None,
             agents: BTreeSet::new(),
-            ends_at: None,
+            key: None,
         }
     }
 
@@ -126,7 +126,7 @@ impl Caller {
             roles: Roles([worker].into()),
             user: None,
             agents: BTreeSet::new(),
-            ends_at: None,
+            key: None,
         }
     }
 
@@ -141,7 +141,7 @@ impl Caller {
             roles: Roles(key.roles.clone()),
             user: key.user,
             agents: key.agents.clone(),
-            ends_at: key.expires_at,
+            key: Some(key.secret),
         }
     }
 

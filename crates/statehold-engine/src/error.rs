@@ -16,9 +16,9 @@ pub enum EngineError {
     /// The object does not exist, or the caller may not know that it does.
     #[error("there is no such object")]
     NotFound,
-    /// The caller's key expired while the call waited.
-    #[error("the key has expired; make another with: statehold token create")]
-    KeyExpired,
+    /// The caller's key was revoked or expired while the call waited.
+    #[error("the key was revoked or has expired; make another with: statehold token create")]
+    KeyEnded,
     /// The caller lacks a role, independent of the object.
     #[error("this needs the role `{}`", needs.name())]
     Forbidden {

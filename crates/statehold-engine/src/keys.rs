@@ -141,6 +141,18 @@ impl Engine {
         key.revoked_at.is_none().then(|| Caller::with_key(&key))
     }
 
+    /// Fails if the caller's key was revoked or has expired since the call was authenticated.
+    pub(crate) fn require_valid_key(&self, caller: &Caller) -> Result<(), EngineError> {
+        let Some(digest) = caller.key else {
+            return Ok(());
+        };
+        self.end_expired_keys();
+        match self.known_key(digest) {
+            Some(key) if key.revoked_at.is_none() => Ok(()),
+            _ => Err(EngineError::KeyEnded),
+        }
+    }
+
     fn known_key(&self, digest: Digest) -> Option<Arc<ApiKey>> {
         let keys = self.inner().api_keys.read();
         let keys = keys.unwrap_or_else(PoisonError::into_inner);

@@ -65,7 +65,7 @@ const PIECES_MAX: usize = 16;
 pub(crate) async fn chat(State(app): State<App>, request: Request) -> Result<Response, Refusal> {
     let call = ChatCall::read(&app, request).await?;
     let mut known = TurnContext::default();
-    let answered = Box::pin(call.serve(app, &mut known)).await;
+    let answered = call.serve(app, &mut known).await;
     answered.map_err(|problem| Refusal::new(problem, known))
 }
 
@@ -142,7 +142,7 @@ impl ChatCall {
         let seat = stays_open
             .then(|| app.seats.take(self.key_of))
             .transpose()?;
-        let turn = self.begin(&app, &message, &path, known).await?;
+        let turn = Box::pin(self.begin(&app, &message, &path, known)).await?;
         if turn.scratch.is_none() {
             known.found(&turn.handle);
         }

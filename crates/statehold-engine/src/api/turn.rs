@@ -29,6 +29,7 @@ use utoipa::ToSchema;
 
 use super::request;
 use crate::caller::{Caller, Role, Roles};
+use crate::commit::idempotency::KeyLock;
 use crate::commit::mailbox::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
@@ -45,6 +46,9 @@ pub use message::UserMessage;
 pub use pause_text::pause_text;
 pub use request_head::{RequestEnd, RequestHead};
 pub use session::{ChatSession, agent_of_session, delete_session, stateless_session, user_name};
+
+/// The most holds that one call decides.
+const DECISIONS_MAX: usize = 64;
 
 /// A message to an agent, in a session that exists.
 #[derive(Debug)]
@@ -190,12 +194,20 @@ pub async fn take_up(
     input: TurnInput,
     decisions: Vec<TurnDecision>,
 ) -> Result<OpenTurn, EngineError> {
+    let (caller, session) = (&input.call.caller, input.session);
+    engine.authorise(caller, session, &Act::Start).await?;
+    if decisions.len() > DECISIONS_MAX {
+        let detail = format!("a call decides at most {DECISIONS_MAX} holds; send the others next");
+        return Err(EngineError::invalid("statehold.decisions", detail));
+    }
+    // The call itself waits for the lock, so a call that goes away leaves the line.
+    let lock = engine.lock_session(session).await?;
     if decisions.len() > 1 {
         let (own, log) = (engine.clone(), Arc::clone(log));
-        let work = async move { find_or_start(&own, &log, &input, decisions).await };
+        let work = async move { find_or_start(&own, &log, &input, decisions, lock).await };
         return engine.run_to_end(work).await;
     }
-    find_or_start(engine, log, &input, decisions).await
+    find_or_start(engine, log, &input, decisions, lock).await
 }
 
 /// Takes up a turn in a session that the call creates, or created before under the same key.
@@ -210,28 +222,34 @@ pub async fn take_up_in_new_session(
     input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
 ) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
     let (own, log) = (engine.clone(), Arc::clone(log));
+    // Calls under one key wait here one after the other, and leave the line when their client does.
+    let lock = match new.key {
+        Some(key) => Some(engine.lock_new_session(key).await),
+        None => None,
+    };
     let work = async move {
         let session = new.create(&own, &caller).await;
         let session = session.map_err(|error| (error, None))?;
-        let opened = find_or_start(&own, &log, &input(session), Vec::new()).await;
+        let opened = take_up(&own, &log, input(session), Vec::new()).await;
+        drop(lock);
         opened.map_err(|error| (error, Some(session)))
     };
     engine.run_to_end(work).await
 }
 
+/// Finds or starts the turn under the lock of its session.
 async fn find_or_start(
     engine: &Engine,
     log: &DeliveryLog,
     input: &TurnInput,
     decisions: Vec<TurnDecision>,
+    _lock: KeyLock,
 ) -> Result<OpenTurn, EngineError> {
     let (caller, session) = (&input.call.caller, input.session);
-    engine.authorise(caller, session, &Act::Start).await?;
     let (start, payloads, output) = prepare(engine, input).await?;
     let reader = as_client(caller);
     let summary = engine.session(&reader, session).await?;
     let mut search = repeat::RepeatSearch::new((engine, log), input, reader, (summary, output));
-    let _lock = engine.lock_session(session).await?;
     let finder = find::TurnFinder { engine, log, input };
     let found = if decisions.is_empty() {
         finder

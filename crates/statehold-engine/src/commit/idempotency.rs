@@ -77,6 +77,12 @@ impl Engine {
         self.wait_settled(session).await?;
         Ok(lock)
     }
+
+    /// Waits until no other call creates a session under this key.
+    pub(crate) async fn lock_new_session(&self, key: IdempotencyKey) -> KeyLock {
+        let key = digest(&[b"new session", key.key.as_bytes()]);
+        self.inner().in_flight.lock(key).await
+    }
 }
 
 /// Calls in flight, by key.

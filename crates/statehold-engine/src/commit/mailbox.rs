@@ -395,7 +395,8 @@ impl Engine {
         }
         // Workers of its agent may learn that the request has ended.
         let store = &self.inner().store;
-        let ended = store.ended_request(request).await?;
+        let is_here = store.session_of_request(request).await? == Some(state.session);
+        let ended = store.ended_request(request).await?.filter(|_| is_here);
         let ended = ended.ok_or(EngineError::NotFound)?;
         let agent = match state.tasks.get(&ended.task) {
             Some(task) => Some(task.agent.clone()),

@@ -1,6 +1,11 @@
-//! A worker bound to agents, below every surface: the engine itself refuses it in sessions of others.
+//! Keys below every surface: the engine itself refuses a bound worker in sessions of others, and a key that
+//! was revoked.
 
-use statehold_engine::{Caller, EngineError, Roles};
+use std::collections::BTreeSet;
+
+use statehold_core::command::Command;
+use statehold_engine::api::caller::authenticate;
+use statehold_engine::{Call, Caller, EngineError, NewKey, Payloads, Roles, testing};
 
 use crate::rig::Rig;
 
@@ -8,11 +13,7 @@ use crate::rig::Rig;
 fn worker_of(rig: &Rig, agent: &str) -> Caller {
     let worker = "worker".parse().expect("a role is a name");
     Caller {
-        roles: Roles::from(
-            [worker]
-                .into_iter()
-                .collect::<std::collections::BTreeSet<_>>(),
-        ),
+        roles: Roles::from([worker].into_iter().collect::<BTreeSet<_>>()),
         agents: [agent.parse().expect("a name")].into(),
         ..Caller::worker_of_server(rig.caller.tenant.clone())
     }
@@ -39,4 +40,28 @@ async fn a_bound_worker_starts_and_reads_nothing_in_sessions_of_other_agents() {
         .expect("its own");
     let read = rig.engine.transcript(&rig.caller, rig.session, None, 10);
     assert_eq!(read.await.expect("its own").items.len(), 1);
+}
+
+#[tokio::test]
+async fn a_caller_whose_key_was_revoked_commits_nothing() {
+    let rig = Rig::new(None).await;
+    let new = NewKey {
+        name: None,
+        roles: rig.caller.roles.names().clone(),
+        user: None,
+        agents: BTreeSet::new(),
+        expires_in_ms: None,
+    };
+    let issued = rig.engine.create_key(&rig.caller, new).await;
+    let issued = issued.expect("a key");
+    let found = authenticate(&rig.engine, &issued.secret).await;
+    let (holder, _) = found.expect("keys are read").expect("a caller");
+    let revoked = rig.engine.revoke_key(&rig.caller, issued.key.id).await;
+    revoked.expect("it is revoked");
+    // The call was authenticated before, and has waited since.
+    let (call, payloads) = (Call::by(holder), Payloads::none());
+    let close = Command::CloseSession { cancel_live: true };
+    let sent = testing::commit(&rig.engine, rig.session, &call, (&close, &payloads), None).await;
+    assert!(matches!(sent, Err(EngineError::KeyEnded)), "{sent:?}");
+    assert_eq!(rig.revision().await, 1);
 }

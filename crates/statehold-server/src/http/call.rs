@@ -346,6 +346,7 @@ impl FromRequestParts<App> for CallContext {
         if !parts.method.is_safe() && api_key.has_key() {
             require_own_origin(&parts.headers)?;
         }
+        parts.extensions.insert(api_key.clone());
         let key = text(&parts.headers, "idempotency-key")?.map(str::to_owned);
         if let Some(key) = &key {
             let is_plain =
@@ -428,11 +429,17 @@ impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
         require_json(request.headers())?;
-        let bytes = read_body(request.into_body(), app).await?;
+        let (mut parts, body) = request.into_parts();
+        let key = parts.extensions.remove::<KeyWatch>();
+        let bytes = read_body(body, app).await?;
         let limits = JsonLimits {
             bytes_max: app.options.body_bytes_max,
             ..JsonLimits::default()
         };
+        // The key may have ended while its holder sent the body.
+        if key.is_some_and(|key| !key.is_valid()) {
+            return Err(unauthenticated());
+        }
         let value = json::parse_or_empty(&bytes, &limits)?;
         Ok(Self { value, bytes })
     }

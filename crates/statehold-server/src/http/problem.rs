@@ -229,7 +229,7 @@ impl From<EngineError> for Problem {
             EngineError::Forbidden { needs } => {
                 problem(Code::Forbidden).with("needs", needs.name())
             }
-            EngineError::KeyExpired => problem(Code::Unauthenticated),
+            EngineError::KeyEnded => problem(Code::Unauthenticated),
             EngineError::WrongUser => problem(Code::WrongUser),
             EngineError::UserNeeded => problem(Code::UserNeeded),
             EngineError::WrongAgent { .. }

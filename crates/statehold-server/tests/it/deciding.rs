@@ -762,3 +762,26 @@ async fn a_worker_of_the_owner_learns_nothing_from_a_decision_that_it_may_not_ma
         assert!(!answer.text().contains("secret_field"), "{}", answer.text());
     }
 }
+
+#[tokio::test]
+async fn a_decision_that_is_repeated_with_its_revision_gets_the_same_answer() {
+    let rig = Rig::in_memory().await;
+    let work = Work::begin(&rig).await;
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let hold = work.ask(json!({})).await.ok(201);
+    let session = work
+        .ann
+        .get(&format!("/v1/sessions/{}", work.session))
+        .await;
+    let revision = format!("\"{}\"", session.revision());
+    let (path, body) = (decision_path(&hold), approval(&hold).to_string());
+    let send = async |key: &str| {
+        let headers = [("idempotency-key", key), ("if-match", revision.as_str())];
+        boss.send("POST", &path, &headers, body.clone()).await
+    };
+    let first = send("once").await;
+    first.ok(200);
+    let again = send("once").await;
+    assert_eq!(again.body, first.body, "{}", again.text());
+    send("another").await.refused(412, "revision_mismatch");
+}

@@ -81,6 +81,7 @@ pub async fn stateless_session(
             principal: Principal::User(user),
             user: Some(user),
             agents: BTreeSet::new(),
+            key: None,
             ..as_client(caller)
         }
     };

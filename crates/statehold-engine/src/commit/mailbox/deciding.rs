@@ -24,19 +24,19 @@ impl Engine {
         let Submission { call, command, .. } = submission;
         let is_server = submission.authority == Authority::Server;
         if !is_server {
-            let now = inner.clock.now();
-            if call.caller.ends_at.is_some_and(|end| now >= end) {
-                return Err(EngineError::KeyExpired);
-            }
+            self.require_valid_key(&call.caller)?;
             self.require_right(&call.caller, state, &submission.act())
                 .await?;
         }
-        if let Some(expected) = call.if_revision
-            && expected != state.revision
-        {
-            let current = state.revision;
-            return Err(EngineError::RevisionMismatch { expected, current });
-        }
+        let current = state.revision;
+        let mismatch = call.if_revision.filter(|expected| *expected != current);
+        let mismatch = mismatch.map(|expected| EngineError::RevisionMismatch { expected, current });
+        // A decision is kept by the hold, so the core must say first whether this one is a repeat.
+        let is_decision = matches!(command, Command::DecideHold { .. });
+        let mismatch = match mismatch {
+            Some(mismatch) if !is_decision => return Err(mismatch),
+            mismatch => mismatch,
+        };
         let actor = if is_server {
             Actor::system(call.caller.tenant.clone())
         } else {
@@ -57,7 +57,11 @@ impl Engine {
             leases: inner.leases_of(state),
             cold,
         };
-        Ok(decide(state, command, &ctx)?)
+        match (decide(state, command, &ctx), mismatch) {
+            (Ok(done @ Outcome::AlreadyDone { .. }), _) => Ok(done),
+            (_, Some(mismatch)) => Err(mismatch),
+            (outcome, None) => Ok(outcome?),
+        }
     }
 }
 

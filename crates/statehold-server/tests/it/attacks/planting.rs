@@ -218,3 +218,39 @@ async fn a_worker_key_writes_no_message_of_the_user_and_learns_no_agent_of_a_ses
     answer.refused(403, "wrong_agent");
     assert!(!answer.text().contains("very-private"), "{}", answer.text());
 }
+
+#[tokio::test]
+async fn an_ended_request_of_another_session_does_not_tell_that_a_session_exists() {
+    let rig = Rig::in_memory().await;
+    let (ann, mallory) = (rig.client("ann").await, rig.worker(&["b"]).await);
+    let own = new_session_of(&ann, "b").await;
+    start(&ann, &own, "b", "x").await;
+    let ended = claim(&mallory, "b").await;
+    act(
+        &mallory,
+        &ended,
+        "complete",
+        json!({"output": "y", "close_task": true}),
+    )
+    .await
+    .ok(200);
+    let foreign = new_session_of(&ann, "math").await;
+    let below = json!({"input": "x", "parent_request_id": ended["id"]});
+    let fenced = json!({
+        "input": "x", "parent_request_id": ended["id"], "parent_fence": 1,
+        "lease": {"ttl_seconds": 30},
+    });
+    let write = json!({"request_id": ended["id"], "set": {"a": 1}});
+    for (session, body) in [(&foreign, &below), (&foreign, &fenced)] {
+        let path = |session: &str| format!("/v1/sessions/{session}/requests");
+        let there = mallory.post(&path(session), body).await;
+        let not_there = mallory.post(&path(&missing(session)), body).await;
+        there.refused(404, "not_found");
+        assert_eq!(there.body, not_there.body);
+    }
+    let path = |session: &str| format!("/v1/sessions/{session}/state");
+    let there = mallory.patch(&path(&foreign), &write).await;
+    let not_there = mallory.patch(&path(&missing(&foreign)), &write).await;
+    there.refused(404, "not_found");
+    assert_eq!(there.body, not_there.body);
+}

@@ -48,6 +48,29 @@ async fn a_gateway_decides_with_the_same_message_and_gets_the_answer() {
 }
 
 #[tokio::test]
+async fn a_call_decides_a_bounded_number_of_holds() {
+    let scene = Scene::new().await;
+    let call = scene.say("ask me");
+    let request = scene.claim().await;
+    let hold = json!({"kind": "question", "title": "Which?"});
+    let hold = scene.ask(&request, hold).await;
+    finished(call).await.ok(200);
+    let decision = json!({"hold_id": hold["id"], "decision": "respond", "content": "this"});
+    let mut body = words("helper", "ask me");
+    body["statehold"] = json!({"decisions": vec![decision; 65]});
+    let answer = finished(scene.send(body, &[])).await;
+    assert_eq!(answer.status, 422, "{}", answer.text());
+    assert!(
+        answer.text().contains("at most 64 holds"),
+        "{}",
+        answer.text()
+    );
+    let path = format!("/v1/holds/{}", text(&hold, "id"));
+    let boss = scene.rig.key(&["approver"]).await;
+    assert_eq!(boss.get(&path).await.ok(200)["status"], "open");
+}
+
+#[tokio::test]
 async fn a_decision_in_a_chat_has_the_rights_of_its_caller() {
     let scene = Scene::new().await;
     let call = scene.say("pay");

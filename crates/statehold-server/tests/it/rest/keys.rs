@@ -198,3 +198,36 @@ async fn a_call_that_waits_gets_nothing_after_its_key_has_expired() {
         answer.refused(401, "unauthenticated");
     }
 }
+
+#[tokio::test]
+async fn a_key_that_ends_while_its_body_is_sent_does_nothing() {
+    let rig = Rig::in_memory().await;
+    let admin = rig.key(&["admin"]).await;
+    let made = json!({"roles": ["admin"], "name": "lost laptop"});
+    let made = admin.post("/v1/keys", &made).await.ok(201);
+    let (sender, pieces) = tokio::sync::mpsc::channel::<Result<&str, std::io::Error>>(1);
+    let pieces = futures_util::stream::unfold(pieces, |mut pieces| async move {
+        pieces.recv().await.map(|piece| (piece, pieces))
+    });
+    let request = http::Request::post("/v1/keys")
+        .header("host", "127.0.0.1")
+        .header("content-type", "application/json")
+        .header("authorization", format!("Bearer {}", text(&made, "key")))
+        .body(axum::body::Body::from_stream(pieces))
+        .expect("a request");
+    let calling = tokio::spawn(tower::ServiceExt::oneshot(rig.router.clone(), request));
+    sender
+        .send(Ok(r#"{"roles":["admin"]"#))
+        .await
+        .expect("it is read");
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let path = format!("/v1/keys/{}", text(&made, "id"));
+    admin.delete(&path).await.ok(204);
+    sender.send(Ok("}")).await.expect("it is read");
+    drop(sender);
+    let answer = calling.await.expect("no panic").expect("an answer");
+    assert_eq!(answer.status().as_u16(), 401);
+    let listed = admin.get("/v1/keys").await.ok(200);
+    let listed = listed["keys"].as_array().expect("keys").len();
+    assert_eq!(listed, 2, "it made no key");
+}
