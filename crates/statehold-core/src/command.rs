@@ -388,7 +388,7 @@ pub enum Rejection {
         task: TaskId,
     },
     /// The request has ended.
-    #[error("request {request} has already {}", word(outcome))]
+    #[error("request {request} has already ended: it is {}", word(outcome))]
     RequestEnded {
         /// The request.
         request: RequestId,

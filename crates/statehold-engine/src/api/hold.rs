@@ -21,6 +21,7 @@ use super::request::{FencedRequest, parse_name};
 use crate::answer::{NewAnswer, require_decider};
 use crate::ask::{NewAction, NewAsk};
 use crate::caller::Caller;
+use crate::commit::idempotency::IdempotencyKey;
 use crate::commit::mailbox::{Call, Receipt};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -199,7 +200,9 @@ pub async fn resume(
     if let [only] = visible.as_slice() {
         require_decider(only)?;
     }
-    let named = input.hold_id;
+    let named = input
+        .hold_id
+        .or_else(|| decided_under(call, key?, &visible));
     let answer = input.answer()?;
     let is_meant = |detail: &&HoldDetail| match (named, answer.digest) {
         (Some(named), _) => detail.hold.id == named,
@@ -217,6 +220,18 @@ pub async fn resume(
             holds: visible.iter().map(HoldRef::of).collect(),
         }),
     }
+}
+
+/// The hold that the caller decided under this decision key: a repeat means that one, whatever has been opened
+/// since.
+fn decided_under(call: &Call, key: &str, holds: &[HoldDetail]) -> Option<HoldId> {
+    let Caller {
+        tenant, principal, ..
+    } = &call.caller;
+    let key = IdempotencyKey::new(tenant, *principal, key, &[]).key;
+    let mut decided = holds.iter().filter_map(|detail| detail.closed.as_ref());
+    let meant = decided.find(|closed| closed.decision.key == Some(key))?;
+    Some(meant.hold.id)
 }
 
 /// Decides a hold that the caller has just read. If it is already decided, the error contains the decision,

@@ -99,8 +99,9 @@ pub(crate) fn in_their_words(mut response: Response, receipt: Option<DeliveryRec
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     let json = HeaderValue::from_static("application/json");
     headers.insert(header::CONTENT_TYPE, json);
-    if is_end_of_turn(&problem) {
-        // The turn has ended and is recorded: a person decides whether to start another.
+    if is_end_of_turn(&problem) || problem.status == 409 {
+        // The turn has ended and is recorded, or the same call would conflict again: a person decides what to
+        // do. Clients of this API retry conflicts by themselves.
         never_again(headers);
     }
     *response.body_mut() = whole(body, receipt);

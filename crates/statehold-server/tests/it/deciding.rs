@@ -785,3 +785,22 @@ async fn a_decision_that_is_repeated_with_its_revision_gets_the_same_answer() {
     assert_eq!(again.body, first.body, "{}", again.text());
     send("another").await.refused(412, "revision_mismatch");
 }
+
+#[tokio::test]
+async fn a_resume_that_is_repeated_gets_its_answer_although_another_hold_has_come() {
+    let rig = Rig::in_memory().await;
+    let work = Work::begin(&rig).await;
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let question = |title: &str| json!({"kind": "question", "title": title});
+    work.hold(question("Which?")).await.ok(201);
+    let path = format!("/v1/requests/{}/resume", text(&work.request, "id"));
+    let body = json!({"decision": "respond", "content": "this one"}).to_string();
+    let key = [("idempotency-key", "once")];
+    let first = boss.send("POST", &path, &key, body.clone()).await;
+    first.ok(200);
+    let next = work.hold(question("And then?")).await.ok(201);
+    let again = boss.send("POST", &path, &key, body.clone()).await;
+    assert_eq!(again.body, first.body, "{}", again.text());
+    let path = format!("/v1/holds/{}", text(&next, "id"));
+    assert_eq!(boss.get(&path).await.ok(200)["status"], "open");
+}

@@ -211,8 +211,11 @@ async fn find_candidates(
 ) -> Result<Vec<IdCandidate>, Failure> {
     let may_be = |kind: IdKind| kinds.contains(&kind) && wanted.may_be(kind);
     if let Some(typed) = within {
-        let session = match session(client, typed).await {
-            Ok(session) => session,
+        let found = match session(client, typed).await {
+            Ok(session) => find_in_session(client, &session, wanted, kinds).await,
+            Err(failure) => Err(failure),
+        };
+        return match found {
             // A key may see holds without seeing sessions: then match the session id of the holds.
             Err(failure) if failure.exit == Exit::NotAllowed && may_be(IdKind::Hold) => {
                 let holds = visible_holds(client).await?;
@@ -221,11 +224,10 @@ async fn find_candidates(
                     part.matches(IdKind::Session, text(hold, "session_id"))
                         && wanted.is(IdKind::Hold, text(hold, "id"), text(hold, "alias"))
                 });
-                return Ok(meant.map(hold_candidate).collect());
+                Ok(meant.map(hold_candidate).collect())
             }
-            Err(failure) => return Err(failure),
+            found => found,
         };
-        return find_in_session(client, &session, wanted, kinds).await;
     }
     let mut found = Vec::new();
     if may_be(IdKind::Hold) {

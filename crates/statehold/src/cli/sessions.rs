@@ -17,7 +17,7 @@ use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum SessionsCommand {
-    /// List sessions, the last changed first.
+    /// List sessions, the newest first.
     List(list::SessionsListArgs),
     /// Print one session: its facts, its open holds, and its messages.
     Show(show::SessionsShowArgs),

@@ -71,6 +71,16 @@ async fn a_call_decides_a_bounded_number_of_holds() {
 }
 
 #[tokio::test]
+async fn a_client_does_not_retry_a_conflict_by_itself() {
+    let scene = Scene::new().await;
+    let path = format!("/v1/sessions/{}/close", scene.session);
+    scene.ann.post(&path, &json!({})).await.ok(200);
+    let answer = finished(scene.say("hello")).await;
+    assert_eq!(answer.status, 409, "{}", answer.text());
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+}
+
+#[tokio::test]
 async fn a_decision_in_a_chat_has_the_rights_of_its_caller() {
     let scene = Scene::new().await;
     let call = scene.say("pay");
