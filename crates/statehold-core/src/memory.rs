@@ -1,4 +1,4 @@
-//! What an agent knows in a session: the exchanges of its path.
+//! The memory of an agent in a session: the exchanges of its path.
 //!
 //! A task is a job, and memory is the agent's. An exchange is a request of the path that has ended with
 //! an answer, or without one after a tool had run for it. A request knows the exchanges that had ended

@@ -118,7 +118,7 @@ pub struct SessionState {
     pub holds: Arc<BTreeMap<HoldId, Hold>>,
     /// The revision that last wrote each session key.
     pub keys: Arc<BTreeMap<StateKey, u64>>,
-    /// What the agents know, by path. A path without an exchange is not here.
+    /// The memories of the agents, by path. A path without an exchange has none.
     pub memories: Arc<BTreeMap<AgentPath, Memory>>,
 }
 

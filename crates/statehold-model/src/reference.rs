@@ -471,14 +471,14 @@ impl World {
         self.requests[request].ended == Some(RequestOutcome::Completed) || self.has_run(request)
     }
 
-    /// What the agents knew after a revision.
+    /// The memories of the agents after a revision.
     pub fn memories_at(&self, revision: u64) -> BTreeMap<AgentPath, Memory> {
         let rewinds = self.rewinds.iter().filter(|(at, _)| *at <= revision);
         let rewinds: Vec<_> = rewinds.copied().collect();
         self.exchanges_until(revision, &rewinds)
     }
 
-    /// What the agents would know after going back to a revision now.
+    /// The memories that a rewind to this revision gives back now.
     pub fn memories_kept(&self, to: u64) -> BTreeMap<AgentPath, Memory> {
         self.exchanges_until(to, &self.rewinds)
     }

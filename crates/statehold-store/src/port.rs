@@ -493,7 +493,7 @@ pub struct MemoryQuery {
 pub struct MemoryPage {
     /// The exchanges, newest first.
     pub exchanges: Vec<StoredExchange>,
-    /// What is left of the memory for the next page.
+    /// The rest of the memory, for the next page.
     pub rest: Option<Memory>,
     /// The private state of the agent: the one that the reader wrote, or the last one that a completed
     /// exchange of the memory wrote.

@@ -1,4 +1,4 @@
-//! What a turn knows: everything that had ended when it started, and the same when it goes on after a
+//! The memory of a turn: everything that had ended when it started, and the same when it goes on after a
 //! pause.
 
 use std::sync::Arc;

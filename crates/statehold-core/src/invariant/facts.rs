@@ -26,7 +26,7 @@ pub struct Facts {
     pub calls: BTreeMap<ItemId, (bool, Option<Digest>)>,
     /// Requests that other requests wait for.
     pub children: BTreeSet<RequestId>,
-    /// What the agents know.
+    /// The memories of the agents.
     pub knowledge: Knowledge,
 }
 

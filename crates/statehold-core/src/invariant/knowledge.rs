@@ -1,4 +1,4 @@
-//! What the agents of a session know, from its records only.
+//! The memories of the agents of a session, derived from its records only.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::memory::{AgentPath, Memory};
 use crate::record::{Event, Record};
 use crate::request::RequestOutcome;
 
-/// Every exchange there ever was, and what is known now.
+/// Every exchange that ever ended, and the memories now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Knowledge {
     now: Known,
@@ -18,7 +18,7 @@ pub struct Knowledge {
     rewinds: Vec<(u64, u64)>,
 }
 
-/// What is known at one moment, and what the next record may add to it.
+/// The memories at one moment, with the open tasks and live requests that the next record may end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Known {
     /// The memory of each path.
@@ -33,7 +33,7 @@ pub(super) struct Known {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Started {
     path: Option<AgentPath>,
-    /// What was known before the record that started it.
+    /// The memory of its path before the record that started it.
     pub(super) knows: Option<Memory>,
     ran: bool,
 }
@@ -52,7 +52,7 @@ impl Knowledge {
         self.ended.extend(ended);
     }
 
-    /// What is known after the next record.
+    /// The memories after the next record.
     pub(super) fn after(&self, record: &Record) -> Known {
         let mut known = self.now.clone();
         for event in &record.content.events {
@@ -121,7 +121,7 @@ impl Knowledge {
         None
     }
 
-    /// What is left after a rewind: the exchanges that neither it nor a rewind before it has taken back.
+    /// The memories after a rewind: the exchanges that neither it nor a rewind before it has taken back.
     fn kept_by(&self, rewind: (u64, u64)) -> BTreeMap<AgentPath, Memory> {
         let rewinds = self.rewinds.iter().chain([&rewind]);
         let is_kept = |ended: u64| {

@@ -62,7 +62,7 @@ pub struct ExchangeView {
 pub struct MemoryRead {
     /// The page, without a cursor.
     pub view: MemoryView,
-    /// What is left for the next page.
+    /// The rest of the memory, for the next page.
     pub rest: Option<Memory>,
     /// The session of the request.
     pub session: SessionId,
@@ -125,7 +125,7 @@ impl ExchangeView {
     }
 }
 
-/// What a request knows, and whose memory that is.
+/// The memory of a request, with the agent and the path that it belongs to.
 #[derive(Debug, Clone)]
 struct Known {
     agent: Name,

@@ -219,7 +219,9 @@ fn require_known_schema(conn: &Connection) -> Result<(), StoreError> {
     match odd.or(missing) {
         None => Ok(()),
         Some((kind, name, _)) => Err(StoreError::Unusable(format!(
-            "the file does not have the layout it claims: {kind} `{name}` is not as it should be"
+            "the file does not have the layout of this build: {kind} `{name}` is not as it should be; \
+             another build wrote it, or it is damaged. Open it with that build, or begin anew with \
+             another --data or `statehold dev --reset`"
         ))),
     }
 }

@@ -7,7 +7,7 @@ use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::{MemoryQuery, Store};
 
-/// What reading the last 20 exchanges of the planner takes.
+/// The steps of reading the last 20 exchanges of the planner.
 async fn steps(driver: &Driver, meter: &Meter) -> u64 {
     let query = MemoryQuery {
         path: "planner".parse().expect("a path"),

@@ -1,4 +1,4 @@
-//! What the agent of a path knows, and what a request knows of it from its start to its end.
+//! The memory of an agent path, and the part of it that a request knows from its start to its end.
 
 use super::*;
 use crate::limits::AGENT_PATHS_MAX;
@@ -14,7 +14,7 @@ impl World {
             .map(|memory| self.seen(memory))
     }
 
-    /// What a live request knows.
+    /// The memory of a live request.
     fn knows(&self, request: &str) -> Option<(u64, String)> {
         let live = &self.state.requests[&self.request(request)];
         live.memory.as_ref().map(|memory| self.seen(memory))

@@ -78,7 +78,7 @@ async fn a_worker_reads_what_its_request_knows() {
             worker.get(&path).await.refused(400, "bad_query");
         }
 
-        // What it writes itself comes first, also when it is claimed again.
+        // The state that the request writes itself comes first, also when it is claimed again.
         let state = json!({"task_state": {"mine": true}});
         act(&worker, &claimed, "items", state).await.ok(200);
         act(&worker, &claimed, "release", json!({})).await.ok(200);

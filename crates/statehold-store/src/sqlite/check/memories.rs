@@ -15,7 +15,7 @@ use super::super::memory::{self, Place};
 use crate::check::{CheckReport, Problem};
 use crate::port::StoreError;
 
-/// What the rows of a chain so far call for.
+/// The memories that the rows of a chain so far lead to.
 #[derive(Default)]
 pub(super) struct Memories {
     /// The newest row that added to each task.
