@@ -12,8 +12,9 @@ use statehold_core::ids::HoldId;
 
 use crate::api::hold::DecisionReceipt;
 use crate::ask::{parse_args, raw};
+use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::idempotency::IdempotencyKey;
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::{CREDENTIAL_BYTES_MAX, Credential};
@@ -92,7 +93,13 @@ impl Engine {
         let named = decision_key(call, key, id, is_credential, &answer);
         let edited_digest = edited.as_ref().map(|edited| edited.digest);
         let (words, credential) = kept_words(is_credential, answer.clone(), edited);
-        let mut payloads = self.payloads_of(session).await?;
+        // A decision key belongs to its hold and outlives every idempotency key.
+        let call = Call {
+            key: None,
+            ..call.clone()
+        };
+        let owner = &detail.session.owner;
+        let mut write = SessionWrite::of_owner(self, &call, session, owner).await?;
         let words = to_bytes(&words);
         let decision = NewDecision {
             key: named.key,
@@ -100,20 +107,14 @@ impl Engine {
             kind: answer.kind,
             digest: answer.digest,
             edited: edited_digest,
-            body: (words != b"{}").then(|| payloads.put(words)),
+            body: (words != b"{}").then(|| write.payloads.put(words)),
         };
         let command = Command::DecideHold { hold: id, decision };
-        // A decision key belongs to its hold and outlives every idempotency key.
-        let call = Call {
-            key: None,
-            ..call.clone()
-        };
         let credential = credential.and_then(Credential::new);
-        let credential = credential.as_ref();
+        write.credential = credential.as_ref();
         // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.
         let view = |made: &Committed<'_>| DecisionReceipt::of_commit(made, id);
-        let command = (&command, &payloads);
-        self.commit(session, &call, command, credential, view).await
+        write.commit(&command, view).await
     }
 
     /// Validates a decision about an open hold.

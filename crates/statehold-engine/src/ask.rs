@@ -21,8 +21,9 @@ use statehold_core::session::SessionState;
 use statehold_store::StoredItem;
 
 use crate::api::hold::HoldView;
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::call::{Committed, Receipt};
 use crate::commit::payloads::Payloads;
+use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::policy::{Effective, HoldTerms};
@@ -104,92 +105,89 @@ struct GatedAction {
     body: ActionBody,
 }
 
-impl Engine {
-    /// Opens a hold for a request.
-    ///
-    /// # Errors
-    ///
-    /// If the hold is invalid, the policy is stricter, or the worker lacks the right.
-    pub async fn open_hold(
-        &self,
-        session: SessionId,
-        call: &Call,
-        by: Fenced,
-        ask: NewAsk,
-        (mut items, mut payloads): (Vec<NewItem>, Payloads),
-    ) -> Result<Receipt<HoldView>, EngineError> {
-        require_words(&ask)?;
-        let reasons = ask.reasons.as_deref().map(reasons).transpose()?;
-        self.require_schemas(&ask).await?;
-        let state = self.durable_state(session).await?;
-        let task = state.task_of(by.request).cloned();
-        self.require_room(&state).await?;
-        let policy = self.policy_for(task.as_ref().map(|task| &task.agent), &ask);
-        let terms = policy.tighten(ask.kind, wanted_terms(&ask))?;
-        if let Some(task) = &task {
-            self.hide_gated(&task.agent, &mut items, &mut payloads);
-        }
-        let mut mint = IdMint::new(self.now(), session.shard(), entropy()?);
-        let id = HoldId::from_uuid(mint.next_uuid());
-        let gated = match ask.action {
-            Some(action) => {
-                let written = (&mut items, &mut payloads);
-                let place = (session, by.request, id);
-                Some(self.gate(place, action, &policy, &terms, written).await?)
-            }
-            None => None,
-        };
-        let (target, digest, action) = match gated {
-            Some(GatedAction { call, digest, body }) => (Some(call), Some(digest), Some(body)),
-            None => (None, None, None),
-        };
-        let is_sealed = action.as_ref().is_some_and(|body| body.sealed.is_some());
-        let body = HoldBody {
-            title: ask.title,
-            message: ask.message,
-            action,
-            response_schema: ask.response_schema,
-            url: ask.url,
-            reasons,
-            group_id: ask.group_id,
-            comment_required: policy.policy.comment_required.unwrap_or(false),
-        };
-        let hold = NewHold {
-            id,
-            kind: ask.kind,
-            body: payloads.put(to_bytes(&body)),
-            call: target,
-            digest,
-            allowed: ask.allowed,
-            need: terms.quorum.unwrap_or(1),
-            expires_in_ms: terms
-                .expires_in_seconds
-                .map(|seconds| seconds.saturating_mul(1_000)),
-            on_expiry: terms.on_expiry.unwrap_or_default(),
-            decide_by: terms.decide_by,
-            effect: terms.effect,
-            risk: terms.risk,
-            policy: policy.digest,
-        };
-        let command = Command::OpenHold { by, hold, items };
-        // An idempotency key stores this view, so it must contain only the preview.
-        let view = |made: &Committed<'_>| HoldView::of_commit(made, id, body.clone());
-        let done = self
-            .commit(session, call, (&command, &payloads), None, view)
-            .await;
-        // Destroy the key if no hold was opened under this id: the command was refused or replayed. If
-        // the result is unknown, the next start sweeps unused keys.
-        let is_unused = match &done {
-            Ok(done) => done.replayed,
-            Err(EngineError::Store(_) | EngineError::Stopping | EngineError::Full) => false,
-            Err(_) => true,
-        };
-        if is_sealed && is_unused {
-            self.destroy_hold_keys(vec![id]).await;
-        }
-        done
+/// Opens a hold for a request.
+///
+/// # Errors
+///
+/// If the hold is invalid, the policy is stricter, or the worker lacks the right.
+pub(crate) async fn open_hold(
+    mut write: SessionWrite<'_>,
+    by: Fenced,
+    ask: NewAsk,
+    mut items: Vec<NewItem>,
+) -> Result<Receipt<HoldView>, EngineError> {
+    let (engine, session) = (write.engine, write.session);
+    require_words(&ask)?;
+    let reasons = ask.reasons.as_deref().map(reasons).transpose()?;
+    engine.require_schemas(&ask).await?;
+    let state = engine.durable_state(session).await?;
+    let task = state.task_of(by.request).cloned();
+    engine.require_room(&state).await?;
+    let policy = engine.policy_for(task.as_ref().map(|task| &task.agent), &ask);
+    let terms = policy.tighten(ask.kind, wanted_terms(&ask))?;
+    if let Some(task) = &task {
+        engine.hide_gated(&task.agent, &mut items, &mut write.payloads);
     }
+    let mut mint = IdMint::new(engine.now(), session.shard(), entropy()?);
+    let id = HoldId::from_uuid(mint.next_uuid());
+    let gated = match ask.action {
+        Some(action) => {
+            let written = (&mut items, &mut write.payloads);
+            let place = (session, by.request, id);
+            Some(engine.gate(place, action, &policy, &terms, written).await?)
+        }
+        None => None,
+    };
+    let (target, digest, action) = match gated {
+        Some(GatedAction { call, digest, body }) => (Some(call), Some(digest), Some(body)),
+        None => (None, None, None),
+    };
+    let is_sealed = action.as_ref().is_some_and(|body| body.sealed.is_some());
+    let body = HoldBody {
+        title: ask.title,
+        message: ask.message,
+        action,
+        response_schema: ask.response_schema,
+        url: ask.url,
+        reasons,
+        group_id: ask.group_id,
+        comment_required: policy.policy.comment_required.unwrap_or(false),
+    };
+    let hold = NewHold {
+        id,
+        kind: ask.kind,
+        body: write.payloads.put(to_bytes(&body)),
+        call: target,
+        digest,
+        allowed: ask.allowed,
+        need: terms.quorum.unwrap_or(1),
+        expires_in_ms: terms
+            .expires_in_seconds
+            .map(|seconds| seconds.saturating_mul(1_000)),
+        on_expiry: terms.on_expiry.unwrap_or_default(),
+        decide_by: terms.decide_by,
+        effect: terms.effect,
+        risk: terms.risk,
+        policy: policy.digest,
+    };
+    let command = Command::OpenHold { by, hold, items };
+    // An idempotency key stores this view, so it must contain only the preview.
+    let view = |made: &Committed<'_>| HoldView::of_commit(made, id, body.clone());
+    let done = write.commit(&command, view).await;
+    // Destroy the key if no hold was opened under this id: the command was refused or replayed. If
+    // the result is unknown, the next start sweeps unused keys.
+    let is_unused = match &done {
+        Ok(done) => done.replayed,
+        Err(EngineError::Store(_) | EngineError::Stopping | EngineError::Full) => false,
+        Err(_) => true,
+    };
+    if is_sealed && is_unused {
+        engine.destroy_hold_keys(vec![id]).await;
+    }
+    done
+}
 
+impl Engine {
     /// Checks that a hold is valid and allowed by the policy, apart from checks that depend on the
     /// current state. Used to open several holds or none.
     ///
@@ -239,20 +237,6 @@ impl Engine {
         let args = serde_json::from_str(arguments.get()).ok()?;
         let shown = preview(&args, &self.policies().of(agent, tool).rules());
         (!shown.redactions.is_empty()).then(|| raw(&shown.value))
-    }
-
-    /// The agent that a live request belongs to.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub(crate) async fn agent_of_request(
-        &self,
-        session: SessionId,
-        request: RequestId,
-    ) -> Result<Option<Name>, EngineError> {
-        let state = self.durable_state(session).await?;
-        Ok(state.task_of(request).map(|task| task.agent.clone()))
     }
 
     /// Binds an action to its call: a call in the same command, a call recorded earlier, or a new one.

@@ -10,8 +10,8 @@ use statehold_core::request::{LiveStatus, OpenCall};
 use statehold_core::time::Timestamp;
 
 use crate::caller::{Caller, Role};
-use crate::commit::mailbox::{Call, Committed};
-use crate::commit::payloads::Payloads;
+use crate::commit::call::{Call, Committed};
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_any;
@@ -193,14 +193,15 @@ impl Engine {
         request: RequestId,
         ttl_ms: u64,
     ) -> Result<Option<ClaimedRequest>, EngineError> {
-        let (call, payloads) = (Call::by(caller.clone()), Payloads::none());
-        let command = (&Command::ClaimRequest { request, ttl_ms }, &payloads);
+        let call = Call::by(caller.clone());
+        let command = Command::ClaimRequest { request, ttl_ms };
         let fence = |made: &Committed<'_>| {
             let live = made.after.requests.get(&request);
             let running = live.filter(|live| live.status == LiveStatus::Running);
             Some(running.map(|live| live.fence))
         };
-        let done = self.commit(session, &call, command, None, fence).await?;
+        let write = SessionWrite::new(self, &call, session);
+        let done = write.commit(&command, fence).await?;
         match done.view {
             Some(fence) => self
                 .handed_over(caller, session, request, fence)
@@ -349,7 +350,7 @@ impl Engine {
             return Err(Rejection::NotLeaseHolder.into());
         }
         let until = self.inner().clock.now().plus_ms(lease.ttl_ms);
-        self.inner().heartbeats().insert(request, until);
+        self.inner().heartbeats.lock().insert(request, until);
         Ok((live.status, until))
     }
 }

@@ -1,18 +1,15 @@
-//! The engine itself: its parts, its mailboxes, and the effects of a commit.
+//! The engine itself: its settings, its parts, its start and its end.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
-use statehold_core::request::LiveStatus;
-use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
-use statehold_store::{ApiKey, Commit, ResumeAddress, Store, StoreError};
+use statehold_store::{ApiKey, ResumeAddress, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,14 +17,14 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audit;
 use crate::background::drafts::Drafts;
 use crate::commit::auto_claim::OwnWorkers;
-use crate::commit::idempotency::InFlight;
 use crate::commit::mailbox::Mailbox;
 use crate::commit::merge::Merges;
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
 use crate::guard::credentials::{Credential, Credentials};
 use crate::guard::policy::Policies;
-use crate::guard::sealed::{SealedCalls, UnneededKeys};
+use crate::guard::sealed::SealedCalls;
+use crate::locks::{KeyedLocks, Lock};
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
 use crate::swap::Swap;
 use crate::temp::Temps;
@@ -100,15 +97,15 @@ pub(crate) struct Inner {
     pub(crate) policies: Swap<Policies>,
     /// Leases granted by an earlier process last one full ttl from here.
     pub(crate) started_at: Timestamp,
-    /// A plain mutex: held while the map is read or written, never across an await.
-    mailboxes: Mutex<HashMap<SessionId, Arc<Mailbox>>>,
+    pub(crate) mailboxes: Lock<HashMap<SessionId, Arc<Mailbox>>>,
     pub(crate) calls: AtomicU64,
     /// The value of `calls` at the last eviction of idle sessions.
-    calls_before: AtomicU64,
+    pub(crate) calls_before: AtomicU64,
     /// How many history items were read.
     pub(crate) items_read: AtomicU64,
-    heartbeats: Mutex<BTreeMap<RequestId, Timestamp>>,
-    pub(crate) in_flight: InFlight,
+    pub(crate) heartbeats: Lock<BTreeMap<RequestId, Timestamp>>,
+    /// Calls in flight by idempotency key, and turns by session.
+    pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
     /// How many answers are kept for idempotency keys, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
@@ -133,7 +130,7 @@ pub(crate) struct Inner {
     pub(crate) addresses_turn: tokio::sync::Mutex<()>,
     pub(crate) audit: Audit,
     /// Wakes waiting workers, by the tenant and agent they wait for.
-    queues: Mutex<HashMap<(Name, Name), Arc<Notify>>>,
+    queues: Lock<HashMap<(Name, Name), Arc<Notify>>>,
     /// Incremented by every commit of any session.
     pub(crate) any_commit: watch::Sender<u64>,
     pub(crate) has_erasures: AtomicBool,
@@ -170,12 +167,12 @@ impl Engine {
             policies: Swap::new(Arc::clone(&options.policies)),
             options,
             started_at,
-            mailboxes: Mutex::default(),
+            mailboxes: Lock::default(),
             calls: AtomicU64::new(0),
             calls_before: AtomicU64::new(0),
             items_read: AtomicU64::new(0),
-            heartbeats: Mutex::default(),
-            in_flight: InFlight::default(),
+            heartbeats: Lock::default(),
+            in_flight: KeyedLocks::default(),
             merges: Merges::default(),
             answers_kept,
             temps: Temps::default(),
@@ -188,7 +185,7 @@ impl Engine {
             addresses_changed: watch::Sender::new(0),
             addresses_turn: tokio::sync::Mutex::new(()),
             audit: Audit::default(),
-            queues: Mutex::default(),
+            queues: Lock::default(),
             any_commit: watch::Sender::new(0),
             // An earlier process may have left erasures.
             has_erasures: AtomicBool::new(true),
@@ -243,23 +240,6 @@ impl Engine {
     /// How many history items were read since the start.
     pub fn items_read(&self) -> u64 {
         self.inner.items_read.load(Ordering::Relaxed)
-    }
-
-    /// How many sessions are in memory.
-    pub fn hot_sessions(&self) -> usize {
-        self.inner.mailboxes().len()
-    }
-
-    /// Evicts the sessions not used since the last call of this method. The engine reads them again when
-    /// needed.
-    pub fn forget_idle_sessions(&self) {
-        let now = self.inner.calls.load(Ordering::Relaxed);
-        let before = self.inner.calls_before.swap(now, Ordering::Relaxed);
-        let mut mailboxes = self.inner.mailboxes();
-        mailboxes.retain(|_, mailbox| {
-            is_in_use(mailbox) || mailbox.used.load(Ordering::Relaxed) >= before
-        });
-        mailboxes.shrink_to_fit();
     }
 
     /// Runs a use case that commits more than once to its end, also if its call goes away.
@@ -318,83 +298,12 @@ impl Engine {
         let made = tokio::task::spawn_blocking(move || keys.get_or_create(&owner)).await;
         Ok(made.map_err(|_| EngineError::Stopping)??)
     }
-
-    /// The mailbox of a session that exists. Other ids get none, so that they evict nothing.
-    pub(crate) async fn mailbox(&self, session: SessionId) -> Result<Arc<Mailbox>, EngineError> {
-        let hot = self.inner.mailboxes().get(&session).cloned();
-        if let Some(mailbox) = hot {
-            self.inner.touch(&mailbox);
-            return Ok(mailbox);
-        }
-        match self.inner.store.session(session).await? {
-            Some(_) => Ok(self.mailbox_of_new(session)),
-            None => Err(EngineError::NotFound),
-        }
-    }
-
-    /// The mailbox of a session that is about to be created; made if missing.
-    pub(crate) fn mailbox_of_new(&self, session: SessionId) -> Arc<Mailbox> {
-        let mut mailboxes = self.inner.mailboxes();
-        let mailbox = Arc::clone(
-            mailboxes
-                .entry(session)
-                .or_insert_with(|| Arc::new(Mailbox::new(session))),
-        );
-        self.inner.touch(&mailbox);
-        if mailboxes.len() > self.inner.options.hot_sessions {
-            forget_idle(&mut mailboxes, self.inner.options.hot_sessions);
-        }
-        mailbox
-    }
-}
-
-/// Whether a task waiting for a commit, or a feed reader, holds the mailbox.
-fn is_in_use(mailbox: &Arc<Mailbox>) -> bool {
-    Arc::strong_count(mailbox) > 1
-}
-
-/// Evicts the least recently used half of the mailboxes. A mailbox in use stays.
-fn forget_idle(mailboxes: &mut HashMap<SessionId, Arc<Mailbox>>, keep: usize) {
-    let mut idle: Vec<(u64, SessionId)> = mailboxes
-        .iter()
-        .filter(|(_, mailbox)| !is_in_use(mailbox))
-        .map(|(session, mailbox)| (mailbox.used.load(Ordering::Relaxed), *session))
-        .collect();
-    idle.sort_unstable();
-    let surplus = mailboxes.len() - keep / 2;
-    for (_, session) in idle.into_iter().take(surplus) {
-        mailboxes.remove(&session);
-    }
-}
-
-/// The effects of a commit, applied once it is durable.
-pub(crate) struct Aftermath {
-    /// Tenant and agent of requests now waiting for a worker.
-    queued: Vec<(Name, Name)>,
-    ended: Vec<RequestId>,
-    /// Root requests that ended or paused, and whether they ended. Their `temp:` values are dropped.
-    temps_lost: Vec<(RequestId, bool)>,
-    erases: bool,
-    /// Sealed arguments whose action has ended.
-    pub(crate) unneeded: UnneededKeys,
 }
 
 impl Inner {
-    fn mailboxes(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Mailbox>>> {
-        self.mailboxes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn heartbeats(&self) -> MutexGuard<'_, BTreeMap<RequestId, Timestamp>> {
-        self.heartbeats
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The notifier on which workers wait for requests of an agent.
     pub(crate) fn queue(&self, tenant: &Name, agent: &Name) -> Arc<Notify> {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         // Evict queues without waiting workers.
         if queues.len() > 1_024 {
             queues.retain(|_, queue| Arc::strong_count(queue) > 1);
@@ -406,73 +315,4 @@ impl Inner {
 /// Randomness that keeps ids of the same millisecond distinct.
 pub(crate) fn entropy() -> Result<u64, StoreError> {
     Ok(u64::from_le_bytes(random()?))
-}
-
-impl Aftermath {
-    pub(crate) fn of(inner: &Inner, commit: &Commit) -> Self {
-        let changes = &commit.changes;
-        // The first record of a fork ends inherited requests under the ids of the origin session, where
-        // they may still be live.
-        let events = &commit.record.content.events;
-        let is_fork = events
-            .iter()
-            .any(|event| matches!(event, Event::SessionForked { .. }));
-        let ended_requests = changes.ended_requests.iter().filter(|_| !is_fork);
-        let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
-        let queued: BTreeSet<(Name, Name)> = changes
-            .live_requests
-            .iter()
-            .filter(|(live, _)| {
-                // Also notify the pusher of a decision for a worker that stayed.
-                live.status == LiveStatus::Queued
-                    || live.status == LiveStatus::Running && live.holds_opened > 0
-            })
-            .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())))
-            .collect();
-        let roots_ended = ended_requests
-            .clone()
-            .filter(|ended| ended.parent.is_none())
-            .map(|ended| (ended.id, true));
-        let roots_paused = changes
-            .open_tasks
-            .iter()
-            .filter(|task| task.parent.is_none() && task.status == TaskStatus::Paused)
-            .filter_map(|task| Some((task.live?, false)));
-        Self {
-            queued: queued.into_iter().collect(),
-            ended: ended_requests.map(|ended| ended.id).collect(),
-            temps_lost: roots_ended.chain(roots_paused).collect(),
-            erases: commit.after.deleted
-                || commit.after.closed && commit.after.expires_at.is_none(),
-            unneeded: if is_fork {
-                UnneededKeys::default()
-            } else {
-                inner.unneeded_after(commit)
-            },
-        }
-    }
-}
-
-impl Inner {
-    pub(crate) fn after_commit(&self, aftermath: Aftermath) {
-        for (tenant, agent) in aftermath.queued {
-            self.queue(&tenant, &agent).notify_waiters();
-        }
-        if !aftermath.ended.is_empty() {
-            let mut heartbeats = self.heartbeats();
-            for request in aftermath.ended {
-                heartbeats.remove(&request);
-                self.drafts.end(request);
-                self.credentials.drop_request(request);
-            }
-        }
-        for (root, has_ended) in aftermath.temps_lost {
-            self.temps.drop_root(root, has_ended);
-            self.credentials.drop_root(root);
-        }
-        if aftermath.erases {
-            self.has_erasures.store(true, Ordering::Release);
-        }
-        self.any_commit.send_modify(|count| *count += 1);
-    }
 }

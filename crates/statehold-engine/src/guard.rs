@@ -2,6 +2,7 @@
 //! answers, credentials.
 
 pub(crate) mod access;
+pub(crate) mod authorise;
 pub(crate) mod credentials;
 pub mod policy;
 pub(crate) mod redact;

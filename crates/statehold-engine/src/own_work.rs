@@ -8,8 +8,8 @@ use statehold_core::projection::EndedRequest;
 use statehold_store::StoredRecord;
 
 use crate::caller::Caller;
-use crate::commit::mailbox::Call;
-use crate::commit::payloads::Payloads;
+use crate::commit::call::Call;
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
@@ -67,7 +67,6 @@ impl Engine {
         agent: &Name,
     ) -> Result<usize, EngineError> {
         let call = Call::by(Caller::worker_of_server(tenant.clone()));
-        let payloads = Payloads::none();
         let (mut after, mut given_back) = (None, 0);
         loop {
             let store = &self.inner().store;
@@ -84,9 +83,8 @@ impl Engine {
                 }
                 let (request, fence) = (live.id, live.fence);
                 let by = Fenced { request, fence };
-                let command = (&Command::ReleaseLease { by }, &payloads);
-                let released = self.commit_without_view(work.session, &call, command);
-                match released.await {
+                let write = SessionWrite::new(self, &call, work.session);
+                match write.commit_unseen(&Command::ReleaseLease { by }).await {
                     Ok(_) => given_back += 1,
                     // The lease has lapsed, or the request has ended.
                     Err(EngineError::Rejected(_) | EngineError::NotFound) => {}

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{HoldId, RequestId};
@@ -10,6 +9,8 @@ use statehold_core::time::Timestamp;
 use statehold_store::hold_keys::{HoldKey, HoldKeyFile};
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::{BoxError, StoreError};
+
+use crate::locks::Lock;
 
 /// The source of time.
 pub trait Clock: Send + Sync + 'static {
@@ -104,17 +105,17 @@ impl PayloadKeys for KeyFile {
 /// Keys in memory, for stores in memory.
 #[derive(Debug, Default)]
 pub struct MemoryKeys {
-    keys: Mutex<BTreeMap<KeyOwner, PayloadKey>>,
+    keys: Lock<BTreeMap<KeyOwner, PayloadKey>>,
 }
 
 impl PayloadKeys for MemoryKeys {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.lock();
         keys.get(owner).cloned()
     }
 
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.lock();
         if let Some(key) = keys.get(owner) {
             return Ok(key.clone());
         }
@@ -180,29 +181,23 @@ impl HoldKeys for HoldKeyFile {
 /// Hold keys in memory, for stores in memory.
 #[derive(Debug, Default)]
 pub struct MemoryHoldKeys {
-    keys: Mutex<BTreeMap<HoldId, (RequestId, HoldKey)>>,
-}
-
-impl MemoryHoldKeys {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<HoldId, (RequestId, HoldKey)>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    keys: Lock<BTreeMap<HoldId, (RequestId, HoldKey)>>,
 }
 
 impl HoldKeys for MemoryHoldKeys {
     fn get(&self, hold: HoldId) -> Option<HoldKey> {
-        self.lock().get(&hold).map(|(_, key)| key.clone())
+        self.keys.lock().get(&hold).map(|(_, key)| key.clone())
     }
 
     fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError> {
         let fresh = HoldKey::from_bytes(random()?);
-        let mut keys = self.lock();
+        let mut keys = self.keys.lock();
         let (_, key) = keys.entry(hold).or_insert((request, fresh));
         Ok(key.clone())
     }
 
     fn destroy(&self, holds: &[HoldId]) -> Result<(), StoreError> {
-        let mut keys = self.lock();
+        let mut keys = self.keys.lock();
         for hold in holds {
             keys.remove(hold);
         }
@@ -210,13 +205,13 @@ impl HoldKeys for MemoryHoldKeys {
     }
 
     fn of_request(&self, request: RequestId) -> Vec<HoldId> {
-        let keys = self.lock();
+        let keys = self.keys.lock();
         let of = keys.iter().filter(|(_, (of, _))| *of == request);
         of.map(|(hold, _)| *hold).collect()
     }
 
     fn all(&self) -> Vec<(HoldId, RequestId)> {
-        let keys = self.lock();
+        let keys = self.keys.lock();
         keys.iter().map(|(hold, (of, _))| (*hold, *of)).collect()
     }
 }

@@ -555,30 +555,6 @@ impl Engine {
         let session = self.inner().store.session_of_task(id).await?;
         session.ok_or(EngineError::NotFound)
     }
-
-    /// Waits until a session has a revision after this one, or the engine is stopping.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub async fn changed_after(
-        &self,
-        session: SessionId,
-        revision: u64,
-    ) -> Result<(), EngineError> {
-        let mailbox = self.mailbox(session).await?;
-        let mut durable = mailbox.durable.subscribe();
-        if durable.borrow().revision == 0 {
-            // Load the session first, so that its durable revision is known.
-            let state = mailbox.durable_state(self.inner()).await?;
-            state.ok_or(EngineError::NotFound)?;
-        }
-        let beyond = durable.wait_for(|durable| durable.revision > revision);
-        tokio::select! {
-            changed = beyond => changed.map(drop).map_err(|_| EngineError::Stopping),
-            () = self.inner().stop.cancelled() => Err(EngineError::Stopping),
-        }
-    }
 }
 
 impl SessionListInput {

@@ -17,8 +17,9 @@ use uuid::Uuid;
 
 use crate::api::session::{SessionInput, create_command};
 use crate::caller::{Caller, Role};
+use crate::commit::call::Call;
 use crate::commit::idempotency::digest;
-use crate::commit::mailbox::Call;
+use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_any;
@@ -98,14 +99,14 @@ impl Engine {
             tenant: caller.tenant.clone(),
             user: user.unwrap_or(UserId::from_uuid(Uuid::nil())),
         };
-        let mut payloads = self.payloads_for(&owner.tenant, owner.user).await?;
-        let command = create_command(&owner, &SessionInput::default(), &mut payloads)?;
         let call = Call::by(caller.clone());
-        match self
-            .commit_as_server(session, &call, (&command, &payloads))
-            .await
-        {
-            Ok(()) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(session),
+        let mut write = SessionWrite {
+            authority: Authority::Server,
+            ..SessionWrite::of_owner(self, &call, session, &owner).await?
+        };
+        let command = create_command(&owner, &SessionInput::default(), &mut write.payloads)?;
+        match write.commit_unseen(&command).await {
+            Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(session),
             Err(error) => Err(error),
         }
     }

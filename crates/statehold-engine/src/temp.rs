@@ -1,20 +1,20 @@
 //! `temp:` values: in memory, attached to a root request until it ends or pauses. Never on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use statehold_core::command::Rejection;
 use statehold_core::ids::RequestId;
 use statehold_core::scope::StateKey;
 
 use crate::error::EngineError;
+use crate::locks::Lock;
 
 /// The maximum size of the values of one root request, in bytes.
 pub(crate) const TEMP_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Temps {
-    kept: Mutex<TempValues>,
+    kept: Lock<TempValues>,
 }
 
 #[derive(Debug, Default)]
@@ -25,13 +25,14 @@ struct TempValues {
 }
 
 impl Temps {
-    fn lock(&self) -> MutexGuard<'_, TempValues> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The values of a root request.
     pub(crate) fn get(&self, root: RequestId) -> BTreeMap<StateKey, Vec<u8>> {
-        self.lock().values.get(&root).cloned().unwrap_or_default()
+        self.kept
+            .lock()
+            .values
+            .get(&root)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// Writes and removes values, all or none.
@@ -41,7 +42,7 @@ impl Temps {
         set: Vec<(StateKey, Vec<u8>)>,
         delete: &[StateKey],
     ) -> Result<(), EngineError> {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         let mut values = kept.values.get(&root).cloned().unwrap_or_default();
         for key in delete {
             values.remove(key);
@@ -59,7 +60,7 @@ impl Temps {
 
     /// Drops the values of a root request that ended or paused.
     pub(crate) fn drop_root(&self, root: RequestId, has_ended: bool) {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         let had = kept
             .values
             .remove(&root)
@@ -73,6 +74,6 @@ impl Temps {
 
     /// Whether a live root request lost its values in a pause.
     pub(crate) fn is_lost(&self, root: RequestId) -> bool {
-        self.lock().lost.contains(&root)
+        self.kept.lock().lost.contains(&root)
     }
 }

@@ -9,8 +9,9 @@ use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::view::View;
 
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
@@ -47,13 +48,15 @@ pub async fn commit(
     engine: &Engine,
     session: SessionId,
     call: &Call,
-    command: (&Command, &Payloads),
+    (command, payloads): (&Command, &Payloads),
     credential: Option<&Credential>,
 ) -> Result<Receipt<RawView>, EngineError> {
-    let view = |made: &Committed<'_>| Some(RawView::of(made));
-    engine
-        .commit(session, call, command, credential, view)
-        .await
+    let write = SessionWrite {
+        payloads: payloads.clone(),
+        credential,
+        ..SessionWrite::new(engine, call, session)
+    };
+    write.commit(command, |made| Some(RawView::of(made))).await
 }
 
 /// Commits two commands in one write to the disk, and answers with the view of the second.
@@ -68,10 +71,13 @@ pub async fn commit_both(
     first: (&Command, &Payloads),
     second: (&Command, &Payloads),
 ) -> Result<RawView, EngineError> {
+    let write = |payloads: &Payloads| SessionWrite {
+        payloads: payloads.clone(),
+        ..SessionWrite::new(engine, call, session)
+    };
+    let before = (&write(first.1), first.0);
     let view = |made: &Committed<'_>| Some(RawView::of(made));
-    engine
-        .commit_both(session, call, first, second, None, view)
-        .await
+    write(second.1).commit_behind(before, second.0, view).await
 }
 
 /// Payloads for a command to a session.

@@ -1,13 +1,13 @@
 //! A cache of users' names and pseudonyms, in front of the store.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use statehold_core::ids::{IdMint, Shard, UserId};
 use statehold_core::name::{Name, is_deceptive};
 
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
+use crate::locks::Lock;
 
 /// The longest name of a user, in bytes.
 pub(crate) const USER_BYTES_MAX: usize = 256;
@@ -16,7 +16,7 @@ const HOT_USERS: usize = 50_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    known: Mutex<UserCache>,
+    known: Lock<UserCache>,
 }
 
 #[derive(Debug, Default)]
@@ -26,12 +26,8 @@ struct UserCache {
 }
 
 impl Users {
-    fn lock(&self) -> MutexGuard<'_, UserCache> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note(&self, tenant: &Name, name: &str, id: UserId) {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         if known.names.len() >= HOT_USERS {
             *known = UserCache::default();
         }
@@ -75,7 +71,7 @@ impl Engine {
     ) -> Result<Option<UserId>, EngineError> {
         let inner = self.inner();
         let at_hand = {
-            let known = inner.users.lock();
+            let known = inner.users.known.lock();
             known.ids.get(&(tenant.clone(), name.to_owned())).copied()
         };
         if at_hand.is_some() {
@@ -95,7 +91,7 @@ impl Engine {
     /// If the store fails.
     pub async fn user_name(&self, tenant: &Name, id: UserId) -> Result<String, EngineError> {
         let inner = self.inner();
-        let at_hand = inner.users.lock().names.get(&id).cloned();
+        let at_hand = inner.users.known.lock().names.get(&id).cloned();
         if let Some(name) = at_hand {
             return Ok(name);
         }
@@ -119,7 +115,7 @@ impl Engine {
         let mut found = BTreeMap::new();
         let mut missing = Vec::new();
         {
-            let known = inner.users.lock();
+            let known = inner.users.known.lock();
             for user in users {
                 match known.names.get(&user) {
                     Some(name) => drop(found.insert(user, name.clone())),

@@ -8,21 +8,22 @@ mod pending;
 mod summary;
 mod view;
 
-use statehold_core::command::Rejection;
+use statehold_core::command::{Fenced, Rejection};
 use statehold_core::hold::{CallTarget, HoldKind};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::ItemKind;
 use statehold_store::{HoldPlace, LineageStep};
 
 use super::item::ItemInput;
-use super::item::write::new_items;
+use super::item::write::{call_targets, new_items};
 use super::json::to_body;
-use super::request::{FencedRequest, parse_name};
+use super::request::{parse_name, repeated};
 use crate::answer::{NewAnswer, require_decider};
-use crate::ask::{NewAction, NewAsk};
+use crate::ask::{NewAction, NewAsk, open_hold};
 use crate::caller::Caller;
+use crate::commit::call::{Call, Receipt};
 use crate::commit::idempotency::IdempotencyKey;
-use crate::commit::mailbox::{Call, Receipt};
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_hold_reader;
@@ -80,20 +81,19 @@ pub async fn open(
     request: RequestId,
     mut input: HoldInput,
 ) -> Result<Receipt<HoldView>, EngineError> {
-    let target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
-    if let Some(receipt) = target.repeated(engine, call, &input.items).await? {
+    let mut write = SessionWrite::to_request(engine, call, request).await?;
+    if let Some(receipt) = repeated(&write, &input.items).await? {
         return Ok(match &input.action {
             Some(action) => with_whole_args(receipt, &action.args),
             None => receipt,
         });
     }
-    let (session, mut payloads) = (target.session, target.payloads);
-    let targets = engine.call_targets(session, request, &input.items).await?;
+    let targets = call_targets(&write, request, &input.items).await?;
     let action = input.action.take();
     let whole_args = action.as_ref().map(|action| action.args.clone());
     let action = action.map(|action| new_action(action, &input.items));
     let action = action.transpose()?;
-    let items = new_items(input.items, &targets, &mut payloads)?;
+    let items = new_items(input.items, &targets, &mut write.payloads)?;
     let decide_by = input.decide_by.as_deref().map(parse_decide_by).transpose();
     let ask = NewAsk {
         kind: input.kind,
@@ -113,10 +113,8 @@ pub async fn open(
             what: "is other, user or role:NAME".to_owned(),
         })?,
     };
-    let written = (items, payloads);
-    let opened = engine
-        .open_hold(session, call, target.by, ask, written)
-        .await?;
+    let fence = input.fence;
+    let opened = open_hold(write, Fenced { request, fence }, ask, items).await?;
     Ok(match whole_args {
         Some(args) => with_whole_args(opened, &args),
         None => opened,

@@ -16,11 +16,12 @@ use statehold_core::task::CloseOn;
 use statehold_core::view::View;
 use statehold_store::{MemoryPage, StateValue};
 
-use crate::ask::NewAsk;
+use crate::ask::{NewAsk, open_hold};
 use crate::caller::Caller;
 use crate::claim::ClaimedRequest;
-use crate::commit::mailbox::{Call, Committed};
+use crate::commit::call::{Call, Committed};
 use crate::commit::payloads::Payloads;
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
@@ -118,7 +119,7 @@ pub struct LeasedRequest {
     /// Its ids and its fence.
     pub ids: RequestRef,
     engine: Engine,
-    caller: Caller,
+    call: Call,
     agent: Name,
 }
 
@@ -134,13 +135,16 @@ impl LeasedRequest {
                 fence: live.fence,
             },
             engine: engine.clone(),
-            caller: caller.clone(),
+            call: Call::by(caller.clone()),
             agent: claimed.detail.task.agent.clone(),
         })
     }
 
-    fn call(&self) -> Call {
-        Call::by(self.caller.clone())
+    fn write(&self, payloads: Payloads) -> SessionWrite<'_> {
+        SessionWrite {
+            payloads,
+            ..SessionWrite::new(&self.engine, &self.call, self.ids.session)
+        }
     }
 
     /// An empty batch.
@@ -164,11 +168,8 @@ impl LeasedRequest {
     /// If the lease is lost, a policy forbids an item, or the core refuses.
     pub async fn append(&self, batch: WriteBatch) -> Result<Vec<ItemId>, EngineError> {
         let (command, payloads) = batch.append_to(self.ids.fenced());
-        let (session, call) = (self.ids.session, self.call());
-        let command = (&command, &payloads);
         let ids = |made: &Committed<'_>| Some(item_ids(made));
-        let done = self.engine.commit(session, &call, command, None, ids);
-        Ok(done.await?.view)
+        Ok(self.write(payloads).commit(&command, ids).await?.view)
     }
 
     /// Starts a request to another agent below this one, leased to this worker if `lease_ms` is given.
@@ -198,18 +199,17 @@ impl LeasedRequest {
             state: StatePatch::default(),
             output: None,
         });
-        let (engine, session, call) = (&self.engine, self.ids.session, self.call());
-        let start = (&command, &batch.payloads);
+        let start = SessionWrite {
+            credential,
+            ..self.write(batch.payloads)
+        };
         let id = |made: &Committed<'_>| made.record.content.started_request();
         let Some(step) = step else {
-            let done = engine.commit(session, &call, start, credential, id);
-            return Ok(done.await?.view);
+            return Ok(start.commit(&command, id).await?.view);
         };
         let (append, payloads) = step.append_to(by);
-        let first = (&append, &payloads);
-        engine
-            .commit_both(session, &call, first, start, credential, id)
-            .await
+        let step = self.write(payloads);
+        start.commit_behind((&step, &append), &command, id).await
     }
 
     /// Completes the request with its answer, and cancels children that are still live.
@@ -227,7 +227,8 @@ impl LeasedRequest {
             close_task: false,
             cancel_children: true,
         };
-        self.commit(&command, &batch.payloads, None).await
+        let write = self.write(batch.payloads);
+        write.commit_unseen(&command).await.map(drop)
     }
 
     /// Fails the request with an error, and cancels children that are still live.
@@ -242,7 +243,8 @@ impl LeasedRequest {
             error: payloads.put_json(error),
             cancel_children: true,
         };
-        self.commit(&command, &payloads, None).await
+        let write = self.write(payloads);
+        write.commit_unseen(&command).await.map(drop)
     }
 
     /// Releases the lease, because the request waits for a person. With a revision, only if the session
@@ -253,24 +255,13 @@ impl LeasedRequest {
     /// If the lease is lost, or the session has another revision.
     pub async fn release(&self, if_revision: Option<u64>) -> Result<(), EngineError> {
         let by = self.ids.fenced();
-        let payloads = Payloads::none();
-        self.commit(&Command::ReleaseLease { by }, &payloads, if_revision)
-            .await
-    }
-
-    async fn commit(
-        &self,
-        command: &Command,
-        payloads: &Payloads,
-        if_revision: Option<u64>,
-    ) -> Result<(), EngineError> {
         let call = Call {
             if_revision,
-            ..self.call()
+            ..self.call.clone()
         };
-        let (engine, session) = (&self.engine, self.ids.session);
-        let done = engine.commit_without_view(session, &call, (command, payloads));
-        done.await.map(drop)
+        let write = SessionWrite::new(&self.engine, &call, self.ids.session);
+        let released = write.commit_unseen(&Command::ReleaseLease { by }).await;
+        released.map(drop)
     }
 
     /// Opens a hold.
@@ -280,11 +271,8 @@ impl LeasedRequest {
     /// If the lease is lost, the hold is invalid, or the policy is stricter.
     pub async fn open_hold(&self, ask: NewAsk) -> Result<(), EngineError> {
         let payloads = self.engine.payloads_of(self.ids.session).await?;
-        let (session, call, by) = (self.ids.session, self.call(), self.ids.fenced());
-        let opened = self
-            .engine
-            .open_hold(session, &call, by, ask, (Vec::new(), payloads))
-            .await;
+        let (write, by) = (self.write(payloads), self.ids.fenced());
+        let opened = open_hold(write, by, ask, Vec::new()).await;
         opened.map(drop)
     }
 
@@ -310,7 +298,9 @@ impl LeasedRequest {
             fence,
             ..
         } = self.ids;
-        let beat = self.engine.heartbeat(&self.caller, session, request, fence);
+        let beat = self
+            .engine
+            .heartbeat(&self.call.caller, session, request, fence);
         beat.await.map(drop)
     }
 
@@ -320,7 +310,9 @@ impl LeasedRequest {
     ///
     /// If it is out of reach.
     pub async fn read(&self) -> Result<RequestDetail, EngineError> {
-        self.engine.request(&self.caller, self.ids.request).await
+        self.engine
+            .request(&self.call.caller, self.ids.request)
+            .await
     }
 
     /// The newest exchanges that the request knows, newest first: at most so many, with at most so many bytes

@@ -6,20 +6,21 @@ mod view;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch};
+use statehold_core::command::{Command, Fenced, StartRequest, StatePatch};
 use statehold_core::ids::{RequestId, SessionId};
-use statehold_core::item::NewItem;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
 
-use super::item::write::{labelled_message, message, names_recorded_calls};
+use super::item::write::{
+    first_items, labelled_message, message, names_recorded_calls, next_items,
+};
 use super::item::{ItemInput, ItemRef};
-use super::json::Raw;
 use super::state::StatePatchInput;
 use crate::caller::Caller;
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
@@ -55,9 +56,9 @@ pub async fn start(
         None if leased => Act::StartLeased(named.clone()),
         None => Act::Start,
     };
-    engine.authorise(&call.caller, session, &act).await?;
-    let owner = engine.owner(session).await?;
-    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let owner = engine.authorise(&call.caller, session, &act).await?;
+    let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
+    write.credential = credential;
     let agent = match named {
         Some(named) => named,
         None if leased && !call.caller.works_for(&owner.agent) => {
@@ -66,26 +67,24 @@ pub async fn start(
         None => owner.agent,
     };
     let agent_view = act != Act::Start;
-    let command = start_command(engine, agent, input, credential, &mut payloads)?;
+    let command = start_command(&mut write, agent, input)?;
     let view = |made: &Committed<'_>| {
         let started = made.record.content.started_request()?;
         RequestView::of_commit(made, started, agent_view)
     };
-    let command = (&command, &payloads);
-    engine
-        .commit(session, call, command, credential, view)
-        .await
+    write.commit(&command, view).await
 }
 
 fn start_command(
-    engine: &Engine,
+    write: &mut SessionWrite<'_>,
     agent: Name,
     input: StartInput,
-    credential: Option<&Credential>,
-    payloads: &mut Payloads,
 ) -> Result<Command, EngineError> {
-    let asked = labelled_message(&input.input, "input", payloads, credential.is_some())?;
-    let output = output_message(input.output.as_ref(), payloads)?;
+    let payloads = &mut write.payloads;
+    let asked = labelled_message(&input.input, "input", payloads, write.credential.is_some())?;
+    let output = input.output.as_ref();
+    let output = output.map(|output| message(output, "output", payloads));
+    let output = output.transpose()?;
     let parent = match (input.parent_request_id, input.parent_fence) {
         (Some(request), Some(fence)) => Some(Fenced { request, fence }),
         (None, None) => None,
@@ -97,8 +96,8 @@ fn start_command(
     if let Some(lease) = &input.lease {
         require_worker_note(lease.worker.as_deref())?;
     }
-    let mut items = Engine::first_items(input.items, payloads)?;
-    engine.hide_gated(&agent, &mut items, payloads);
+    let mut items = first_items(input.items, payloads)?;
+    write.engine.hide_gated(&agent, &mut items, payloads);
     let state = state_patch(input.state, payloads)?;
     Ok(Command::StartRequest(StartRequest {
         agent,
@@ -114,15 +113,6 @@ fn start_command(
         state,
         output,
     }))
-}
-
-fn output_message(
-    output: Option<&Raw>,
-    payloads: &mut Payloads,
-) -> Result<Option<Output>, EngineError> {
-    output
-        .map(|output| message(output, "output", payloads))
-        .transpose()
 }
 
 /// Parses the name of an agent. Names with the prefix `statehold.` are reserved for the server.
@@ -167,68 +157,15 @@ fn state_patch(
     Ok(writes.into_core(payloads))
 }
 
-/// A live request that a worker writes to under its fence.
-pub(crate) struct FencedRequest {
-    pub(crate) by: Fenced,
-    pub(crate) session: SessionId,
-    pub(crate) payloads: Payloads,
-}
-
-impl FencedRequest {
-    /// Authorises the worker before validating its input.
-    pub(crate) async fn find(
-        engine: &Engine,
-        caller: &Caller,
-        request: RequestId,
-        fence: u64,
-    ) -> Result<Self, EngineError> {
-        let act = Act::WorkOn(request);
-        rights::require_role(caller, &act)?;
-        let session = engine.session_of_request(request).await?;
-        engine.authorise(caller, session, &act).await?;
-        Ok(Self {
-            by: Fenced { request, fence },
-            session,
-            payloads: engine.payloads_of(session).await?,
-        })
-    }
-
-    /// The receipt of the same call made before, if `items` name calls by the caller's own ids: a repeat is
-    /// answered before they are looked up, because the request may have ended since.
-    pub(crate) async fn repeated<V: DeserializeOwned>(
-        &self,
-        engine: &Engine,
-        call: &Call,
-        items: &[ItemInput],
-    ) -> Result<Option<Receipt<V>>, EngineError> {
-        match call.key.filter(|_| names_recorded_calls(items)) {
-            Some(key) => engine.kept_receipt(self.session, key).await,
-            None => Ok(None),
-        }
-    }
-
-    async fn items(
-        &mut self,
-        engine: &Engine,
-        items: Vec<ItemInput>,
-    ) -> Result<Vec<NewItem>, EngineError> {
-        let payloads = &mut self.payloads;
-        engine
-            .next_items(self.session, self.by.request, items, payloads)
-            .await
-    }
-
-    /// Commits a command that ends or releases the request, and answers with the request.
-    async fn commit(
-        self,
-        engine: &Engine,
-        call: &Call,
-        command: Command,
-    ) -> Result<Receipt<RequestView>, EngineError> {
-        let request = self.by.request;
-        let view = |made: &Committed<'_>| RequestView::of_commit(made, request, true);
-        let command = (&command, &self.payloads);
-        engine.commit(self.session, call, command, None, view).await
+/// The receipt of the same call made before, if `items` name calls by the caller's own ids: a repeat is
+/// answered before they are looked up, because the request may have ended since.
+pub(crate) async fn repeated<V: DeserializeOwned>(
+    write: &SessionWrite<'_>,
+    items: &[ItemInput],
+) -> Result<Option<Receipt<V>>, EngineError> {
+    match write.call.key.filter(|_| names_recorded_calls(items)) {
+        Some(key) => write.engine.kept_receipt(write.session, key).await,
+        None => Ok(None),
     }
 }
 
@@ -243,29 +180,27 @@ pub async fn append(
     request: RequestId,
     input: AppendInput,
 ) -> Result<Receipt<ItemsWritten>, EngineError> {
-    let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
-    if let Some(receipt) = target.repeated(engine, call, &input.items).await? {
+    let mut write = SessionWrite::to_request(engine, call, request).await?;
+    if let Some(receipt) = repeated(&write, &input.items).await? {
         return Ok(receipt);
     }
-    let items = target.items(engine, input.items).await?;
-    let session = target.session;
-    let payloads = &mut target.payloads;
-    let state = state_patch(input.state, payloads)?;
-    let task_state = input.task_state.map(|state| payloads.put_json(&state));
+    let items = next_items(&mut write, request, input.items).await?;
+    let state = state_patch(input.state, &mut write.payloads)?;
+    let task_state = input
+        .task_state
+        .map(|state| write.payloads.put_json(&state));
     if items.is_empty() && state.is_empty() && task_state.is_none() {
         return Err(EngineError::NothingToAppend);
     }
+    let fence = input.fence;
     let command = Command::AppendItems {
-        by: target.by,
+        by: Fenced { request, fence },
         items,
         state,
         task_state,
     };
-    let command = (&command, &target.payloads);
-    engine
-        .commit(session, call, command, None, |made| {
-            Some(items_written(made))
-        })
+    write
+        .commit(&command, |made| Some(items_written(made)))
         .await
 }
 
@@ -300,16 +235,17 @@ pub async fn complete(
     request: RequestId,
     input: CompleteInput,
 ) -> Result<Receipt<RequestView>, EngineError> {
-    let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
-    if let Some(receipt) = target.repeated(engine, call, &input.items).await? {
+    let mut write = SessionWrite::to_request(engine, call, request).await?;
+    if let Some(receipt) = repeated(&write, &input.items).await? {
         return Ok(receipt);
     }
-    let output = message(&input.output, "output", &mut target.payloads)?;
-    let items = target.items(engine, input.items).await?;
-    let payloads = &mut target.payloads;
+    let output = message(&input.output, "output", &mut write.payloads)?;
+    let items = next_items(&mut write, request, input.items).await?;
+    let payloads = &mut write.payloads;
     let state = state_patch(input.state, payloads)?;
+    let fence = input.fence;
     let command = Command::CompleteRequest {
-        by: target.by,
+        by: Fenced { request, fence },
         output,
         items,
         state,
@@ -317,7 +253,9 @@ pub async fn complete(
         close_task: input.close_task,
         cancel_children: input.cancel_children,
     };
-    target.commit(engine, call, command).await
+    write
+        .commit(&command, |made| RequestView::of_commit(made, request, true))
+        .await
 }
 
 /// Ends a request with an error.
@@ -331,13 +269,16 @@ pub async fn fail(
     request: RequestId,
     input: FailInput,
 ) -> Result<Receipt<RequestView>, EngineError> {
-    let mut target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
+    let mut write = SessionWrite::to_request(engine, call, request).await?;
+    let fence = input.fence;
     let command = Command::FailRequest {
-        by: target.by,
-        error: target.payloads.put_json(&input.error),
+        by: Fenced { request, fence },
+        error: write.payloads.put_json(&input.error),
         cancel_children: input.cancel_children,
     };
-    target.commit(engine, call, command).await
+    write
+        .commit(&command, |made| RequestView::of_commit(made, request, true))
+        .await
 }
 
 /// Releases a lease. The next claim gets the decisions and child results that the request waits for.
@@ -351,9 +292,14 @@ pub async fn release(
     request: RequestId,
     input: &ReleaseInput,
 ) -> Result<Receipt<RequestView>, EngineError> {
-    let target = FencedRequest::find(engine, &call.caller, request, input.fence).await?;
-    let command = Command::ReleaseLease { by: target.by };
-    target.commit(engine, call, command).await
+    let write = SessionWrite::to_request(engine, call, request).await?;
+    let fence = input.fence;
+    let by = Fenced { request, fence };
+    write
+        .commit(&Command::ReleaseLease { by }, |made| {
+            RequestView::of_commit(made, request, true)
+        })
+        .await
 }
 
 /// Cancels a request with its child requests and holds.
@@ -369,9 +315,9 @@ pub async fn cancel(
     rights::require_role(&call.caller, &Act::CancelRequest(request))?;
     let session = engine.session_of_request(request).await?;
     let view = |made: &Committed<'_>| RequestView::of_commit(made, request, false);
-    let (command, payloads) = (Command::CancelRequest { request }, Payloads::none());
-    let command = (&command, &payloads);
-    engine.commit(session, call, command, None, view).await
+    SessionWrite::new(engine, call, session)
+        .commit(&Command::CancelRequest { request }, view)
+        .await
 }
 
 /// Extends a lease, without a commit.

@@ -24,8 +24,9 @@ use super::json::{raw_bytes, to_body};
 use super::request::{agent_name, parse_name};
 use super::state::StatePatchInput;
 use crate::caller::Caller;
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
+use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::access::require_lister;
@@ -60,11 +61,11 @@ pub async fn create(
         user: engine.user_id(&caller.tenant, &user).await?,
         tenant: caller.tenant.clone(),
     };
-    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
-    let command = create_command(&owner, &input, &mut payloads)?;
     let shard = Shard::of_owner(owner.tenant.as_str(), owner.app.as_str(), &user);
     let mut mint = IdMint::new(engine.now(), shard, entropy()?);
     let session = SessionId::from_uuid(mint.next_uuid());
+    let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
+    let command = create_command(&owner, &input, &mut write.payloads)?;
     let labels = input.labels.filter(|labels| !labels.is_empty());
     let view = |made: &Committed<'_>| {
         let content = &made.record.content;
@@ -90,8 +91,7 @@ pub async fn create(
             ..SessionView::of(&summary, user.clone())
         })
     };
-    let command = (&command, &payloads);
-    engine.commit(session, call, command, None, view).await
+    write.commit(&command, view).await
 }
 
 pub(crate) fn create_command(
@@ -305,8 +305,11 @@ async fn patch_once(
         };
         Some(SessionView::of(&summary, user.clone()))
     };
-    let command = (&command, &payloads);
-    engine.commit(session, &call, command, None, view).await
+    let write = SessionWrite {
+        payloads,
+        ..SessionWrite::new(engine, &call, session)
+    };
+    write.commit(&command, view).await
 }
 
 fn new_name(
@@ -381,9 +384,9 @@ pub async fn close(
         Some(SessionView::of(&summary, user.clone()))
     };
     let cancel_live = input.cancel_live;
-    let (command, payloads) = (Command::CloseSession { cancel_live }, Payloads::none());
-    let command = (&command, &payloads);
-    engine.commit(session, call, command, None, view).await
+    SessionWrite::new(engine, call, session)
+        .commit(&Command::CloseSession { cancel_live }, view)
+        .await
 }
 
 /// Deletes every payload of a session. Its records stay. Repeating the call succeeds, even when nothing is
@@ -397,9 +400,8 @@ pub async fn delete(
     call: &Call,
     session: SessionId,
 ) -> Result<Receipt<()>, EngineError> {
-    let (command, payloads) = (Command::DeleteSession, Payloads::none());
-    engine
-        .commit_without_view(session, call, (&command, &payloads))
+    SessionWrite::new(engine, call, session)
+        .commit_unseen(&Command::DeleteSession)
         .await
 }
 

@@ -13,7 +13,8 @@ use statehold_core::scope::{Scope, StateKey};
 
 use super::json::raw_bytes;
 use crate::caller::Caller;
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_reader;
@@ -60,7 +61,7 @@ pub async fn patch(
 ) -> Result<Receipt<StateWritten>, EngineError> {
     let (input, request, fence) = input.split();
     let act = request.map_or(Act::ManageSession, Act::WorkOn);
-    engine.authorise(&call.caller, session, &act).await?;
+    let owner = engine.authorise(&call.caller, session, &act).await?;
     let mut writes = input.parse(None)?;
     let by = match (request, fence) {
         (Some(request), Some(fence)) => Some(Fenced { request, fence }),
@@ -78,14 +79,11 @@ pub async fn patch(
     if !has_rest {
         return Err(Rejection::EmptyPatch.into());
     }
-    let mut payloads = engine.payloads_of(session).await?;
-    let patch = writes.into_core(&mut payloads);
+    let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
+    let patch = writes.into_core(&mut write.payloads);
     let command = Command::PutState { patch, by };
-    let command = (&command, &payloads);
-    engine
-        .commit(session, call, command, None, |made| {
-            Some(state_written(made))
-        })
+    write
+        .commit(&command, |made| Some(state_written(made)))
         .await
 }
 
@@ -215,9 +213,14 @@ async fn patch_shared(
     let (own, call) = (engine.clone(), call.clone());
     let write = async move {
         let keeper = own.ensure_keeper(&call.caller, &app, user).await?;
+        let write = SessionWrite {
+            payloads,
+            authority: Authority::SharedWriter,
+            ..SessionWrite::new(&own, &call, keeper)
+        };
         let command = Command::PutState { patch, by: None };
-        let command = (&command, &payloads);
-        own.commit_shared(keeper, &call, command, |made| Some(state_written(made)))
+        write
+            .commit(&command, |made| Some(state_written(made)))
             .await
     };
     engine.run_to_end(write).await

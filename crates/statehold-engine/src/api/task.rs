@@ -14,8 +14,8 @@ use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
 use crate::caller::Caller;
-use crate::commit::mailbox::{Call, Committed, Receipt};
-use crate::commit::payloads::Payloads;
+use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
@@ -156,7 +156,7 @@ async fn end(
             revision: made.record.content.seq,
         })
     };
-    let payloads = Payloads::none();
-    let command = (&command, &payloads);
-    engine.commit(session, call, command, None, view).await
+    SessionWrite::new(engine, call, session)
+        .commit(&command, view)
+        .await
 }

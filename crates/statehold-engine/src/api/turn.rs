@@ -29,13 +29,14 @@ use utoipa::ToSchema;
 
 use super::request;
 use crate::caller::{Caller, Role, Roles};
-use crate::commit::idempotency::KeyLock;
-use crate::commit::mailbox::{Call, Committed, Receipt};
+use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::Act;
+use crate::locks::KeyLock;
 
 pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
@@ -297,8 +298,7 @@ async fn prepare(
     engine: &Engine,
     input: &TurnInput,
 ) -> Result<(Command, Payloads, Output), EngineError> {
-    let owner = engine.owner(input.session).await?;
-    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
+    let mut payloads = engine.payloads_of(input.session).await?;
     let had_credential = input.credential.is_some();
     let output = input.message.to_output(had_credential, &mut payloads)?;
     Ok((input.start_command(output.clone()), payloads, output))
@@ -317,7 +317,7 @@ async fn start_turn(
     engine: &Engine,
     log: Option<&DeliveryLog>,
     input: &TurnInput,
-    command: (&Command, &Payloads),
+    (command, payloads): (&Command, &Payloads),
 ) -> Result<Receipt<StartedTurn>, EngineError> {
     let session = input.session;
     let view = |made: &Committed<'_>| {
@@ -328,13 +328,10 @@ async fn start_turn(
         }
         Some(StartedTurn { request, task })
     };
-    engine
-        .commit(
-            session,
-            &input.call,
-            command,
-            input.credential.as_ref(),
-            view,
-        )
-        .await
+    let write = SessionWrite {
+        payloads: payloads.clone(),
+        credential: input.credential.as_ref(),
+        ..SessionWrite::new(engine, &input.call, session)
+    };
+    write.commit(command, view).await
 }

@@ -8,19 +8,20 @@
 //! the earlier text, readers get nothing. When it differs, the draft starts over as a new edition.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use statehold_core::ids::RequestId;
 use tokio::sync::watch;
 
 use crate::engine::Engine;
+use crate::locks::Lock;
 
 /// The maximum size of one draft. Readers get the rest when the answer is committed.
 const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
-    live: Mutex<HashMap<RequestId, LiveDraft>>,
+    live: Lock<HashMap<RequestId, LiveDraft>>,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +33,7 @@ struct LiveDraft {
 
 #[derive(Debug, Default)]
 struct Draft {
-    text: Mutex<DraftText>,
+    text: Lock<DraftText>,
     /// The written length. Readers wait on it.
     length: watch::Sender<WrittenLength>,
 }
@@ -57,12 +58,8 @@ struct WrittenLength {
 }
 
 impl Drafts {
-    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, LiveDraft>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn hold(self: &Arc<Self>, request: RequestId) -> DraftHandle {
-        let mut all = self.live();
+        let mut all = self.live.lock();
         let live = all.entry(request).or_default();
         live.holders += 1;
         DraftHandle {
@@ -74,14 +71,15 @@ impl Drafts {
 
     /// The draft of a request, if a writer or reader has it.
     fn find(&self, request: RequestId) -> Option<Arc<Draft>> {
-        self.live()
+        self.live
+            .lock()
             .get(&request)
             .map(|live| Arc::clone(&live.draft))
     }
 
     /// Ends the draft: the request has ended.
     pub(crate) fn end(&self, request: RequestId) {
-        if let Some(live) = self.live().remove(&request) {
+        if let Some(live) = self.live.lock().remove(&request) {
             let length = &live.draft.length;
             length.send_modify(|written| written.is_over = true);
         }
@@ -98,7 +96,7 @@ struct DraftHandle {
 
 impl Drop for DraftHandle {
     fn drop(&mut self) {
-        let mut all = self.drafts.live();
+        let mut all = self.drafts.live.lock();
         let Some(live) = all.get_mut(&self.request) else {
             return;
         };
@@ -121,20 +119,16 @@ pub struct OpenDraft {
 }
 
 impl Draft {
-    fn text(&self) -> MutexGuard<'_, DraftText> {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A writer starts at the first byte.
     fn begin(&self) {
-        let mut text = self.text();
+        let mut text = self.text.lock();
         text.said = 0;
         text.is_full = false;
         self.announce(&text);
     }
 
     fn write(&self, piece: &str) {
-        let mut text = self.text();
+        let mut text = self.text.lock();
         if text.is_full {
             return;
         }
@@ -227,7 +221,7 @@ impl DraftReader {
             let written = self.length.wait_for(news).await;
             let is_over = written.is_ok_and(|written| written.is_over);
             let piece = {
-                let text = self.handle.draft.text();
+                let text = self.handle.draft.text.lock();
                 if place.read > 0 && text.edition != place.edition {
                     return None;
                 }
@@ -243,7 +237,7 @@ impl DraftReader {
 
     /// The text written since the last call, if any. After a draft started over, this is all of it.
     pub fn take(&mut self) -> Option<DraftPiece> {
-        self.handle.draft.text().after(&mut self.place)
+        self.handle.draft.text.lock().after(&mut self.place)
     }
 
     /// Waits until `take` may return text; forever if no more text comes.
@@ -294,7 +288,7 @@ impl Engine {
 
     /// How many drafts are in memory.
     pub fn drafts_kept(&self) -> usize {
-        self.inner().drafts.live().len()
+        self.inner().drafts.live.lock().len()
     }
 }
 

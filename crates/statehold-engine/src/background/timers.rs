@@ -7,8 +7,8 @@ use statehold_core::command::Command;
 use statehold_store::{Due, DueKind};
 
 use crate::caller::Caller;
-use crate::commit::mailbox::Call;
-use crate::commit::payloads::Payloads;
+use crate::commit::call::Call;
+use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 
@@ -85,7 +85,7 @@ impl Engine {
         self.end_expired_keys();
         // The store reports leases as due even if heartbeats have extended them. Raise the limit, so
         // that they do not crowd out other deadlines.
-        let limit = DUE_MAX + inner.heartbeats().len();
+        let limit = DUE_MAX + inner.heartbeats.lock().len();
         for due in inner.store.due(now, limit).await? {
             self.settle(due).await?;
         }
@@ -113,13 +113,13 @@ impl Engine {
             return Ok(());
         };
         let call = Call::by(Caller::local(summary.owner.tenant));
-        let payloads = Payloads::none();
-        match self
-            .commit_as_server(due.session, &call, (&command, &payloads))
-            .await
-        {
+        let write = SessionWrite {
+            authority: Authority::Server,
+            ..SessionWrite::new(self, &call, due.session)
+        };
+        match write.commit_unseen(&command).await {
             // Another call was faster, or a heartbeat arrived. The next tick checks again.
-            Ok(()) | Err(EngineError::Rejected(_)) => Ok(()),
+            Ok(_) | Err(EngineError::Rejected(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -3,7 +3,7 @@
 //! Without a free permit, or if the claim fails, the request waits in the queue like any other.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId};
@@ -12,9 +12,11 @@ use statehold_core::request::LiveStatus;
 use statehold_store::Commit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::attempt::InLine;
+use super::call::Call;
 use crate::caller::Caller;
-use crate::commit::mailbox::{Call, InLine};
 use crate::engine::Engine;
+use crate::locks::Lock;
 
 /// A request that was claimed when it started. Request and claim are both durable.
 #[derive(Debug)]
@@ -29,20 +31,19 @@ pub struct AutoClaim {
 
 /// The worker in this process that runs the turns of one agent.
 #[derive(Debug)]
-struct OwnWorker {
+pub(crate) struct OwnWorker {
     room: Arc<Semaphore>,
     lease_ms: u64,
     sender: mpsc::UnboundedSender<AutoClaim>,
 }
 
 /// The agents that this process runs, by tenant and name.
-#[derive(Debug, Default)]
-pub(crate) struct OwnWorkers(Mutex<HashMap<(Name, Name), OwnWorker>>);
+pub(crate) type OwnWorkers = Lock<HashMap<(Name, Name), OwnWorker>>;
 
 /// A claim that is decided right behind the start of its request.
-pub(crate) struct PendingClaim {
-    pub(crate) call: Call,
-    pub(crate) command: Command,
+pub(super) struct PendingClaim {
+    pub(super) call: Call,
+    pub(super) command: Command,
     sender: mpsc::UnboundedSender<AutoClaim>,
     claim: AutoClaim,
 }
@@ -76,7 +77,7 @@ impl Engine {
     }
 
     /// The claim of the request that a commit starts, if this process runs its agent and has a permit.
-    pub(crate) fn pending_claim(&self, command: &Command, commit: &Commit) -> Option<PendingClaim> {
+    pub(super) fn pending_claim(&self, command: &Command, commit: &Commit) -> Option<PendingClaim> {
         let Command::StartRequest(start) = command else {
             return None;
         };
@@ -109,18 +110,12 @@ impl Engine {
 
     /// Sends the claim to its receiver once it is durable. If the claim fails, the start may have failed
     /// with it; otherwise the request waits in the queue.
-    pub(crate) fn send_when_durable(&self, pending: PendingClaim, in_line: InLine) {
+    pub(super) fn send_when_durable(&self, pending: PendingClaim, in_line: InLine) {
         self.inner().tasks.spawn(async move {
             if let Ok(Ok(_)) = in_line.told.await {
                 // If the receiver is closed, the lease lapses, or the next process releases it.
                 drop(pending.sender.send(pending.claim));
             }
         });
-    }
-}
-
-impl OwnWorkers {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(Name, Name), OwnWorker>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,17 +4,19 @@
 //! store keeps the first answer in the transaction of its commit and accepts a key only once, so a
 //! duplicate that did not wait cannot commit either. A refused call leaves no answer behind.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
+use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
-use tokio::sync::OwnedMutexGuard;
+use statehold_core::session::SessionState;
 
+use super::call::{Committed, Receipt};
+use super::payloads::Payloads;
+use super::write::WriteAnswer;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::locks::KeyLock;
 
 /// How long an answer is kept: a day.
 pub(crate) const KEPT_MS: u64 = 24 * 3_600 * 1_000;
@@ -57,13 +59,80 @@ pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
     Digest::sha256(&bytes)
 }
 
-/// Lock on an idempotency key or on the turns of a session. Dropping the last clone releases it.
-#[derive(Debug, Clone)]
-pub(crate) struct KeyLock(
-    #[expect(dead_code, reason = "held, never read")] Arc<OwnedMutexGuard<()>>,
-);
-
 impl Engine {
+    /// The answer kept for a key, if the same call was made under it before.
+    pub(super) async fn kept_answer(
+        &self,
+        session: SessionId,
+        key: IdempotencyKey,
+    ) -> Result<Option<Receipt<()>>, EngineError> {
+        let inner = self.inner();
+        let Some(answer) = inner.store.answer(key.key).await? else {
+            return Ok(None);
+        };
+        if answer.expires_at <= inner.clock.now() {
+            inner.forget_answers(1_024).await?;
+            return Ok(None);
+        }
+        if answer.fingerprint != key.fingerprint {
+            return Err(EngineError::KeyReused);
+        }
+        Ok(Some(Receipt {
+            view: (),
+            session,
+            body: answer.body,
+            revision: answer.revision,
+            replayed: true,
+        }))
+    }
+
+    /// The receipt kept under an idempotency key, if the same call was made before. Waits for a call under
+    /// this key that is in flight.
+    pub(crate) async fn kept_receipt<V: DeserializeOwned>(
+        &self,
+        session: SessionId,
+        key: IdempotencyKey,
+    ) -> Result<Option<Receipt<V>>, EngineError> {
+        let _key_lock = self.inner().in_flight.lock(key.key).await;
+        let kept = self.kept_answer(session, key).await?;
+        kept.map(Receipt::parse).transpose()
+    }
+
+    /// The answer to the decision of a hold that was taken before, written again from the log.
+    pub(super) async fn answer_again(
+        &self,
+        session: SessionId,
+        answer: WriteAnswer<'_>,
+        revision: u64,
+    ) -> Result<Receipt<()>, EngineError> {
+        let store = &self.inner().store;
+        let before = match revision {
+            1 => Some(SessionState::new(session)),
+            _ => store.load_at(session, revision - 1).await?,
+        };
+        let stored = store.records(session, revision - 1, 1).await?;
+        let (Some(before), Some(stored)) = (before, stored.into_iter().next()) else {
+            return Err(EngineError::NotFound);
+        };
+        let mut after = before.clone();
+        statehold_core::apply::apply(&mut after, &stored.record);
+        let changes = statehold_core::projection::changes(&before, &stored.record, &after);
+        let body = answer(&Committed {
+            before: &before,
+            after: &after,
+            record: &stored.record,
+            changes: &changes,
+            payloads: &Payloads::of_stored(&stored),
+        });
+        Ok(Receipt {
+            view: (),
+            session,
+            body,
+            revision,
+            replayed: true,
+        })
+    }
+
     /// Waits for the lock on the turns of this session, and for the commits of calls that went away with
     /// it. Chat calls hold it while they find or start their turn, so that two calls with the same message
     /// are one turn. Other writers do not take it: versions and revisions detect them.
@@ -82,26 +151,5 @@ impl Engine {
     pub(crate) async fn lock_new_session(&self, key: IdempotencyKey) -> KeyLock {
         let key = digest(&[b"new session", key.key.as_bytes()]);
         self.inner().in_flight.lock(key).await
-    }
-}
-
-/// Calls in flight, by key.
-#[derive(Debug, Default)]
-pub(crate) struct InFlight {
-    calls: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
-}
-
-impl InFlight {
-    /// Waits until no other call with this key is in flight.
-    pub(crate) async fn lock(&self, key: Digest) -> KeyLock {
-        let call = {
-            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            // Evict locks that no call holds or waits for.
-            if calls.len() > 1_024 {
-                calls.retain(|_, call| Arc::strong_count(call) > 1);
-            }
-            Arc::clone(calls.entry(key).or_default())
-        };
-        KeyLock(Arc::new(call.lock_owned().await))
     }
 }

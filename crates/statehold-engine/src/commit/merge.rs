@@ -5,8 +5,7 @@
 //! result with the version it was merged with. If the version is stale at the commit, the engine merges
 //! again and retries.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use statehold_core::command::{Command, StatePatch, StateSet};
 use statehold_core::digest::Digest;
@@ -15,14 +14,16 @@ use statehold_core::merge::merge_json;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::{Owner, SessionState};
 use statehold_store::{MergedValue, SharedOwner};
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::Semaphore;
 
-use crate::commit::idempotency::digest;
-use crate::commit::mailbox::{Done, Submission};
-use crate::commit::payloads::Payloads;
+use super::attempt::Submission;
+use super::call::Receipt;
+use super::idempotency::digest;
+use super::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights;
+use crate::locks::KeyedLocks;
 
 /// How often a merge is retried when other writers were faster.
 const TRIES_MAX: usize = 64;
@@ -36,14 +37,14 @@ const LOCKED_KEYS_MAX: usize = 16;
 /// State of the engine's merges.
 #[derive(Debug)]
 pub(crate) struct Merges {
-    locks: KeyLocks,
+    locks: KeyedLocks,
     long: Arc<Semaphore>,
 }
 
 impl Default for Merges {
     fn default() -> Self {
         Self {
-            locks: KeyLocks::default(),
+            locks: KeyedLocks::default(),
             long: Arc::new(Semaphore::new(LONG_MERGES_MAX)),
         }
     }
@@ -58,16 +59,20 @@ pub(crate) struct MergeResults {
 }
 
 impl MergeResults {
-    /// The first session key whose version is stale.
-    pub(crate) fn conflict_in(&self, state: &SessionState) -> Option<EngineError> {
-        self.session.iter().find_map(|(key, version)| {
+    /// Refuses a session key whose version is stale.
+    pub(super) fn require_newest(&self, state: &SessionState) -> Result<(), EngineError> {
+        for (key, version) in &self.session {
             let (expected, found) = (*version, state.keys.get(key).copied().unwrap_or(0));
-            (expected != found).then(|| EngineError::VersionConflict {
-                key: key.clone(),
-                expected,
-                found,
-            })
-        })
+            if expected != found {
+                let key = key.clone();
+                return Err(EngineError::VersionConflict {
+                    key,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn has(&self, key: &StateKey, version: u64) -> bool {
@@ -131,26 +136,27 @@ fn state_of_mut(command: &mut Command) -> Option<&mut StatePatch> {
 }
 
 impl Engine {
-    /// Submits a command with merges, and retries while other writers are faster. A version named by the
+    /// Attempts a command with merges, and retries while other writers are faster. A version named by the
     /// caller stays a precondition: a mismatch is returned, not retried.
-    pub(crate) async fn submit_merged(
+    pub(super) async fn attempt_merged(
         &self,
-        session: SessionId,
         submission: &Submission<'_>,
-    ) -> Result<Done, EngineError> {
-        let owner = self.owner_to_merge_for(session, submission).await?;
+    ) -> Result<Receipt<()>, EngineError> {
+        let session = submission.write.session;
+        let owner = self.owner_to_merge_for(submission).await?;
         let Some(patch) = state_of(submission.command) else {
             return Err(EngineError::Invalid("the command writes no state".into()));
         };
-        let key_locks = &self.inner().merges.locks;
-        let _locks = key_locks.lock(lock_names(session, &owner, patch)).await;
+        let mut locks = Vec::new();
+        for name in lock_names(session, &owner, patch) {
+            locks.push(self.inner().merges.locks.lock(name).await);
+        }
         let mut tries = 0;
         loop {
             tries += 1;
-            let merged = match self.merge_command(session, &owner, submission).await {
+            let merged = match self.merge_command(&owner, submission).await {
                 Err(error @ EngineError::Merge { .. }) => {
-                    self.require_without_merges(session, &owner, submission)
-                        .await?;
+                    self.require_without_merges(&owner, submission).await?;
                     return Err(error);
                 }
                 merged => merged?,
@@ -159,9 +165,9 @@ impl Engine {
                 command: &merged.command,
                 payloads: &merged.payloads,
                 merged: Some(&merged.results),
-                ..*submission
+                ..submission.clone()
             };
-            match self.submit_in_line(session, &with_merges, None).await {
+            match self.attempt(&with_merges, None).await {
                 Err(EngineError::VersionConflict { key, expected, .. })
                     if tries < TRIES_MAX
                         && merged.results.has(&key, expected)
@@ -175,7 +181,6 @@ impl Engine {
     /// does not fit is reported before a value that cannot be merged.
     async fn require_without_merges(
         &self,
-        session: SessionId,
         owner: &Owner,
         submission: &Submission<'_>,
     ) -> Result<(), EngineError> {
@@ -187,13 +192,14 @@ impl Engine {
         for set in &mut patch.set {
             set.merge = MergePolicy::Replace;
         }
+        let session = submission.write.session;
         let state = match submission.command {
             Command::CreateSession { .. } => Arc::new(SessionState::new(session)),
             _ => self.durable_state(session).await?,
         };
         let plain = Submission {
             command: &command,
-            ..*submission
+            ..submission.clone()
         };
         self.decide(&state, &plain).await?;
         for (key, expected) in if_versions {
@@ -216,28 +222,23 @@ impl Engine {
     }
 
     /// Checks the caller's right first, because a refused merge reveals the type of the old value.
-    async fn owner_to_merge_for(
-        &self,
-        session: SessionId,
-        submission: &Submission<'_>,
-    ) -> Result<Owner, EngineError> {
-        if let Command::CreateSession { owner, .. } = submission.command {
-            let (caller, nothing) = (&submission.call.caller, SessionState::new(session));
-            rights::require(caller, &nothing, &submission.act(), None)?;
+    async fn owner_to_merge_for(&self, submission: &Submission<'_>) -> Result<Owner, EngineError> {
+        let (write, command) = (submission.write, submission.command);
+        let (caller, act) = (&write.call.caller, write.act(command));
+        if let Command::CreateSession { owner, .. } = command {
+            rights::require(caller, &SessionState::new(write.session), &act, None)?;
             return Ok(owner.clone());
         }
-        let caller = &submission.call.caller;
-        self.authorise(caller, session, &submission.act()).await?;
-        self.owner(session).await
+        self.authorise(caller, write.session, &act).await
     }
 
     /// Merges a command with the durable values.
     async fn merge_command(
         &self,
-        session: SessionId,
         owner: &Owner,
         submission: &Submission<'_>,
     ) -> Result<MergedCommand, EngineError> {
+        let session = submission.write.session;
         let store = &self.inner().store;
         let mut inputs = Vec::new();
         let sets = state_of(submission.command).map_or(&[][..], |patch| &patch.set);
@@ -341,89 +342,4 @@ fn lock_names(session: SessionId, owner: &Owner, patch: &StatePatch) -> Vec<Dige
     names.dedup();
     names.truncate(LOCKED_KEYS_MAX);
     names
-}
-
-type LockMap = HashMap<Digest, Arc<tokio::sync::Mutex<()>>>;
-
-/// Locks by name. A lock exists as long as it has a holder or a waiter.
-#[derive(Debug, Default)]
-struct KeyLocks {
-    /// A plain mutex: never held across an await.
-    locks: Arc<Mutex<LockMap>>,
-}
-
-impl KeyLocks {
-    /// Acquires locks in the order of their names.
-    async fn lock(&self, names: Vec<Digest>) -> Vec<KeyLock> {
-        let mut held = Vec::with_capacity(names.len());
-        for name in names {
-            let lock = Arc::clone(entries(&self.locks).entry(name).or_default());
-            // Created before waiting, so that a cancelled wait leaves no entry behind.
-            let mut waiting = KeyLock {
-                locks: Arc::clone(&self.locks),
-                name,
-                guard: None,
-            };
-            waiting.guard = Some(lock.lock_owned().await);
-            held.push(waiting);
-        }
-        held
-    }
-}
-
-fn entries(locks: &Mutex<LockMap>) -> MutexGuard<'_, LockMap> {
-    locks.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A lock that is held, or awaited while `guard` is None.
-#[derive(Debug)]
-struct KeyLock {
-    locks: Arc<Mutex<LockMap>>,
-    name: Digest,
-    guard: Option<OwnedMutexGuard<()>>,
-}
-
-impl Drop for KeyLock {
-    fn drop(&mut self) {
-        drop(self.guard.take());
-        let mut locks = entries(&self.locks);
-        let is_unused = |lock: &Arc<_>| Arc::strong_count(lock) == 1;
-        if locks.get(&self.name).is_some_and(is_unused) {
-            locks.remove(&self.name);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name(text: &str) -> Digest {
-        Digest::sha256(text.as_bytes())
-    }
-
-    #[tokio::test]
-    async fn a_lock_is_forgotten_with_its_last_holder_or_waiter() {
-        let locks = KeyLocks::default();
-        let both = locks.lock(vec![name("a"), name("b")]).await;
-        let mut waiting = Box::pin(locks.lock(vec![name("b")]));
-        let waited = std::future::poll_fn(|context| {
-            std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
-        });
-        assert!(waited.await, "one holder at a time");
-        drop(both);
-        assert_eq!(entries(&locks.locks).len(), 1, "one is waited for");
-        drop(waiting.await);
-        assert!(entries(&locks.locks).is_empty());
-        // A caller that stops waiting leaves nothing behind.
-        let held = locks.lock(vec![name("a")]).await;
-        let mut waiting = Box::pin(locks.lock(vec![name("a")]));
-        let waited = std::future::poll_fn(|context| {
-            std::task::Poll::Ready(waiting.as_mut().poll(context).is_pending())
-        });
-        assert!(waited.await);
-        drop(held);
-        drop(waiting);
-        assert!(entries(&locks.locks).is_empty());
-    }
 }

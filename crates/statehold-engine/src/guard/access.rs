@@ -1,7 +1,5 @@
 //! Read access. A session that the caller may not read is reported as not found.
 
-use std::sync::Arc;
-
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
 use statehold_store::SessionSummary;
@@ -88,21 +86,6 @@ impl Engine {
         }
     }
 
-    /// The owner of a session. Checks no rights: callers must check them before they reveal anything.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub(crate) async fn owner(&self, session: SessionId) -> Result<Owner, EngineError> {
-        let mailbox = self.mailbox(session).await?;
-        if let Some(owner) = mailbox.owner.get() {
-            return Ok(owner.clone());
-        }
-        let found = self.inner().store.session(session).await?;
-        let owner = found.ok_or(EngineError::NotFound)?.owner;
-        Ok(mailbox.owner.get_or_init(|| owner).clone())
-    }
-
     /// The task of a live request.
     ///
     /// # Errors
@@ -115,16 +98,6 @@ impl Engine {
     ) -> Result<Option<TaskId>, EngineError> {
         let state = self.durable_state(session).await?;
         Ok(state.requests.get(&request).map(|live| live.task))
-    }
-
-    /// The newest durable state of a session.
-    pub(crate) async fn durable_state(
-        &self,
-        session: SessionId,
-    ) -> Result<Arc<SessionState>, EngineError> {
-        let mailbox = self.mailbox(session).await?;
-        let state = mailbox.durable_state(self.inner()).await?;
-        state.ok_or(EngineError::NotFound)
     }
 }
 

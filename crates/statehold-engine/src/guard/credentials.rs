@@ -9,7 +9,7 @@
 //! survive a restart.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::Command;
@@ -22,6 +22,7 @@ use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
 use crate::error::EngineError;
+use crate::locks::Lock;
 
 /// The longest credential, in bytes.
 pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
@@ -68,8 +69,8 @@ pub enum CredentialSource {
 
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
-    kept: Mutex<CredentialTable>,
-    service: Mutex<BTreeMap<Name, Credential>>,
+    kept: Lock<CredentialTable>,
+    service: Lock<BTreeMap<Name, Credential>>,
 }
 
 #[derive(Debug, Default)]
@@ -124,17 +125,13 @@ impl Drop for PendingCredential {
     fn drop(&mut self) {
         match self.kept {
             Some((request, true)) => drop(self.credentials.take_answer(request)),
-            Some((request, false)) => self.credentials.lock().drop_given(request),
+            Some((request, false)) => self.credentials.kept.lock().drop_given(request),
             None => {}
         }
     }
 }
 
 impl Credentials {
-    fn lock(&self) -> MutexGuard<'_, CredentialTable> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps a credential for the request that a commit starts, or whose hold it answers. Must run
     /// before the commit is visible, so that no claim misses the credential.
     pub(crate) fn keep(
@@ -143,7 +140,7 @@ impl Credentials {
         command: &Command,
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         let bytes = kept.bytes + credential.expose().len();
         if bytes > TOTAL_BYTES_MAX {
             return Err(EngineError::TooMany(
@@ -192,7 +189,7 @@ impl Credentials {
 
     /// The credential for a claim of this request. A person's answer is handed out once.
     pub(crate) fn take(&self, request: RequestId) -> Option<(Credential, CredentialSource)> {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         if let Some(answer) = kept.take_answer(request) {
             return Some((answer, CredentialSource::Hold));
         }
@@ -201,12 +198,12 @@ impl Credentials {
     }
 
     fn take_answer(&self, request: RequestId) -> Option<Credential> {
-        self.lock().take_answer(request)
+        self.kept.lock().take_answer(request)
     }
 
     /// Removes all credentials of a request that has ended.
     pub(crate) fn drop_request(&self, request: RequestId) {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         kept.drop_given(request);
         drop(kept.take_answer(request));
     }
@@ -214,7 +211,7 @@ impl Credentials {
     /// Removes the credentials that came with the requests of a root that ended or paused. Answers to
     /// holds stay: people gave them during the pause, for the work after it.
     pub(crate) fn drop_root(&self, root: RequestId) {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         for request in kept.roots.remove(&root).unwrap_or_default() {
             kept.drop_given(request);
         }
@@ -222,11 +219,10 @@ impl Credentials {
 
     /// The configured credential of an agent.
     pub(crate) fn of_service(&self, agent: &Name) -> Option<Credential> {
-        let service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
-        service.get(agent).cloned()
+        self.service.lock().get(agent).cloned()
     }
 
     pub(crate) fn set_service(&self, service: BTreeMap<Name, Credential>) {
-        *self.service.lock().unwrap_or_else(PoisonError::into_inner) = service;
+        *self.service.lock() = service;
     }
 }

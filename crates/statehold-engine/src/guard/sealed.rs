@@ -2,7 +2,7 @@
 //! may still run; destroying the key makes them unreadable forever.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
@@ -18,6 +18,7 @@ use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::holds::HoldDetail;
 use crate::kept::{DecisionBody, HoldBody, Raw, Sealed, parse};
+use crate::locks::Lock;
 use crate::ports::random;
 
 const NONCE_BYTES: usize = 24;
@@ -37,13 +38,7 @@ pub struct OpenedArgs {
 /// call gets its id in the commit that opens the hold.
 #[derive(Debug, Default)]
 pub(crate) struct SealedCalls {
-    calls: Mutex<BTreeMap<HoldId, ItemId>>,
-}
-
-/// Holds whose keys a commit makes unneeded.
-#[derive(Debug, Default)]
-pub(crate) struct UnneededKeys {
-    holds: Vec<HoldId>,
+    calls: Lock<BTreeMap<HoldId, ItemId>>,
 }
 
 pub(crate) fn seal(
@@ -206,24 +201,20 @@ fn needs_args(live: &LiveRequest, call: ItemId) -> bool {
 
 impl SealedCalls {
     pub(crate) fn learn(&self, hold: HoldId, call: ItemId) {
-        self.lock().insert(hold, call);
+        self.calls.lock().insert(hold, call);
     }
 
     fn forget(&self, holds: &[HoldId]) {
-        let mut calls = self.lock();
+        let mut calls = self.calls.lock();
         for hold in holds {
             calls.remove(hold);
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<HoldId, ItemId>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Inner {
     /// The holds whose keys are unneeded after a commit.
-    pub(crate) fn unneeded_after(&self, commit: &Commit) -> UnneededKeys {
+    pub(crate) fn unneeded_after(&self, commit: &Commit) -> Vec<HoldId> {
         let events = commit.record.content.events.iter();
         for event in events {
             if let Event::HoldOpened {
@@ -240,7 +231,7 @@ impl Inner {
         for ended in &commit.changes.ended_requests {
             holds.extend(self.hold_keys.of_request(ended.id));
         }
-        let calls = self.sealed_calls.lock();
+        let calls = self.sealed_calls.calls.lock();
         if !calls.is_empty() {
             for (live, _) in &commit.changes.live_requests {
                 for hold in self.hold_keys.of_request(live.id) {
@@ -252,15 +243,7 @@ impl Inner {
                 }
             }
         }
-        UnneededKeys {
-            holds: holds.into_iter().collect(),
-        }
-    }
-}
-
-impl UnneededKeys {
-    pub(crate) fn into_holds(self) -> Vec<HoldId> {
-        self.holds
+        holds.into_iter().collect()
     }
 }
 

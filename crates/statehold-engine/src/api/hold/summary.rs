@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::{HoldView, alias, title_of};
 use crate::api::json::Time;
-use crate::commit::mailbox::Committed;
+use crate::commit::call::Committed;
 use crate::holds::HoldDetail;
 
 /// A short view of a hold.

@@ -13,7 +13,7 @@ use super::action::ActionView;
 use super::evidence::EvidenceView;
 use super::{alias, chain, task_path};
 use crate::api::json::{Raw, Time};
-use crate::commit::mailbox::Committed;
+use crate::commit::call::Committed;
 use crate::guard::sealed::OpenedArgs;
 use crate::holds::{HoldDetail, HoldGroup, lineage};
 use crate::kept::{DecisionBody, HoldBody, Reason, parse};

@@ -3,7 +3,7 @@
 
 use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
-use statehold_core::ids::{ItemId, RequestId, SessionId};
+use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{
     Attachment, AttachmentSource, CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility,
 };
@@ -11,7 +11,7 @@ use statehold_core::item::{
 use super::{ItemInput, MessageInput};
 use crate::api::json::{Raw, to_body};
 use crate::commit::payloads::Payloads;
-use crate::engine::Engine;
+use crate::commit::write::SessionWrite;
 use crate::error::EngineError;
 use crate::kept::{AttachmentBody, ItemBody};
 
@@ -224,76 +224,75 @@ pub(crate) fn names_recorded_calls(items: &[ItemInput]) -> bool {
     places.any(|place| matches!(place, Some(CallPlace::Named(_))))
 }
 
-impl Engine {
-    /// The items of a command in a request that is not started yet: results can only name calls of the
-    /// same command.
-    pub(crate) fn first_items(
-        items: Vec<ItemInput>,
-        payloads: &mut Payloads,
-    ) -> Result<Vec<NewItem>, EngineError> {
-        let targets = call_places(&items).into_iter().map(|place| match place {
-            Some(CallPlace::Named(name)) => Err(unknown_call(&name)),
-            Some(CallPlace::Known(target)) => Ok(Some(target)),
-            None => Ok(None),
-        });
-        let targets = targets.collect::<Result<Vec<_>, _>>()?;
-        new_items(items, &targets, payloads)
-    }
+/// The items of a command in a request that is not started yet: results can only name calls of the same
+/// command.
+pub(crate) fn first_items(
+    items: Vec<ItemInput>,
+    payloads: &mut Payloads,
+) -> Result<Vec<NewItem>, EngineError> {
+    let targets = targets(&items, |_| None)?;
+    new_items(items, &targets, payloads)
+}
 
-    /// The items of a command in a live request. Results may name calls by the caller's own ids, which this
-    /// looks up in the history. Gated calls are stored as their preview.
-    pub(crate) async fn next_items(
-        &self,
-        session: SessionId,
-        request: RequestId,
-        items: Vec<ItemInput>,
-        payloads: &mut Payloads,
-    ) -> Result<Vec<NewItem>, EngineError> {
-        let targets = self.call_targets(session, request, &items).await?;
-        let mut items = new_items(items, &targets, payloads)?;
-        let is_gated =
-            |item: &NewItem| matches!(item.call, Some(NewCallMark::Call { gated: true, .. }));
-        if items.iter().any(is_gated)
-            && let Some(agent) = self.agent_of_request(session, request).await?
-        {
-            self.hide_gated(&agent, &mut items, payloads);
+/// The items of a command in a live request. Results may name calls by the caller's own ids, which this
+/// looks up in the history. Gated calls are stored as their preview.
+pub(crate) async fn next_items(
+    write: &mut SessionWrite<'_>,
+    request: RequestId,
+    items: Vec<ItemInput>,
+) -> Result<Vec<NewItem>, EngineError> {
+    let targets = call_targets(write, request, &items).await?;
+    let mut items = new_items(items, &targets, &mut write.payloads)?;
+    let is_gated =
+        |item: &NewItem| matches!(item.call, Some(NewCallMark::Call { gated: true, .. }));
+    if items.iter().any(is_gated) {
+        let state = write.engine.durable_state(write.session).await?;
+        if let Some(task) = state.task_of(request) {
+            let engine = write.engine;
+            engine.hide_gated(&task.agent, &mut items, &mut write.payloads);
         }
-        Ok(items)
     }
+    Ok(items)
+}
 
-    /// The calls that the results among `items` belong to, read from the history where needed.
-    pub(crate) async fn call_targets(
-        &self,
-        session: SessionId,
-        request: RequestId,
-        items: &[ItemInput],
-    ) -> Result<Vec<Option<CallTarget>>, EngineError> {
-        let places = call_places(items);
-        let mut written = Vec::new();
-        if names_recorded_calls(items) {
-            let task = self.task_of_request(session, request).await?;
-            let task = task.ok_or(EngineError::NotFound)?;
-            written = self.recent_items(session, task, CALLS_READ_MAX).await?;
-        }
-        let find = |name: &str| {
-            let call = written.iter().find(|stored| {
-                let is_call = stored.placed.item.kind == ItemKind::ToolCall
-                    && stored.placed.request == request;
-                let body = stored.body.as_deref().filter(|_| is_call);
-                let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
-                body.and_then(|body| body.call_id).as_deref() == Some(name)
-            });
-            call.map(|stored| CallTarget::Recorded(stored.placed.item.id))
-        };
-        let targets = places.into_iter().map(|place| match place {
-            None => Ok(None),
-            Some(CallPlace::Known(target)) => Ok(Some(target)),
-            Some(CallPlace::Named(name)) => {
-                find(&name).map(Some).ok_or_else(|| unknown_call(&name))
-            }
-        });
-        targets.collect()
+/// The calls that the results among `items` belong to, read from the history where needed.
+pub(crate) async fn call_targets(
+    write: &SessionWrite<'_>,
+    request: RequestId,
+    items: &[ItemInput],
+) -> Result<Vec<Option<CallTarget>>, EngineError> {
+    let mut written = Vec::new();
+    if names_recorded_calls(items) {
+        let (engine, session) = (write.engine, write.session);
+        let state = engine.durable_state(session).await?;
+        let live = state.requests.get(&request).ok_or(EngineError::NotFound)?;
+        written = engine
+            .recent_items(session, live.task, CALLS_READ_MAX)
+            .await?;
     }
+    targets(items, |name| {
+        let call = written.iter().find(|stored| {
+            let is_call =
+                stored.placed.item.kind == ItemKind::ToolCall && stored.placed.request == request;
+            let body = stored.body.as_deref().filter(|_| is_call);
+            let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
+            body.and_then(|body| body.call_id).as_deref() == Some(name)
+        });
+        call.map(|stored| CallTarget::Recorded(stored.placed.item.id))
+    })
+}
+
+/// The call of each result; `find` looks up those that are named by the caller's own id.
+fn targets(
+    items: &[ItemInput],
+    find: impl Fn(&str) -> Option<CallTarget>,
+) -> Result<Vec<Option<CallTarget>>, EngineError> {
+    let targets = call_places(items).into_iter().map(|place| match place {
+        None => Ok(None),
+        Some(CallPlace::Known(target)) => Ok(Some(target)),
+        Some(CallPlace::Named(name)) => find(&name).map(Some).ok_or_else(|| unknown_call(&name)),
+    });
+    targets.collect()
 }
 
 fn unknown_call(name: &str) -> EngineError {

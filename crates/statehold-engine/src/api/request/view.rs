@@ -20,7 +20,7 @@ use crate::api::memory::MemorySize;
 use crate::api::schema::Content;
 use crate::api::work::CredentialView;
 use crate::claim::ClaimedRequest;
-use crate::commit::mailbox::Committed;
+use crate::commit::call::Committed;
 use crate::kept::{ItemBody, parse, payload};
 use crate::read::RequestDetail;
 

@@ -7,10 +7,11 @@ use statehold_store::memory::MemoryStore;
 
 use super::super::{ChatSession, DeliveryLog, TurnInput, UserMessage, take_up};
 use super::*;
-use crate::ask::NewAsk;
+use crate::ask::{NewAsk, open_hold};
 use crate::caller::Caller;
 use crate::claim::Claim;
-use crate::commit::mailbox::Call;
+use crate::commit::call::Call;
+use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, EngineOptions};
 use crate::ports::{MemoryKeys, SystemClock};
 
@@ -96,11 +97,9 @@ async fn ask(turn: &TurnHandle, by: Fenced) {
         decide_by: None,
     };
     let (engine, call) = (&turn.engine, Call::by(turn.caller.clone()));
-    let keys = engine.payloads_of(turn.session).await;
-    let written = (Vec::new(), keys.expect("keys"));
-    let asked = engine
-        .open_hold(turn.session, &call, by, ask, written)
-        .await;
+    let owner = engine.owner(turn.session).await.expect("an owner");
+    let write = SessionWrite::of_owner(engine, &call, turn.session, &owner).await;
+    let asked = open_hold(write.expect("keys"), by, ask, Vec::new()).await;
     asked.expect("a question");
 }
 

@@ -1,19 +1,20 @@
 //! Two commands in one go: the second is decided on the result of the first and queued before the first
 //! is durable, so one write to the disk makes both durable.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use statehold_core::command::{Command, Outcome};
-use statehold_core::ids::SessionId;
 use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoreError};
 
-use super::{Call, Committed, Head, InLine, Mailbox, Ready, Submission, is_missing};
-use crate::commit::auto_claim::PendingClaim;
-use crate::commit::payloads::Payloads;
+use super::attempt::{InLine, Ready, Submission};
+use super::auto_claim::PendingClaim;
+use super::call::Committed;
+use super::mailbox::{Head, Mailbox, is_missing};
+use super::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::credentials::Credential;
+use crate::locks::Lock;
 
 /// The second command, decided; with its claim, if it claims the request that the first one starts.
 pub(super) struct Next {
@@ -21,39 +22,30 @@ pub(super) struct Next {
     claim: Option<PendingClaim>,
 }
 
-impl Engine {
-    /// Commits two commands without another between them: the second is decided on the result of the
-    /// first, and both are queued before either is durable. Waits until both are durable, and answers
-    /// with a view of the second, which may carry a credential.
+impl SessionWrite<'_> {
+    /// Commits a command right behind another one: it is decided on the result of the first, and both are
+    /// queued before either is durable. Waits until both are durable, and answers with a view of the second.
     ///
     /// # Errors
     ///
-    /// As [`Engine::commit`]. If the first is refused or fails, so does the second; if only the second
+    /// As [`SessionWrite::commit`]. If the first is refused or fails, so does the second; if only the second
     /// does, the first stays.
-    pub(crate) async fn commit_both<V: Send>(
+    pub(crate) async fn commit_behind<V: Send>(
         &self,
-        session: SessionId,
-        call: &Call,
-        first: (&Command, &Payloads),
-        second: (&Command, &Payloads),
-        credential: Option<&Credential>,
+        (first, first_command): (&SessionWrite<'_>, &Command),
+        command: &Command,
         view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
     ) -> Result<V, EngineError> {
-        let made = std::sync::Mutex::new(None);
+        let made = Lock::default();
         let answer = |committed: &Committed<'_>| {
-            *made.lock().unwrap_or_else(PoisonError::into_inner) = view(committed);
+            *made.lock() = view(committed);
             Vec::new()
         };
-        let first = Submission::new(call, first);
-        let second = Submission {
-            answer: &answer,
-            credential,
-            ..Submission::new(call, second)
-        };
-        first.require_role()?;
-        second.require_role()?;
-        let behind = self.submit_in_line(session, &first, Some(&second)).await?.1;
-        let told = match behind {
+        first.require_role(first_command)?;
+        self.require_role(command)?;
+        let first = Submission::new(first, first_command, &|_| Vec::new());
+        let second = Submission::new(self, command, &answer);
+        let told = match self.engine.attempt(&first, Some(&second)).await?.1 {
             Some(behind) => Some(behind.told.await.unwrap_or(Err(StoreError::Stopped))),
             None => None,
         };
@@ -62,14 +54,15 @@ impl Engine {
             // The second command was not queued behind the first, or the store certainly did not commit
             // it: decide it again, alone.
             None | Some(Err(StoreError::Conflict { .. } | StoreError::Full)) => {
-                self.submit_in_line(session, &second, None).await?;
+                self.engine.attempt(&second, None).await?;
             }
             Some(Err(error)) => return Err(error.into()),
         }
-        let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
-        made.ok_or(EngineError::NotFound)
+        made.into_inner().ok_or(EngineError::NotFound)
     }
+}
 
+impl Engine {
     /// Decides the second command: the one submitted with the first, or the claim of the request that
     /// the first starts.
     pub(super) async fn decide_next(
@@ -81,8 +74,8 @@ impl Engine {
         let ready = match (behind, &claim) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
             (None, Some(claim)) => {
-                let payloads = Payloads::none();
-                let claim = Submission::new(&claim.call, (&claim.command, &payloads));
+                let write = SessionWrite::new(self, &claim.call, first.session());
+                let claim = Submission::new(&write, &claim.command, &|_| Vec::new());
                 self.decide_behind(&first.after, &claim).await?
             }
             (None, None) => return None,
@@ -95,11 +88,11 @@ impl Engine {
     pub(super) async fn put_next(
         &self,
         mailbox: &Arc<Mailbox>,
-        head: &mut Head,
+        head: &mut Head<'_>,
         next: Box<Next>,
     ) -> Option<InLine> {
         let Next { ready, claim } = *next;
-        let in_line = self.put_in_line(mailbox, head, ready, None).await.ok()?;
+        let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
         match claim {
             Some(claim) => {
                 self.send_when_durable(claim, in_line);

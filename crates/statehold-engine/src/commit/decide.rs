@@ -2,32 +2,38 @@
 
 use std::collections::BTreeMap;
 
-use statehold_core::command::{Cold, Command, Context, Named, Outcome, Past};
+use statehold_core::command::{Cold, Command, Context, Outcome, Past};
 use statehold_core::decide::decide;
 use statehold_core::ids::RequestId;
 use statehold_core::principal::Actor;
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
-use super::{Authority, Submission};
+use super::attempt::Submission;
+use super::write::Authority;
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
 
 impl Engine {
     /// Checks the right and the preconditions on the state at hand, then lets the core decide.
-    pub(in crate::commit) async fn decide(
+    pub(super) async fn decide(
         &self,
         state: &SessionState,
         submission: &Submission<'_>,
     ) -> Result<Outcome, EngineError> {
         let inner = self.inner();
-        let Submission { call, command, .. } = submission;
-        let is_server = submission.authority == Authority::Server;
-        if !is_server {
+        let Submission { write, command, .. } = submission;
+        let (call, named) = (write.call, command.named());
+        let finished = inner.finished(state, &named).await?;
+        let actor = if write.authority == Authority::Server {
+            Actor::system(call.caller.tenant.clone())
+        } else {
             self.require_valid_key(&call.caller)?;
-            self.require_right(&call.caller, state, &submission.act())
+            let act = write.act(command);
+            self.require_right(&call.caller, state, &act, &finished)
                 .await?;
-        }
+            call.caller.actor()
+        };
         let current = state.revision;
         let mismatch = call.if_revision.filter(|expected| *expected != current);
         let mismatch = mismatch.map(|expected| EngineError::RevisionMismatch { expected, current });
@@ -37,13 +43,16 @@ impl Engine {
             Some(mismatch) if !is_decision => return Err(mismatch),
             mismatch => mismatch,
         };
-        let actor = if is_server {
-            Actor::system(call.caller.tenant.clone())
-        } else {
-            call.caller.actor()
-        };
         require_policy(inner, state, submission)?;
-        let mut cold = inner.cold(state, command.named()).await?;
+        let mut cold = Cold {
+            hold: finished.hold.map(|closed| (*closed).into()),
+            request: finished.request.map(|ended| (ended.id, ended.outcome)),
+            task: finished.task,
+            ..Cold::default()
+        };
+        if let Some(revision) = named.past {
+            cold.past = inner.past(state, revision).await?;
+        }
         if let Command::ClaimRequest { request, .. } = command {
             cold.unanswered = self.unanswered(state, *request).await?;
             cold.laid_down = self
@@ -57,11 +66,15 @@ impl Engine {
             leases: inner.leases_of(state),
             cold,
         };
-        match (decide(state, command, &ctx), mismatch) {
-            (Ok(done @ Outcome::AlreadyDone { .. }), _) => Ok(done),
-            (_, Some(mismatch)) => Err(mismatch),
-            (outcome, None) => Ok(outcome?),
+        let outcome = match (decide(state, command, &ctx), mismatch) {
+            (Ok(done @ Outcome::AlreadyDone { .. }), _) => done,
+            (_, Some(mismatch)) => return Err(mismatch),
+            (outcome, None) => outcome?,
+        };
+        if let (Outcome::Commit(_), Some(merged)) = (&outcome, submission.merged) {
+            merged.require_newest(state)?;
         }
+        Ok(outcome)
     }
 }
 
@@ -78,7 +91,7 @@ fn require_policy(
             let parent = start
                 .parent
                 .and_then(|parent| state.task_of(parent.request));
-            if let Some(parent) = parent.filter(|_| submission.call.caller.is_confined()) {
+            if let Some(parent) = parent.filter(|_| submission.write.call.caller.is_confined()) {
                 policies.require_callable(&parent.agent, &start.agent)?;
             }
             (Some(&start.agent), &start.items)
@@ -105,7 +118,7 @@ impl Inner {
         if state.requests.is_empty() {
             return reach;
         }
-        let heartbeats = self.heartbeats();
+        let heartbeats = self.heartbeats.lock();
         for live in state.requests.values() {
             let Some(lease) = live.lease else { continue };
             // Workers could not send heartbeats while the server was down.
@@ -118,34 +131,17 @@ impl Inner {
         reach
     }
 
-    /// The finished objects of the session that a command names. Objects of other sessions count as
-    /// missing.
-    async fn cold(&self, state: &SessionState, named: Named) -> Result<Cold, EngineError> {
-        let mut cold = Cold::default();
-        if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
-            let is_here = self.store.session_of_request(id).await? == Some(state.session);
-            let ended = self.store.ended_request(id).await?.filter(|_| is_here);
-            cold.request = ended.map(|ended| (ended.id, ended.outcome));
+    /// The facts about an earlier revision of a session.
+    async fn past(&self, state: &SessionState, revision: u64) -> Result<Option<Past>, EngineError> {
+        let then = self.store.load_at(state.session, revision).await?;
+        let mut past = then.as_ref().map(Past::from);
+        let kept = self.store.kept_revision(state.session, revision).await?;
+        if let Some(past) = &mut past
+            && kept < revision
+            && let Some(then) = self.store.load_at(state.session, kept).await?
+        {
+            past.memories = then.memories;
         }
-        if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
-            let is_here = self.store.session_of_task(id).await? == Some(state.session);
-            let closed = self.store.closed_task(id).await?.filter(|_| is_here);
-            cold.task = closed.map(|closed| closed.task.id);
-        }
-        if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {
-            cold.hold = self.store.closed_hold(id).await?.map(Into::into);
-        }
-        if let Some(revision) = named.past {
-            let past = self.store.load_at(state.session, revision).await?;
-            cold.past = past.as_ref().map(Past::from);
-            let kept = self.store.kept_revision(state.session, revision).await?;
-            if let Some(past) = &mut cold.past
-                && kept < revision
-                && let Some(then) = self.store.load_at(state.session, kept).await?
-            {
-                past.memories = then.memories;
-            }
-        }
-        Ok(cold)
+        Ok(past)
     }
 }

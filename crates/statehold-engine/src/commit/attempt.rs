@@ -1,0 +1,234 @@
+//! Attempts: a command is decided, put in line, and decided again if what it was decided on is lost.
+
+use std::sync::Arc;
+
+use statehold_core::command::{Command, Outcome};
+use statehold_core::record::Record;
+use statehold_core::session::SessionState;
+use statehold_store::{Answer, Commit, StoreError};
+use tokio::sync::oneshot;
+
+use super::call::{Committed, Receipt};
+use super::effects::Effects;
+use super::idempotency::KEPT_MS;
+use super::mailbox::{Head, Mailbox};
+use super::merge::MergeResults;
+use super::payloads::Payloads;
+use super::write::{SessionWrite, WriteAnswer};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::guard::credentials::PendingCredential;
+use crate::locks::KeyLock;
+
+/// How often a command is decided again because what it built on was refused.
+const RETRIES_MAX: usize = 64;
+
+/// One command on its way to the store.
+#[derive(Clone)]
+pub(super) struct Submission<'a> {
+    pub(super) write: &'a SessionWrite<'a>,
+    pub(super) command: &'a Command,
+    pub(super) payloads: &'a Payloads,
+    pub(super) answer: WriteAnswer<'a>,
+    /// The results of its merges, if it has any.
+    pub(super) merged: Option<&'a MergeResults>,
+    /// Held until the commit is durable or has failed, also if the caller goes away.
+    pub(super) key_lock: Option<Arc<KeyLock>>,
+}
+
+impl<'a> Submission<'a> {
+    pub(super) fn new(
+        write: &'a SessionWrite<'a>,
+        command: &'a Command,
+        answer: WriteAnswer<'a>,
+    ) -> Self {
+        Self {
+            write,
+            command,
+            payloads: &write.payloads,
+            answer,
+            merged: None,
+            key_lock: None,
+        }
+    }
+}
+
+/// A command that is decided, and not in line yet.
+pub(super) struct Ready {
+    pub(super) commit: Commit,
+    body: Vec<u8>,
+    credential: Option<PendingCredential>,
+    key_lock: Option<Arc<KeyLock>>,
+}
+
+/// A command that is in line to become durable.
+pub(super) struct InLine {
+    receipt: Receipt<()>,
+    pub(super) told: oneshot::Receiver<Result<u64, StoreError>>,
+}
+
+impl Engine {
+    /// Decides a command, as often as what it was decided on is lost, and waits until it is durable. What
+    /// goes behind it is in line by then, if it came to a commit.
+    pub(super) async fn attempt(
+        &self,
+        submission: &Submission<'_>,
+        behind: Option<&Submission<'_>>,
+    ) -> Result<(Receipt<()>, Option<InLine>), EngineError> {
+        let (session, command) = (submission.write.session, submission.command);
+        let is_new = matches!(command, Command::CreateSession { .. });
+        let mailbox = if is_new {
+            self.mailbox_of_new(session)
+        } else {
+            self.mailbox(session).await?
+        };
+        for _ in 0..RETRIES_MAX {
+            let mut head = mailbox.head(self.inner(), is_new).await?;
+            // What ended in a commit that is still under way is found only when that is durable.
+            if head.is_missing(&command.named()) && !head.settled().await {
+                continue;
+            }
+            let (record, late) = match self.decide(head.state(), submission).await {
+                Ok(Outcome::Commit(record)) => (record, None),
+                Ok(Outcome::CommitThenRefuse(record, late)) => (record, Some(late)),
+                Ok(Outcome::AlreadyDone { revision }) => {
+                    if !head.release_settled().await {
+                        continue;
+                    }
+                    let again = self.answer_again(session, submission.answer, revision);
+                    return Ok((again.await?, None));
+                }
+                Err(error) => {
+                    if !head.release_settled().await {
+                        continue;
+                    }
+                    return Err(error);
+                }
+            };
+            let ready = self.prepare(head.state(), submission, record, late.is_none())?;
+            let claim = match behind {
+                None if late.is_none() => self.pending_claim(command, &ready.commit),
+                _ => None,
+            };
+            // Both are decided before the first is in line, so that one write to the disk takes both.
+            let next = if late.is_none() && (behind.is_some() || claim.is_some()) {
+                Box::pin(self.decide_next(&ready.commit, behind, claim)).await
+            } else {
+                None
+            };
+            let InLine { receipt, told } = self.put_in_line(&mailbox, &mut head, ready).await?;
+            let next = match next {
+                Some(next) => Box::pin(self.put_next(&mailbox, &mut head, next)).await,
+                None => None,
+            };
+            drop(head);
+            match (told.await.unwrap_or(Err(StoreError::Stopped)), late) {
+                (Ok(_), None) => return Ok((receipt, next)),
+                (Ok(_), Some(late)) => return Err(late.into()),
+                (Err(StoreError::Conflict { .. }), _) => {}
+                (Err(StoreError::KeyTaken { .. }), _) => {
+                    if let Some(key) = submission.write.call.key
+                        && let Some(kept) = self.kept_answer(session, key).await?
+                    {
+                        return Ok((kept, None));
+                    }
+                }
+                (Err(error), _) => return Err(error.into()),
+            }
+        }
+        Err(EngineError::TooMany(
+            "the session changes too fast to decide; try again",
+        ))
+    }
+
+    /// The commit of a record, and the answer that its caller gets. A command that is refused after
+    /// all, because a deadline had passed, has no answer to keep.
+    pub(super) fn prepare(
+        &self,
+        before: &SessionState,
+        submission: &Submission<'_>,
+        record: Record,
+        is_done: bool,
+    ) -> Result<Ready, EngineError> {
+        let Submission { write, command, .. } = submission;
+        let bodies = submission.payloads.of(&record);
+        let mut commit = Commit::new(before, record, bodies)
+            .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        if let Some(merged) = submission.merged {
+            commit.set_merged(merged.shared.iter().cloned());
+        }
+        let credential = write.credential.map(|credential| {
+            let credentials = &self.inner().credentials;
+            credentials.keep(credential, command, &commit)
+        });
+        let mut ready = Ready {
+            credential: credential.transpose()?,
+            body: Vec::new(),
+            key_lock: submission.key_lock.clone(),
+            commit,
+        };
+        if !is_done {
+            return Ok(ready);
+        }
+        let commit = &mut ready.commit;
+        ready.body = (submission.answer)(&Committed {
+            before,
+            after: &commit.after,
+            record: &commit.record,
+            changes: &commit.changes,
+            payloads: submission.payloads,
+        });
+        commit.answer = write.call.key.map(|key| Answer {
+            key: key.key,
+            fingerprint: key.fingerprint,
+            session: commit.session(),
+            revision: commit.after.revision,
+            body: ready.body.clone(),
+            expires_at: self.inner().clock.now().plus_ms(KEPT_MS),
+        });
+        Ok(ready)
+    }
+
+    /// Puts a command in line that was decided on the head, which it replaces. It becomes durable also if
+    /// its caller goes away.
+    pub(super) async fn put_in_line(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        head: &mut Head<'_>,
+        ready: Ready,
+    ) -> Result<InLine, EngineError> {
+        let Ready {
+            commit,
+            body,
+            credential,
+            key_lock,
+        } = ready;
+        let after = Arc::new(commit.after.clone());
+        let receipt = Receipt {
+            view: (),
+            session: after.session,
+            body,
+            revision: after.revision,
+            replayed: false,
+        };
+        let effects = Effects::of(self.inner(), &commit, credential);
+        let pending = self.inner().store.begin_commit(commit).await?;
+        // From here to the spawned task there is no await: a caller that goes away cannot leave a
+        // head that builds on a commit nobody waits for.
+        head.advance(Arc::clone(&after));
+        let (tell, told) = oneshot::channel();
+        let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
+        self.inner().tasks.spawn(async move {
+            let result = pending.await;
+            match &result {
+                Ok(_) => engine.take_effect(&mailbox, &after, effects).await,
+                Err(error) => engine.undo(&mailbox, error, effects),
+            }
+            // A repeat finds the kept answer from here on.
+            drop(key_lock);
+            // The caller may have gone away. The commit stays.
+            drop(tell.send(result));
+        });
+        Ok(InLine { receipt, told })
+    }
+}

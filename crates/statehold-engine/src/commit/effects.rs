@@ -1,0 +1,131 @@
+//! The effects of a commit outside the store, once it is durable or has failed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use statehold_core::ids::{HoldId, RequestId};
+use statehold_core::name::Name;
+use statehold_core::record::Event;
+use statehold_core::request::LiveStatus;
+use statehold_core::session::SessionState;
+use statehold_core::task::TaskStatus;
+use statehold_store::{Commit, StoreError};
+
+use super::mailbox::Mailbox;
+use crate::engine::{Engine, Inner};
+use crate::guard::credentials::PendingCredential;
+
+pub(super) struct Effects {
+    /// Tenant and agent of requests now waiting for a worker.
+    queued: BTreeSet<(Name, Name)>,
+    ended: Vec<RequestId>,
+    /// Root requests that ended or paused, and whether they ended. Their `temp:` values are dropped.
+    temps_lost: Vec<(RequestId, bool)>,
+    erases: bool,
+    /// Sealed arguments whose action has ended.
+    unneeded: Vec<HoldId>,
+    keeps_answer: bool,
+    credential: Option<PendingCredential>,
+}
+
+impl Effects {
+    pub(super) fn of(
+        inner: &Inner,
+        commit: &Commit,
+        credential: Option<PendingCredential>,
+    ) -> Self {
+        let changes = &commit.changes;
+        // The first record of a fork ends inherited requests under the ids of the origin session, where
+        // they may still be live.
+        let events = &commit.record.content.events;
+        let is_fork = events
+            .iter()
+            .any(|event| matches!(event, Event::SessionForked { .. }));
+        let ended_requests = changes.ended_requests.iter().filter(|_| !is_fork);
+        let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
+        let queued = changes
+            .live_requests
+            .iter()
+            .filter(|(live, _)| {
+                // Also notify the pusher of a decision for a worker that stayed.
+                live.status == LiveStatus::Queued
+                    || live.status == LiveStatus::Running && live.holds_opened > 0
+            })
+            .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())));
+        let roots_ended = ended_requests
+            .clone()
+            .filter(|ended| ended.parent.is_none())
+            .map(|ended| (ended.id, true));
+        let roots_paused = changes
+            .open_tasks
+            .iter()
+            .filter(|task| task.parent.is_none() && task.status == TaskStatus::Paused)
+            .filter_map(|task| Some((task.live?, false)));
+        Self {
+            queued: queued.collect(),
+            ended: ended_requests.map(|ended| ended.id).collect(),
+            temps_lost: roots_ended.chain(roots_paused).collect(),
+            erases: commit.after.deleted
+                || commit.after.closed && commit.after.expires_at.is_none(),
+            unneeded: if is_fork {
+                Vec::new()
+            } else {
+                inner.unneeded_after(commit)
+            },
+            keeps_answer: commit.answer.is_some(),
+            credential,
+        }
+    }
+}
+
+impl Engine {
+    /// A commit is durable: tells those who wait for it, and drops what is not needed any more.
+    pub(super) async fn take_effect(
+        &self,
+        mailbox: &Mailbox,
+        after: &Arc<SessionState>,
+        effects: Effects,
+    ) {
+        let inner = self.inner();
+        inner.is_full.store(false, Ordering::Relaxed);
+        inner
+            .answers_kept
+            .fetch_add(effects.keeps_answer.into(), Ordering::Relaxed);
+        mailbox.announce(after);
+        if let Some(credential) = effects.credential {
+            credential.settle();
+        }
+        for (tenant, agent) in effects.queued {
+            inner.queue(&tenant, &agent).notify_waiters();
+        }
+        if !effects.ended.is_empty() {
+            let mut heartbeats = inner.heartbeats.lock();
+            for request in effects.ended {
+                heartbeats.remove(&request);
+                inner.drafts.end(request);
+                inner.credentials.drop_request(request);
+            }
+        }
+        for (root, has_ended) in effects.temps_lost {
+            inner.temps.drop_root(root, has_ended);
+            inner.credentials.drop_root(root);
+        }
+        if effects.erases {
+            inner.has_erasures.store(true, Ordering::Release);
+        }
+        inner.any_commit.send_modify(|count| *count += 1);
+        // Whoever is told that an action has ended can rely on it that nobody reads its sealed arguments
+        // any more.
+        self.destroy_hold_keys(effects.unneeded).await;
+    }
+
+    /// A commit has failed: forgets its credential before the caller is told, who may bring it again.
+    pub(super) fn undo(&self, mailbox: &Mailbox, error: &StoreError, effects: Effects) {
+        drop(effects);
+        if matches!(error, StoreError::Full) {
+            self.inner().is_full.store(true, Ordering::Relaxed);
+        }
+        mailbox.announce_failure();
+    }
+}
