@@ -6,7 +6,6 @@
 //! out work, and checks rights. It speaks no protocol.
 
 mod addresses;
-mod answer;
 pub mod api;
 mod ask;
 mod audit;
@@ -33,7 +32,6 @@ pub mod testing;
 mod users;
 
 pub use addresses::{AddressChanges, Resumable, SigningSecret};
-pub use answer::NewAnswer;
 pub use ask::{NewAction, NewAsk};
 pub use audit::Verification;
 pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};

@@ -12,8 +12,9 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
+use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::kept::{ItemBody, parse};
-use statehold_engine::{HoldDetail, NewAnswer, RequestDetail, testing};
+use statehold_engine::{HoldDetail, RequestDetail, testing};
 use statehold_fakes::FakeService;
 
 use crate::rig::{Rig, agent, error, name};
@@ -96,18 +97,15 @@ impl Rig {
         kind: DecisionKind,
         content: Option<&str>,
     ) {
-        let answer = NewAnswer {
-            kind,
-            digest: hold.hold.digest,
+        let answer = DecisionInput {
+            decision: kind,
+            digest: hold.hold.digest.map(|digest| digest.to_string()),
             args: None,
             content: content.map(|text| to_raw_value(text).expect("text")),
             comment: None,
             reason: None,
         };
-        let decided = self
-            .engine
-            .decide_hold(&self.call(), None, hold, answer)
-            .await;
+        let decided = decide_shown(&self.engine, &self.call(), None, hold, answer).await;
         decided.expect("a decision");
     }
 

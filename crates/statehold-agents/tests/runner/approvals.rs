@@ -9,9 +9,10 @@ use statehold_agents::runner::{CommitPhase, StepKind};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::LiveStatus;
+use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::kept::{HoldBody, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
-use statehold_engine::{HoldDetail, NewAnswer, PathRule};
+use statehold_engine::{HoldDetail, PathRule};
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
 use statehold_fakes::tools::{ToolCall, ToolServer, tool};
 
@@ -67,9 +68,9 @@ pub(crate) async fn paused(rig: &Rig, request: RequestId, holds: usize) -> Vec<H
 pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, with: Value) {
     let field = |name: &str| with.get(name).filter(|value| !value.is_null());
     let raw = |value: &Value| serde_json::value::to_raw_value(value).expect("JSON");
-    let answer = NewAnswer {
-        kind,
-        digest: hold.hold.digest,
+    let answer = DecisionInput {
+        decision: kind,
+        digest: hold.hold.digest.map(|digest| digest.to_string()),
         args: field("args").map(raw),
         content: field("content").map(raw),
         comment: field("comment").and_then(Value::as_str).map(str::to_owned),
@@ -80,8 +81,7 @@ pub(crate) async fn decide(rig: &Rig, hold: &HoldDetail, kind: DecisionKind, wit
         .hold(&rig.local, hold.hold.id)
         .await
         .expect("the hold");
-    rig.engine
-        .decide_hold(&rig.call(), None, &detail, answer)
+    decide_shown(&rig.engine, &rig.call(), None, &detail, answer)
         .await
         .expect("a decision");
 }

@@ -19,7 +19,8 @@ use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::request::{LiveStatus, RequestOutcome};
-use statehold_engine::{NewAnswer, NewAsk, testing};
+use statehold_engine::api::hold::{DecisionInput, decide_shown};
+use statehold_engine::{NewAsk, testing};
 
 async fn math_and_weather() -> Rig {
     let rules = [
@@ -193,17 +194,15 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
     );
     let hold = paused.pending.holds[0].hold.id;
     let detail = rig.engine.hold(&rig.local, hold).await?;
-    let answer = NewAnswer {
-        kind: DecisionKind::Respond,
+    let answer = DecisionInput {
+        decision: DecisionKind::Respond,
         digest: None,
         args: None,
         content: Some(serde_json::value::to_raw_value("Illinois").expect("text")),
         comment: None,
         reason: None,
     };
-    rig.engine
-        .decide_hold(&rig.call(), None, &detail, answer)
-        .await?;
+    decide_shown(&rig.engine, &rig.call(), None, &detail, answer).await?;
     rig.answer(&claimed, "Rain, 50").await;
     let ended = rig.ended(request).await;
     assert_eq!(

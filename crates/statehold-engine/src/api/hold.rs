@@ -1,14 +1,16 @@
 //! Holds: workers open them, people decide them.
 
 mod action;
+mod decide;
 mod decision_input;
+mod edited;
 mod evidence;
 mod input;
 mod pending;
 mod summary;
 mod view;
 
-use statehold_core::command::{Fenced, Rejection};
+use statehold_core::command::Fenced;
 use statehold_core::hold::{CallTarget, HoldKind};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::ItemKind;
@@ -18,22 +20,20 @@ use super::item::ItemInput;
 use super::item::write::{call_targets, new_items};
 use super::json::to_body;
 use super::request::{parse_name, repeated};
-use crate::answer::{NewAnswer, require_decider};
 use crate::ask::{NewAction, NewAsk, open_hold};
 use crate::caller::Caller;
 use crate::commit::call::{Call, Receipt};
-use crate::commit::idempotency::IdempotencyKey;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_hold_reader;
 use crate::guard::policy::parse_decide_by;
-use crate::guard::rights::require_decider_role;
-use crate::holds::{HoldDetail, HoldFilter};
+use crate::holds::HoldFilter;
 use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
 use crate::read::Page;
 
 pub use action::ActionView;
+pub use decide::{decide, decide_shown, resume};
 pub use decision_input::{DecisionInput, ResumeInput, TurnDecision};
 pub use evidence::{EvidenceView, ToolRunView};
 pub use input::{ActionInput, HoldInput};
@@ -156,108 +156,6 @@ fn with_whole_args(mut opened: Receipt<HoldView>, args: &Raw) -> Receipt<HoldVie
         opened.body = whole.map_or(opened.body, |whole| to_body(&whole));
     }
     opened
-}
-
-/// Decides a hold. A hold gets exactly one decision.
-///
-/// # Errors
-///
-/// If the caller may not, the decision is malformed, or the hold is already decided.
-pub async fn decide(
-    engine: &Engine,
-    call: &Call,
-    key: Option<&str>,
-    hold: HoldId,
-    input: DecisionInput,
-) -> Result<Receipt<DecisionReceipt>, EngineError> {
-    require_decider_role(&call.caller)?;
-    let detail = engine.hold(&call.caller, hold).await?;
-    require_decider(&detail)?;
-    decide_shown(engine, call, key, &detail, input.answer()?).await
-}
-
-/// Decides the only hold of a request, or the one that the input names.
-///
-/// # Errors
-///
-/// As [`decide`], and if the request had several and none is named.
-pub async fn resume(
-    engine: &Engine,
-    call: &Call,
-    key: Option<&str>,
-    request: RequestId,
-    input: ResumeInput,
-) -> Result<Receipt<DecisionReceipt>, EngineError> {
-    require_decider_role(&call.caller)?;
-    engine.session_of_request(request).await?;
-    let visible = engine.holds_of(&call.caller, request).await?;
-    if visible.is_empty() {
-        // Authorise before validating: a request of another caller answers like a missing one.
-        return Err(EngineError::NotFound);
-    }
-    if let [only] = visible.as_slice() {
-        require_decider(only)?;
-    }
-    let named = input
-        .hold_id
-        .or_else(|| decided_under(call, key?, &visible));
-    let answer = input.answer()?;
-    let is_meant = |detail: &&HoldDetail| match (named, answer.digest) {
-        (Some(named), _) => detail.hold.id == named,
-        (None, Some(digest)) if visible.len() > 1 => detail.hold.digest == Some(digest),
-        (None, _) => true,
-    };
-    let mut meant = visible.iter().filter(is_meant);
-    match (meant.next(), meant.next()) {
-        (Some(one), None) => {
-            let detail = engine.hold(&call.caller, one.hold.id).await?;
-            decide_shown(engine, call, key, &detail, answer).await
-        }
-        (None, _) => Err(EngineError::NotFound),
-        (Some(_), Some(_)) => Err(EngineError::SeveralHolds {
-            holds: visible.iter().map(HoldRef::of).collect(),
-        }),
-    }
-}
-
-/// The hold that the caller decided under this decision key: a repeat means that one, whatever has been opened
-/// since.
-fn decided_under(call: &Call, key: &str, holds: &[HoldDetail]) -> Option<HoldId> {
-    let Caller {
-        tenant, principal, ..
-    } = &call.caller;
-    let key = IdempotencyKey::new(tenant, *principal, key, &[]).key;
-    let mut decided = holds.iter().filter_map(|detail| detail.closed.as_ref());
-    let meant = decided.find(|closed| closed.decision.key == Some(key))?;
-    Some(meant.hold.id)
-}
-
-/// Decides a hold that the caller has just read. If it is already decided, the error contains the decision,
-/// as far as the caller may see it.
-///
-/// # Errors
-///
-/// As [`decide`].
-pub async fn decide_shown(
-    engine: &Engine,
-    call: &Call,
-    key: Option<&str>,
-    detail: &HoldDetail,
-    answer: NewAnswer,
-) -> Result<Receipt<DecisionReceipt>, EngineError> {
-    match engine.decide_hold(call, key, detail, answer).await {
-        Err(EngineError::Rejected(
-            rejection @ (Rejection::HoldDecided { .. } | Rejection::HoldExpired { .. }),
-        )) => {
-            let now = engine.hold(&call.caller, detail.hold.id).await.ok();
-            let decision = now.and_then(|now| HoldView::of(&now).decision);
-            Err(EngineError::DecidedBefore {
-                rejection,
-                decision: decision.map(Box::new),
-            })
-        }
-        other => other,
-    }
 }
 
 /// Filter of a hold list.

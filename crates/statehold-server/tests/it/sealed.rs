@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
-use statehold_engine::api::hold::decide_shown;
+use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::policy::{AgentPolicy, Policies, ToolPolicy};
-use statehold_engine::{Call, Caller, EngineError, NewAnswer, PathRule};
+use statehold_engine::{Call, Caller, EngineError, PathRule};
 use statehold_store::Store;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
@@ -499,9 +499,9 @@ async fn an_edit_that_loses_a_race_hears_that_the_hold_is_decided() {
         .await
         .ok(200);
     let args = json!({"pin": "[redacted]", "to": "EMCA"}).to_string();
-    let edit = NewAnswer {
-        kind: DecisionKind::Edit,
-        digest: seen.hold.digest,
+    let edit = DecisionInput {
+        decision: DecisionKind::Edit,
+        digest: seen.hold.digest.map(|digest| digest.to_string()),
         args: Some(serde_json::from_str(&args).expect("arguments")),
         content: None,
         comment: None,

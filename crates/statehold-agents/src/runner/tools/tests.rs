@@ -7,9 +7,9 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::DecisionKind;
 use statehold_core::name::Name;
 use statehold_core::request::{LiveStatus, RequestOutcome};
+use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::{
-    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAnswer, SystemClock,
-    api,
+    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, SystemClock, api,
 };
 use statehold_store::memory::MemoryStore;
 use tokio::sync::Semaphore;
@@ -117,16 +117,16 @@ impl Scene {
     async fn approve(&self, hold: &HoldDetail) {
         let hold = self.engine.hold(&self.person, hold.hold.id).await;
         let hold = hold.expect("the hold");
-        let answer = NewAnswer {
-            kind: DecisionKind::Approve,
-            digest: hold.hold.digest,
+        let answer = DecisionInput {
+            decision: DecisionKind::Approve,
+            digest: hold.hold.digest.map(|digest| digest.to_string()),
             args: None,
             content: None,
             comment: None,
             reason: None,
         };
         let call = Call::by(self.person.clone());
-        let decided = self.engine.decide_hold(&call, None, &hold, answer);
+        let decided = decide_shown(&self.engine, &call, None, &hold, answer);
         decided.await.expect("a decision");
     }
 }

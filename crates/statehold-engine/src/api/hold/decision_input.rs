@@ -8,13 +8,12 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::ids::HoldId;
 use utoipa::ToSchema;
 
-use crate::answer::NewAnswer;
 use crate::api::json::Raw;
 use crate::error::EngineError;
 
 /// Declares the input of a decision: its own fields, and the fields that all decisions have.
 macro_rules! decision_input {
-    ($(#[$doc:meta])* $name:ident as $schema:ident { $($own:tt)* }) => {
+    ($(#[$doc:meta])* $name:ident as $schema:ident { $($own:tt)* } $(=> $answer:ident)?) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Deserialize, ToSchema)]
         #[serde(deny_unknown_fields)]
@@ -35,19 +34,21 @@ macro_rules! decision_input {
             pub reason: Option<String>,
         }
 
-        impl $name {
-            /// The decision as the engine takes it.
-            pub(crate) fn answer(self) -> Result<NewAnswer, EngineError> {
-                Ok(NewAnswer {
-                    kind: self.decision,
-                    digest: self.digest.as_deref().map(parse_digest).transpose()?,
+        $(impl $name {
+            /// The decision alone. Refuses a digest that is none.
+            pub(crate) fn answer(self) -> Result<$answer, EngineError> {
+                let answer = $answer {
+                    decision: self.decision,
+                    digest: self.digest,
                     args: self.args,
                     content: self.content,
                     comment: self.comment,
                     reason: self.reason,
-                })
+                };
+                answer.digest()?;
+                Ok(answer)
             }
-        }
+        })?
     };
 }
 
@@ -61,7 +62,7 @@ decision_input! {
     ResumeInput as ResumeIn {
         /// The hold, if the request had several.
         pub hold_id: Option<HoldId>,
-    }
+    } => DecisionInput
 }
 
 decision_input! {
@@ -70,11 +71,17 @@ decision_input! {
         pub hold_id: HoldId,
         /// The decision key.
         pub key: Option<String>,
-    }
+    } => DecisionInput
 }
 
-fn parse_digest(text: &str) -> Result<Digest, EngineError> {
-    let hex = text.strip_prefix("sha256:").unwrap_or(text);
-    hex.parse()
-        .map_err(|error| EngineError::invalid("digest", format!("`digest`: {error}")))
+impl DecisionInput {
+    /// The digest of the action that the person saw.
+    pub(crate) fn digest(&self) -> Result<Option<Digest>, EngineError> {
+        let digest = self.digest.as_deref().map(|text| {
+            let hex = text.strip_prefix("sha256:").unwrap_or(text);
+            hex.parse()
+                .map_err(|error| EngineError::invalid("digest", format!("`digest`: {error}")))
+        });
+        digest.transpose()
+    }
 }

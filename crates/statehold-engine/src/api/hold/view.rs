@@ -3,7 +3,7 @@
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::{DecideBy, DecisionKind, HoldKind, HoldStatus, OnExpiry, WhyNot};
+use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus, OnExpiry, WhyNot};
 use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
@@ -14,6 +14,7 @@ use super::evidence::EvidenceView;
 use super::{alias, chain, task_path};
 use crate::api::json::{Raw, Time};
 use crate::commit::call::Committed;
+use crate::guard::policy::decide_by_text;
 use crate::guard::sealed::OpenedArgs;
 use crate::holds::{HoldDetail, HoldGroup, lineage};
 use crate::kept::{DecisionBody, HoldBody, Reason, parse};
@@ -141,15 +142,6 @@ pub struct DecisionView {
     pub args_lost: bool,
 }
 
-/// Who decides, in one word.
-fn decide_by(policy: &DecideBy) -> String {
-    match policy {
-        DecideBy::Other => "other".to_owned(),
-        DecideBy::User => "user".to_owned(),
-        DecideBy::Role(role) => format!("role:{role}"),
-    }
-}
-
 impl HoldView {
     /// A hold as the caller may see it; the worker that holds the lease sees the action itself.
     pub fn of(detail: &HoldDetail) -> Self {
@@ -221,7 +213,7 @@ impl HoldView {
             execution_key: hold.call.filter(|_| sees_action),
             user: sees_whose.then(|| detail.user.clone()),
             app: sees_whose.then(|| detail.session.owner.app.clone()),
-            decide_by: sees_whose.then(|| decide_by(&hold.decide_by)),
+            decide_by: sees_whose.then(|| decide_by_text(&hold.decide_by)),
             comment_required: sees_whose.then_some(body.comment_required),
             response_schema: body.response_schema,
             url: body.url,
@@ -266,7 +258,7 @@ impl HoldView {
             execution_key: hold.call,
             user: None,
             app: None,
-            decide_by: Some(decide_by(&hold.decide_by)),
+            decide_by: Some(decide_by_text(&hold.decide_by)),
             comment_required: None,
             response_schema: words.response_schema,
             url: words.url,

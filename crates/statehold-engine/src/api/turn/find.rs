@@ -8,8 +8,7 @@ use statehold_core::ids::{RequestId, TaskId};
 use super::question::{lists_choice, only_question};
 use super::repeat::RepeatSearch;
 use super::{DeliveryLog, StartedTurn, TurnDecision, TurnInput, start_turn};
-use crate::answer::NewAnswer;
-use crate::api::hold::decide_shown;
+use crate::api::hold::{DecisionInput, decide_shown};
 use crate::api::json::raw_text;
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
@@ -110,8 +109,8 @@ impl TurnFinder<'_> {
 
     /// Answers a question with the text of the message.
     async fn respond(&self, question: &HoldDetail) -> Result<(), EngineError> {
-        let answer = NewAnswer {
-            kind: DecisionKind::Respond,
+        let answer = DecisionInput {
+            decision: DecisionKind::Respond,
             digest: None,
             args: None,
             content: Some(raw_text(&self.input.message.text)),
