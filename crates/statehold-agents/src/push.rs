@@ -80,7 +80,7 @@ pub async fn run(
             });
         }
         tokio::select! {
-            () = changes.next() => {}
+            _ = changes.changed() => {}
             Some(_) = tasks.join_next() => running.retain(|_, (_, task)| !task.is_finished()),
             () = stop.cancelled() => return Ok(()),
         }

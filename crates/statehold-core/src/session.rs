@@ -199,6 +199,15 @@ impl SessionState {
             .and_then(|live| self.tasks.get(&live.task))
     }
 
+    /// The request at the root above this one. All ancestors of a live request are live.
+    pub fn root_of(&self, request: RequestId) -> RequestId {
+        let mut root = request;
+        while let Some(above) = self.requests.get(&root).and_then(|live| live.parent) {
+            root = above;
+        }
+        root
+    }
+
     /// The open holds that keep `task` paused, with the leaf's own ids, at any depth.
     pub fn pending_holds(&self, task: TaskId) -> Vec<HoldId> {
         let live = self.tasks.get(&task).and_then(|task| task.live);

@@ -16,6 +16,7 @@ use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_core::tenant::TenantEvent;
 use statehold_store::keys::KeyOwner;
 use statehold_store::{AddressChange, LiveWork, ResumeAddress};
+use tokio::sync::watch;
 use zeroize::Zeroizing;
 
 use crate::caller::Caller;
@@ -74,18 +75,6 @@ pub struct Resumable {
     pub decisions: u32,
 }
 
-/// Subscription to changes of addresses, from the moment it was made.
-#[derive(Debug)]
-pub struct AddressChanges(tokio::sync::watch::Receiver<u64>);
-
-impl AddressChanges {
-    /// Waits for the next change.
-    pub async fn next(&mut self) {
-        // The sender lives as long as the engine.
-        drop(self.0.changed().await);
-    }
-}
-
 impl Engine {
     /// Loads all addresses into memory. Called once.
     ///
@@ -123,8 +112,8 @@ impl Engine {
     }
 
     /// Subscribes to changes of addresses.
-    pub fn address_changes(&self) -> AddressChanges {
-        AddressChanges(self.inner().addresses_changed.subscribe())
+    pub fn address_changes(&self) -> watch::Receiver<u64> {
+        self.inner().addresses_changed.subscribe()
     }
 
     /// The address of an agent.

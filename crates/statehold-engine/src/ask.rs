@@ -327,10 +327,13 @@ impl Engine {
         request: RequestId,
         call: ItemId,
     ) -> Result<Option<ItemBody>, EngineError> {
-        let Some(task) = self.task_of_request(session, request).await? else {
+        let state = self.durable_state(session).await?;
+        let Some(live) = state.requests.get(&request) else {
             return Ok(None);
         };
-        let written = self.recent_items(session, task, CALLS_LOOKED_AT).await?;
+        let written = self
+            .recent_items(session, live.task, CALLS_LOOKED_AT)
+            .await?;
         let found = written.iter().find(|item| item.placed.item.id == call);
         Ok(found.map(|item| parse(item.body.as_deref())))
     }

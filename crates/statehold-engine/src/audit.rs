@@ -4,13 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use statehold_core::digest::PayloadKey;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::root::{HEADS_PER_ROOT_MAX, PublicKey, SignedHead};
 use statehold_core::tenant::{NewRoot, TenantEvent, TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
-use statehold_store::keys::{KeyOwner, KnownKeys};
+use statehold_store::keys::KeyOwner;
 use statehold_store::signing::RootSigner;
 use statehold_store::{AddressChange, ApiKey, CheckReport, StoreError, TenantCommit};
 use tokio::sync::{Mutex, OnceCell, Semaphore};
@@ -19,7 +18,6 @@ use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_any;
-use crate::ports::PayloadKeys;
 
 /// How many commits one query reads.
 const SCAN_STEP: usize = 1_000;
@@ -75,19 +73,6 @@ struct Window {
     until: u64,
 }
 
-/// The engine's payload keys, for a verification.
-struct EngineKeys(Arc<dyn PayloadKeys>);
-
-impl KnownKeys for EngineKeys {
-    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        self.0.get(owner)
-    }
-
-    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        self.0.since(owner)
-    }
-}
-
 impl Engine {
     /// The audit stream of the caller's tenant, its end, and the key that signs roots now. A page may be
     /// short; an empty page ends the stream.
@@ -132,7 +117,7 @@ impl Engine {
         let streams = inner.audit.streams.lock().await;
         let expected = streams.written.get(&caller.tenant).copied();
         drop(streams);
-        let keys = Arc::new(EngineKeys(Arc::clone(&inner.payload_keys)));
+        let keys = Arc::clone(&inner.payload_keys);
         let verifying = inner.store.verify(caller.tenant.clone(), expected, keys);
         let report = tokio::select! {
             report = verifying => report?,

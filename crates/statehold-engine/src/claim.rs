@@ -301,10 +301,7 @@ impl Engine {
             return Ok(false);
         };
         let state = self.durable_state(detail.session.id).await?;
-        let mut root = live.id;
-        while let Some(above) = state.requests.get(&root).and_then(|live| live.parent) {
-            root = above;
-        }
+        let root = state.root_of(live.id);
         let started = detail.started.as_ref();
         let started_at = started.map(|stored| stored.record.content.at);
         // A restart drops all values in memory.

@@ -31,7 +31,7 @@ mod temp;
 pub mod testing;
 mod users;
 
-pub use addresses::{AddressChanges, Resumable, SigningSecret};
+pub use addresses::{Resumable, SigningSecret};
 pub use ask::{NewAction, NewAsk};
 pub use audit::Verification;
 pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};

@@ -132,15 +132,6 @@ impl Engine {
         Ok(self.find_task(&state, task).await?.0.agent)
     }
 
-    /// Whether a session has open holds.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub(crate) async fn has_open_holds(&self, session: SessionId) -> Result<bool, EngineError> {
-        let state = self.durable_state(session).await?;
-        Ok(!state.holds.is_empty())
-    }
     /// The open tasks of an agent in a session, oldest first.
     pub(crate) async fn open_tasks_of(
         &self,

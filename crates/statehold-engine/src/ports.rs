@@ -7,7 +7,7 @@ use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::time::Timestamp;
 use statehold_store::hold_keys::{HoldKey, HoldKeyFile};
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::{KeyFile, KeyOwner, KnownKeys};
 use statehold_store::{BoxError, StoreError};
 
 use crate::locks::Lock;
@@ -73,32 +73,18 @@ impl Clock for OffsetClock {
 }
 
 /// The keys for payload digests and root signatures.
-pub trait PayloadKeys: Send + Sync + 'static {
-    /// The key of an owner, if there is one.
-    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
-
+pub trait PayloadKeys: KnownKeys + 'static {
     /// The key of an owner, created if missing. May block on disk.
     ///
     /// # Errors
     ///
     /// If a new key cannot be stored.
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError>;
-
-    /// The creation time of an owner's key. Older data was made under a key that is destroyed.
-    fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 
 impl PayloadKeys for KeyFile {
-    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        Self::get(self, owner)
-    }
-
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
         Self::get_or_create(self, owner)
-    }
-
-    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        Self::since(self, owner)
     }
 }
 
@@ -108,12 +94,18 @@ pub struct MemoryKeys {
     keys: Lock<BTreeMap<KeyOwner, PayloadKey>>,
 }
 
-impl PayloadKeys for MemoryKeys {
+impl KnownKeys for MemoryKeys {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        let keys = self.keys.lock();
-        keys.get(owner).cloned()
+        self.keys.lock().get(owner).cloned()
     }
 
+    /// Keys in memory never change, so all data was made under the current key.
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
+        self.get(owner).map(|_| Timestamp::from_micros(0))
+    }
+}
+
+impl PayloadKeys for MemoryKeys {
     fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
         let mut keys = self.keys.lock();
         if let Some(key) = keys.get(owner) {
@@ -122,11 +114,6 @@ impl PayloadKeys for MemoryKeys {
         let key = PayloadKey::from_bytes(random()?);
         keys.insert(owner.clone(), key.clone());
         Ok(key)
-    }
-
-    /// Keys in memory never change, so all data was made under the current key.
-    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        self.get(owner).map(|_| Timestamp::from_micros(0))
     }
 }
 

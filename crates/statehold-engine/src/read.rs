@@ -12,7 +12,7 @@ use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord};
 
-use crate::api::session::SessionListInput;
+use crate::api::session::{SessionListInput, parse_labels};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -182,19 +182,6 @@ pub struct RequestDetail {
 }
 
 impl Engine {
-    /// One session.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it.
-    pub async fn session(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-    ) -> Result<SessionSummary, EngineError> {
-        self.readable(caller, session).await
-    }
-
     /// A page of sessions, newest first.
     ///
     /// # Errors
@@ -373,28 +360,6 @@ impl Engine {
         })
     }
 
-    /// A page of a task's history in a view from [`Engine::task`], newest first.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub(crate) async fn history(
-        &self,
-        task: &TaskDetail,
-        before: Option<u64>,
-        limit: usize,
-    ) -> Result<ItemPage, EngineError> {
-        let id = task.task.id;
-        self.items(
-            (task.session.id, task.revision),
-            Some(id),
-            task.view,
-            before,
-            limit,
-        )
-        .await
-    }
-
     /// Items that a worker wrote in its live request, newest first. Used to find a call by its id.
     ///
     /// # Errors
@@ -568,16 +533,11 @@ impl SessionListInput {
     }
 }
 
-fn labels(row: &SessionSummary) -> serde_json::Map<String, serde_json::Value> {
-    let labels = row.labels.as_deref().unwrap_or("{}");
-    serde_json::from_str(labels).unwrap_or_default()
-}
-
 fn has_label(row: &SessionSummary, (key, value): &(String, Option<String>)) -> bool {
-    let labels = labels(row);
-    let found = labels.get(key).and_then(serde_json::Value::as_str);
+    let labels = parse_labels(row.labels.as_deref());
+    let found = labels.get(key);
     match value {
-        Some(value) => found == Some(value.as_str()),
+        Some(value) => found == Some(value),
         None => found.is_some(),
     }
 }
@@ -586,7 +546,7 @@ fn has_text(row: &SessionSummary, text: &str) -> bool {
     let text = text.to_lowercase();
     let has = |field: &str| field.to_lowercase().contains(&text);
     row.name.as_deref().is_some_and(has)
-        || labels(row)
+        || parse_labels(row.labels.as_deref())
             .iter()
-            .any(|(key, value)| has(key) || value.as_str().is_some_and(has))
+            .any(|(key, value)| has(key) || has(value))
 }

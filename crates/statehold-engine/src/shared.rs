@@ -121,7 +121,7 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<(BTreeMap<StateKey, StateValue>, u64), EngineError> {
-        let summary = self.readable(caller, session).await?;
+        let summary = self.session(caller, session).await?;
         let store = &self.inner().store;
         let mut values = store.state(session).await?;
         for scope in [Scope::App, Scope::User] {
@@ -161,11 +161,7 @@ impl Engine {
                 return Err(Rejection::NotLeaseHolder.into());
             }
         }
-        let mut root = live;
-        while let Some(above) = root.parent.and_then(|parent| state.requests.get(&parent)) {
-            root = above;
-        }
-        Ok(root.id)
+        Ok(state.root_of(request))
     }
 }
 

@@ -17,7 +17,6 @@ use statehold_core::view::View;
 use statehold_store::{SessionSummary, StoredRecord};
 
 use self::input::{require_labels, require_name, time_to_live};
-use self::view::parse_labels;
 use super::hold::pending_views;
 use super::item::{ItemView, MessageView};
 use super::json::{raw_bytes, to_body};
@@ -29,11 +28,12 @@ use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
-use crate::guard::access::require_lister;
 use crate::guard::rights::{self, Act};
 use crate::read::{ItemPage, Page};
 
+pub use crate::guard::access::require_lister;
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};
+pub(crate) use view::parse_labels;
 pub use view::{MessagePage, RecordPage, SessionPage, SessionView, TracePage};
 
 /// Number of retries when concurrent callers change the labels of one session.
@@ -169,15 +169,6 @@ pub struct SessionListInput {
     pub label: Option<(String, Option<String>)>,
     /// Only sessions with this text in the name or a label.
     pub text: Option<String>,
-}
-
-/// Authorises the caller before validating the filter.
-///
-/// # Errors
-///
-/// If the caller may not.
-pub fn require_list(caller: &Caller) -> Result<(), EngineError> {
-    require_lister(caller)
 }
 
 /// A page of sessions, newest first.

@@ -83,8 +83,9 @@ pub async fn read(
     (before, limit): (Option<u64>, usize),
 ) -> Result<TaskRead, EngineError> {
     let detail = engine.task(caller, task, asked).await?;
-    let page = engine.history(&detail, before, limit).await?;
-    let task = &detail.task;
+    let (at, task) = ((detail.session.id, detail.revision), &detail.task);
+    let items = engine.items(at, Some(task.id), detail.view, before, limit);
+    let page = items.await?;
     let (pending, pending_total) = pending_views(&detail.pending);
     let items = page.items.iter().rev();
     let view = TaskView {

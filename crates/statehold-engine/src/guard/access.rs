@@ -1,6 +1,6 @@
 //! Read access. A session that the caller may not read is reported as not found.
 
-use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::ids::SessionId;
 use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
 use statehold_store::SessionSummary;
 
@@ -11,7 +11,11 @@ use crate::guard::rights;
 
 impl Engine {
     /// A session that the caller may read as a client, a worker, an operator or an admin.
-    pub(crate) async fn readable(
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it.
+    pub async fn session(
         &self,
         caller: &Caller,
         session: SessionId,
@@ -85,20 +89,6 @@ impl Engine {
             Err(EngineError::NotFound)
         }
     }
-
-    /// The task of a live request.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such session.
-    pub(crate) async fn task_of_request(
-        &self,
-        session: SessionId,
-        request: RequestId,
-    ) -> Result<Option<TaskId>, EngineError> {
-        let state = self.durable_state(session).await?;
-        Ok(state.requests.get(&request).map(|live| live.task))
-    }
 }
 
 /// Whether lists of the caller's tenant could show a session at all.
@@ -137,7 +127,11 @@ pub(crate) fn require_hold_reader(caller: &Caller) -> Result<(), EngineError> {
 }
 
 /// Refuses a caller that may not list sessions.
-pub(crate) fn require_lister(caller: &Caller) -> Result<(), EngineError> {
+///
+/// # Errors
+///
+/// If the caller has no role that lists sessions.
+pub fn require_lister(caller: &Caller) -> Result<(), EngineError> {
     require_any(caller, &[Role::Client, Role::Operator, Role::Admin])
 }
 

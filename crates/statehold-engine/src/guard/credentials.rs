@@ -171,11 +171,7 @@ impl Credentials {
                 drop(kept.take_answer(request));
                 kept.answers.insert(request, credential.clone());
             } else {
-                let mut root = request;
-                let live = &commit.after.requests;
-                while let Some(above) = live.get(&root).and_then(|live| live.parent) {
-                    root = above;
-                }
+                let root = commit.after.root_of(request);
                 kept.given.insert(request, (root, credential.clone()));
                 kept.roots.entry(root).or_default().insert(request);
             }

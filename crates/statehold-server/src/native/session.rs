@@ -102,7 +102,7 @@ impl SessionListParams {
 )]
 async fn list(context: CallContext, Params(mut params): Params<SessionListParams>) -> Answer {
     let caller = &context.caller;
-    api::session::require_list(caller)?;
+    api::session::require_lister(caller)?;
     let limit = page_limit(params.limit.take(), PAGE_MAX)?;
     let begin = params.cursor.take();
     let filter = serde_json::to_string(&params).unwrap_or_default();

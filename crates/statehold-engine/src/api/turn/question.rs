@@ -21,7 +21,8 @@ pub(super) async fn only_question(
     engine: &Engine,
     input: &TurnInput,
 ) -> Result<Option<(HoldDetail, RequestId)>, EngineError> {
-    if !engine.has_open_holds(input.session).await? {
+    let state = engine.durable_state(input.session).await?;
+    if state.holds.is_empty() {
         return Ok(None);
     }
     let open = HoldFilter {
