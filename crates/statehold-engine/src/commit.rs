@@ -1,10 +1,10 @@
 //! How a command becomes durable: one order per session, idempotency keys, payloads, merges, and claims
 //! in the same write.
 //!
-//! A command is decided on the newest state, durable or not, and put in line behind the commits it
-//! builds on. Its answer leaves only when the revision it was decided on is durable, and so does a
-//! refusal. When a commit fails, those that build on it fail too; nobody has been answered, so they
-//! are decided again on what is really there.
+//! The engine decides a command on the newest state, durable or not, and puts it in line behind the
+//! commits that it builds on. Its answer or refusal leaves only when the revision it was decided on is
+//! durable. A failed commit fails those that build on it: their callers have no answer yet, so the engine
+//! decides them again on the state that the store has.
 
 mod attempt;
 pub(crate) mod auto_claim;

@@ -14,10 +14,10 @@ use statehold_core::name::{Name, is_deceptive};
 use statehold_core::tenant::TenantEvent;
 use statehold_store::ApiKey;
 
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
-use crate::guard::access::require_any;
+use crate::guard::access::require_admin;
 use crate::ports::random;
 
 /// The prefix of every key.
@@ -174,7 +174,7 @@ impl Engine {
     ///
     /// If the caller is not an admin, or the key is invalid.
     pub async fn create_key(&self, caller: &Caller, new: NewKey) -> Result<IssuedKey, EngineError> {
-        require_any(caller, &[Role::Admin])?;
+        require_admin(caller)?;
         require_sound(&new)?;
         let inner = self.inner();
         let count = inner.store.api_keys(caller.tenant.clone()).await?.len();
@@ -216,7 +216,7 @@ impl Engine {
     ///
     /// If the caller is not an admin.
     pub async fn keys(&self, caller: &Caller) -> Result<Vec<ApiKey>, EngineError> {
-        require_any(caller, &[Role::Admin])?;
+        require_admin(caller)?;
         Ok(self.inner().store.api_keys(caller.tenant.clone()).await?)
     }
 
@@ -226,7 +226,7 @@ impl Engine {
     ///
     /// If the caller is not an admin, or there is no such key.
     pub async fn revoke_key(&self, caller: &Caller, id: KeyId) -> Result<(), EngineError> {
-        require_any(caller, &[Role::Admin])?;
+        require_admin(caller)?;
         let keys = self.inner().store.api_keys(caller.tenant.clone()).await?;
         let key = keys.into_iter().find(|key| key.id == id);
         let mut key = key.ok_or(EngineError::NotFound)?;

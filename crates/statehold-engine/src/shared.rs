@@ -22,7 +22,7 @@ use crate::commit::idempotency::digest;
 use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::require_any;
+use crate::guard::access::{require_admin, require_any};
 
 /// Fails unless the caller may write the values of an app, or of a user in an app.
 pub(crate) fn require_shared_writer(
@@ -30,7 +30,7 @@ pub(crate) fn require_shared_writer(
     user: Option<UserId>,
 ) -> Result<(), EngineError> {
     let Some(user) = user else {
-        return require_any(caller, &[Role::Admin]);
+        return require_admin(caller);
     };
     require_any(caller, &[Role::Client, Role::Admin])?;
     if caller.acts_for(user) || caller.has(Role::Admin) {

@@ -12,9 +12,7 @@ use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::Scope;
 
-use super::item::write::{
-    first_items, labelled_message, message, names_recorded_calls, next_items,
-};
+use super::item::write::{first_items, message, names_recorded_calls, next_items};
 use super::item::{ItemInput, ItemRef};
 use super::state::StatePatchInput;
 use crate::caller::Caller;
@@ -81,9 +79,10 @@ fn start_command(
     input: StartInput,
 ) -> Result<Command, EngineError> {
     let payloads = &mut write.payloads;
-    let asked = labelled_message(&input.input, "input", payloads, write.credential.is_some())?;
+    let had_credential = write.credential.is_some();
+    let asked = message(&input.input, "input", had_credential, payloads)?;
     let output = input.output.as_ref();
-    let output = output.map(|output| message(output, "output", payloads));
+    let output = output.map(|output| message(output, "output", false, payloads));
     let output = output.transpose()?;
     let parent = match (input.parent_request_id, input.parent_fence) {
         (Some(request), Some(fence)) => Some(Fenced { request, fence }),
@@ -239,7 +238,7 @@ pub async fn complete(
     if let Some(receipt) = repeated(&write, &input.items).await? {
         return Ok(receipt);
     }
-    let output = message(&input.output, "output", &mut write.payloads)?;
+    let output = message(&input.output, "output", false, &mut write.payloads)?;
     let items = next_items(&mut write, request, input.items).await?;
     let payloads = &mut write.payloads;
     let state = state_patch(input.state, payloads)?;

@@ -57,7 +57,7 @@ pub async fn create(
     let user = session_user(engine, caller, input.user.as_deref()).await?;
     let owner = Owner {
         agent: agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?,
-        app: app_name(&input.app)?,
+        app: parse_name(&input.app, "app")?,
         user: engine.user_id(&caller.tenant, &user).await?,
         tenant: caller.tenant.clone(),
     };
@@ -130,10 +130,6 @@ pub(crate) fn create_command(
         ttl,
         owner: owner.clone(),
     })
-}
-
-pub(crate) fn app_name(text: &str) -> Result<Name, EngineError> {
-    parse_name(text, "app")
 }
 
 /// The user of a new session: the one the key is bound to, or the one it names.

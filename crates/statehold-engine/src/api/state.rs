@@ -12,6 +12,7 @@ use statehold_core::record::Event;
 use statehold_core::scope::{Scope, StateKey};
 
 use super::json::raw_bytes;
+use super::request::parse_name;
 use crate::caller::Caller;
 use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::write::{Authority, SessionWrite};
@@ -206,7 +207,7 @@ async fn patch_shared(
     if writes.set.is_empty() && writes.delete.is_empty() {
         return Err(Rejection::EmptyPatch.into());
     }
-    let app = super::session::app_name(app)?;
+    let app = parse_name(app, "app")?;
     let owner = user.unwrap_or(UserId::from_uuid(uuid::Uuid::nil()));
     let mut payloads = engine.payloads_for(&call.caller.tenant, owner).await?;
     let patch = writes.into_core(&mut payloads);

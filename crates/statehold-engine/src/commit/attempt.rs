@@ -1,4 +1,5 @@
-//! Attempts: a command is decided, put in line, and decided again if what it was decided on is lost.
+//! Attempts: the engine decides a command, puts it in line, and decides it again if the commit below it
+//! failed.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::error::EngineError;
 use crate::guard::credentials::PendingCredential;
 use crate::locks::KeyLock;
 
-/// How often a command is decided again because what it built on was refused.
+/// How often the engine decides a command again because a commit below it failed.
 const RETRIES_MAX: usize = 64;
 
 /// One command on its way to the store.
@@ -68,8 +69,8 @@ pub(super) struct InLine {
 }
 
 impl Engine {
-    /// Decides a command, as often as what it was decided on is lost, and waits until it is durable. What
-    /// goes behind it is in line by then, if it came to a commit.
+    /// Decides a command, again if a commit below it fails, and waits until it is durable. The command
+    /// `behind` it is in line by then, if the engine could decide it.
     pub(super) async fn attempt(
         &self,
         submission: &Submission<'_>,
@@ -84,7 +85,7 @@ impl Engine {
         };
         for _ in 0..RETRIES_MAX {
             let mut head = mailbox.head(self.inner(), is_new).await?;
-            // What ended in a commit that is still under way is found only when that is durable.
+            // The store knows an object that has ended only when the commit that ended it is durable.
             if head.is_missing(&command.named()) && !head.settled().await {
                 continue;
             }
@@ -214,7 +215,7 @@ impl Engine {
         let effects = Effects::of(self.inner(), &commit, credential);
         let pending = self.inner().store.begin_commit(commit).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
-        // head that builds on a commit nobody waits for.
+        // head that builds on a commit without a task that waits for it.
         head.advance(Arc::clone(&after));
         let (tell, told) = oneshot::channel();
         let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));

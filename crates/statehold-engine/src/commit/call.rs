@@ -14,10 +14,10 @@ use crate::commit::idempotency::IdempotencyKey;
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
 
-/// What comes with a command.
+/// A caller, with the conditions of its command.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Who calls.
+    /// The caller.
     pub caller: Caller,
     /// The key under which the answer is kept.
     pub key: Option<IdempotencyKey>,

@@ -80,7 +80,7 @@ impl Effects {
 }
 
 impl Engine {
-    /// A commit is durable: tells those who wait for it, and drops what is not needed any more.
+    /// A commit is durable: announces it, wakes workers, and drops values that only lived until then.
     pub(super) async fn take_effect(
         &self,
         mailbox: &Mailbox,
@@ -115,8 +115,7 @@ impl Engine {
             inner.has_erasures.store(true, Ordering::Release);
         }
         inner.any_commit.send_modify(|count| *count += 1);
-        // Whoever is told that an action has ended can rely on it that nobody reads its sealed arguments
-        // any more.
+        // Before the caller hears that an action has ended: its sealed arguments are unreadable by then.
         self.destroy_hold_keys(effects.unneeded).await;
     }
 

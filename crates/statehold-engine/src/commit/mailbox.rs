@@ -23,7 +23,7 @@ pub(crate) struct Mailbox {
     /// The newest state that is known to be durable, so that questions need no disk while commits are
     /// under way. Replaced before the revision is announced.
     kept: Lock<Option<Arc<SessionState>>>,
-    /// What is durable; feeds wait for it.
+    /// How far the session is durable; feeds wait for it.
     pub(crate) durable: watch::Sender<Durable>,
     /// When it was last asked for, in calls to the engine.
     used: AtomicU64,
@@ -61,8 +61,8 @@ impl Head<'_> {
         self.newest.state = state;
     }
 
-    /// Waits until the state is durable. False if a commit before it failed, so that what was decided on
-    /// it means nothing.
+    /// Waits until the state is durable. False if a commit before it failed: a decision on this state means
+    /// nothing then.
     pub(crate) async fn settled(&mut self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
         settled(&mut self.durable, revision, failures).await
@@ -151,7 +151,7 @@ impl Mailbox {
             return Ok(Arc::clone(&head.newest.state));
         }
         drop(head);
-        // Commits are under way: what they build on is kept, or the store has it.
+        // Commits are under way: the state below them is kept, or the store has it.
         let kept = self.kept.lock().clone();
         if let Some(kept) = kept.filter(|kept| kept.revision >= durable) {
             return Ok(kept);
@@ -160,7 +160,7 @@ impl Mailbox {
         stored.map(Arc::new).ok_or(EngineError::NotFound)
     }
 
-    /// Keeps a state that is durable now, and tells those who wait for it.
+    /// Keeps a state that is durable now, and wakes the readers that wait for it.
     pub(super) fn announce(&self, state: &Arc<SessionState>) {
         let mut kept = self.kept.lock();
         if kept
@@ -175,7 +175,7 @@ impl Mailbox {
         });
     }
 
-    /// Tells that a commit failed: what was decided on it means nothing.
+    /// Announces that a commit failed: decisions on its state mean nothing.
     pub(super) fn announce_failure(&self) {
         self.durable.send_modify(|durable| durable.failures += 1);
     }

@@ -62,15 +62,8 @@ impl MergeResults {
     /// Refuses a session key whose version is stale.
     pub(super) fn require_newest(&self, state: &SessionState) -> Result<(), EngineError> {
         for (key, version) in &self.session {
-            let (expected, found) = (*version, state.keys.get(key).copied().unwrap_or(0));
-            if expected != found {
-                let key = key.clone();
-                return Err(EngineError::VersionConflict {
-                    key,
-                    expected,
-                    found,
-                });
-            }
+            let found = state.keys.get(key).copied().unwrap_or(0);
+            require_version(key, *version, found)?;
         }
         Ok(())
     }
@@ -88,6 +81,17 @@ struct MergedCommand {
     command: Command,
     payloads: Payloads,
     results: MergeResults,
+}
+
+fn require_version(key: &StateKey, expected: u64, found: u64) -> Result<(), EngineError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(EngineError::VersionConflict {
+        key: key.clone(),
+        expected,
+        found,
+    })
 }
 
 /// One value to merge.
@@ -210,13 +214,7 @@ impl Engine {
             let value_owner = SharedOwner::of(owner, scope);
             let there = self.inner().store.shared_value(value_owner, key.clone());
             let found = there.await?.map_or(0, |there| there.version);
-            if found != expected {
-                return Err(EngineError::VersionConflict {
-                    key,
-                    expected,
-                    found,
-                });
-            }
+            require_version(&key, expected, found)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A write to a session: the call, its rights, its payloads, and the commit with a view of it.
+//! A write to a session: its call, its payloads and its commit.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,9 +86,9 @@ impl<'a> SessionWrite<'a> {
         Self::of_owner(engine, call, session, &owner).await
     }
 
-    /// Commits a command and answers with a view of what it did. State with a merge policy is merged with
-    /// the values that are there, again if other writers change them meanwhile. The view is serialised inside
-    /// the commit, so that it is kept in its transaction under the idempotency key of the call, and a repeat
+    /// Commits a command and answers with a view of the commit. The engine merges state with a merge policy
+    /// with the stored values, again if other writers change them meanwhile. It serialises the view inside
+    /// the commit and keeps it in the same transaction under the idempotency key of the call, so a repeat
     /// gets the same bytes.
     ///
     /// # Errors

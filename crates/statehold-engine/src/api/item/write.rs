@@ -26,21 +26,12 @@ enum CallPlace {
     Named(String),
 }
 
-/// Reads `input` or `output`: text, or an object with content.
+/// Reads `input` or `output`: text, or an object with content. Marks whether a credential came with it.
 pub(crate) fn message(
     raw: &Raw,
     path: &str,
-    payloads: &mut Payloads,
-) -> Result<Output, EngineError> {
-    labelled_message(raw, path, payloads, false)
-}
-
-/// Like [`message`], and marks whether a credential came with it.
-pub(crate) fn labelled_message(
-    raw: &Raw,
-    path: &str,
-    payloads: &mut Payloads,
     had_credential: bool,
+    payloads: &mut Payloads,
 ) -> Result<Output, EngineError> {
     let text = raw.get().trim_start();
     let message = if text.starts_with('"') {
