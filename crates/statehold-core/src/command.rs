@@ -624,6 +624,29 @@ impl Command {
         named
     }
 
+    /// The scoped state that the command writes.
+    pub fn state(&self) -> Option<&StatePatch> {
+        match self {
+            Self::CreateSession { state, .. }
+            | Self::AppendItems { state, .. }
+            | Self::CompleteRequest { state, .. } => Some(state),
+            Self::StartRequest(start) => Some(&start.state),
+            Self::PutState { patch, .. } => Some(patch),
+            _ => None,
+        }
+    }
+
+    /// The items that the command writes.
+    pub fn items(&self) -> &[NewItem] {
+        match self {
+            Self::StartRequest(start) => &start.items,
+            Self::AppendItems { items, .. }
+            | Self::CompleteRequest { items, .. }
+            | Self::OpenHold { items, .. } => items,
+            _ => &[],
+        }
+    }
+
     /// The name that records carry.
     pub fn name(&self) -> CommandName {
         match self {

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 use statehold_core::digest::Digest;
-use statehold_core::ids::{RequestId, SessionId, UserId};
+use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
+use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
 use statehold_store::{ApiKey, ResumeAddress, Store, StoreError};
@@ -268,7 +269,7 @@ impl Engine {
     /// If there is no such session.
     pub(crate) async fn payloads_of(&self, session: SessionId) -> Result<Payloads, EngineError> {
         let owner = self.owner(session).await?;
-        self.payloads_for(&owner.tenant, owner.user).await
+        self.payloads_for(&owner).await
     }
 
     /// Payloads for a command to a session of this owner.
@@ -276,13 +277,10 @@ impl Engine {
     /// # Errors
     ///
     /// If a new key cannot be stored.
-    pub(crate) async fn payloads_for(
-        &self,
-        tenant: &Name,
-        user: UserId,
-    ) -> Result<Payloads, EngineError> {
-        let user = self.payload_key(KeyOwner::User(user)).await?;
-        let tenant = self.payload_key(KeyOwner::Tenant(tenant.clone())).await?;
+    pub(crate) async fn payloads_for(&self, owner: &Owner) -> Result<Payloads, EngineError> {
+        let user = self.payload_key(KeyOwner::User(owner.user)).await?;
+        let tenant = KeyOwner::Tenant(owner.tenant.clone());
+        let tenant = self.payload_key(tenant).await?;
         Ok(Payloads::new(user, tenant))
     }
 

@@ -82,33 +82,38 @@ impl Engine {
         }
     }
 
-    /// The keeper session, created if missing. Checks no rights: see [`require_shared_writer`].
-    pub(crate) async fn ensure_keeper(
-        &self,
-        caller: &Caller,
+    /// A write to the keeper session, which is created if missing. Checks no rights: see
+    /// [`require_shared_writer`].
+    pub(crate) async fn write_shared<'a>(
+        &'a self,
+        call: &'a Call,
         app: &Name,
         user: Option<UserId>,
-    ) -> Result<SessionId, EngineError> {
+    ) -> Result<SessionWrite<'a>, EngineError> {
+        let caller = &call.caller;
         let (session, found) = self.find_keeper(&caller.tenant, app, user).await?;
-        if found.is_some() {
-            return Ok(session);
-        }
         let owner = Owner {
             agent: STATE_KEEPER.parse().expect("a fixed name is a name"),
             app: app.clone(),
             tenant: caller.tenant.clone(),
             user: user.unwrap_or(UserId::from_uuid(Uuid::nil())),
         };
-        let call = Call::by(caller.clone());
-        let mut write = SessionWrite {
-            authority: Authority::Server,
-            ..SessionWrite::of_owner(self, &call, session, &owner).await?
-        };
-        let command = create_command(&owner, &SessionInput::default(), &mut write.payloads)?;
-        match write.commit_unseen(&command).await {
-            Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(session),
-            Err(error) => Err(error),
+        let mut write = SessionWrite::of_owner(self, call, session, &owner).await?;
+        if found.is_none() {
+            let creation = Call::by(caller.clone());
+            let mut first = SessionWrite {
+                call: &creation,
+                authority: Authority::Server,
+                ..write.clone()
+            };
+            let command = create_command(&owner, &SessionInput::default(), &mut first.payloads)?;
+            match first.commit_unseen(&command).await {
+                Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => {}
+                Err(error) => return Err(error),
+            }
         }
+        write.authority = Authority::SharedWriter;
+        Ok(write)
     }
 
     /// The values visible in a session: its own, its user's and its app's, each under its full key.

@@ -265,7 +265,6 @@ async fn patch_once(
 ) -> Result<Receipt<SessionView>, EngineError> {
     let mut summary = engine.session(&call.caller, session).await?;
     let owner = summary.owner.clone();
-    let mut payloads = engine.payloads_for(&owner.tenant, owner.user).await?;
     let mut call = call.clone();
     let labels = match &changes.labels {
         Some(changes) => {
@@ -274,11 +273,13 @@ async fn patch_once(
             let json = to_body(&merged);
             summary.labels = Some(String::from_utf8_lossy(&json).into_owned());
             call.if_revision = call.if_revision.or(Some(summary.revision));
-            Some(payloads.put(json))
+            Some(json)
         }
         None => None,
     };
-    let name = new_name(changes, &mut payloads)?;
+    let mut write = SessionWrite::of_owner(engine, &call, session, &owner).await?;
+    let labels = labels.map(|json| write.payloads.put(json));
+    let name = new_name(changes, &mut write.payloads)?;
     if let Some(name) = &changes.name {
         summary.name = name.clone().value();
     }
@@ -291,10 +292,6 @@ async fn patch_once(
             ..after_commit(&summary, made)
         };
         Some(SessionView::of(&summary, user.clone()))
-    };
-    let write = SessionWrite {
-        payloads,
-        ..SessionWrite::new(engine, &call, session)
     };
     write.commit(&command, view).await
 }

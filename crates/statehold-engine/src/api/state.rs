@@ -15,7 +15,7 @@ use super::json::raw_bytes;
 use super::request::parse_name;
 use crate::caller::Caller;
 use crate::commit::call::{Call, Committed, Receipt};
-use crate::commit::write::{Authority, SessionWrite};
+use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_reader;
@@ -208,17 +208,10 @@ async fn patch_shared(
         return Err(Rejection::EmptyPatch.into());
     }
     let app = parse_name(app, "app")?;
-    let owner = user.unwrap_or(UserId::from_uuid(uuid::Uuid::nil()));
-    let mut payloads = engine.payloads_for(&call.caller.tenant, owner).await?;
-    let patch = writes.into_core(&mut payloads);
     let (own, call) = (engine.clone(), call.clone());
     let write = async move {
-        let keeper = own.ensure_keeper(&call.caller, &app, user).await?;
-        let write = SessionWrite {
-            payloads,
-            authority: Authority::SharedWriter,
-            ..SessionWrite::new(&own, &call, keeper)
-        };
+        let mut write = own.write_shared(&call, &app, user).await?;
+        let patch = writes.into_core(&mut write.payloads);
         let command = Command::PutState { patch, by: None };
         write
             .commit(&command, |made| Some(state_written(made)))

@@ -108,24 +108,14 @@ struct MergeInput {
 
 /// Whether a command must be merged with current values.
 pub(crate) fn merges(command: &Command) -> bool {
-    state_of(command).is_some_and(|patch| patch.set.iter().any(is_merge))
+    command
+        .state()
+        .is_some_and(|patch| patch.set.iter().any(is_merge))
 }
 
 fn is_merge(set: &StateSet) -> bool {
     // The core refuses `temp:` keys.
     set.merge != MergePolicy::Replace && set.key.scope() != Scope::Temp
-}
-
-/// The state patch of a command.
-fn state_of(command: &Command) -> Option<&StatePatch> {
-    match command {
-        Command::CreateSession { state, .. }
-        | Command::AppendItems { state, .. }
-        | Command::CompleteRequest { state, .. } => Some(state),
-        Command::StartRequest(start) => Some(&start.state),
-        Command::PutState { patch, .. } => Some(patch),
-        _ => None,
-    }
 }
 
 fn state_of_mut(command: &mut Command) -> Option<&mut StatePatch> {
@@ -148,7 +138,7 @@ impl Engine {
     ) -> Result<Receipt<()>, EngineError> {
         let session = submission.write.session;
         let owner = self.owner_to_merge_for(submission).await?;
-        let Some(patch) = state_of(submission.command) else {
+        let Some(patch) = submission.command.state() else {
             return Err(EngineError::Invalid("the command writes no state".into()));
         };
         let mut locks = Vec::new();
@@ -239,7 +229,10 @@ impl Engine {
         let session = submission.write.session;
         let store = &self.inner().store;
         let mut inputs = Vec::new();
-        let sets = state_of(submission.command).map_or(&[][..], |patch| &patch.set);
+        let sets = submission
+            .command
+            .state()
+            .map_or(&[][..], |patch| &patch.set);
         for (index, set) in sets.iter().enumerate().filter(|(_, set)| is_merge(set)) {
             let key = set.key.clone();
             let there = match key.scope() {

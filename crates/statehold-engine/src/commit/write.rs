@@ -68,7 +68,7 @@ impl<'a> SessionWrite<'a> {
         owner: &Owner,
     ) -> Result<Self, EngineError> {
         Ok(Self {
-            payloads: engine.payloads_for(&owner.tenant, owner.user).await?,
+            payloads: engine.payloads_for(owner).await?,
             ..Self::new(engine, call, session)
         })
     }

@@ -123,21 +123,10 @@ pub(crate) fn require(
 /// need the admin role. A confined worker writes no items of the user.
 pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
     require_role(caller, &Act::of(command))?;
-    match command {
-        Command::CreateSession { state: patch, .. }
-        | Command::AppendItems { state: patch, .. }
-        | Command::CompleteRequest { state: patch, .. }
-        | Command::PutState { patch, .. } => require_scopes(caller, patch)?,
-        Command::StartRequest(start) => require_scopes(caller, &start.state)?,
-        _ => {}
+    if let Some(patch) = command.state() {
+        require_scopes(caller, patch)?;
     }
-    match command {
-        Command::StartRequest(start) => require_own_items(caller, &start.items),
-        Command::AppendItems { items, .. }
-        | Command::CompleteRequest { items, .. }
-        | Command::OpenHold { items, .. } => require_own_items(caller, items),
-        _ => Ok(()),
-    }
+    require_own_items(caller, command.items())
 }
 
 /// Fails unless the caller has a role that the act needs in any session.
