@@ -132,6 +132,7 @@ impl From<EngineError> for TurnError {
             ) => Self::Gone,
             // Transient errors. All other refusals would repeat on each retry.
             EngineError::Store(_)
+            | EngineError::Damaged(_)
             | EngineError::Full
             | EngineError::Stopping
             | EngineError::TooMany(_) => Self::Engine(error),

@@ -178,7 +178,12 @@ pub(crate) async fn open_hold(
     // the result is unknown, the next start sweeps unused keys.
     let is_unused = match &done {
         Ok(done) => done.replayed,
-        Err(EngineError::Store(_) | EngineError::Stopping | EngineError::Full) => false,
+        Err(
+            EngineError::Store(_)
+            | EngineError::Damaged(_)
+            | EngineError::Stopping
+            | EngineError::Full,
+        ) => false,
         Err(_) => true,
     };
     if is_sealed && is_unused {

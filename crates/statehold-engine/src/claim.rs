@@ -346,7 +346,7 @@ impl Engine {
         if lease.worker != caller.principal {
             return Err(Rejection::NotLeaseHolder.into());
         }
-        let until = self.inner().clock.now().plus_ms(lease.ttl_ms);
+        let until = self.inner().time_of(session).plus_ms(lease.ttl_ms);
         self.inner().heartbeats.lock().insert(request, until);
         Ok((live.status, until))
     }

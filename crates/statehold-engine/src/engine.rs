@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
+use crate::background::damage::DamagedSessions;
 use crate::background::drafts::Drafts;
+use crate::background::session_time::SessionTimes;
 use crate::commit::auto_claim::OwnWorkers;
 use crate::commit::mailbox::Mailbox;
 use crate::commit::merge::Merges;
@@ -105,6 +107,8 @@ pub(crate) struct Inner {
     /// How many history items were read.
     pub(crate) items_read: AtomicU64,
     pub(crate) heartbeats: Lock<BTreeMap<RequestId, Timestamp>>,
+    pub(crate) session_times: SessionTimes,
+    pub(crate) damaged: DamagedSessions,
     /// Calls in flight by idempotency key, and turns by session.
     pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
@@ -173,6 +177,8 @@ impl Engine {
             calls_before: AtomicU64::new(0),
             items_read: AtomicU64::new(0),
             heartbeats: Lock::default(),
+            session_times: SessionTimes::default(),
+            damaged: DamagedSessions::default(),
             in_flight: KeyedLocks::default(),
             merges: Merges::default(),
             answers_kept,

@@ -207,6 +207,12 @@ pub enum EngineError {
     /// The engine stops while a caller waits for a chat turn, which continues after the restart.
     #[error("the server is stopping; nothing is lost, send the same message again for the answer")]
     TurnInterrupted,
+    /// Stored data that the call needs is damaged.
+    #[error(
+        "stored data that this call needs is damaged; other sessions go on. An operator finds the place \
+         with: statehold check"
+    )]
+    Damaged(#[source] StoreError),
     /// The store failed.
     #[error("the store failed")]
     Store(#[source] StoreError),
@@ -243,6 +249,7 @@ impl From<StoreError> for EngineError {
             StoreError::NameTaken { session } => Self::NameTaken { session },
             StoreError::Full => Self::Full,
             StoreError::Stopped => Self::Stopping,
+            error @ StoreError::Corrupt { .. } => Self::Damaged(error),
             other => Self::Store(other),
         }
     }

@@ -1,7 +1,9 @@
 //! Ports of the engine besides the store.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{HoldId, RequestId};
@@ -16,6 +18,12 @@ use crate::locks::Lock;
 pub trait Clock: Send + Sync + 'static {
     /// The wall clock. It may step; commit times never go back.
     fn now(&self) -> Timestamp;
+
+    /// The steady clock: how much time has passed since some moment. It never steps.
+    fn steady(&self) -> Duration {
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed()
+    }
 }
 
 /// The system clock.

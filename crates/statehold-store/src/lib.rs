@@ -19,9 +19,9 @@ pub mod suite;
 pub use check::{CheckReport, Problem, ProblemKind};
 pub use commit::{Answer, BodyMismatch, Commit, MergeRefusal, MergedValue};
 pub use port::{
-    AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueKind, HoldChange,
-    HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork,
-    MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredExchange, StoredItem,
-    StoredRecord, TenantCommit,
+    AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueDeadlines,
+    DueKind, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery,
+    LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredExchange,
+    StoredItem, StoredRecord, TenantCommit,
 };

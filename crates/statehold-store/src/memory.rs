@@ -34,10 +34,10 @@ use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, Commit, SharedWrite, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary,
-    ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
-    StoredItem, StoredRecord, TenantCommit,
+    ApiKey, BoxError, CallResult, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery,
+    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit,
+    ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 
 /// A store in memory.
@@ -777,7 +777,25 @@ impl Store for MemoryStore {
         Ok(self.lock()?.list_claimable(&tenant, &agent, user, limit))
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-        Ok(self.lock()?.list_due(now, limit))
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError> {
+        Ok(self.lock()?.list_due(|_| Some(now)).share(limit))
+    }
+
+    async fn due_in(
+        &self,
+        sessions: Vec<(SessionId, Timestamp)>,
+    ) -> Result<DueDeadlines, StoreError> {
+        let sessions: BTreeMap<SessionId, Timestamp> = sessions.into_iter().collect();
+        Ok(self
+            .lock()?
+            .list_due(|session| sessions.get(&session).copied()))
+    }
+
+    async fn sessions_ahead(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
+        Ok(self.lock()?.list_ahead(now, limit))
     }
 }

@@ -1,5 +1,6 @@
 //! The store port: the operations the engine needs, and the guarantees that hold after a crash.
 
+mod due;
 mod holds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
+pub use due::{Due, DueDeadlines, DueKind};
 pub use holds::{
     CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
     LineageStep,
@@ -436,8 +438,23 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// Leases, holds and sessions that are due at `now` or earlier, earliest first.
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
+    /// At most `limit` leases, holds and sessions that are due at `now` or earlier: first the earliest of
+    /// each user, then the second of each, and so on.
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError>;
+
+    /// The leases, holds and lives of these sessions that are due at the time given for each session.
+    async fn due_in(
+        &self,
+        sessions: Vec<(SessionId, Timestamp)>,
+    ) -> Result<DueDeadlines, StoreError>;
+
+    /// At most `limit` sessions whose last commit is later than `now`, with its time. May read every
+    /// session.
+    async fn sessions_ahead(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, Timestamp)>, StoreError>;
 }
 
 /// A record with its payloads.
@@ -718,26 +735,4 @@ pub struct ApiKey {
     pub expires_at: Option<Timestamp>,
     /// When it was revoked.
     pub revoked_at: Option<Timestamp>,
-}
-
-/// A deadline that has passed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Due {
-    /// The session.
-    pub session: SessionId,
-    /// When it was due.
-    pub at: Timestamp,
-    /// The kind of the deadline.
-    pub kind: DueKind,
-}
-
-/// Kind of a deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DueKind {
-    /// The lease of a running request.
-    Lease(RequestId),
-    /// The deadline of a hold.
-    Hold(HoldId),
-    /// The life of the session.
-    Session,
 }

@@ -6,6 +6,7 @@
 
 mod backup;
 mod check;
+mod due;
 mod erase;
 mod history;
 mod holds;
@@ -42,7 +43,7 @@ use statehold_core::time::Timestamp;
 use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
-    ApiKey, ChangedHead, Committed, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
+    ApiKey, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery, HoldSummary, ItemQuery,
     LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery,
     SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
     StoredRecord, TenantCommit,
@@ -708,9 +709,28 @@ impl Store for SqliteStore {
             .await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError> {
         self.readers
-            .read(move |conn| read::due(conn, now, limit))
+            .read(move |conn| due::due(conn, now, limit))
+            .await
+    }
+
+    async fn due_in(
+        &self,
+        sessions: Vec<(SessionId, Timestamp)>,
+    ) -> Result<DueDeadlines, StoreError> {
+        self.readers
+            .read(move |conn| due::due_in(conn, &sessions))
+            .await
+    }
+
+    async fn sessions_ahead(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
+        self.readers
+            .read(move |conn| due::sessions_ahead(conn, now, limit))
             .await
     }
 }

@@ -40,28 +40,41 @@ pub async fn step_clock(
     })
 }
 
-/// Checks that the store answers and accepts writes.
+/// Checks that the store answers and accepts writes; returns the number of damaged sessions, which are out
+/// of use while all others go on.
 ///
 /// # Errors
 ///
 /// If the store fails, or the disk is full.
-pub async fn ready(engine: &Engine) -> Result<(), EngineError> {
+pub async fn ready(engine: &Engine) -> Result<usize, EngineError> {
     let inner = engine.inner();
     inner.store.last_place().await?;
     if inner.is_full.load(Ordering::Relaxed) {
         return Err(EngineError::Full);
     }
-    Ok(())
+    Ok(inner.damaged.count())
 }
 
-/// How many sessions are in memory.
+/// Numbers of sessions, for operators.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionCounts {
+    /// Sessions that are in memory.
+    pub hot: usize,
+    /// Sessions that were found damaged.
+    pub damaged: usize,
+}
+
+/// Counts sessions.
 ///
 /// # Errors
 ///
 /// If the caller is not an operator.
-pub fn hot_sessions(engine: &Engine, caller: &Caller) -> Result<usize, EngineError> {
+pub fn session_counts(engine: &Engine, caller: &Caller) -> Result<SessionCounts, EngineError> {
     require_any(caller, &[Role::Operator, Role::Admin])?;
-    Ok(engine.hot_sessions())
+    Ok(SessionCounts {
+        hot: engine.hot_sessions(),
+        damaged: engine.inner().damaged.count(),
+    })
 }
 
 /// Authorises the caller to reload the configuration, which the server reads itself.

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use futures_util::{StreamExt, TryStreamExt};
 use statehold_core::command::Command;
 use statehold_store::{Due, DueKind};
 
@@ -13,7 +14,9 @@ use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 
 /// The maximum number of deadlines settled per tick.
-const DUE_MAX: usize = 256;
+const DUE_MAX: usize = 1_024;
+/// How many of them are settled at the same time.
+const SETTLED_AT_ONCE: usize = 256;
 /// How many records are erased in one transaction.
 const ERASE_STEP: usize = 64;
 /// How many ticks pass between two removals of expired answers.
@@ -78,48 +81,85 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the store fails.
+    /// If the store fails. Parts that do not depend on each other are done all the same.
     pub async fn run_timers(&self, forgets: bool) -> Result<(), EngineError> {
-        let inner = self.inner();
-        let now = inner.clock.now();
         self.end_expired_keys();
-        // The store reports leases as due even if heartbeats have extended them. Raise the limit, so
-        // that they do not crowd out other deadlines.
-        let limit = DUE_MAX + inner.heartbeats.lock().len();
-        for due in inner.store.due(now, limit).await? {
-            self.settle(due).await?;
-        }
+        let settled = self.settle_all(forgets).await;
+        let erased = self.erase_payloads().await;
+        let forgotten = if forgets {
+            self.forget_expired_answers().await
+        } else {
+            Ok(())
+        };
+        settled.and(erased).and(forgotten)
+    }
+
+    async fn erase_payloads(&self) -> Result<(), EngineError> {
+        let inner = self.inner();
         if inner.has_erasures.swap(false, Ordering::AcqRel) {
             while inner.store.erase_some(ERASE_STEP).await? {
-                tokio::task::yield_now().await;
-            }
-        }
-        if forgets {
-            while inner.forget_answers(DUE_MAX).await? == DUE_MAX {
                 tokio::task::yield_now().await;
             }
         }
         Ok(())
     }
 
-    async fn settle(&self, due: Due) -> Result<(), EngineError> {
+    async fn forget_expired_answers(&self) -> Result<(), EngineError> {
+        while self.inner().forget_answers(DUE_MAX).await? == DUE_MAX {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Settles the deadlines that have passed, a fair share for every user. They are decided side by side,
+    /// so that the store takes them in few commits.
+    async fn settle_all(&self, retries_damaged: bool) -> Result<(), EngineError> {
         let inner = self.inner();
+        if retries_damaged {
+            inner.damaged.forget();
+        }
+        // The store reports leases as due even if heartbeats have extended them, and deadlines of damaged
+        // sessions. Raise the limit, so that they do not crowd out other deadlines.
+        let limit = DUE_MAX + inner.heartbeats.lock().len() + inner.damaged.count();
+        let mut found = inner.store.due(inner.clock.now(), limit).await?;
+        let ahead = self.sessions_ahead().await?;
+        if !ahead.is_empty() {
+            let more = inner.store.due_in(ahead).await?;
+            found.due.extend(more.due);
+            found.damaged.extend(more.damaged);
+        }
+        if retries_damaged && !found.damaged.is_empty() {
+            tracing::error!(
+                places = ?found.damaged,
+                "rows with deadlines are damaged; find them with: statehold check"
+            );
+        }
+        let due = found.due.into_iter();
+        let due = due.filter(|due| !inner.damaged.contains(due.session));
+        let settled = futures_util::stream::iter(due)
+            .map(|due| self.settle(due))
+            .buffer_unordered(SETTLED_AT_ONCE);
+        settled.try_fold((), |(), ()| async { Ok(()) }).await
+    }
+
+    async fn settle(&self, due: Due) -> Result<(), EngineError> {
         let command = match due.kind {
             DueKind::Lease(request) => Command::LapseLease { request },
             DueKind::Hold(hold) => Command::ExpireHold { hold },
             DueKind::Session => Command::ExpireSession,
         };
-        let Some(summary) = inner.store.session(due.session).await? else {
-            return Ok(());
-        };
-        let call = Call::by(Caller::local(summary.owner.tenant));
+        let call = Call::by(Caller::local(due.tenant));
         let write = SessionWrite {
             authority: Authority::Server,
             ..SessionWrite::new(self, &call, due.session)
         };
         match write.commit_unseen(&command).await {
             // Another call was faster, or a heartbeat arrived. The next tick checks again.
-            Ok(_) | Err(EngineError::Rejected(_)) => Ok(()),
+            Ok(_) | Err(EngineError::Rejected(_) | EngineError::NotFound) => Ok(()),
+            Err(EngineError::Damaged(error)) => {
+                self.inner().damaged.note(due.session, &error);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

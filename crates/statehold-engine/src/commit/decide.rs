@@ -60,7 +60,7 @@ impl Engine {
                 .await?;
         }
         let ctx = Context {
-            now: inner.clock.now(),
+            now: inner.time_of(state.session),
             actor,
             entropy: entropy()?,
             leases: inner.leases_of(state),
@@ -119,10 +119,11 @@ impl Inner {
             return reach;
         }
         let heartbeats = self.heartbeats.lock();
+        let start = self.leases_start(state.session);
         for live in state.requests.values() {
             let Some(lease) = live.lease else { continue };
             // Workers could not send heartbeats while the server was down.
-            let mut until = lease.until.max(self.started_at.plus_ms(lease.ttl_ms));
+            let mut until = lease.until.max(start.plus_ms(lease.ttl_ms));
             if let Some(extended) = heartbeats.get(&live.id) {
                 until = until.max(*extended);
             }

@@ -124,7 +124,9 @@ impl Mailbox {
             *slot = None;
         }
         if slot.is_none() {
-            let state = if let Some(state) = inner.store.load(self.session).await? {
+            let loaded = inner.store.load(self.session).await;
+            let loaded = loaded.inspect_err(|error| inner.damaged.note(self.session, error))?;
+            let state = if let Some(state) = loaded {
                 let state = Arc::new(state);
                 self.announce(&state);
                 state

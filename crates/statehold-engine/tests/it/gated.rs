@@ -1,6 +1,6 @@
 //! A store whose commits wait at a gate, so that a test can look at the moment in between.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -16,10 +16,10 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, Due, HoldChange, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit,
-    ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DueDeadlines, HoldChange,
+    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -42,6 +42,8 @@ pub(crate) struct GatedStore {
     reads: watch::Sender<bool>,
     /// How many readers of one shared value there were.
     readers: AtomicUsize,
+    /// The sessions whose data is damaged.
+    damaged: std::sync::Mutex<BTreeSet<SessionId>>,
     /// How many of the next reads of one value tell a version that is not there.
     stale_reads: AtomicUsize,
 }
@@ -80,6 +82,7 @@ impl GatedStore {
             questions: AtomicUsize::new(0),
             reads: watch::Sender::new(true),
             readers: AtomicUsize::new(0),
+            damaged: std::sync::Mutex::default(),
             stale_reads: AtomicUsize::new(0),
         }
     }
@@ -87,6 +90,23 @@ impl GatedStore {
     /// Lets commits through, or holds them back.
     pub(crate) fn set_open(&self, open: bool) {
         self.gate.send_replace(open);
+    }
+
+    /// Damages the data of a session, or repairs it.
+    pub(crate) fn set_damaged(&self, session: SessionId, is_damaged: bool) {
+        let damaged = self.damaged.lock();
+        let mut damaged = damaged.unwrap_or_else(PoisonError::into_inner);
+        if is_damaged {
+            damaged.insert(session);
+        } else {
+            damaged.remove(&session);
+        }
+    }
+
+    /// Waits until so many commits are in line.
+    pub(crate) async fn in_line(&self, count: usize) {
+        let mut waiting = self.waiting.subscribe();
+        drop(waiting.wait_for(|waiting| *waiting == count).await);
     }
 
     /// Lets readers of one shared value through, or holds them back.
@@ -219,6 +239,13 @@ impl Store for GatedStore {
     }
 
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
+        let damaged = self.damaged.lock();
+        if damaged.is_ok_and(|damaged| damaged.contains(&session)) {
+            return Err(StoreError::Corrupt {
+                place: "a row".to_owned(),
+                source: "bits have flipped".into(),
+            });
+        }
         self.asked().load(session).await
     }
 
@@ -518,7 +545,22 @@ impl Store for GatedStore {
         self.asked().claimable(tenant, agent, user, limit).await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError> {
         self.asked().due(now, limit).await
+    }
+
+    async fn due_in(
+        &self,
+        sessions: Vec<(SessionId, Timestamp)>,
+    ) -> Result<DueDeadlines, StoreError> {
+        self.asked().due_in(sessions).await
+    }
+
+    async fn sessions_ahead(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
+        self.asked().sessions_ahead(now, limit).await
     }
 }

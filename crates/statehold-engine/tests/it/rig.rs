@@ -1,7 +1,7 @@
 //! An engine with everything that a test wants to hold in its hand.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use statehold_core::command::{Command, Fenced, StartRequest, StatePatch};
@@ -20,21 +20,37 @@ use crate::gated::GatedStore;
 
 /// A clock that goes on only when it is told to.
 #[derive(Debug)]
-pub(crate) struct StillClock(AtomicI64);
+pub(crate) struct StillClock {
+    micros: AtomicI64,
+    steady_ms: AtomicU64,
+}
 
 impl StillClock {
     pub(crate) fn new() -> Self {
-        Self(AtomicI64::new(1_000_000_000_000))
+        Self {
+            micros: AtomicI64::new(1_000_000_000_000),
+            steady_ms: AtomicU64::new(0),
+        }
     }
 
-    pub(crate) fn pass_ms(&self, ms: i64) {
-        self.0.fetch_add(ms * 1_000, Ordering::SeqCst);
+    pub(crate) fn pass_ms(&self, ms: u32) {
+        self.step_ms(i64::from(ms));
+        self.steady_ms.fetch_add(u64::from(ms), Ordering::SeqCst);
+    }
+
+    /// Sets the clock forward or back. No time passes.
+    pub(crate) fn step_ms(&self, ms: i64) {
+        self.micros.fetch_add(ms * 1_000, Ordering::SeqCst);
     }
 }
 
 impl Clock for StillClock {
     fn now(&self) -> Timestamp {
-        Timestamp::from_micros(self.0.load(Ordering::SeqCst))
+        Timestamp::from_micros(self.micros.load(Ordering::SeqCst))
+    }
+
+    fn steady(&self) -> Duration {
+        Duration::from_millis(self.steady_ms.load(Ordering::SeqCst))
     }
 }
 
@@ -71,8 +87,15 @@ impl Rig {
             caller: Caller::local(tenant),
             session: SessionId::from_uuid(mint.next_uuid()),
         };
-        let tenant = rig.caller.tenant.clone();
-        let user = rig.engine.user_id(&tenant, "bob").await.expect("a user");
+        rig.begin(rig.session, "bob", ttl).await;
+        // A new key is made on another thread: later that would be a wait of its own.
+        rig.payloads().await;
+        rig
+    }
+
+    async fn begin(&self, session: SessionId, user: &str, ttl: Option<TimeToLive>) {
+        let tenant = self.caller.tenant.clone();
+        let user = self.engine.user_id(&tenant, user).await.expect("a user");
         let create = Command::CreateSession {
             owner: Owner {
                 agent: "helper".parse().expect("a name"),
@@ -85,10 +108,19 @@ impl Rig {
             state: StatePatch::default(),
             ttl,
         };
-        rig.send(&create).await.expect("it begins");
-        // A new key is made on another thread: later that would be a wait of its own.
-        rig.payloads().await;
-        rig
+        let (call, payloads) = (Call::by(self.caller.clone()), Payloads::none());
+        let command = (&create, &payloads);
+        let begun = testing::commit(&self.engine, session, &call, command, None).await;
+        begun.expect("it begins");
+    }
+
+    /// The n-th further session, of any user.
+    pub(crate) async fn another(&self, n: u64, user: &str, ttl: Option<TimeToLive>) -> SessionId {
+        let shard = Shard::of_owner("default", "app", user);
+        let mut mint = IdMint::new(self.clock.now(), shard, 1_000 + n);
+        let session = SessionId::from_uuid(mint.next_uuid());
+        self.begin(session, user, ttl).await;
+        session
     }
 
     /// Another engine on the same store, as after a restart.

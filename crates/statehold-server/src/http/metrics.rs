@@ -9,6 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use statehold_engine::api::operations::SessionCounts;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
@@ -32,6 +33,7 @@ pub struct Metrics {
     connections: Arc<AtomicUsize>,
     connections_open: Gauge<i64, AtomicI64>,
     sessions_hot: Gauge<i64, AtomicI64>,
+    sessions_damaged: Gauge<i64, AtomicI64>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -53,7 +55,8 @@ impl Metrics {
         let mut registry = Registry::with_prefix("statehold");
         let calls = Family::default();
         let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
-        let (connections_open, sessions_hot) = (Gauge::default(), Gauge::default());
+        let connections_open = Gauge::default();
+        let (sessions_hot, sessions_damaged) = (Gauge::default(), Gauge::default());
         registry.register("calls", "Calls that were answered", calls.clone());
         registry.register(
             "call_seconds",
@@ -70,6 +73,11 @@ impl Metrics {
             "Sessions that are kept in memory",
             sessions_hot.clone(),
         );
+        registry.register(
+            "sessions_damaged",
+            "Sessions that were found damaged",
+            sessions_damaged.clone(),
+        );
         Self {
             registry: Arc::new(registry),
             calls,
@@ -77,6 +85,7 @@ impl Metrics {
             connections,
             connections_open,
             sessions_hot,
+            sessions_damaged,
         }
     }
 
@@ -97,11 +106,12 @@ impl Metrics {
     }
 
     /// All metrics in the `OpenMetrics` text format.
-    pub(crate) fn render(&self, hot_sessions: usize) -> String {
+    pub(crate) fn render(&self, sessions: SessionCounts) -> String {
         let as_i64 = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.connections_open
             .set(as_i64(self.connections.load(Ordering::Relaxed)));
-        self.sessions_hot.set(as_i64(hot_sessions));
+        self.sessions_hot.set(as_i64(sessions.hot));
+        self.sessions_damaged.set(as_i64(sessions.damaged));
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,

@@ -111,6 +111,7 @@ codes! {
     ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";
     TooMany = 429 "too_many" "Too many concurrent calls";
     Internal = 500 "internal" "Internal error";
+    DataDamaged = 500 "data_damaged" "Stored data is damaged";
     RequestFailed = 500 "request_failed" "The request failed";
     RequestCancelled = 500 "request_cancelled" "The request was cancelled";
     AgentError = 502 "agent_error" "The agent returned an error";
@@ -304,15 +305,12 @@ impl From<EngineError> for Problem {
                 problem(Code::DiskFull)
             }
             EngineError::Stopping | EngineError::TurnInterrupted => problem(Code::Stopping),
+            EngineError::Damaged(source) => {
+                tracing::error!(causes = causes_of(&source), "stored data is damaged");
+                problem(Code::DataDamaged)
+            }
             EngineError::Store(source) => {
-                // The cause goes to the log, never to the caller: it may reveal internals.
-                let mut causes = source.to_string();
-                let mut inner = std::error::Error::source(&source);
-                while let Some(cause) = inner {
-                    causes = format!("{causes}: {cause}");
-                    inner = cause.source();
-                }
-                tracing::error!(causes, "the store failed");
+                tracing::error!(causes = causes_of(&source), "the store failed");
                 Self::new(
                     Code::Internal,
                     "the store failed; see the log of the server",
@@ -320,6 +318,17 @@ impl From<EngineError> for Problem {
             }
         }
     }
+}
+
+/// An error with its causes. They go to the log, never to the caller: they may reveal internals.
+fn causes_of(error: &dyn std::error::Error) -> String {
+    let mut causes = error.to_string();
+    let mut inner = error.source();
+    while let Some(cause) = inner {
+        causes = format!("{causes}: {cause}");
+        inner = cause.source();
+    }
+    causes
 }
 
 impl Problem {

@@ -23,32 +23,42 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 /// Status and version of the server.
 #[derive(Debug, Serialize, ToSchema)]
 struct Health {
+    /// `ok`, or `degraded` if sessions are damaged.
     status: &'static str,
     version: &'static str,
+    /// How many sessions are damaged and out of use; all others go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damaged_sessions: Option<usize>,
+}
+
+impl Health {
+    fn new(damaged_sessions: Option<usize>) -> Self {
+        Self {
+            status: damaged_sessions.map_or("ok", |_| "degraded"),
+            version: env!("CARGO_PKG_VERSION"),
+            damaged_sessions,
+        }
+    }
 }
 
 /// Check that the process is alive.
 #[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, body = Health)))]
 async fn health() -> Response {
-    let out = Health {
-        status: "ok",
-        version: env!("CARGO_PKG_VERSION"),
-    };
-    plain(&out)
+    plain(&Health::new(None))
 }
 
-/// Check that the store answers.
+/// Check that the store answers, and whether sessions are damaged.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, body = Health)))]
 async fn ready(State(app): State<App>) -> Answer {
-    api::operations::ready(&app.engine).await?;
-    Ok(health().await)
+    let damaged = api::operations::ready(&app.engine).await?;
+    Ok(plain(&Health::new((damaged > 0).then_some(damaged))))
 }
 
 /// Metrics for Prometheus. Needs the role `operator` where keys are required.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, description = "OpenMetrics.", content_type = "application/openmetrics-text")))]
 async fn metrics(context: CallContext) -> Answer {
-    let hot = api::operations::hot_sessions(context.engine(), &context.caller)?;
-    let text = context.app.metrics.render(hot);
+    let counts = api::operations::session_counts(context.engine(), &context.caller)?;
+    let text = context.app.metrics.render(counts);
     let mut response = text.into_response();
     response.headers_mut().insert(
         header::CONTENT_TYPE,

@@ -9,7 +9,7 @@ use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
-use crate::port::{Due, DueKind, LiveWork, SessionQuery, SessionSummary};
+use crate::port::{Due, DueDeadlines, DueKind, LiveWork, SessionQuery, SessionSummary};
 
 impl Tables {
     pub(super) fn list_sessions(&self, query: &SessionQuery) -> Vec<SessionSummary> {
@@ -85,11 +85,24 @@ impl Tables {
         found
     }
 
-    pub(super) fn list_due(&self, now: Timestamp, limit: usize) -> Vec<Due> {
-        let mut found = Vec::new();
-        for (kept, _) in self.owned() {
+    /// The deadlines that have passed at the time that `now` has for their session.
+    pub(super) fn list_due(&self, now: impl Fn(SessionId) -> Option<Timestamp>) -> DueDeadlines {
+        let mut found = DueDeadlines::default();
+        for (kept, owner) in self.owned() {
             let session = kept.state.session;
-            let mut push = |at, kind| found.push(Due { session, at, kind });
+            let Some(now) = now(session) else { continue };
+            let mut push = |at, kind| {
+                let (tenant, user) = (owner.tenant.clone(), owner.user);
+                if at <= now {
+                    found.due.push(Due {
+                        session,
+                        tenant,
+                        user,
+                        at,
+                        kind,
+                    });
+                }
+            };
             for live in kept.state.requests.values() {
                 if let (LiveStatus::Running, Some(lease)) = (live.status, live.lease) {
                     push(lease.until, DueKind::Lease(live.id));
@@ -104,10 +117,16 @@ impl Tables {
                 }
             }
         }
-        found.retain(|due| due.at <= now);
-        found.sort_by_key(|due| due.at);
-        found.truncate(limit);
         found
+    }
+
+    pub(super) fn list_ahead(&self, now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> {
+        let states = self.owned().map(|(kept, _)| &kept.state);
+        states
+            .filter(|state| state.last_at > now && !state.deleted)
+            .map(|state| (state.session, state.last_at))
+            .take(limit)
+            .collect()
     }
 
     pub(super) fn owned(&self) -> impl Iterator<Item = (&Session, &Owner)> {

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::{Name, NameError};
 use statehold_core::record::Event;
 use statehold_core::request::LiveRequest;
@@ -25,8 +25,8 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    ChangedHead, Committed, Due, DueKind, LiveWork, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StateValue, StoreError,
+    ChangedHead, Committed, LiveWork, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StateValue, StoreError,
 };
 
 /// All rows of a query.
@@ -713,40 +713,4 @@ pub(super) fn live_work(
     found.sort_by_key(|work| work.live.id);
     found.truncate(limit);
     Ok(found)
-}
-
-/// Leases and holds whose time has come, earliest first.
-pub(super) fn due(conn: &Connection, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-    let limit_sql = to_sql(limit as u64);
-    let sql = "SELECT session.id, lease_until, live_request.id
-               FROM live_request JOIN session ON session.pk = live_request.session
-               WHERE lease_until <= ?1 ORDER BY lease_until LIMIT ?2";
-    let mut found = all(conn, sql, (now.as_micros(), limit_sql), |row| {
-        let id = RequestId::from_uuid(row.get::<_, Uuid16>(2)?.0);
-        read_due(row, DueKind::Lease(id))
-    })?;
-    let sql = "SELECT session.id, deadline, open_hold.id
-               FROM open_hold JOIN session ON session.pk = open_hold.session
-               WHERE deadline <= ?1 ORDER BY deadline LIMIT ?2";
-    found.extend(all(conn, sql, (now.as_micros(), limit_sql), |row| {
-        let id = HoldId::from_uuid(row.get::<_, Uuid16>(2)?.0);
-        read_due(row, DueKind::Hold(id))
-    })?);
-    let sql = "SELECT id, expires_at FROM session WHERE expires_at <= ?1
-               ORDER BY expires_at LIMIT ?2";
-    found.extend(all(conn, sql, (now.as_micros(), limit_sql), |row| {
-        read_due(row, DueKind::Session)
-    })?);
-    found.sort_by_key(|due| due.at);
-    found.truncate(limit);
-    Ok(found)
-}
-
-fn read_due(row: &Row<'_>, kind: DueKind) -> rusqlite::Result<Due> {
-    let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
-    Ok(Due {
-        session,
-        at: Timestamp::from_micros(row.get(1)?),
-        kind,
-    })
 }

@@ -106,7 +106,7 @@ impl Lives {
         self.clock.now()
     }
 
-    pub(super) fn wait_hours(&self, hours: i64) {
+    pub(super) fn wait_hours(&self, hours: u32) {
         self.clock.pass_ms(hours * 3_600 * 1_000);
     }
 

@@ -10,7 +10,7 @@ pub(super) enum KeyStep {
     /// Calls that are under way together.
     Calls(Vec<KeyedCall>, Fate),
     /// Hours pass.
-    Wait(i64),
+    Wait(u32),
     /// The engine forgets answers whose time is over.
     Sweep,
     /// The process ends while no call is under way, and another begins.

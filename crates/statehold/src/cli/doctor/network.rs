@@ -32,7 +32,10 @@ pub(super) async fn findings(
     };
     let client = client.within(PATIENCE);
     match client.probe("/healthz").await {
-        Ok(answer) => findings.extend(judge_server(&client, &answer)),
+        Ok(answer) => {
+            findings.extend(judge_server(&client, &answer));
+            findings.extend(damage(&client).await);
+        }
         Err(failure) if is_named => findings.push(DoctorFinding::bad(
             "server",
             failure.message,
@@ -41,6 +44,17 @@ pub(super) async fn findings(
         Err(failure) => findings.push(port(listen, failure.exit)),
     }
     Ok(findings)
+}
+
+/// The damaged sessions that the server has found.
+async fn damage(client: &Client) -> Option<DoctorFinding> {
+    let answer = client.probe("/readyz").await.ok()?;
+    let count = answer.body["damaged_sessions"].as_u64()?;
+    Some(DoctorFinding::bad(
+        "sessions",
+        format!("{count} damaged and out of use; the others go on"),
+        "find the damage with: statehold check --data DIR, then restore a backup",
+    ))
 }
 
 /// Whether callers on other machines could connect without a key.
