@@ -11,6 +11,7 @@ mod problem;
 
 use std::time::Duration;
 
+use anyhow::Context;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -282,6 +283,13 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
 /// A text as one segment of a path or one value of a query.
 pub(crate) fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// A fresh idempotency key: the same for all attempts of one call.
+pub(crate) fn random_key(prefix: &str) -> anyhow::Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).context("no random numbers for an idempotency key")?;
+    Ok(format!("{prefix}-{:032x}", u128::from_be_bytes(bytes)))
 }
 
 /// A path with the parameters that have a value.

@@ -2,12 +2,15 @@
 
 use std::process::ExitCode;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::printable;
 
-/// The exit code of a command. The numbers are part of the contract and never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The exit code of a command. The numbers are part of the contract and never change. Its name is the
+/// kind of an error in JSON, if the server sent no code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[repr(u8)]
 pub(crate) enum Exit {
     /// Success.
@@ -71,24 +74,6 @@ impl Exit {
             Self::Refused => "refused by a person",
             Self::ProblemsFound => "problems found",
             Self::Interrupted => "interrupted",
-        }
-    }
-
-    /// The error kind if the server sent no code.
-    fn kind(self) -> &'static str {
-        match self {
-            Self::Done => "DONE",
-            Self::Failed => "FAILED",
-            Self::Usage => "USAGE",
-            Self::NotFound => "NOT_FOUND",
-            Self::NotAllowed => "NOT_ALLOWED",
-            Self::Conflict => "CONFLICT",
-            Self::Unreachable => "UNREACHABLE",
-            Self::TimedOut => "TIMED_OUT",
-            Self::Paused => "PAUSED",
-            Self::Refused => "REFUSED",
-            Self::ProblemsFound => "PROBLEMS_FOUND",
-            Self::Interrupted => "INTERRUPTED",
         }
     }
 }
@@ -174,7 +159,7 @@ fn as_text(error: &anyhow::Error, failure: Option<&Failure>) -> String {
 
 fn as_json(error: &anyhow::Error, failure: Option<&Failure>, exit: Exit) -> Value {
     let code = failure.and_then(|failure| failure.code.as_deref());
-    let kind = code.map_or_else(|| exit.kind().to_owned(), str::to_ascii_uppercase);
+    let kind = code.map_or_else(|| json!(exit), |code| code.to_ascii_uppercase().into());
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
     let mut body = json!({ "code": exit.code(), "kind": kind, "message": causes.join(": ") });
     if let Some(hint) = failure.and_then(|failure| failure.hint.as_deref()) {

@@ -5,7 +5,7 @@ mod reload;
 mod show;
 
 use clap::Subcommand;
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::block_on;
 use super::globals::GlobalArgs;
@@ -35,23 +35,9 @@ impl AgentsCommand {
     }
 }
 
-/// An agent as the API returns it, reduced to the fields that the commands print.
-#[derive(Debug, Deserialize)]
-struct AgentInfo {
-    name: String,
-    kind: String,
-    description: Option<String>,
-    #[serde(default)]
-    agents: Vec<String>,
-    #[serde(default)]
-    tools: Vec<ToolInfo>,
-    openai_default: String,
-    digest: String,
-    has_resume_address: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ToolInfo {
-    name: String,
-    approval: String,
+/// The agents that a router chooses from.
+fn chosen_agents(agent: &Value) -> Option<String> {
+    let chosen = agent["agents"].as_array()?.iter();
+    let chosen: Vec<&str> = chosen.filter_map(Value::as_str).collect();
+    Some(chosen.join(", ")).filter(|chosen| !chosen.is_empty())
 }

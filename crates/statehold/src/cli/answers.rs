@@ -11,10 +11,11 @@ use crate::exit::Failure;
 /// The most rows that the server returns in one page.
 pub(super) const PAGE_MAX: usize = 200;
 
+pub(super) const UNKNOWN_FORMAT: &str = "the server's answer has an unknown format; use the same version for the program and the server";
+
 /// Deserializes a response.
 pub(super) fn read<T: DeserializeOwned>(value: &Value) -> anyhow::Result<T> {
-    serde::Deserialize::deserialize(value)
-        .context("the server's answer has an unknown format; use the same version for the program and the server")
+    serde::Deserialize::deserialize(value).context(UNKNOWN_FORMAT)
 }
 
 /// A field that holds an array; empty if the field is missing.
@@ -44,6 +45,34 @@ impl LimitArgs {
             usize::MAX
         } else {
             usize::try_from(self.limit).unwrap_or(usize::MAX)
+        }
+    }
+}
+
+/// Fetches an answer whose list `field` comes in pages, the newest first. Returns it, the last `limit`
+/// rows, oldest first, and whether there are earlier ones.
+pub(super) async fn last_rows(
+    client: &Client,
+    path: &str,
+    field: &str,
+    (limit, shows_hidden): (u32, bool),
+) -> anyhow::Result<(Value, Vec<Value>, bool)> {
+    let limit = usize::try_from(limit)?;
+    let view = shows_hidden.then(|| "trace".to_owned());
+    let mut rows: Vec<Value> = Vec::new();
+    let mut cursor = None;
+    loop {
+        let missing = (limit - rows.len()).min(PAGE_MAX);
+        let parameters = [
+            ("view", view.clone()),
+            ("cursor", cursor.take()),
+            ("limit", Some(missing.to_string())),
+        ];
+        let answer = client.get(&with_query(path, &parameters)).await?.body;
+        rows.splice(0..0, elements(&answer, field).iter().take(missing).cloned());
+        cursor = answer["next_cursor"].as_str().map(str::to_owned);
+        if cursor.is_none() || rows.len() >= limit {
+            return Ok((answer, rows, cursor.is_some()));
         }
     }
 }

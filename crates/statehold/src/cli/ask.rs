@@ -7,10 +7,25 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
+use crate::exit::Failure;
+
 /// Whether there is a person to ask: standard input is a terminal, and this is not CI.
 pub(super) fn can_ask() -> bool {
     let is_automatic = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
     std::io::stdin().is_terminal() && !is_automatic
+}
+
+/// Requires a person to ask, unless `--yes` was given.
+///
+/// # Errors
+///
+/// With exit code 2. `what` is the action that needs a confirmation.
+pub(super) fn require_person(yes: bool, what: &str) -> Result<(), Failure> {
+    if yes || can_ask() {
+        return Ok(());
+    }
+    let message = format!("{what} needs a confirmation, and there is no terminal to ask on");
+    Err(Failure::usage(message).hint("confirm with: --yes"))
 }
 
 /// Asks for one line. `None` at the end of input.
@@ -19,10 +34,6 @@ pub(super) fn ask_line(question: &str) -> anyhow::Result<Option<String>> {
     write!(out, "{question}")?;
     out.flush()?;
     drop(out);
-    read_line()
-}
-
-fn read_line() -> anyhow::Result<Option<String>> {
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer)?;
     let answer = answer.trim_end_matches(['\n', '\r']).to_owned();

@@ -11,12 +11,12 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::Value;
 use statehold_core::digest::Digest;
-use statehold_core::record::Record;
+use statehold_core::record::{Record, RecordError};
 use statehold_core::tenant::TenantRecord;
 
 use super::block_on;
 use super::globals::GlobalArgs;
-use super::output::CliOutput;
+use super::output::{CliOutput, TableCell};
 use crate::client::{Client, with_query};
 use crate::exit::{Exit, Failure};
 
@@ -47,43 +47,22 @@ impl AuditCommand {
     }
 }
 
-/// A record of a hash chain: the server sends its content and its hash as one object.
-trait ChainRecord: Sized {
-    fn from_bytes(bytes: &[u8]) -> Result<Self, statehold_core::record::RecordError>;
-    fn hash(&self) -> Digest;
-    fn as_bytes(&self) -> &[u8];
+/// Reads a record of a session, and checks its hash.
+fn session_record(sent: Value) -> Result<Record, Failure> {
+    verify_record(sent, Record::from_bytes, |record| record.hash)
 }
 
-impl ChainRecord for Record {
-    fn from_bytes(bytes: &[u8]) -> Result<Self, statehold_core::record::RecordError> {
-        Self::from_bytes(bytes)
-    }
-
-    fn hash(&self) -> Digest {
-        self.hash
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        self.as_bytes()
-    }
+/// Reads an entry of the audit stream, and checks its hash.
+fn stream_entry(sent: Value) -> Result<TenantRecord, Failure> {
+    verify_record(sent, TenantRecord::from_bytes, |entry| entry.hash)
 }
 
-impl ChainRecord for TenantRecord {
-    fn from_bytes(bytes: &[u8]) -> Result<Self, statehold_core::record::RecordError> {
-        Self::from_bytes(bytes)
-    }
-
-    fn hash(&self) -> Digest {
-        self.hash
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        self.as_bytes()
-    }
-}
-
-/// Separates the content from the hash and checks the hash.
-fn verify_record<T: ChainRecord>(mut sent: Value) -> Result<T, Failure> {
+/// Separates the content from the hash, which the server sends as one object, and checks the hash.
+fn verify_record<T>(
+    mut sent: Value,
+    read: fn(&[u8]) -> Result<T, RecordError>,
+    hash_of: fn(&T) -> Digest,
+) -> Result<T, Failure> {
     let wrong = |what: &str| {
         Failure::new(
             Exit::ProblemsFound,
@@ -95,9 +74,9 @@ fn verify_record<T: ChainRecord>(mut sent: Value) -> Result<T, Failure> {
     // `shift_remove` keeps the order of the members; `remove` would change it.
     let hash = members.and_then(|members| members.shift_remove("hash"));
     let hash = hash.and_then(|hash| hash.as_str()?.parse::<Digest>().ok());
-    let record = T::from_bytes(sent.to_string().as_bytes())
+    let record = read(sent.to_string().as_bytes())
         .map_err(|error| wrong(&format!("that this version cannot read: {error}")))?;
-    if hash == Some(record.hash()) {
+    if hash == Some(hash_of(&record)) {
         Ok(record)
     } else {
         Err(wrong("whose hash does not match its content"))
@@ -133,6 +112,14 @@ fn records_of(session: &str) -> String {
 fn shorten_digest(digest: &str) -> String {
     let start: String = digest.chars().take(8).collect();
     format!("{start}…")
+}
+
+/// The whole digest for programs, a short one for people.
+fn digest_cell(digest: &Value, output: &CliOutput) -> TableCell {
+    match digest.as_str() {
+        Some(digest) if output.is_terminal => TableCell::new(shorten_digest(digest)),
+        digest => TableCell::optional(digest),
+    }
 }
 
 /// Formats the time of a record.

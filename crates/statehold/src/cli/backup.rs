@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
-use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 
 use super::block_on;
+use super::check::open_store;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
@@ -21,14 +21,7 @@ pub(super) struct BackupArgs {
 
 impl BackupArgs {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
-        if !self.data.join(FILE_NAME).is_file() {
-            bail!(
-                "there is no data in {}; name the data directory with --data",
-                self.data.display()
-            );
-        }
-        let store = SqliteStore::open(&self.data, SqliteOptions::default())
-            .context("the data cannot be opened")?;
+        let store = open_store(&self.data)?;
         block_on(store.backup(self.to.clone()))?.context("the backup was not made")?;
         let bytes = std::fs::metadata(&self.to)?.len();
         println!("{}  {bytes} bytes", self.to.display());

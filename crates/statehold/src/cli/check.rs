@@ -74,17 +74,21 @@ fn print(report: &CheckReport) {
     }
 }
 
-/// Prints a chain in the form that `examples/verify_chain.py` and any other tool can verify.
-fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<Exit> {
-    const PAGE: usize = 500;
+/// Opens the store of a data directory that no process has open.
+pub(super) fn open_store(data: &Path) -> anyhow::Result<SqliteStore> {
     if !data.join(FILE_NAME).is_file() {
         bail!(
             "there is no data in {}; name the data directory with --data",
             data.display()
         );
     }
-    let store =
-        SqliteStore::open(data, SqliteOptions::default()).context("the data cannot be opened")?;
+    SqliteStore::open(data, SqliteOptions::default()).context("the data cannot be opened")
+}
+
+/// Prints a chain in the form that `examples/verify_chain.py` and any other tool can verify.
+fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<Exit> {
+    const PAGE: usize = 500;
+    let store = open_store(data)?;
     let mut out = std::io::stdout().lock();
     let mut after = 0;
     loop {

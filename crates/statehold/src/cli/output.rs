@@ -6,11 +6,12 @@
 use std::io::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
 use super::printable::{cell, json_text};
 use super::times::TimeFormat;
-use crate::exit::LostReader;
+use crate::exit::{Exit, LostReader};
 
 /// How to print results.
 #[derive(Debug, Clone)]
@@ -33,13 +34,20 @@ impl CliOutput {
         write(text, "\n")
     }
 
-    pub(super) fn json(&self, value: &impl Serialize) -> anyhow::Result<()> {
-        let json = serde_json::to_string(value)?;
+    /// Prints one JSON document, the whole output of a command.
+    pub(super) fn json(&self, value: &impl Serialize) -> anyhow::Result<Exit> {
+        let mut json = serde_json::to_string(value)?;
         if self.is_terminal {
             // A terminal obeys some characters that a program just reads.
-            return self.line(&json_text(&json));
+            json = json_text(&json);
         }
-        self.line(&json)
+        self.line(&json)?;
+        Ok(Exit::Done)
+    }
+
+    /// A cell for a time in an answer.
+    pub(super) fn time(&self, at: &Value) -> TableCell {
+        TableCell::optional(at.as_str().map(|at| self.times.show(at)))
     }
 
     pub(super) fn table(&self, table: &TextTable) -> anyhow::Result<()> {
@@ -55,7 +63,8 @@ impl CliOutput {
     }
 }
 
-fn write(text: &str, end: &str) -> anyhow::Result<()> {
+/// Writes to standard output at once.
+pub(super) fn write(text: &str, end: &str) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.write_all(end.as_bytes()))
@@ -125,6 +134,15 @@ impl TableCell {
         text.map_or_else(|| Self::new("-"), Self::new)
     }
 
+    /// A cell for a text in an answer.
+    pub(super) fn of(value: &Value) -> Self {
+        Self::optional(value.as_str())
+    }
+
+    pub(super) fn status(status: &str) -> Self {
+        Self::new(status).tone(TextTone::of_status(status))
+    }
+
     pub(super) fn tone(self, tone: TextTone) -> Self {
         Self { tone, ..self }
     }
@@ -142,6 +160,17 @@ impl TextTable {
         Self {
             headers,
             rows: Vec::new(),
+        }
+    }
+
+    /// One row per fact: its name and its value.
+    pub(super) fn facts(facts: Vec<(&str, TableCell)>, names: TextTone) -> Self {
+        let rows = facts
+            .into_iter()
+            .map(|(name, value)| vec![TableCell::new(name).tone(names), value]);
+        Self {
+            headers: &[],
+            rows: rows.collect(),
         }
     }
 

@@ -5,10 +5,7 @@ mod list;
 mod show;
 mod tail;
 
-use std::collections::BTreeMap;
-
 use clap::Subcommand;
-use serde::Deserialize;
 
 use super::block_on;
 use super::globals::GlobalArgs;
@@ -39,21 +36,4 @@ impl SessionsCommand {
             }
         })?
     }
-}
-
-/// A session as the API returns it, reduced to the fields that the commands print.
-#[derive(Debug, Deserialize)]
-struct SessionInfo {
-    id: String,
-    app: String,
-    user: String,
-    name: Option<String>,
-    agent: String,
-    status: String,
-    revision: u64,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    created_at: String,
-    updated_at: String,
-    expires_at: Option<String>,
 }

@@ -68,9 +68,8 @@ impl StatusArgs {
         let found = block_on(ask(&client, run, data))??;
         match self.output {
             Some(StatusForm::Env) => print_env(&url, globals, output)?,
-            Some(StatusForm::Json) => output.json(&found.to_json())?,
-            None if output.json => output.json(&found.to_json())?,
-            Some(StatusForm::Pid) | None => output.table(&found.table(output))?,
+            None | Some(StatusForm::Pid) if !output.json => output.table(&found.table(output))?,
+            _ => output.json(&found.to_json()).map(drop)?,
         }
         if let Some(why) = found.unready {
             output.note(&format!(
@@ -126,28 +125,22 @@ impl ServerStatus {
     }
 
     fn table(&self, output: &CliOutput) -> TextTable {
-        let mut table = TextTable::new(&[]);
-        let mut row = |name: &str, value: TableCell| {
-            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
+        let status = match self.unready {
+            None => TableCell::new("ready").tone(TextTone::Good),
+            Some(_) => TableCell::new("not ready").tone(TextTone::Bad),
         };
-        row("url", TableCell::new(&self.url));
-        row(
-            "status",
-            match self.unready {
-                None => TableCell::new("ready").tone(TextTone::Good),
-                Some(_) => TableCell::new("not ready").tone(TextTone::Bad),
-            },
-        );
-        row("version", TableCell::optional(self.version.as_ref()));
+        let mut facts = vec![
+            ("url", TableCell::new(&self.url)),
+            ("status", status),
+            ("version", TableCell::optional(self.version.as_ref())),
+        ];
         if let Some(run) = &self.run {
-            row("pid", TableCell::new(run.pid.to_string()));
-            row(
-                "started",
-                TableCell::new(output.times.show(&run.started_at)),
-            );
-            row("data", TableCell::new(self.data.display().to_string()));
+            let started = output.times.show(&run.started_at);
+            facts.push(("pid", TableCell::new(run.pid.to_string())));
+            facts.push(("started", TableCell::new(started)));
+            facts.push(("data", TableCell::new(self.data.display().to_string())));
         }
-        table
+        TextTable::facts(facts, TextTone::Dim)
     }
 }
 

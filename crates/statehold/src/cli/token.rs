@@ -1,23 +1,26 @@
 //! `statehold token`: creates, lists and revokes the API keys of a tenant.
 
-mod http;
-mod keys;
-mod offline;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::json;
+use http::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use statehold_core::name::Name;
+use statehold_engine::api::key;
+use statehold_engine::policy::Policies;
+use statehold_engine::{Caller, Engine, EngineError};
 
+use super::answers::{UNKNOWN_FORMAT, elements, text};
 use super::block_on;
 use super::globals::{GlobalArgs, parse_duration};
 use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use super::printable::cell;
+use crate::client::{Client, encode};
 use crate::exit::{Exit, Failure};
-use http::HttpKeys;
-use keys::{KeyRequest, KeyService};
-use offline::OfflineKeys;
+use crate::wire;
 
 /// The keys of a server, or of a data directory without a running server.
 #[derive(Debug, Args)]
@@ -63,7 +66,8 @@ struct TokenCreateArgs {
     expires: Option<Duration>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 enum KeyRole {
     /// Uses sessions, as an app does for its users.
     Client,
@@ -77,18 +81,6 @@ enum KeyRole {
     Admin,
 }
 
-impl KeyRole {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Worker => "worker",
-            Self::Approver => "approver",
-            Self::Operator => "operator",
-            Self::Admin => "admin",
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 struct TokenRevokeArgs {
     /// The id of the key, `key_…`.
@@ -98,23 +90,87 @@ struct TokenRevokeArgs {
 impl TokenArgs {
     pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let Some(data) = &self.data else {
-            let keys = HttpKeys {
-                client: globals.client(output)?,
-            };
+            let keys = KeyAccess::Server(globals.client(output)?);
             return block_on(self.command.run_with(&keys, output))?;
         };
         block_on(async {
-            let keys = OfflineKeys::open(data).await?;
+            let parts = wire::on_disk(data, 1, wire::clock(None), Policies::default()).await?;
+            let tenant: Name = "default".parse().context("the tenant has a name")?;
+            let keys = KeyAccess::Data(parts.engine.clone(), Caller::local(tenant));
             let exit = self.command.run_with(&keys, output).await;
-            keys.close().await;
+            // Wait until all changes are on disk.
+            parts.engine.shut_down().await;
             exit
         })?
     }
 }
 
+/// The keys of one tenant: those of a server, or those of a data directory without a running server,
+/// which are changed in place with the rights of a local developer. A person who can write the
+/// directory could do more anyway. Both answer in the form of the API.
+enum KeyAccess {
+    Server(Client),
+    Data(Engine, Caller),
+}
+
+impl KeyAccess {
+    /// Creates a key. The secret in the answer is shown once and not stored.
+    async fn create(&self, new: &Value) -> anyhow::Result<Value> {
+        match self {
+            Self::Server(client) => {
+                let answer = client.call(Method::POST, "/v1/keys", Some(new));
+                Ok(answer.await?.body)
+            }
+            Self::Data(engine, caller) => {
+                let input = key::KeyInput::deserialize(new)?;
+                let made = key::create(engine, caller, input).await;
+                let made = made.map_err(|error| match error {
+                    EngineError::InvalidField { .. } => Failure::usage(error.to_string()).into(),
+                    error => anyhow::Error::from(error),
+                })?;
+                Ok(serde_json::to_value(made)?)
+            }
+        }
+    }
+
+    /// All keys, revoked ones included.
+    async fn list(&self) -> anyhow::Result<Value> {
+        match self {
+            Self::Server(client) => Ok(client.get("/v1/keys").await?.body),
+            Self::Data(engine, caller) => {
+                Ok(serde_json::to_value(key::list(engine, caller).await?)?)
+            }
+        }
+    }
+
+    /// Revokes a key. Revoking it again succeeds.
+    async fn revoke(&self, id: &str) -> anyhow::Result<()> {
+        let missing = || Failure::new(Exit::NotFound, format!("there is no key {id}"));
+        match self {
+            Self::Server(client) => {
+                let path = format!("/v1/keys/{}", encode(id));
+                match client.call(Method::DELETE, &path, None).await {
+                    Err(failure) if failure.exit == Exit::NotFound => {
+                        let message = missing().message;
+                        let failure = Failure { message, ..failure };
+                        Err(failure.hint("see all with: statehold token list").into())
+                    }
+                    done => Ok(done.map(drop)?),
+                }
+            }
+            Self::Data(engine, caller) => {
+                let parsed = id.parse().map_err(|_| missing())?;
+                match key::revoke(engine, caller, parsed).await {
+                    Err(EngineError::NotFound) => Err(missing().into()),
+                    done => Ok(done?),
+                }
+            }
+        }
+    }
+}
+
 impl TokenCommand {
-    /// Runs the command on the keys of a server or of a data directory.
-    async fn run_with(self, keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
+    async fn run_with(self, keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
         match self {
             Self::Create(create) => create.run(keys, output).await,
             Self::List => list(keys, output).await,
@@ -124,70 +180,68 @@ impl TokenCommand {
 }
 
 impl TokenCreateArgs {
-    async fn run(self, keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
-        if self
-            .expires
-            .is_some_and(|time| time < Duration::from_secs(1))
-        {
+    async fn run(self, keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
+        let expires = self.expires.map(|time| time.as_secs());
+        if expires == Some(0) {
             return Err(Failure::usage("a key lives for at least one second").into());
         }
-        let new = KeyRequest {
-            name: self.name,
-            roles: self
-                .roles
-                .iter()
-                .map(|role| role.name().to_owned())
-                .collect(),
-            user: self.user,
-            agents: (!self.agents.is_empty()).then_some(self.agents),
-            expires_in_seconds: self.expires.map(|time| time.as_secs()),
-        };
+        let agents = Some(self.agents).filter(|agents| !agents.is_empty());
+        let mut new = json!({
+            "name": self.name, "roles": self.roles, "user": self.user, "agents": agents,
+            "expires_in_seconds": expires,
+        });
+        if let Value::Object(fields) = &mut new {
+            fields.retain(|_, value| !value.is_null());
+        }
         let made = keys.create(&new).await?;
+        let secret = made["key"].as_str().context(UNKNOWN_FORMAT)?;
         if output.json {
-            output.json(&made)?;
-            return Ok(Exit::Done);
+            return output.json(&made);
         }
         // Print only the key to standard output, so that `KEY=$(statehold token create …)` works.
-        output.line(&cell(&made.key))?;
+        output.line(&cell(secret))?;
         output.note(&format!(
             "{} may act as {}. This is the only time the key is shown.",
-            cell(&made.about.id),
-            cell(&made.about.roles.join(", "))
+            cell(text(&made, "id")),
+            cell(&words(&made, "roles", ", "))
         ));
-        if made.about.expires_at.is_none() {
+        if made["expires_at"].is_null() {
             output.note("It does not expire; revoke it with: statehold token revoke");
         }
         Ok(Exit::Done)
     }
 }
 
-async fn list(keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
-    let keys = keys.list().await?;
+/// A list of words, as one text.
+fn words(key: &Value, field: &str, separator: &str) -> String {
+    let words = elements(key, field).iter().filter_map(Value::as_str);
+    words.collect::<Vec<&str>>().join(separator)
+}
+
+async fn list(keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
+    let answer = keys.list().await?;
     if output.json {
-        output.json(&json!({ "keys": keys }))?;
-        return Ok(Exit::Done);
+        return output.json(&answer);
     }
     let mut table = TextTable::new(&[
         "KEY", "NAME", "ROLES", "USER", "AGENTS", "CREATED", "EXPIRES", "REVOKED",
     ]);
-    for key in &keys {
-        let time = |text: &Option<String>| {
-            TableCell::optional(text.as_ref().map(|text| output.times.show(text)))
-        };
-        let tone = if key.revoked_at.is_some() {
-            TextTone::Dim
-        } else {
+    for key in elements(&answer, "keys") {
+        let tone = if key["revoked_at"].is_null() {
             TextTone::Plain
+        } else {
+            TextTone::Dim
         };
+        let agents = Some(words(key, "agents", ",")).filter(|agents| !agents.is_empty());
         table.row(vec![
-            TableCell::new(&key.id).tone(tone),
-            TableCell::optional(key.name.as_ref()),
-            TableCell::new(key.roles.join(",")),
-            TableCell::optional(key.user.as_ref()),
-            TableCell::optional(key.agents.as_ref().map(|agents| agents.join(","))),
-            TableCell::new(output.times.show(&key.created_at)),
-            time(&key.expires_at),
-            time(&key.revoked_at),
+            TableCell::of(&key["id"]).tone(tone),
+            TableCell::of(&key["name"]),
+            TableCell::new(words(key, "roles", ",")),
+            TableCell::of(&key["user"]),
+            TableCell::optional(agents),
+            output.time(&key["created_at"]),
+            output.time(&key["expires_at"]),
+            output.time(&key["revoked_at"]),
         ]);
     }
     output.table(&table)?;
@@ -195,17 +249,16 @@ async fn list(keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit
 }
 
 impl TokenRevokeArgs {
-    async fn run(self, keys: &impl KeyService, output: &CliOutput) -> anyhow::Result<Exit> {
+    async fn run(self, keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
         if self.key.starts_with("shk_") {
             let failure = Failure::usage("this is a key, not the id of one; ids begin with key_");
             return Err(failure.hint("find it with: statehold token list").into());
         }
         keys.revoke(&self.key).await?;
         if output.json {
-            output.json(&json!({ "revoked": self.key }))?;
-        } else {
-            output.line(&format!("✓ revoked {}", cell(&self.key)))?;
+            return output.json(&json!({ "revoked": self.key }));
         }
+        output.line(&format!("✓ revoked {}", cell(&self.key)))?;
         Ok(Exit::Done)
     }
 }

@@ -50,21 +50,29 @@ impl SessionTree {
             answer: answer.body,
             ..Self::default()
         };
-        let (mut holds, mut requests) = (Vec::new(), Vec::new());
-        collect(elements(&tree.answer, "tasks"), &mut holds, &mut requests);
-        for id in holds.into_iter().take(HOLDS_MAX) {
+        let requests = all_requests(elements(&tree.answer, "tasks"));
+        let holds = requests
+            .iter()
+            .flat_map(|request| elements(request, "holds"));
+        for hold in holds.filter(|hold| is_open(hold)).take(HOLDS_MAX) {
+            let id = text(hold, "id");
             // It may be hidden from this key, or decided meanwhile: then its name must do.
             if let Ok(answer) = client.get(&format!("/v1/holds/{id}")).await
                 && let Ok(hold) = read::<HoldInfo>(&answer.body)
             {
-                tree.holds.insert(id, hold);
+                tree.holds.insert(id.to_owned(), hold);
             }
         }
-        for id in requests.into_iter().take(REQUESTS_MAX) {
+        for request in requests
+            .iter()
+            .filter(|request| is_working(request))
+            .take(REQUESTS_MAX)
+        {
+            let id = text(request, "id");
             if let Ok(answer) = client.get(&format!("/v1/requests/{id}")).await
                 && let Some(began) = answer.body["created_at"].as_str()
             {
-                tree.began.insert(id, began.to_owned());
+                tree.began.insert(id.to_owned(), began.to_owned());
             }
         }
         Ok(tree)
@@ -79,7 +87,13 @@ impl SessionTree {
     ) -> Vec<String> {
         let tasks = elements(&self.answer, "tasks");
         let roots: Vec<&Value> = match root {
-            Some(id) => find(tasks, id).into_iter().collect(),
+            Some(id) => {
+                let mut tasks = all_tasks(tasks).into_iter();
+                tasks
+                    .find(|task| text(task, "id") == id)
+                    .into_iter()
+                    .collect()
+            }
             None => tasks.iter().collect(),
         };
         let extent = if roots.iter().any(|task| is_live(task)) {
@@ -125,7 +139,7 @@ impl TreeDrawing<'_> {
     /// `branch` is drawn before the task itself, `indent` before everything below it.
     fn task(&mut self, task: &Value, branch: &str, indent: &str, is_child: bool) {
         let status = text(task, "status");
-        let open = open_holds(task);
+        let open = open_holds(all_requests(std::slice::from_ref(task)));
         let since = open.iter().filter_map(|hold| self.created(hold)).min();
         let waits: Vec<String> = open.iter().map(|hold| cell(text(hold, "alias"))).collect();
         self.rows.push(TreeRow {
@@ -159,14 +173,11 @@ impl TreeDrawing<'_> {
         let verb = if is_child { "invoke" } else { "chat" };
         let status = text(request, "status");
         let holds = elements(request, "holds");
-        let mut open: Vec<&Value> = holds
-            .iter()
-            .filter(|hold| hold["status"] == "open")
-            .collect();
+        let mut open: Vec<&Value> = holds.iter().filter(|hold| is_open(hold)).collect();
         // A single hold fits on the line of its request; several get lines of their own.
         let first = (open.len() == 1).then(|| open.remove(0));
         let age = match self.tree.began.get(text(request, "id")) {
-            Some(began) if matches!(status, "running" | "queued") => self.times.since(began),
+            Some(began) if is_working(request) => self.times.since(began),
             _ => String::new(),
         };
         self.rows.push(TreeRow {
@@ -182,8 +193,8 @@ impl TreeDrawing<'_> {
                 self.hold_words(hold, &format!(" {name}"))
             }),
         });
-        let decided = holds.iter().filter(|hold| hold["status"] != "open");
-        let decided = decided.filter(|_| self.extent == TreeExtent::Everything);
+        let is_shown = |hold: &&Value| self.extent == TreeExtent::Everything && !is_open(hold);
+        let decided = holds.iter().filter(is_shown);
         let own: Vec<&Value> = open.into_iter().chain(decided).collect();
         let tasks: Vec<&Value> = elements(request, "tasks")
             .iter()
@@ -215,9 +226,7 @@ impl TreeDrawing<'_> {
         };
         let expires = known.and_then(|known| known.expires_at.as_deref());
         let expires = match expires.or(hold["expires_at"].as_str()) {
-            Some(at) if text(hold, "status") == "open" => {
-                format!(", expires {}", self.times.show(at))
-            }
+            Some(at) if is_open(hold) => format!(", expires {}", self.times.show(at)),
             _ => String::new(),
         };
         let words = format!("{}{name}{expires}", cell(text(hold, "kind")));
@@ -270,28 +279,26 @@ fn align(rows: &[TreeRow]) -> Vec<String> {
         .collect()
 }
 
-fn collect(tasks: &[Value], holds: &mut Vec<String>, requests: &mut Vec<String>) {
-    for task in tasks {
-        for request in elements(task, "requests") {
-            let open = elements(request, "holds").iter();
-            let open = open.filter(|hold| hold["status"] == "open");
-            holds.extend(open.map(|hold| text(hold, "id").to_owned()));
-            if matches!(text(request, "status"), "running" | "queued") {
-                requests.push(text(request, "id").to_owned());
-            }
-            collect(elements(request, "tasks"), holds, requests);
-        }
-    }
+/// Every task of a tree, at any depth, parents first.
+pub(super) fn all_tasks(tasks: &[Value]) -> Vec<&Value> {
+    let below = |request| all_tasks(elements(request, "tasks"));
+    let with_below = |task| {
+        let below = elements(task, "requests").iter().flat_map(below);
+        std::iter::once(task).chain(below)
+    };
+    tasks.iter().flat_map(with_below).collect()
 }
 
-fn find<'a>(tasks: &'a [Value], id: &str) -> Option<&'a Value> {
-    tasks.iter().find_map(|task| {
-        if text(task, "id") == id {
-            return Some(task);
-        }
-        let mut requests = elements(task, "requests").iter();
-        requests.find_map(|request| find(elements(request, "tasks"), id))
-    })
+/// Every request of tasks, at any depth, parents first.
+pub(super) fn all_requests(tasks: &[Value]) -> Vec<&Value> {
+    let requests = tasks.iter().flat_map(|task| elements(task, "requests"));
+    requests.flat_map(with_requests_below).collect()
+}
+
+/// A request and every request below it.
+pub(super) fn with_requests_below(request: &Value) -> Vec<&Value> {
+    let below = all_requests(elements(request, "tasks"));
+    std::iter::once(request).chain(below).collect()
 }
 
 fn is_live(task: &Value) -> bool {
@@ -299,38 +306,31 @@ fn is_live(task: &Value) -> bool {
 }
 
 fn is_live_request(request: &Value) -> bool {
-    !matches!(
-        text(request, "status"),
-        "completed" | "failed" | "cancelled"
-    ) || elements(request, "tasks").iter().any(is_live)
+    let mut requests = with_requests_below(request).into_iter();
+    !requests.all(is_final)
 }
 
-/// The open holds at or below a task.
-pub(super) fn open_holds(task: &Value) -> Vec<&Value> {
-    elements(task, "requests")
-        .iter()
-        .flat_map(open_holds_of)
-        .collect()
+/// Whether a request has ended.
+pub(super) fn is_final(request: &Value) -> bool {
+    let status = text(request, "status");
+    matches!(status, "completed" | "failed" | "cancelled")
 }
 
-/// The open holds at or below a request.
-pub(super) fn open_holds_of(request: &Value) -> Vec<&Value> {
-    let own = elements(request, "holds").iter();
-    let mut open: Vec<&Value> = own.filter(|hold| hold["status"] == "open").collect();
-    open.extend(elements(request, "tasks").iter().flat_map(open_holds));
-    open
+/// Whether a request is running, or waits for a worker.
+pub(super) fn is_working(request: &Value) -> bool {
+    matches!(text(request, "status"), "running" | "queued")
 }
 
-/// Finds a request at any depth.
-pub(super) fn find_request<'a>(tasks: &'a [Value], id: &str) -> Option<&'a Value> {
-    let mut requests = tasks.iter().flat_map(|task| elements(task, "requests"));
-    requests.find_map(|request| {
-        if text(request, "id") == id {
-            Some(request)
-        } else {
-            find_request(elements(request, "tasks"), id)
-        }
-    })
+fn is_open(hold: &Value) -> bool {
+    hold["status"] == "open"
+}
+
+/// The open holds of requests.
+pub(super) fn open_holds(requests: Vec<&Value>) -> Vec<&Value> {
+    let holds = requests
+        .into_iter()
+        .flat_map(|request| elements(request, "holds"));
+    holds.filter(|hold| is_open(hold)).collect()
 }
 
 #[cfg(test)]

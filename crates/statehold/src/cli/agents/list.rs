@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::AgentInfo;
-use crate::cli::answers::{elements, read};
+use super::chosen_agents;
+use crate::cli::answers::elements;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::Client;
 use crate::exit::Exit;
@@ -13,18 +13,13 @@ use crate::exit::Exit;
 pub(in crate::cli) struct AgentsListArgs {}
 
 impl AgentsListArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let answer = client.get("/v1/agents").await?.body;
         if output.json {
-            output.json(&answer)?;
-            return Ok(Exit::Done);
+            return output.json(&answer);
         }
         let agents = elements(&answer, "agents");
-        output.table(&table(agents)?)?;
+        output.table(&table(agents))?;
         if output.is_terminal {
             output.note(&match agents.len() {
                 0 => "No agents are declared. Declare one with a table [agents.NAME] in the \
@@ -37,18 +32,16 @@ impl AgentsListArgs {
     }
 }
 
-fn table(agents: &[Value]) -> anyhow::Result<TextTable> {
+fn table(agents: &[Value]) -> TextTable {
     let mut table = TextTable::new(&["AGENT", "KIND", "CHAT", "CHOOSES FROM", "DESCRIPTION"]);
     for agent in agents {
-        let agent: AgentInfo = read(agent)?;
-        let chosen = Some(agent.agents.join(", ")).filter(|chosen| !chosen.is_empty());
         table.row(vec![
-            TableCell::new(&agent.name).tone(TextTone::Strong),
-            TableCell::new(&agent.kind),
-            TableCell::new(&agent.openai_default),
-            TableCell::optional(chosen),
-            TableCell::optional(agent.description),
+            TableCell::of(&agent["name"]).tone(TextTone::Strong),
+            TableCell::of(&agent["kind"]),
+            TableCell::of(&agent["openai_default"]),
+            TableCell::optional(chosen_agents(agent)),
+            TableCell::of(&agent["description"]),
         ]);
     }
-    Ok(table)
+    table
 }

@@ -2,10 +2,9 @@
 
 use clap::Args;
 use http::Method;
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::cli::answers::read;
+use crate::cli::answers::{elements, text};
 use crate::cli::output::CliOutput;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
@@ -13,59 +12,35 @@ use crate::exit::{Exit, Failure};
 #[derive(Debug, Args)]
 pub(in crate::cli) struct AgentsReloadArgs {}
 
-/// The tables that changed, as the server reports them.
-#[derive(Debug, Deserialize)]
-struct ReloadSummary {
-    added: Vec<String>,
-    changed: Vec<String>,
-    removed: Vec<String>,
-    needs_restart: Vec<String>,
-}
-
-/// One mistake in the configuration, as the server reports it.
-#[derive(Debug, Deserialize)]
-struct ReportedMistake {
-    message: String,
-    hint: String,
-}
-
 impl AgentsReloadArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let nothing = json!({});
         let asked = client.call(Method::POST, "/v1/config/reload", Some(&nothing));
         let answer = asked.await.map_err(with_mistakes)?.body;
         if output.json {
-            output.json(&answer)?;
-            return Ok(Exit::Done);
+            return output.json(&answer);
         }
-        for line in lines(read(&answer)?) {
+        for line in lines(&answer) {
             output.line(&line)?;
         }
         Ok(Exit::Done)
     }
 }
 
-fn lines(reloaded: ReloadSummary) -> Vec<String> {
-    let ReloadSummary {
-        added,
-        changed,
-        removed,
-        needs_restart,
-    } = reloaded;
+/// The tables that changed.
+fn lines(reloaded: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut say = |what: &str, names: &[String]| {
+    let mut say = |what: &str, field: &str| {
+        let names = elements(reloaded, field).iter().filter_map(Value::as_str);
+        let names: Vec<&str> = names.collect();
         if !names.is_empty() {
             lines.push(format!("{what}: {}", names.join(", ")));
         }
     };
-    say("added", &added);
-    say("changed", &changed);
-    say("removed", &removed);
-    say("needs a restart", &needs_restart);
+    say("added", "added");
+    say("changed", "changed");
+    say("removed", "removed");
+    say("needs a restart", "needs_restart");
     if lines.is_empty() {
         lines.push("nothing changed".to_owned());
     }
@@ -74,18 +49,19 @@ fn lines(reloaded: ReloadSummary) -> Vec<String> {
 
 /// Adds every configuration mistake, with its hint, to the error.
 fn with_mistakes(mut failure: Failure) -> Failure {
-    let mistakes = failure.details.get("mistakes").cloned();
-    let mistakes =
-        mistakes.and_then(|all| serde_json::from_value::<Vec<ReportedMistake>>(all).ok());
-    let Some(mistakes) = mistakes.filter(|all| !all.is_empty()) else {
-        return failure;
-    };
-    "the configuration has mistakes; nothing was changed".clone_into(&mut failure.message);
-    let told = mistakes.iter().flat_map(|mistake| {
-        let hint = mistake.hint.lines().map(|line| format!("  {line}"));
-        std::iter::once(format!("✗ {}", mistake.message)).chain(hint)
-    });
+    let told = elements(&failure.details, "mistakes")
+        .iter()
+        .flat_map(|mistake| {
+            let hint = text(mistake, "hint")
+                .lines()
+                .map(|line| format!("  {line}"));
+            std::iter::once(format!("✗ {}", text(mistake, "message"))).chain(hint)
+        });
     let told: Vec<String> = told.collect();
+    if told.is_empty() {
+        return failure;
+    }
+    "the configuration has mistakes; nothing was changed".clone_into(&mut failure.message);
     failure.hint(told.join("\n"))
 }
 
@@ -96,13 +72,9 @@ mod tests {
     #[test]
     fn what_is_different_is_said_in_words() {
         let of = |added: &[&str], needs_restart: &[&str]| {
-            let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-            lines(ReloadSummary {
-                added: names(added),
-                changed: Vec::new(),
-                removed: Vec::new(),
-                needs_restart: names(needs_restart),
-            })
+            lines(&json!({
+                "added": added, "changed": [], "removed": [], "needs_restart": needs_restart,
+            }))
         };
         assert_eq!(of(&[], &[]), ["nothing changed"]);
         assert_eq!(

@@ -1,9 +1,10 @@
 //! `statehold agents show`.
 
 use clap::Args;
+use serde_json::Value;
 
-use super::AgentInfo;
-use crate::cli::answers::read;
+use super::chosen_agents;
+use crate::cli::answers::{elements, text};
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::client::Client;
 use crate::exit::Exit;
@@ -15,55 +16,44 @@ pub(in crate::cli) struct AgentsShowArgs {
 }
 
 impl AgentsShowArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let answer = client.get(&format!("/v1/agents/{}", self.name)).await?.body;
         if output.json {
-            output.json(&answer)?;
-            return Ok(Exit::Done);
+            return output.json(&answer);
         }
-        let mut table = TextTable::new(&[]);
-        for (name, value) in facts(read(&answer)?) {
-            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
-        }
-        output.table(&table)?;
+        output.table(&TextTable::facts(facts(&answer), TextTone::Dim))?;
         Ok(Exit::Done)
     }
 }
 
-fn facts(agent: AgentInfo) -> Vec<(&'static str, TableCell)> {
+fn facts(agent: &Value) -> Vec<(&'static str, TableCell)> {
+    let of = |field: &str| TableCell::of(&agent[field]);
     let mut facts = vec![
-        ("agent", TableCell::new(&agent.name).tone(TextTone::Strong)),
-        ("kind", TableCell::new(&agent.kind)),
-        ("description", TableCell::optional(agent.description)),
-        (
-            "chat without a session",
-            TableCell::new(&agent.openai_default),
-        ),
+        ("agent", of("name").tone(TextTone::Strong)),
+        ("kind", of("kind")),
+        ("description", of("description")),
+        ("chat without a session", of("openai_default")),
     ];
-    if !agent.agents.is_empty() {
-        facts.push(("chooses from", TableCell::new(agent.agents.join(", "))));
+    if let Some(chosen) = chosen_agents(agent) {
+        facts.push(("chooses from", TableCell::new(chosen)));
     }
-    for tool in &agent.tools {
-        let approval = match tool.approval.as_str() {
+    for tool in elements(agent, "tools") {
+        let approval = match text(tool, "approval") {
             "always" => "every call needs an approval",
             "never" => "calls need no approval",
             "conditional" => "some calls need an approval, by their arguments",
             _ => "the worker decides whether to ask",
         };
-        let name = match tool.name.as_str() {
+        let name = match text(tool, "name") {
             "*" => "every other tool",
             name => name,
         };
         facts.push(("tool", TableCell::new(format!("{name}: {approval}"))));
     }
-    if let Some(has_address) = agent.has_resume_address {
+    if let Some(has_address) = agent["has_resume_address"].as_bool() {
         let how = if has_address { "pushed" } else { "by claim" };
         facts.push(("hears of decisions", TableCell::new(how)));
     }
-    facts.push(("digest", TableCell::new(agent.digest)));
+    facts.push(("digest", of("digest")));
     facts
 }

@@ -11,6 +11,7 @@
 //!
 //! Values that are redacted, longer than 40 characters or not plain text are never part of it.
 
+use clap::Args;
 use serde_json::Value;
 
 use crate::cli::ask;
@@ -29,11 +30,18 @@ the tool.";
 /// The longest argument value used in a confirmation text.
 const VALUE_CHARS_MAX: usize = 40;
 
-/// The confirmation given on the command line.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct GivenConfirmation<'a> {
-    pub(super) yes: bool,
-    pub(super) confirm: Option<&'a str>,
+/// Arguments that confirm an action.
+#[derive(Debug, Args)]
+pub(super) struct ConfirmationArgs {
+    /// Do not ask. Not enough for high risk.
+    #[arg(short, long)]
+    yes: bool,
+    /// The confirmation text, for high risk.
+    #[arg(long, value_name = "TEXT")]
+    confirm: Option<String>,
+    /// Decide only if this is the digest of the action.
+    #[arg(long, value_name = "DIGEST")]
+    pub(super) digest: Option<String>,
 }
 
 /// Returns whether the person confirms the action. `args` are the arguments that will run.
@@ -44,22 +52,23 @@ pub(super) struct GivenConfirmation<'a> {
 pub(super) fn confirm_action(
     hold: &HoldInfo,
     args: Option<&Value>,
-    answers: GivenConfirmation<'_>,
+    given: &ConfirmationArgs,
 ) -> anyhow::Result<bool> {
     let text = confirmation_text(hold, args);
-    match answers.confirm {
-        Some(given) if given.trim() == text => return Ok(true),
+    match &given.confirm {
+        Some(typed) if typed.trim() == text => return Ok(true),
         Some(_) => return Err(wrong_confirmation(&text).into()),
         None => {}
     }
     if !hold.is_high_risk() {
-        return Ok(answers.yes || ask_plain_yes()?);
+        ask::require_person(given.yes, "an approval")?;
+        return Ok(given.yes || ask::ask_yes("Approve it?")?);
     }
     if ask::can_ask() {
         let typed = ask::ask_line(&format!("Type \"{text}\" to approve: "))?;
         return Ok(typed.unwrap_or_default().trim() == text);
     }
-    let enough = if answers.yes {
+    let enough = if given.yes {
         "; --yes is not enough for that"
     } else {
         ""
@@ -72,17 +81,6 @@ pub(super) fn confirm_action(
         "check the action, then confirm it with: --confirm \"{text}\""
     ))
     .into())
-}
-
-fn ask_plain_yes() -> anyhow::Result<bool> {
-    if ask::can_ask() {
-        return ask::ask_yes("Approve it?");
-    }
-    Err(
-        Failure::usage("an approval needs a confirmation, and there is no terminal to ask on")
-            .hint("confirm with: --yes")
-            .into(),
-    )
 }
 
 fn wrong_confirmation(text: &str) -> Failure {
@@ -196,8 +194,14 @@ mod tests {
     fn high_risk_is_confirmed_with_its_text_and_nothing_else() {
         let risky =
             hold(&json!({ "tool": "delete_user", "args": { "user_id": 7 }, "risk": "high" }));
-        let answer =
-            |yes, confirm| confirm_action(&risky, None, GivenConfirmation { yes, confirm });
+        let answer = |yes, confirm: Option<&str>| {
+            let given = ConfirmationArgs {
+                yes,
+                confirm: confirm.map(str::to_owned),
+                digest: None,
+            };
+            confirm_action(&risky, None, &given)
+        };
         assert!(answer(false, Some("user 7")).expect("the text"));
         for wrong in ["user 8", "", "y", "USER 7", "user  7"] {
             assert!(answer(true, Some(wrong)).is_err(), "{wrong}");

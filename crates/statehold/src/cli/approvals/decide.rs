@@ -6,19 +6,18 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::arguments::lines;
-use super::confirm::{self, GivenConfirmation};
+use super::confirm::{self, ConfirmationArgs};
 use super::{fetch, resume};
 use crate::cli::ask;
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, excerpt};
-use crate::client::{ApiAnswer, Client};
+use crate::client::{ApiAnswer, Client, random_key};
 use crate::exit::{Exit, Failure};
 
 /// How often a decision is sent if its response is lost; the pauses add up to about 13 seconds.
@@ -45,29 +44,6 @@ pub(super) struct DecisionArgs {
     pub(super) no_wait: bool,
 }
 
-/// Arguments that confirm an action.
-#[derive(Debug, Args)]
-pub(super) struct ConfirmationArgs {
-    /// Do not ask. Not enough for high risk.
-    #[arg(short, long)]
-    yes: bool,
-    /// The confirmation text, for high risk.
-    #[arg(long, value_name = "TEXT")]
-    confirm: Option<String>,
-    /// Decide only if this is the digest of the action.
-    #[arg(long, value_name = "DIGEST")]
-    pub(super) digest: Option<String>,
-}
-
-impl ConfirmationArgs {
-    pub(super) fn answers(&self) -> GivenConfirmation<'_> {
-        GivenConfirmation {
-            yes: self.yes,
-            confirm: self.confirm.as_deref(),
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 #[command(after_help = confirm::HELP)]
 pub(in crate::cli) struct ApproveArgs {
@@ -78,16 +54,12 @@ pub(in crate::cli) struct ApproveArgs {
 }
 
 impl ApproveArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "approve", &self.common, output)?;
         let digest = digest_to_send(&hold, self.confirmation.digest.as_deref())?;
         print_before_decision(&hold, None, output);
-        if !confirm::confirm_action(&hold, None, self.confirmation.answers())? {
+        if !confirm::confirm_action(&hold, None, &self.confirmation)? {
             output.note("nothing was decided");
             return Ok(Exit::Refused);
         }
@@ -106,11 +78,7 @@ pub(in crate::cli) struct RejectArgs {
 }
 
 impl RejectArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "reject", &self.common, output)?;
         if hold.comment_required == Some(true) && self.common.comment.is_none() {
@@ -138,21 +106,11 @@ pub(in crate::cli) struct DismissArgs {
 }
 
 impl DismissArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "dismiss", &self.common, output)?;
+        ask::require_person(self.yes, "dismissing cancels the request and")?;
         if !self.yes {
-            if !ask::can_ask() {
-                return Err(Failure::usage(
-                    "dismissing cancels the request and needs a confirmation, and there is no terminal to ask on",
-                )
-                .hint("confirm with: --yes")
-                .into());
-            }
             print_before_decision(&hold, None, output);
             if !ask::ask_yes("Cancel the request, with everything below it?")? {
                 output.note("nothing was decided");
@@ -292,15 +250,14 @@ pub(super) async fn send_decision(
 ) -> anyhow::Result<Exit> {
     let key = match &common.key {
         Some(key) => key.clone(),
-        None => random_key()?,
+        None => random_key("cli")?,
     };
     let answer = match post_with_retries(client, hold, &body, &key, output).await {
         Ok(answer) => answer,
         Err(failure) => return Err(explain_refusal(client, hold, failure, output).await.into()),
     };
     if output.json {
-        output.json(&answer.body)?;
-        return Ok(Exit::Done);
+        return output.json(&answer.body);
     }
     let is_repeated = answer.headers.contains_key("idempotency-replayed");
     resume::print_outcome(
@@ -349,13 +306,6 @@ async fn post_with_retries(
         sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
     }
-}
-
-/// A fresh idempotency key.
-fn random_key() -> anyhow::Result<String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).context("no randomness for the key of the decision")?;
-    Ok(format!("cli-{:032x}", u128::from_be_bytes(bytes)))
 }
 
 /// Explains a refusal in the words of holds: the decision that stands, the missing right, or the
@@ -416,45 +366,30 @@ async fn explain_refusal(
 
 /// The error for a hold that is already decided: by whom, and the next command.
 fn already_decided(hold: &HoldInfo, output: &CliOutput) -> Failure {
-    let (message, first) = match (hold.status.as_str(), &hold.decision) {
-        ("expired", Some(decision)) => (
-            format!(
-                "{} expired {} without a decision",
-                hold.alias,
-                output.times.ago(&decision.at)
-            ),
-            "nothing was run",
-        ),
-        ("expired", None) => (
-            format!("{} expired without a decision", hold.alias),
-            "nothing was run",
-        ),
-        ("approved" | "edited", _) => (
-            format!(
-                "{} was already decided: {}",
-                hold.alias,
-                hold.outcome(&output.times)
-            ),
-            "nothing was run twice",
-        ),
-        _ => (
-            format!(
-                "{} was already decided: {}",
-                hold.alias,
-                hold.outcome(&output.times)
-            ),
-            "nothing was decided twice",
-        ),
+    let (what, first, code) = match (hold.status.as_str(), &hold.decision) {
+        ("expired", decision) => {
+            let ago = decision
+                .as_ref()
+                .map(|decision| output.times.ago(&decision.at));
+            let ago = ago.map_or_else(String::new, |ago| format!("{ago} "));
+            let what = format!("expired {ago}without a decision");
+            (what, "nothing was run", "hold_expired")
+        }
+        (status, _) => {
+            let first = match status {
+                "approved" | "edited" => "nothing was run twice",
+                _ => "nothing was decided twice",
+            };
+            let what = format!("was already decided: {}", hold.outcome(&output.times));
+            (what, first, "hold_decided")
+        }
     };
+    let message = format!("{} {what}", hold.alias);
     let mut failure = Failure::new(Exit::Conflict, message).hint(format!(
         "{first}; the result is in: statehold tasks show {}",
         hold.task_id
     ));
-    failure.code = Some(if hold.status == "expired" {
-        "hold_expired".to_owned()
-    } else {
-        "hold_decided".to_owned()
-    });
+    failure.code = Some(code.to_owned());
     if let Some(decision) = &hold.decision {
         failure.details = Box::new(json!({
             "hold_id": hold.id,

@@ -8,10 +8,10 @@ use clap::Args;
 use serde_json::Value;
 
 use super::arguments::{differences, set};
-use super::confirm;
+use super::confirm::{self, ConfirmationArgs};
 use super::decide::{
-    ConfirmationArgs, DecisionArgs, check_may_decide, decision_body, digest_to_send,
-    print_before_decision, send_decision,
+    DecisionArgs, check_may_decide, decision_body, digest_to_send, print_before_decision,
+    send_decision,
 };
 use super::fetch;
 use crate::cli::ask;
@@ -38,11 +38,7 @@ pub(in crate::cli) struct EditArgs {
 }
 
 impl EditArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "edit", &self.common, output)?;
         let digest = digest_to_send(&hold, self.confirmation.digest.as_deref())?;
@@ -65,7 +61,7 @@ impl EditArgs {
         for line in lines {
             output.note(&format!("  {line}"));
         }
-        if !confirm::confirm_action(&hold, Some(&args), self.confirmation.answers())? {
+        if !confirm::confirm_action(&hold, Some(&args), &self.confirmation)? {
             output.note("nothing was decided");
             return Ok(Exit::Refused);
         }
@@ -90,11 +86,10 @@ impl EditArgs {
 }
 
 fn parse_arguments(text: &str) -> Result<Value, Failure> {
-    let args: Value = serde_json::from_str(text).map_err(|error| {
+    serde_json::from_str(text).map_err(|error| {
         Failure::usage(format!("the arguments are not JSON: {error}"))
             .hint("they look like {\"user_id\": 8}")
-    })?;
-    Ok(args)
+    })
 }
 
 /// Opens the person's editor on the arguments.

@@ -53,11 +53,7 @@ pub(in crate::cli) struct ApprovalsListArgs {
 }
 
 impl ApprovalsListArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let limit = self.limit.count();
         let mut pages = ListPages::holds(vec![
             ("status", self.status.clone()),
@@ -69,8 +65,7 @@ impl ApprovalsListArgs {
         let rows = pages.take(client, limit).await?;
         let has_more = pages.cursor.is_some();
         if output.json {
-            output.json(&pages.document(&rows))?;
-            return Ok(Exit::Done);
+            return output.json(&pages.document(&rows));
         }
         let holds = rows
             .iter()

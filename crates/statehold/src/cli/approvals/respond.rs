@@ -28,11 +28,7 @@ pub(in crate::cli) struct RespondArgs {
 }
 
 impl RespondArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "respond", &self.common, output)?;
         let content = self.answer(&hold, output)?;

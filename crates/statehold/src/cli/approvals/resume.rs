@@ -11,6 +11,7 @@ use crate::cli::frame::Frame;
 use crate::cli::hold::HoldInfo;
 use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::cell;
+use crate::cli::tree::all_tasks;
 use crate::client::Client;
 
 /// How long to follow the request after a decision. A running worker has claimed it by then.
@@ -159,28 +160,16 @@ impl ResumeProgress {
 /// Splits the tasks of a path into resumed and paused ones, from the leaf up, by their aliases.
 fn split_tasks_above(tasks: &[Value], path: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut resumed, mut waiting) = (Vec::new(), Vec::new());
-    visit_tasks(tasks, path, &mut |task| {
+    let is_above = |task: &&Value| path.iter().any(|id| id == text(task, "id"));
+    for task in all_tasks(tasks).into_iter().rev().filter(is_above) {
         let alias = cell(text(task, "alias"));
-        if text(task, "status") == "paused" {
-            waiting.push(alias);
-        } else if text(task, "status") != "cancelled" {
-            resumed.push(alias);
-        }
-    });
-    resumed.reverse();
-    waiting.reverse();
-    (resumed, waiting)
-}
-
-fn visit_tasks(tasks: &[Value], path: &[String], take: &mut impl FnMut(&Value)) {
-    for task in tasks {
-        if path.iter().any(|id| id == text(task, "id")) {
-            take(task);
-        }
-        for request in elements(task, "requests") {
-            visit_tasks(elements(request, "tasks"), path, take);
+        match text(task, "status") {
+            "paused" => waiting.push(alias),
+            "cancelled" => {}
+            _ => resumed.push(alias),
         }
     }
+    (resumed, waiting)
 }
 
 #[cfg(test)]

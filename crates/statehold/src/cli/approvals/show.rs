@@ -26,16 +26,11 @@ pub(in crate::cli) struct ApprovalsShowArgs {
 }
 
 impl ApprovalsShowArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let id = resolve::hold(client, &self.hold).await?;
         let answer = client.get(&format!("/v1/holds/{id}")).await?.body;
         if output.json {
-            output.json(&answer)?;
-            return Ok(Exit::Done);
+            return output.json(&answer);
         }
         let hold: HoldInfo = read(&answer)?;
         if output.is_terminal {
@@ -52,11 +47,7 @@ impl ApprovalsShowArgs {
             output.line(&self.message(message))?;
         }
         output.line("")?;
-        let mut table = TextTable::new(&[]);
-        for (name, value) in facts(hold, output) {
-            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
-        }
-        output.table(&table)?;
+        output.table(&TextTable::facts(facts(hold, output), TextTone::Dim))?;
         self.action(hold, output)?;
         if let Some(schema) = &hold.response_schema {
             output.line(&format!("\n{}", TextTone::Strong.paint("answer")))?;
@@ -392,15 +383,17 @@ fn schema_lines(schema: &Value) -> Vec<String> {
 
 /// Each line begins with its subject, so that `grep` and `cut` can take it apart.
 fn for_pipes(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
-    let mut table = TextTable::new(&[]);
-    table.row(vec![TableCell::new("id"), TableCell::new(&hold.id)]);
-    table.row(vec![TableCell::new("title"), TableCell::new(&hold.title)]);
-    if let Some(message) = &hold.message {
-        table.row(vec![TableCell::new("message"), TableCell::new(message)]);
-    }
-    for (name, value) in facts(hold, output) {
-        table.row(vec![TableCell::new(name), value]);
-    }
+    let mut all = vec![
+        ("id", TableCell::new(&hold.id)),
+        ("title", TableCell::new(&hold.title)),
+    ];
+    all.extend(
+        hold.message
+            .as_ref()
+            .map(|text| ("message", TableCell::new(text))),
+    );
+    all.extend(facts(hold, output));
+    let mut table = TextTable::facts(all, TextTone::Plain);
     if let Some(action) = &hold.action {
         table.row(vec![TableCell::new("tool"), TableCell::new(&action.tool)]);
         for row in rows(action, true)

@@ -34,11 +34,7 @@ pub(in crate::cli) struct WatchArgs {
 }
 
 impl WatchArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let is_drawn = output.is_terminal && !self.jsonl && !output.json;
         let mut changes = HoldChanges::open(client).await?;
         let mut screen = is_drawn.then(|| WatchScreen::new(client));
@@ -90,7 +86,9 @@ impl WatchArgs {
 
     fn print(&self, change: &WatchedChange, output: &CliOutput) -> anyhow::Result<()> {
         if self.jsonl || output.json {
-            return output.json(&json!({ "change": change.word, "hold": change.hold }));
+            return output
+                .json(&json!({ "change": change.word, "hold": change.hold }))
+                .map(drop);
         }
         let hold: HoldInfo = read(&change.hold)?;
         let at = match &hold.decision {

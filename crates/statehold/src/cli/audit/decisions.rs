@@ -3,49 +3,32 @@
 
 use serde_json::{Value, json};
 
-use super::shorten_digest;
+use super::digest_cell;
+use crate::cli::answers::ListPages;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
-use crate::client::{Client, encode, with_query};
+use crate::client::{Client, encode};
 use crate::exit::{Exit, Failure};
-
-/// The most rows that the server returns in one page.
-const PAGE_MAX: usize = 200;
 
 pub(super) async fn list(
     client: &Client,
     output: &CliOutput,
     limit: usize,
 ) -> anyhow::Result<Exit> {
-    let mut holds = Vec::new();
-    let mut cursor: Option<String> = None;
-    loop {
-        let parameters = [
-            ("status", Some("decided".to_owned())),
-            ("cursor", cursor.take()),
-            (
-                "limit",
-                Some((limit - holds.len()).min(PAGE_MAX).to_string()),
-            ),
-        ];
-        let answer = client
-            .get(&with_query("/v1/holds", &parameters))
-            .await?
-            .body;
-        for hold in answer["holds"].as_array().into_iter().flatten() {
-            holds.push(fetch_with_evidence(client, hold).await?);
-        }
-        cursor = answer["next_cursor"].as_str().map(str::to_owned);
-        if cursor.is_none() || holds.len() >= limit {
-            break;
-        }
+    let mut pages = ListPages::holds(vec![("status", Some("decided".to_owned()))]);
+    let mut holds = pages.take(client, limit).await?;
+    for hold in &mut holds {
+        *hold = fetch_with_evidence(client, hold).await?;
     }
     if output.json {
-        output.json(&json!({ "holds": holds }))?;
-        return Ok(Exit::Done);
+        return output.json(&json!({ "holds": holds }));
     }
     output.table(&table(&holds, output))?;
     if output.is_terminal {
-        let more = if cursor.is_some() { "; all: --all" } else { "" };
+        let more = if pages.cursor.is_some() {
+            "; all: --all"
+        } else {
+            ""
+        };
         output.note(&format!("{} decisions shown{more}.", holds.len()));
     }
     Ok(Exit::Done)
@@ -73,15 +56,6 @@ fn table(holds: &[Value], output: &CliOutput) -> TextTable {
     ]);
     for hold in holds {
         let (evidence, decision) = (&hold["evidence"], &hold["decision"]);
-        let digest = |value: &Value| {
-            TableCell::optional(value.as_str().map(|digest| {
-                if output.is_terminal {
-                    shorten_digest(digest)
-                } else {
-                    digest.to_owned()
-                }
-            }))
-        };
         let by = evidence["decided_by"]
             .as_str()
             .or_else(|| decision["by"].as_str());
@@ -98,14 +72,14 @@ fn table(holds: &[Value], output: &CliOutput) -> TextTable {
             _ => TextTone::Plain,
         };
         table.row(vec![
-            TableCell::optional(hold["id"].as_str()),
+            TableCell::of(&hold["id"]),
             TableCell::optional(at.map(|at| output.times.show(at))),
             TableCell::optional(action),
             TableCell::optional(status).tone(tone),
             TableCell::optional(by),
             TableCell::optional(decided_right(&evidence["right"])),
-            digest(&evidence["shown"]),
-            digest(&evidence["released"]),
+            digest_cell(&evidence["shown"], output),
+            digest_cell(&evidence["released"], output),
             TableCell::optional(describe_runs(&evidence["ran"])),
         ]);
     }

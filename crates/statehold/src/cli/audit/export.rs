@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
-use statehold_core::record::Record;
-use statehold_core::tenant::{TenantEvent, TenantRecord};
+use statehold_core::digest::Digest;
+use statehold_core::tenant::TenantEvent;
 
 use super::file::{EXPORT_VERSION, LineDigest};
-use super::{ChainRecord, PAGE_MAX, STREAM, records, records_of, verify_record};
+use super::{PAGE_MAX, STREAM, records, records_of, session_record, stream_entry};
 use crate::cli::answers::ListPages;
 use crate::cli::output::CliOutput;
 use crate::cli::printable::printable;
@@ -38,11 +38,7 @@ pub(in crate::cli) struct AuditExportArgs {
 }
 
 impl AuditExportArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let only = match &self.session {
             Some(session) => Some(resolve::session(client, session).await?),
             None => None,
@@ -118,9 +114,9 @@ async fn write_all(
             break;
         }
         for sent in page {
-            let entry: TenantRecord = verify_record(sent)?;
+            let entry = stream_entry(sent)?;
             after = entry.content.seq;
-            lines.write_record("entry", &entry, None)?;
+            lines.write_record("entry", entry.as_bytes(), entry.hash, None)?;
             lines.counts.entries += 1;
             if let TenantEvent::HeadsSigned { heads, .. } = &entry.content.event {
                 // Lists leave out deleted sessions; signed roots still name them.
@@ -162,9 +158,9 @@ async fn write_session(
             break;
         }
         for sent in page {
-            let record: Record = verify_record(sent)?;
+            let record = session_record(sent)?;
             after = record.content.seq;
-            lines.write_record("record", &record, Some(session))?;
+            lines.write_record("record", record.as_bytes(), record.hash, Some(session))?;
             lines.counts.records += 1;
         }
     }
@@ -198,12 +194,12 @@ impl<'a> ExportWriter<'a> {
     fn write_record(
         &mut self,
         kind: &str,
-        record: &impl ChainRecord,
+        content: &[u8],
+        hash: Digest,
         of: Option<&str>,
     ) -> anyhow::Result<()> {
-        let content = std::str::from_utf8(record.as_bytes())?;
+        let content = std::str::from_utf8(content)?;
         let of = of.map_or_else(String::new, |of| format!(",\"of\":\"{of}\""));
-        let hash = record.hash();
         self.write_line(&format!("{{\"{kind}\":{content},\"hash\":\"{hash}\"{of}}}"))?;
         self.print_progress();
         Ok(())

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{PAGE_MAX, STREAM, decisions, records, records_of, shorten_digest, time_text};
+use super::{PAGE_MAX, STREAM, decisions, digest_cell, records, records_of, time_text};
 use crate::cli::answers::LimitArgs;
 use crate::cli::output::{CliOutput, TableCell, TextTable};
 use crate::cli::resolve;
@@ -23,11 +23,7 @@ pub(in crate::cli) struct AuditListArgs {
 }
 
 impl AuditListArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let limit = self.limit.count();
         if self.decisions {
             return decisions::list(client, output, limit).await;
@@ -38,15 +34,14 @@ impl AuditListArgs {
         };
         let (found, end) = newest(client, &path, limit).await?;
         if output.json {
-            output.json(&json!({ "records": found }))?;
-            return Ok(Exit::Done);
+            return output.json(&json!({ "records": found }));
         }
-        let name = if self.session.is_some() {
-            "COMMAND"
+        let headers = if self.session.is_some() {
+            &["SEQ", "TIME", "ACTOR", "COMMAND", "TARGET", "HASH"]
         } else {
-            "ACTION"
+            &["SEQ", "TIME", "ACTOR", "ACTION", "TARGET", "HASH"]
         };
-        output.table(&table(&found, name, output))?;
+        output.table(&table(&found, headers, output))?;
         if output.is_terminal {
             let more = if found.len() as u64 == end {
                 ""
@@ -81,11 +76,8 @@ async fn newest(client: &Client, path: &str, limit: usize) -> anyhow::Result<(Ve
     }
 }
 
-fn table(found: &[Value], name: &'static str, output: &CliOutput) -> TextTable {
-    let mut table = match name {
-        "COMMAND" => TextTable::new(&["SEQ", "TIME", "ACTOR", "COMMAND", "TARGET", "HASH"]),
-        _ => TextTable::new(&["SEQ", "TIME", "ACTOR", "ACTION", "TARGET", "HASH"]),
-    };
+fn table(found: &[Value], headers: &'static [&'static str], output: &CliOutput) -> TextTable {
+    let mut table = TextTable::new(headers);
     for record in found {
         let word = record["command"]
             .as_str()
@@ -94,22 +86,13 @@ fn table(found: &[Value], name: &'static str, output: &CliOutput) -> TextTable {
         table.row(vec![
             TableCell::new(record["seq"].to_string()),
             TableCell::optional(at.map(|at| output.times.show(&at))),
-            TableCell::optional(record["principal"].as_str()),
+            TableCell::of(&record["principal"]),
             TableCell::optional(word),
             TableCell::optional(target(record)),
-            TableCell::optional(record["hash"].as_str().map(|hash| hash_text(hash, output))),
+            digest_cell(&record["hash"], output),
         ]);
     }
     table
-}
-
-/// The whole hash for programs, a short one for people.
-fn hash_text(hash: &str, output: &CliOutput) -> String {
-    if output.is_terminal {
-        shorten_digest(hash)
-    } else {
-        hash.to_owned()
-    }
 }
 
 /// The most specific id in the events of a record.

@@ -7,12 +7,13 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use statehold_core::digest::Digest;
-use statehold_core::record::Record;
 use statehold_core::root::PublicKey;
-use statehold_core::tenant::TenantRecord;
 
 use super::file::{self, ExportReport};
-use super::{STREAM, VERIFY_MAX, records, records_of, shorten_digest, verify_record};
+use super::{
+    STREAM, VERIFY_MAX, records, records_of, session_record, shorten_digest, stream_entry,
+};
+use crate::cli::answers::{read, text};
 use crate::cli::globals::GlobalArgs;
 use crate::cli::output::{CliOutput, TextTone};
 use crate::cli::printable::{cell, printable};
@@ -34,36 +35,17 @@ pub(in crate::cli) struct AuditVerifyArgs {
 
 /// The report of a verification, by a server or of an export.
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct VerifyReport {
-    #[serde(default)]
     sessions: u64,
-    #[serde(default)]
     records: u64,
-    #[serde(default)]
     entries: u64,
-    #[serde(default)]
     roots: u64,
-    #[serde(default)]
     unverified_payloads: u64,
-    #[serde(default)]
     unverified_roots: u64,
-    #[serde(default)]
     problems_total: u64,
-    #[serde(default)]
-    head: VerifyHead,
-    #[serde(default)]
-    problems: Vec<VerifyProblem>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct VerifyHead {
-    hash: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct VerifyProblem {
-    kind: String,
-    detail: String,
+    head: Value,
+    problems: Vec<Value>,
 }
 
 impl AuditVerifyArgs {
@@ -117,18 +99,13 @@ fn export_as_answer(path: &Path, export: &ExportReport) -> Value {
         problems.push(json!({ "kind": "line", "line": line, "detail": detail }));
     }
     problems.extend(report.problems.iter().map(|problem| {
-        let mut said = json!({ "kind": problem.kind.name(), "detail": problem.to_string() });
-        let mut put = |name: &str, value: Option<Value>| {
-            if let Some(value) = value {
-                said[name] = value;
-            }
-        };
-        put(
-            "session_id",
-            problem.session.map(|id| id.to_string().into()),
-        );
-        put("revision", problem.revision.map(Value::from));
-        put("entry", problem.entry.map(Value::from));
+        let mut said = json!({
+            "kind": problem.kind.name(), "detail": problem.to_string(),
+            "session_id": problem.session, "revision": problem.revision, "entry": problem.entry,
+        });
+        if let Value::Object(fields) = &mut said {
+            fields.retain(|_, value| !value.is_null());
+        }
         said
     }));
     json!({
@@ -151,7 +128,7 @@ async fn compare(client: &Client, export: &ExportReport) -> anyhow::Result<Vec<V
     let head = export.report.head;
     if head.seq > 0 {
         let (page, _) = records(client, STREAM, head.seq - 1, 1).await?;
-        let found = page.into_iter().next().map(verify_record::<TenantRecord>);
+        let found = page.into_iter().next().map(stream_entry);
         let found = found.transpose()?.map(|entry| entry.hash);
         if let Some((kind, what)) = compare_hashes(found, head.hash) {
             let detail = format!("entry {} of the audit stream {what}", head.seq);
@@ -167,7 +144,7 @@ async fn compare(client: &Client, export: &ExportReport) -> anyhow::Result<Vec<V
             }
             Err(failure) => return Err(failure.into()),
             Ok((page, _)) => {
-                let found = page.into_iter().next().map(verify_record::<Record>);
+                let found = page.into_iter().next().map(session_record);
                 match compare_hashes(found.transpose()?.map(|record| record.hash), *hash) {
                     Some(wrong) => wrong,
                     None => continue,
@@ -203,7 +180,7 @@ fn add(answer: &mut Value, missing: Vec<Value>) {
 }
 
 fn print_report(answer: &Value, output: &CliOutput) -> anyhow::Result<Exit> {
-    let found: VerifyReport = crate::cli::answers::read(answer)?;
+    let found: VerifyReport = read(answer)?;
     let is_ok = answer["ok"] == true && found.problems.is_empty();
     let exit = if is_ok {
         Exit::Done
@@ -218,8 +195,8 @@ fn print_report(answer: &Value, output: &CliOutput) -> anyhow::Result<Exit> {
         let mark = TextTone::Bad.paint("✗");
         let line = format!(
             "{mark} {}: {}",
-            cell(&problem.kind),
-            printable(&problem.detail)
+            cell(text(problem, "kind")),
+            printable(text(problem, "detail"))
         );
         output.line(&line)?;
     }
@@ -229,7 +206,7 @@ fn print_report(answer: &Value, output: &CliOutput) -> anyhow::Result<Exit> {
     );
     if is_ok {
         let mark = TextTone::Good.paint("✓");
-        let head = shorten_digest(&cell(&found.head.hash));
+        let head = shorten_digest(&cell(text(&found.head, "hash")));
         output.line(&format!("{mark} {covered}, chain intact, head {head}"))?;
     } else {
         let total = found.problems_total;

@@ -1,7 +1,6 @@
 //! One turn: the message, the streamed answer, the wait for a person, and reconnecting to a server
 //! that was gone.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -9,10 +8,10 @@ use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
 
 use crate::cli::answers::{elements, text};
-use crate::cli::output::{CliOutput, TextTone};
+use crate::cli::output::{CliOutput, TextTone, write};
 use crate::cli::printable::{cell, printable};
-use crate::client::Client;
-use crate::exit::{Exit, Failure, LostReader};
+use crate::client::{Client, random_key};
+use crate::exit::{Exit, Failure};
 
 const PATH: &str = "/openai/v1/chat/completions";
 /// How long a turn may wait for a person before the client opens a new stream.
@@ -108,7 +107,7 @@ impl<'a> ChatTurn<'a> {
             "stream": true,
         });
         // One idempotency key makes all attempts one turn.
-        let key = turn_key()?;
+        let key = random_key("chat")?;
         let mut headers = vec![
             ("x-statehold-session", self.session.to_owned()),
             ("idempotency-key", key),
@@ -215,7 +214,7 @@ impl<'a> ChatTurn<'a> {
             let name = format!("{}> ", cell(self.agent));
             shown.insert_str(0, &TextTone::Strong.paint(&name));
         }
-        write(&shown)
+        write(&shown, "")
     }
 
     /// Announces each hold that the turn waits for, once.
@@ -313,9 +312,9 @@ impl<'a> ChatTurn<'a> {
         let used = last.width() + self.agent.width() + 2;
         let gap = " ".repeat(ABOUT_COLUMN.saturating_sub(used).max(3));
         if about.is_empty() {
-            write("\n")
+            write("", "\n")
         } else {
-            write(&format!("{gap}{}\n", TextTone::Dim.paint(&about)))
+            write(&format!("{gap}{}", TextTone::Dim.paint(&about)), "\n")
         }
     }
 
@@ -356,18 +355,4 @@ fn stream_failure(error: &Value) -> Failure {
         Failure::new(exit, message).hint("the conversation is kept; send the message again");
     failure.code = Some(code.to_owned());
     failure
-}
-
-/// An idempotency key that stays the same for all attempts of a turn.
-fn turn_key() -> anyhow::Result<String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
-    Ok(format!("chat-{:032x}", u128::from_le_bytes(bytes)))
-}
-
-fn write(shown: &str) -> anyhow::Result<()> {
-    let mut out = anstream::stdout().lock();
-    out.write_all(shown.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|error| LostReader(error).into())
 }

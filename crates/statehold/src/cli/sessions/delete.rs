@@ -3,14 +3,13 @@
 use clap::Args;
 use http::Method;
 
-use super::SessionInfo;
-use crate::cli::answers::read;
+use crate::cli::answers::text;
 use crate::cli::ask;
 use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
 use crate::cli::resolve;
 use crate::client::Client;
-use crate::exit::{Exit, Failure};
+use crate::exit::Exit;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SessionsDeleteArgs {
@@ -22,46 +21,30 @@ pub(in crate::cli) struct SessionsDeleteArgs {
 }
 
 impl SessionsDeleteArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
-        if !self.yes && !ask::can_ask() {
-            return Err(Failure::usage(
-                "deleting a session needs a confirmation, and there is no terminal to ask on",
-            )
-            .hint("confirm with: --yes")
-            .into());
-        }
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
+        ask::require_person(self.yes, "deleting a session")?;
         let id = resolve::session(client, &self.session).await?;
+        let path = format!("/v1/sessions/{id}");
         if !self.yes {
-            let session: SessionInfo =
-                read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
-            if !confirm(&session)? {
+            let session = client.get(&path).await?.body;
+            let question = format!(
+                "{}  {} of {}, {}, {} records\nDelete it for good?",
+                cell(text(&session, "id")),
+                cell(session["name"].as_str().unwrap_or("no name")),
+                cell(text(&session, "user")),
+                cell(text(&session, "status")),
+                session["revision"]
+            );
+            if !ask::ask_yes(&question)? {
                 output.note("nothing was deleted");
                 return Ok(Exit::Refused);
             }
         }
-        client
-            .call(Method::DELETE, &format!("/v1/sessions/{id}"), None)
-            .await?;
+        client.call(Method::DELETE, &path, None).await?;
         if output.json {
-            output.json(&serde_json::json!({ "deleted": id }))?;
-        } else {
-            output.line(&format!("✓ deleted {id}"))?;
+            return output.json(&serde_json::json!({ "deleted": id }));
         }
+        output.line(&format!("✓ deleted {id}"))?;
         Ok(Exit::Done)
     }
-}
-
-fn confirm(session: &SessionInfo) -> anyhow::Result<bool> {
-    ask::ask_yes(&format!(
-        "{}  {} of {}, {}, {} records\nDelete it for good?",
-        cell(&session.id),
-        cell(session.name.as_deref().unwrap_or("no name")),
-        cell(&session.user),
-        cell(&session.status),
-        session.revision
-    ))
 }

@@ -3,9 +3,8 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::SessionInfo;
-use crate::cli::answers::{LimitArgs, ListPages, read};
-use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
+use crate::cli::answers::{LimitArgs, ListPages, text};
+use crate::cli::output::{CliOutput, TableCell, TextTable};
 use crate::client::Client;
 use crate::exit::Exit;
 
@@ -31,11 +30,7 @@ pub(in crate::cli) struct SessionsListArgs {
 }
 
 impl SessionsListArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let limit = self.limit.count();
         let mut pages = ListPages::sessions(vec![
             ("app", self.app.clone()),
@@ -46,10 +41,9 @@ impl SessionsListArgs {
         ]);
         let sessions = pages.take(client, limit).await?;
         if output.json {
-            output.json(&pages.document(&sessions))?;
-            return Ok(Exit::Done);
+            return output.json(&pages.document(&sessions));
         }
-        output.table(&table(&sessions, output)?)?;
+        output.table(&table(&sessions, output))?;
         if output.is_terminal {
             output.note(&footer(sessions.len(), pages.cursor.is_some()));
         }
@@ -57,24 +51,23 @@ impl SessionsListArgs {
     }
 }
 
-fn table(sessions: &[Value], output: &CliOutput) -> anyhow::Result<TextTable> {
+fn table(sessions: &[Value], output: &CliOutput) -> TextTable {
     let mut table = TextTable::new(&[
         "SESSION", "STATUS", "APP", "USER", "NAME", "AGENT", "REVISION", "UPDATED",
     ]);
     for session in sessions {
-        let session: SessionInfo = read(session)?;
         table.row(vec![
-            TableCell::new(&session.id),
-            TableCell::new(&session.status).tone(TextTone::of_status(&session.status)),
-            TableCell::new(&session.app),
-            TableCell::new(&session.user),
-            TableCell::optional(session.name.as_ref()),
-            TableCell::new(&session.agent),
-            TableCell::new(session.revision.to_string()),
-            TableCell::new(output.times.show(&session.updated_at)),
+            TableCell::of(&session["id"]),
+            TableCell::status(text(session, "status")),
+            TableCell::of(&session["app"]),
+            TableCell::of(&session["user"]),
+            TableCell::of(&session["name"]),
+            TableCell::of(&session["agent"]),
+            TableCell::new(session["revision"].to_string()),
+            output.time(&session["updated_at"]),
         ]);
     }
-    Ok(table)
+    table
 }
 
 fn footer(count: usize, has_more: bool) -> String {

@@ -3,12 +3,12 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::SessionInfo;
-use crate::cli::answers::{PAGE_MAX, elements, read};
+use crate::cli::answers::{elements, last_rows, text};
 use crate::cli::items;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::resolve;
-use crate::client::{Client, with_query};
+use crate::cli::tree::{all_requests, open_holds};
+use crate::client::Client;
 use crate::exit::Exit;
 
 /// How many open holds are fetched for their title.
@@ -27,20 +27,17 @@ pub(in crate::cli) struct SessionsShowArgs {
 }
 
 impl SessionsShowArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let id = resolve::session(client, &self.session).await?;
         let session = client.get(&format!("/v1/sessions/{id}")).await?.body;
-        let holds = open_holds(client, &id).await?;
-        let (messages, has_earlier) = self.messages(client, &id).await?;
+        let holds = detailed_holds(client, &id).await?;
+        let path = format!("/v1/sessions/{id}/messages");
+        let range = (self.limit, self.hidden);
+        let (_, messages, has_earlier) = last_rows(client, &path, "messages", range).await?;
         if output.json {
-            output.json(&json!({ "session": session, "holds": holds, "messages": messages }))?;
-            return Ok(Exit::Done);
+            return output
+                .json(&json!({ "session": session, "holds": holds, "messages": messages }));
         }
-        let session: SessionInfo = read(&session)?;
         if output.is_terminal {
             print_for_people(&session, &holds, &messages, output)?;
         } else {
@@ -51,37 +48,12 @@ impl SessionsShowArgs {
         }
         Ok(Exit::Done)
     }
-
-    /// The last messages, oldest first, and whether there are earlier ones.
-    async fn messages(&self, client: &Client, id: &str) -> anyhow::Result<(Vec<Value>, bool)> {
-        let limit = usize::try_from(self.limit)?;
-        let view = self.hidden.then(|| "trace".to_owned());
-        let mut messages: Vec<Value> = Vec::new();
-        let mut cursor = None;
-        loop {
-            let missing = (limit - messages.len()).min(PAGE_MAX);
-            let parameters = [
-                ("view", view.clone()),
-                ("cursor", cursor.take()),
-                ("limit", Some(missing.to_string())),
-            ];
-            let path = with_query(&format!("/v1/sessions/{id}/messages"), &parameters);
-            let answer = client.get(&path).await?.body;
-            let page = elements(&answer, "messages");
-            messages.splice(0..0, page.iter().take(missing).cloned());
-            cursor = answer["next_cursor"].as_str().map(str::to_owned);
-            if cursor.is_none() || messages.len() >= limit {
-                return Ok((messages, cursor.is_some()));
-            }
-        }
-    }
 }
 
 /// The open holds of a session, with the details that the caller may see.
-async fn open_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Value>> {
+async fn detailed_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Value>> {
     let tree = client.get(&format!("/v1/sessions/{session}/tree")).await?;
-    let mut open = Vec::new();
-    collect_open(elements(&tree.body, "tasks"), &mut open);
+    let mut open = collect_open(elements(&tree.body, "tasks"));
     for hold in open.iter_mut().take(HOLDS_MAX) {
         let Some(id) = hold["id"].as_str() else {
             continue;
@@ -94,60 +66,48 @@ async fn open_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Value>
     Ok(open)
 }
 
-fn collect_open(tasks: &[Value], open: &mut Vec<Value>) {
-    for task in tasks {
-        for request in elements(task, "requests") {
-            let holds = elements(request, "holds").iter();
-            open.extend(holds.filter(|hold| hold["status"] == "open").cloned());
-            collect_open(elements(request, "tasks"), open);
-        }
-    }
+fn collect_open(tasks: &[Value]) -> Vec<Value> {
+    open_holds(all_requests(tasks))
+        .into_iter()
+        .cloned()
+        .collect()
 }
 
-fn facts(session: &SessionInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> {
-    let labels: Vec<String> = session
-        .labels
-        .iter()
-        .map(|(key, value)| format!("{key}:{value}"))
+fn facts(session: &Value, output: &CliOutput) -> Vec<(&'static str, TableCell)> {
+    let labels = session["labels"].as_object().into_iter().flatten();
+    let labels: Vec<String> = labels
+        .map(|(key, value)| format!("{key}:{}", value.as_str().unwrap_or_default()))
         .collect();
-    let time = |text: &str| TableCell::new(output.times.show(text));
     let mut facts = vec![
         (
             "session",
-            TableCell::new(&session.id).tone(TextTone::Strong),
+            TableCell::of(&session["id"]).tone(TextTone::Strong),
         ),
-        ("name", TableCell::optional(session.name.as_ref())),
-        ("app", TableCell::new(&session.app)),
-        ("user", TableCell::new(&session.user)),
-        ("agent", TableCell::new(&session.agent)),
-        (
-            "status",
-            TableCell::new(&session.status).tone(TextTone::of_status(&session.status)),
-        ),
-        ("revision", TableCell::new(session.revision.to_string())),
-        ("created", time(&session.created_at)),
-        ("updated", time(&session.updated_at)),
+        ("name", TableCell::of(&session["name"])),
+        ("app", TableCell::of(&session["app"])),
+        ("user", TableCell::of(&session["user"])),
+        ("agent", TableCell::of(&session["agent"])),
+        ("status", TableCell::status(text(session, "status"))),
+        ("revision", TableCell::new(session["revision"].to_string())),
+        ("created", output.time(&session["created_at"])),
+        ("updated", output.time(&session["updated_at"])),
     ];
     if !labels.is_empty() {
         facts.push(("labels", TableCell::new(labels.join(", "))));
     }
-    if let Some(expires_at) = &session.expires_at {
-        facts.push(("expires", time(expires_at)));
+    if session["expires_at"].is_string() {
+        facts.push(("expires", output.time(&session["expires_at"])));
     }
     facts
 }
 
 fn print_for_people(
-    session: &SessionInfo,
+    session: &Value,
     holds: &[Value],
     messages: &[Value],
     output: &CliOutput,
 ) -> anyhow::Result<()> {
-    let mut header = TextTable::new(&[]);
-    for (name, value) in facts(session, output) {
-        header.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
-    }
-    output.table(&header)?;
+    output.table(&TextTable::facts(facts(session, output), TextTone::Dim))?;
     if !holds.is_empty() {
         output.line(&format!(
             "\n{}",
@@ -170,21 +130,18 @@ fn print_for_people(
 fn hold_cells(hold: &Value) -> Vec<TableCell> {
     ["alias", "kind", "title", "id"]
         .into_iter()
-        .map(|field| TableCell::optional(hold[field].as_str()))
+        .map(|field| TableCell::of(&hold[field]))
         .collect()
 }
 
 /// Each line begins with its subject, so that `grep` and `cut` can take it apart.
 fn print_for_pipes(
-    session: &SessionInfo,
+    session: &Value,
     holds: &[Value],
     messages: &[Value],
     output: &CliOutput,
 ) -> anyhow::Result<()> {
-    let mut table = TextTable::new(&[]);
-    for (name, value) in facts(session, output) {
-        table.row(vec![TableCell::new(name), value]);
-    }
+    let mut table = TextTable::facts(facts(session, output), TextTone::Plain);
     for hold in holds {
         let mut cells = vec![TableCell::new("hold")];
         cells.extend(hold_cells(hold));
@@ -204,8 +161,7 @@ mod tests {
     fn open_holds_are_found_at_every_depth() {
         let leaf = json!({ "holds": [{ "id": "hld_1", "status": "open" }, { "id": "hld_2", "status": "approved" }], "tasks": [] });
         let tasks = json!([{ "requests": [{ "holds": [], "tasks": [{ "requests": [leaf] }] }] }]);
-        let mut open = Vec::new();
-        collect_open(tasks.as_array().expect("a list"), &mut open);
+        let open = collect_open(tasks.as_array().expect("a list"));
         assert_eq!(open, [json!({ "id": "hld_1", "status": "open" })]);
     }
 }

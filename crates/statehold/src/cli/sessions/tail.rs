@@ -1,10 +1,10 @@
 //! `statehold sessions tail`: follows a session, also across lost connections.
 
+use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
-use super::SessionInfo;
-use crate::cli::answers::{elements, read};
+use crate::cli::answers::{UNKNOWN_FORMAT, elements};
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::printable::cell;
 use crate::cli::resolve;
@@ -30,15 +30,12 @@ pub(in crate::cli) struct SessionsTailArgs {
 }
 
 impl SessionsTailArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let id = resolve::session(client, &self.session).await?;
-        let session: SessionInfo = read(&client.get(&format!("/v1/sessions/{id}")).await?.body)?;
+        let session = client.get(&format!("/v1/sessions/{id}")).await?.body;
+        let revision = session["revision"].as_u64().context(UNKNOWN_FORMAT)?;
         // Start at a known revision: a connection lost before the first record then loses none.
-        let after = self.after.unwrap_or(session.revision);
+        let after = self.after.unwrap_or(revision);
         let path = format!("/v1/sessions/{id}/events");
         let mut feed = Feed::open(client, &path, Some(after.to_string())).await?;
         output.note(&format!(
@@ -64,16 +61,15 @@ impl SessionsTailArgs {
     }
 
     fn print(&self, data: &str, output: &CliOutput) -> anyhow::Result<()> {
-        let record: Value = read(&serde_json::from_str(data)?)?;
+        let record: Value = serde_json::from_str(data)?;
         if self.jsonl || output.json {
-            return output.json(&record);
+            return output.json(&record).map(drop);
         }
-        let time = output.times.show(record["at"].as_str().unwrap_or_default());
         let events: Vec<String> = elements(&record, "events").iter().map(summary).collect();
         let mut table = TextTable::new(&[]);
         table.row(vec![
             TableCell::new(record["revision"].to_string()).tone(TextTone::Dim),
-            TableCell::new(time).tone(TextTone::Dim),
+            output.time(&record["at"]).tone(TextTone::Dim),
             TableCell::new(name(&record["command"])).tone(TextTone::Strong),
             TableCell::new(events.join("; ")),
         ]);

@@ -10,7 +10,7 @@ use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
 use crate::cli::resolve::{self, IdKind};
 use crate::client::Client;
-use crate::exit::{Exit, Failure};
+use crate::exit::Exit;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TasksCancelArgs {
@@ -23,18 +23,8 @@ pub(in crate::cli) struct TasksCancelArgs {
 }
 
 impl TasksCancelArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
-        if !self.yes && !ask::can_ask() {
-            return Err(Failure::usage(
-                "cancelling needs a confirmation, and there is no terminal to ask on",
-            )
-            .hint("confirm with: --yes")
-            .into());
-        }
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
+        ask::require_person(self.yes, "cancelling")?;
         let found = resolve::one_of(client, &self.of, &[IdKind::Task, IdKind::Request]).await?;
         let kind = found.kind.word();
         let path = format!("/v1/{kind}s/{}", found.id);
@@ -56,10 +46,9 @@ impl TasksCancelArgs {
             .call(Method::POST, &format!("{path}/cancel"), Some(&json!({})))
             .await?;
         if output.json {
-            output.json(&answer.body)?;
-        } else {
-            output.line(&format!("✓ cancelled {alias}   {}", cell(&found.id)))?;
+            return output.json(&answer.body);
         }
+        output.line(&format!("✓ cancelled {alias}   {}", cell(&found.id)))?;
         Ok(Exit::Done)
     }
 }

@@ -1,13 +1,13 @@
 //! `statehold tasks show`.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::cli::answers::{PAGE_MAX, elements, text};
+use crate::cli::answers::{elements, last_rows, text};
 use crate::cli::items;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::resolve::{self, IdKind};
-use crate::client::{Client, with_query};
+use crate::client::Client;
 use crate::exit::Exit;
 
 #[derive(Debug, Args)]
@@ -23,31 +23,24 @@ pub(in crate::cli) struct TasksShowArgs {
 }
 
 impl TasksShowArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let found = resolve::one_of(client, &self.task, &[IdKind::Task]).await?;
-        let (mut task, has_earlier) = self.read(client, &found.id).await?;
+        let path = format!("/v1/tasks/{}", found.id);
+        let range = (self.limit, self.hidden);
+        let (mut task, history, has_earlier) = last_rows(client, &path, "history", range).await?;
         if output.json {
-            output.json(&task)?;
-            return Ok(Exit::Done);
+            task["history"] = history.into();
+            return output.json(&task);
         }
-        let history = task["history"].take();
-        let history = history.as_array().map_or(&[][..], Vec::as_slice);
-        let mut table = TextTable::new(&[]);
-        for (name, value) in facts(&task) {
-            table.row(vec![TableCell::new(name).tone(TextTone::Dim), value]);
-        }
+        let mut table = TextTable::facts(facts(&task), TextTone::Dim);
         if !output.is_terminal {
-            for item in history {
+            for item in &history {
                 table.row(items::for_pipes("item", item, output));
             }
         }
         output.table(&table)?;
         if output.is_terminal {
-            for item in history {
+            for item in &history {
                 output.line(&format!("\n{}", items::for_people(item, output)))?;
             }
             if history.is_empty() {
@@ -59,36 +52,10 @@ impl TasksShowArgs {
         }
         Ok(Exit::Done)
     }
-
-    /// The task with its last items, oldest first, and whether there are earlier ones.
-    async fn read(&self, client: &Client, id: &str) -> anyhow::Result<(Value, bool)> {
-        let limit = usize::try_from(self.limit)?;
-        let view = self.hidden.then(|| "trace".to_owned());
-        let mut history: Vec<Value> = Vec::new();
-        let mut cursor: Option<String> = None;
-        loop {
-            let missing = (limit - history.len()).min(PAGE_MAX);
-            let parameters = [
-                ("view", view.clone()),
-                ("cursor", cursor.take()),
-                ("limit", Some(missing.to_string())),
-            ];
-            let path = with_query(&format!("/v1/tasks/{id}"), &parameters);
-            let mut task = client.get(&path).await?.body;
-            let page = elements(&task, "history");
-            history.splice(0..0, page.iter().take(missing).cloned());
-            cursor = task["next_cursor"].as_str().map(str::to_owned);
-            if cursor.is_none() || history.len() >= limit {
-                task["history"] = json!(history);
-                return Ok((task, cursor.is_some()));
-            }
-        }
-    }
 }
 
 fn facts(task: &Value) -> Vec<(&'static str, TableCell)> {
-    let status = text(task, "status");
-    let of = |field: &str| TableCell::optional(task[field].as_str());
+    let of = |field: &str| TableCell::of(&task[field]);
     let waits: Vec<&str> = elements(task, "pending")
         .iter()
         .map(|hold| text(hold, "alias"))
@@ -101,10 +68,7 @@ fn facts(task: &Value) -> Vec<(&'static str, TableCell)> {
         ),
         ("agent", of("agent")),
         ("session", of("session_id")),
-        (
-            "status",
-            TableCell::new(status).tone(TextTone::of_status(status)),
-        ),
+        ("status", TableCell::status(text(task, "status"))),
         ("live request", of("live_request_id")),
         ("last outcome", of("last_outcome")),
     ];

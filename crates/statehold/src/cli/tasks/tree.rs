@@ -32,11 +32,7 @@ pub(in crate::cli) struct TasksTreeArgs {
 }
 
 impl TasksTreeArgs {
-    pub(in crate::cli) async fn run(
-        &self,
-        client: &Client,
-        output: &CliOutput,
-    ) -> anyhow::Result<Exit> {
+    pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let found = resolve::one_of(client, &self.of, &[IdKind::Task, IdKind::Session]).await?;
         let (session, root) = if found.kind == IdKind::Task {
             let task = client
@@ -52,8 +48,7 @@ impl TasksTreeArgs {
         }
         let tree = SessionTree::load(client, &session).await?;
         if output.json {
-            output.json(&tree.answer)?;
-            return Ok(Exit::Done);
+            return output.json(&tree.answer);
         }
         let lines = self.lines(&tree, root, output);
         if lines.is_empty() {

@@ -14,7 +14,7 @@ use crate::cli::answers::{elements, text};
 use crate::cli::output::CliOutput;
 use crate::cli::printable::cell;
 use crate::cli::resolve::{self, IdKind};
-use crate::cli::tree::{find_request, open_holds_of};
+use crate::cli::tree::{all_requests, is_final, is_working, open_holds, with_requests_below};
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
@@ -134,19 +134,12 @@ async fn live_request(
     Ok(Err(if is_fine { Exit::Done } else { Exit::Failed }))
 }
 
-fn is_final(request: &Value) -> bool {
-    matches!(
-        text(request, "status"),
-        "completed" | "failed" | "cancelled"
-    )
-}
-
 /// The request in the tree of its session, with everything below it.
 async fn find_in_tree(client: &Client, request: &Value) -> Result<Option<Value>, Failure> {
     let session = text(request, "session_id");
     let tree = client.get(&format!("/v1/sessions/{session}/tree")).await?;
-    let tasks = elements(&tree.body, "tasks");
-    Ok(find_request(tasks, text(request, "id")).cloned())
+    let mut requests = all_requests(elements(&tree.body, "tasks")).into_iter();
+    Ok(requests.find(|found| found["id"] == request["id"]).cloned())
 }
 
 /// The holds that block a request, if only people can unblock it.
@@ -160,7 +153,7 @@ async fn waits_for_people(
     let Some(node) = find_in_tree(client, request).await? else {
         return Ok(None);
     };
-    let open = open_holds_of(&node);
+    let open = open_holds(with_requests_below(&node));
     // If a request below still works, people are not the only ones to wait for.
     let holds = open
         .iter()
@@ -171,28 +164,15 @@ async fn waits_for_people(
 
 /// Whether a request at or below this one is running or queued.
 fn has_work(request: &Value) -> bool {
-    matches!(text(request, "status"), "running" | "queued")
-        || elements(request, "tasks")
-            .iter()
-            .flat_map(|task| elements(task, "requests"))
-            .any(has_work)
-}
-
-/// Every hold at or below a request.
-fn all_holds(request: &Value) -> Vec<&Value> {
-    let mut holds: Vec<&Value> = elements(request, "holds").iter().collect();
-    let below = elements(request, "tasks").iter();
-    let below = below.flat_map(|task| elements(task, "requests"));
-    holds.extend(below.flat_map(all_holds));
-    holds
+    with_requests_below(request).into_iter().any(is_working)
 }
 
 /// The last hold at or below a request, if it was rejected, dismissed or expired.
 fn refusal(request: &Value) -> Option<&Value> {
+    let requests = with_requests_below(request).into_iter();
+    let holds = requests.flat_map(|request| elements(request, "holds"));
     // Ids sort by creation time.
-    let last = all_holds(request)
-        .into_iter()
-        .max_by_key(|hold| text(hold, "id").to_owned())?;
+    let last = holds.max_by_key(|hold| text(hold, "id"))?;
     matches!(text(last, "status"), "rejected" | "expired" | "cancelled").then_some(last)
 }
 
