@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regex::Regex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
@@ -126,7 +126,8 @@ impl AgentKind {
 }
 
 /// Meaning of a chat call without a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ChatDefault {
     /// The caller sends the history, and nothing is stored.
     #[default]
@@ -149,7 +150,8 @@ pub struct OpenaiSpec {
 }
 
 /// Which side stores the history of a chat service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ChatMemory {
     /// Statehold does: each call sends the agent's own exchanges, with its state unchanged.
     #[default]

@@ -31,7 +31,7 @@ pub(crate) use book::{DeclaredAgents, declare_agents};
 pub(crate) use layers::{ConfigLayers, SourcedValue, ValueSource};
 pub(crate) use mistakes::ConfigMistakes;
 pub(crate) use secret::secret;
-pub(crate) use tables::{ConfigDifferences, ConfigTables, agent_table, other_settings, tool_table};
+pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 
 use models::ModelConfig;
 use tool_servers::ToolServerConfig;

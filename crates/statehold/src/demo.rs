@@ -119,17 +119,6 @@ fn is_declared(configured: &BTreeMap<Name, AgentConfig>, name: &Name) -> bool {
     own.is_some_and(|own| !own.is_policies_only())
 }
 
-/// Options of the demo.
-#[derive(Debug, Clone)]
-pub(crate) struct DemoOptions {
-    /// The URL of the server.
-    pub(crate) url: String,
-    /// Whether a runner works for the coordinator, so that the seed sessions can go through it.
-    pub(crate) has_coordinator: bool,
-    /// Whether to create the seed sessions. Works only on a server that needs no key.
-    pub(crate) seeds: bool,
-}
-
 /// The running demo.
 #[derive(Debug)]
 pub(crate) struct RunningDemo {
@@ -167,7 +156,8 @@ pub(crate) async fn revoke_keys(engine: &Engine, tenant: &Name) -> Result<(), En
     Ok(())
 }
 
-/// Starts the workers and creates the seed sessions.
+/// Starts the workers against the server at `url`, and creates the seed sessions if `seeds` is set,
+/// which works only on a server that needs no key.
 ///
 /// # Errors
 ///
@@ -176,7 +166,7 @@ pub(crate) async fn spawn(
     demo: &EmbeddedDemo,
     engine: &Engine,
     tenant: &Name,
-    options: &DemoOptions,
+    (url, seeds): (&str, bool),
 ) -> anyhow::Result<RunningDemo> {
     let workers: Vec<DemoWorker> = WORKERS
         .into_iter()
@@ -184,7 +174,7 @@ pub(crate) async fn spawn(
         .collect();
     let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
     let client = |token: Option<&str>| -> anyhow::Result<Client> {
-        Ok(Client::new(options.url.parse()?, token, PATIENCE)?)
+        Ok(Client::new(url.parse()?, token, PATIENCE)?)
     };
     if !workers.is_empty() {
         let client = client(Some(&issue_key(engine, tenant, &workers).await?))?;
@@ -193,9 +183,9 @@ pub(crate) async fn spawn(
         }
     }
     // The seed sessions show the unmodified demo, so replaced agents skip them.
-    if options.seeds && workers.len() == WORKERS.len() {
+    if seeds && workers.len() == WORKERS.len() {
         let (client, stop) = (client(None)?, stop.clone());
-        let through_coordinator = options.has_coordinator && demo.has(book::COORDINATOR);
+        let through_coordinator = demo.has(book::COORDINATOR);
         tasks.spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}

@@ -3,18 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::limits::QUORUM_MAX;
 use statehold_core::name::Name;
 use statehold_engine::policy::{
-    AgentPolicy, Approval, ArgsCondition, OnNoAnswer, Policies, ToolPolicy, decide_by_text,
-    parse_decide_by,
+    AgentPolicy, Approval, ArgsCondition, OnNoAnswer, Policies, ToolPolicy, parse_decide_by,
 };
 use statehold_engine::{PathRule, Pattern};
 
 use super::kinds::AgentDeclaration;
-use super::values::{SchemaTable, VariableName};
+use super::values::{BoundedNumber, SchemaTable, VariableName};
 
 /// The table of an agent. Tool settings in it apply to all of its tools.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -50,8 +50,9 @@ pub(crate) struct ToolConfig {
     approval_if: Option<SchemaTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     comment_required: Option<bool>,
+    #[serde(deserialize_with = "decide_by")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    decide_by: Option<DecideByText>,
+    decide_by: Option<DecideBy>,
     #[serde(skip_serializing_if = "Option::is_none")]
     effect: Option<Effect>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,7 +64,7 @@ pub(crate) struct ToolConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     on_no_answer: Option<OnNoAnswer>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    quorum: Option<QuorumCount>,
+    quorum: Option<BoundedNumber<1, { QUORUM_MAX as u64 }>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     redact: Option<Vec<PathRule>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,46 +90,10 @@ pub(super) const TOOL_SETTINGS: [&str; 13] = [
     "risk",
 ];
 
-/// `other`, `user` or `role:NAME`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-struct DecideByText(DecideBy);
-
-impl TryFrom<String> for DecideByText {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        parse_decide_by(&text).map(Self)
-    }
-}
-
-impl From<DecideByText> for String {
-    fn from(judge: DecideByText) -> Self {
-        decide_by_text(&judge.0)
-    }
-}
-
-/// How many people must approve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "u16", into = "u16")]
-struct QuorumCount(u16);
-
-impl TryFrom<u16> for QuorumCount {
-    type Error = String;
-
-    fn try_from(count: u16) -> Result<Self, Self::Error> {
-        if (1..=QUORUM_MAX).contains(&count) {
-            Ok(Self(count))
-        } else {
-            Err(format!("it must be 1 to {QUORUM_MAX}"))
-        }
-    }
-}
-
-impl From<QuorumCount> for u16 {
-    fn from(quorum: QuorumCount) -> Self {
-        quorum.0
-    }
+/// Reads `other`, `user` or `role:NAME`.
+fn decide_by<'de, D: Deserializer<'de>>(judge: D) -> Result<Option<DecideBy>, D::Error> {
+    let text = String::deserialize(judge)?;
+    parse_decide_by(&text).map(Some).map_err(D::Error::custom)
 }
 
 impl ToolConfig {
@@ -140,13 +105,13 @@ impl ToolConfig {
                 condition.expect("it was a schema when it was read")
             }),
             comment_required: self.comment_required,
-            decide_by: self.decide_by.clone().map(|judge| judge.0),
+            decide_by: self.decide_by.clone(),
             effect: self.effect,
             expires_in_seconds: self.expires_in_seconds.map(Into::into),
             idempotent: self.idempotent,
             on_expiry: self.on_expiry,
             on_no_answer: self.on_no_answer,
-            quorum: self.quorum.map(Into::into),
+            quorum: self.quorum.and_then(|count| count.get().try_into().ok()),
             redact: self.redact.clone(),
             redact_rules: self.redact_rules.clone(),
             risk: self.risk,

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, ConversationsSpec, LlmSpec,
-    ModelSpec, OpenaiSpec, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, AgentSpec, ChatDefault, ConversationsSpec, LlmSpec, ModelSpec,
+    OpenaiSpec, ToolServerSpec, ToolTransport,
 };
 use statehold_core::name::Name;
 use statehold_engine::{Credential, Schema};
@@ -17,8 +17,8 @@ use statehold_engine::{Credential, Schema};
 use super::agents::AgentConfig;
 use super::keys::{AGENTS, MODELS, TOOL_SERVERS};
 use super::kinds::{
-    AgentDeclaration, DeclaredKind, MemoryBy, OpenaiDefault, RETRIES, RetryCount, STEPS_MAX,
-    TIMEOUT_SECONDS, TimeoutSeconds, kinds_with,
+    AgentDeclaration, DeclaredKind, RETRIES, RetryCount, STEPS_MAX, TIMEOUT_SECONDS,
+    TimeoutSeconds, kinds_with,
 };
 use super::layers::{SourcedValue, step};
 use super::mistakes::{ConfigMistakes, ConfigReader};
@@ -185,7 +185,7 @@ impl<'a> ConfigReader<'a> {
         // Writing the default explicitly must not change the digest.
         declaration
             .openai_default
-            .take_if(|default| *default == OpenaiDefault::Stateless);
+            .take_if(|default| *default == ChatDefault::Stateless);
         let state_schema = self.state_schema(place, &mut declaration);
         let built = match kind {
             DeclaredKind::Worker => {
@@ -222,10 +222,7 @@ impl<'a> ConfigReader<'a> {
                 .map(|pairs| usize::try_from(pairs.get()).unwrap_or(usize::MAX)),
             timeout: timeout(declaration.timeout_seconds),
             retries: retries(declaration.retries),
-            openai_default: match declaration.openai_default.unwrap_or_default() {
-                OpenaiDefault::Stateless => ChatDefault::Stateless,
-                OpenaiDefault::Stateful => ChatDefault::Stateful,
-            },
+            openai_default: declaration.openai_default.unwrap_or_default(),
             digest: AgentSpec::digest_of(&self.identity(name, agent, kind, &declaration)),
             kind: built?,
         })
@@ -302,10 +299,7 @@ impl<'a> ConfigReader<'a> {
             base_url: base_url?,
             model: model?,
             credential,
-            memory: match memory {
-                MemoryBy::Restore => ChatMemory::Restore,
-                MemoryBy::Track => ChatMemory::Track,
-            },
+            memory,
         })
     }
 

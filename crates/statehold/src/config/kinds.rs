@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use statehold_agents::spec::{ChatDefault, ChatMemory};
 use statehold_core::name::Name;
 
 use super::values::{
@@ -88,12 +89,12 @@ pub(crate) struct AgentDeclaration {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kind: Option<DeclaredKind>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) memory: Option<MemoryBy>,
+    pub(super) memory: Option<ChatMemory>,
     /// For `openai` the model's name at the service, otherwise the name of a declared model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) openai_default: Option<OpenaiDefault>,
+    pub(super) openai_default: Option<ChatDefault>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) otherwise: Option<Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,24 +139,6 @@ pub(super) enum AnswerBy {
     #[default]
     Agent,
     Model,
-}
-
-/// Who remembers the exchanges with a chat service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum MemoryBy {
-    #[default]
-    Restore,
-    Track,
-}
-
-/// How a chat call without a session is handled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum OpenaiDefault {
-    #[default]
-    Stateless,
-    Stateful,
 }
 
 /// One rule of a router.

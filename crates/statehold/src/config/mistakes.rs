@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use serde::Serialize;
 use statehold_engine::{CREDENTIAL_BYTES_MAX, Credential};
+use statehold_server::ReloadMistake;
 
 use super::layers::{SourcedValue, ValueSource};
 use super::values::VariableName;
@@ -16,20 +16,9 @@ use crate::exit::Failure;
 /// The largest file that a setting may name, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// One mistake: the key, the problem, and the fix.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct ConfigMistake {
-    /// The whole key.
-    pub(crate) key: String,
-    /// The problem, with the key.
-    pub(crate) message: String,
-    /// The fix.
-    pub(crate) hint: String,
-}
-
 /// All mistakes. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ConfigMistakes(pub(crate) Vec<ConfigMistake>);
+pub(crate) struct ConfigMistakes(pub(crate) Vec<ReloadMistake>);
 
 impl ConfigMistakes {
     /// The first mistake, as an error that says how to see the others.
@@ -51,7 +40,7 @@ pub(super) struct ConfigReader<'a> {
     pub(super) config: &'a Config,
     sources: BTreeMap<&'a str, &'a ValueSource>,
     environment: &'a ConfigEnvironment,
-    mistakes: Vec<ConfigMistake>,
+    mistakes: Vec<ReloadMistake>,
 }
 
 impl<'a> ConfigReader<'a> {
@@ -85,7 +74,7 @@ impl<'a> ConfigReader<'a> {
             Some(source) => format!("`{key}` {what} ({source})"),
             None => format!("`{key}` {what}"),
         };
-        self.mistakes.push(ConfigMistake {
+        self.mistakes.push(ReloadMistake {
             key,
             message,
             hint: hint.into(),

@@ -8,6 +8,7 @@ use statehold_agents::spec::{ModelSpec, ToolServerSpec};
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_engine::Credential;
+use statehold_server::ReloadReport;
 
 use super::Config;
 use super::agents::AgentConfig;
@@ -29,14 +30,6 @@ enum DeclaredTable {
     },
     Model(Option<Arc<ModelSpec>>),
     ToolServer(Option<Arc<ToolServerSpec>>),
-}
-
-/// The tables that differ between two versions.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct ConfigDifferences {
-    pub(crate) added: Vec<String>,
-    pub(crate) changed: Vec<String>,
-    pub(crate) removed: Vec<String>,
 }
 
 impl ConfigTables {
@@ -62,8 +55,8 @@ impl ConfigTables {
     }
 
     /// Compares with an earlier version.
-    pub(crate) fn since(&self, old: &Self) -> ConfigDifferences {
-        let mut differences = ConfigDifferences::default();
+    pub(crate) fn since(&self, old: &Self) -> ReloadReport {
+        let mut differences = ReloadReport::default();
         for (key, table) in &self.0 {
             match old.0.get(key) {
                 None => differences.added.push(key.clone()),
@@ -145,10 +138,11 @@ mod tests {
         let found = after.since(&before);
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let [added, changed, removed] = expected.map(names);
-        let expected = ConfigDifferences {
+        let expected = ReloadReport {
             added,
             changed,
             removed,
+            needs_restart: Vec::new(),
         };
         assert_eq!(found, expected, "{new:?}");
     }

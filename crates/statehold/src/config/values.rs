@@ -15,7 +15,7 @@ const TOML_DATE: &str = "$__toml_private_datetime";
 
 /// A whole number within a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "u64", into = "u64")]
+#[serde(try_from = "u64")]
 pub(crate) struct BoundedNumber<const LEAST: u64, const MOST: u64>(u64);
 
 impl<const LEAST: u64, const MOST: u64> BoundedNumber<LEAST, MOST> {
@@ -42,15 +42,9 @@ impl<const LEAST: u64, const MOST: u64> TryFrom<u64> for BoundedNumber<LEAST, MO
     }
 }
 
-impl<const LEAST: u64, const MOST: u64> From<BoundedNumber<LEAST, MOST>> for u64 {
-    fn from(number: BoundedNumber<LEAST, MOST>) -> Self {
-        number.0
-    }
-}
-
 /// A text that is not empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub(crate) struct NonEmptyText(String);
 
 impl NonEmptyText {
@@ -80,7 +74,7 @@ impl From<NonEmptyText> for String {
 /// The name of an environment variable. Invalid text may be a misplaced secret, so errors never
 /// quote it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub(crate) struct VariableName(String);
 
 impl VariableName {
@@ -105,15 +99,9 @@ impl TryFrom<String> for VariableName {
     }
 }
 
-impl From<VariableName> for String {
-    fn from(variable: VariableName) -> Self {
-        variable.0
-    }
-}
-
 /// An `http://` or `https://` address without credentials, query and fragment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub(crate) struct ServiceUrl(String);
 
 impl ServiceUrl {
@@ -158,15 +146,9 @@ impl TryFrom<String> for ServiceUrl {
     }
 }
 
-impl From<ServiceUrl> for String {
-    fn from(address: ServiceUrl) -> Self {
-        address.0
-    }
-}
-
 /// A state key of the session scope.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub(crate) struct SessionStateKey(StateKey);
 
 impl SessionStateKey {
@@ -189,15 +171,9 @@ impl TryFrom<String> for SessionStateKey {
     }
 }
 
-impl From<SessionStateKey> for String {
-    fn from(key: SessionStateKey) -> Self {
-        key.0.to_string()
-    }
-}
-
 /// A regular expression for messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub(crate) struct MessagePattern(String);
 
 impl MessagePattern {
@@ -221,12 +197,6 @@ impl TryFrom<String> for MessagePattern {
     }
 }
 
-impl From<MessagePattern> for String {
-    fn from(pattern: MessagePattern) -> Self {
-        pattern.0
-    }
-}
-
 fn compile(text: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(text)
         .size_limit(PATTERN_BYTES_MAX)
@@ -236,7 +206,7 @@ fn compile(text: &str) -> Result<Regex, regex::Error> {
 
 /// A JSON Schema, written as a TOML table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Json", into = "Json")]
+#[serde(try_from = "Json")]
 pub(crate) struct SchemaTable(Json);
 
 impl SchemaTable {
@@ -265,12 +235,6 @@ impl TryFrom<Json> for SchemaTable {
                 error.path, error.message
             )),
         }
-    }
-}
-
-impl From<SchemaTable> for Json {
-    fn from(schema: SchemaTable) -> Self {
-        schema.0
     }
 }
 

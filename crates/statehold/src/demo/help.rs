@@ -1,5 +1,9 @@
 //! The help texts of the demo.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use super::words::words;
 
 /// Explains the demo to a user whose message matched nothing.
@@ -8,42 +12,15 @@ pub(super) const TEXT: &str = "This is a demo: its agents follow rules and use n
     \"What's the weather in Paris?\", \"What's the weather in Springfield?\", \"List users\", \
     \"Create user Jean Bartik\" or \"Delete user 7\", which waits for a person.";
 
-/// Messages that look like a decision.
-const DECISIONS: [&str; 25] = [
-    "yes",
-    "yes please",
-    "y",
-    "ok",
-    "okay",
-    "approve",
-    "approved",
-    "approve it",
-    "i approve",
-    "i approve it",
-    "approved by me",
-    "go ahead",
-    "do it",
-    "confirm",
-    "confirmed",
-    "i confirm",
-    "allow",
-    "allow it",
-    "accept",
-    "accepted",
-    "no",
-    "reject",
-    "rejected",
-    "deny",
-    "denied",
-];
-
-/// The same as a pattern, for the rules of the coordinator.
+/// Messages that look like a decision, as a pattern for the rules of the coordinator.
 pub(super) const DECISION_PATTERN: &str = r"(?i)^\W*(yes( please)?|y|ok(ay)?|(i )?approved?( it| by me)?|go ahead|do it|(i )?confirm(ed)?|allow( it)?|accept(ed)?|no|reject(ed)?|den(y|ied))\W*$";
 
 /// The answer to a message that looks like a decision. It decides nothing.
 pub(super) fn on_typed_decision(text: &str) -> Option<String> {
+    static DECISION: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(DECISION_PATTERN).expect("a fixed pattern is one"));
     let said = words(text).join(" ");
-    DECISIONS.contains(&said.as_str()).then(|| {
+    DECISION.is_match(&said).then(|| {
         format!(
             "A message never decides anything: typing \"{said}\" is not an approval. What waits for a \
              person is listed by: statehold approvals list; decide it by its name, for example: \
@@ -55,6 +32,34 @@ pub(super) fn on_typed_decision(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const DECISIONS: [&str; 25] = [
+        "yes",
+        "yes please",
+        "y",
+        "ok",
+        "okay",
+        "approve",
+        "approved",
+        "approve it",
+        "i approve",
+        "i approve it",
+        "approved by me",
+        "go ahead",
+        "do it",
+        "confirm",
+        "confirmed",
+        "i confirm",
+        "allow",
+        "allow it",
+        "accept",
+        "accepted",
+        "no",
+        "reject",
+        "rejected",
+        "deny",
+        "denied",
+    ];
 
     #[test]
     fn typing_is_never_an_approval_and_the_rule_catches_the_same_messages() {

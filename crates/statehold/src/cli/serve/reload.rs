@@ -19,8 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use super::ServePlan;
 use crate::config::{
-    Config, ConfigDifferences, ConfigEnvironment, ConfigTables, DeclaredAgents, SourcedValue,
-    agent_table, declare_agents, other_settings, policies, tool_table,
+    Config, ConfigEnvironment, ConfigTables, DeclaredAgents, SourcedValue, agent_table,
+    declare_agents, other_settings, policies, tool_table,
 };
 use crate::demo::EmbeddedDemo;
 use crate::exit::Failure;
@@ -235,12 +235,9 @@ impl ReloadTargets {
             tokio::task::spawn_blocking(move || read_configuration(&plan, file.as_deref())).await;
         let (plan, declared) = read.map_err(|_| ReloadError::Stopping)??;
         let new = ActiveConfig::new(plan.config.clone(), declared, &context.demo);
-        let ConfigDifferences {
-            added,
-            changed,
-            removed,
-        } = new.tables.since(&active.tables);
-        let mut needs_restart = other_settings(&context.started, &plan.explained);
+        let mut report = new.tables.since(&active.tables);
+        let needs_restart = &mut report.needs_restart;
+        needs_restart.extend(other_settings(&context.started, &plan.explained));
         let in_the_way = context.demo.newly_declared(&plan.config.agents);
         needs_restart.extend(in_the_way.iter().map(agent_table));
         let next = self.runner.prepare(Arc::clone(&new.book)).await;
@@ -261,12 +258,7 @@ impl ReloadTargets {
         self.agents.set(Arc::clone(&new.book));
         self.runner.switch(next).await;
         *active = new;
-        Ok(ReloadReport {
-            added,
-            changed,
-            removed,
-            needs_restart,
-        })
+        Ok(report)
     }
 }
 
@@ -280,14 +272,7 @@ fn read_configuration(
         plan(&environment).map_err(|error| ReloadError::Mistakes(vec![mistake_of(&error)]))?;
     match declare_agents(&plan.config, &plan.explained, &environment) {
         Ok(declared) => Ok((plan, declared)),
-        Err(mistakes) => {
-            let mistakes = mistakes.0.into_iter().map(|mistake| ReloadMistake {
-                key: mistake.key,
-                message: mistake.message,
-                hint: mistake.hint,
-            });
-            Err(ReloadError::Mistakes(mistakes.collect()))
-        }
+        Err(mistakes) => Err(ReloadError::Mistakes(mistakes.0)),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::cli::printable;
 use crate::config::{
     Config, ConfigEnvironment, ConfigMistakes, LogConfig, LogFormat, declare_agents,
 };
-use crate::demo::{self, DemoOptions, EmbeddedDemo};
+use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
 use crate::wire;
@@ -137,7 +137,8 @@ async fn run_server(
     };
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
-    let running_demo = start_demo(&demo, config, &engine, &tenant, &url).await?;
+    let seeds = !config.auth.required;
+    let running_demo = demo::spawn(&demo, &engine, &tenant, (&url, seeds)).await?;
     let banner = StartBanner {
         url: &url,
         demo: &demo,
@@ -248,22 +249,6 @@ pub(in crate::cli) fn push_guard(config: &Config) -> Result<Guard, Failure> {
         // A development server may call any address on this machine.
         Ok(Guard::open())
     }
-}
-
-/// Starts the demo agents against this server.
-async fn start_demo(
-    demo: &EmbeddedDemo,
-    config: &Config,
-    engine: &Engine,
-    tenant: &Name,
-    url: &str,
-) -> anyhow::Result<demo::RunningDemo> {
-    let options = DemoOptions {
-        url: url.to_owned(),
-        has_coordinator: true,
-        seeds: !config.auth.required,
-    };
-    demo::spawn(demo, engine, tenant, &options).await
 }
 
 /// Facts for the start banner, besides the plan.

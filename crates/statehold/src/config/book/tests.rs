@@ -4,11 +4,11 @@ mod refused;
 
 use std::collections::BTreeSet;
 
-use statehold_agents::spec::{FinalAnswer, Routing};
+use statehold_agents::spec::{ChatMemory, FinalAnswer, Routing};
+use statehold_server::ReloadMistake;
 
 use super::*;
 use crate::config::kinds::SETTINGS;
-use crate::config::mistakes::ConfigMistake;
 use crate::config::models::MODEL_SETTINGS;
 use crate::config::tool_servers::TOOL_SERVER_SETTINGS;
 use crate::config::{ConfigLayers, layers};
@@ -105,7 +105,7 @@ impl TestPlace {
         ConfigLayers::finish(layers).expect("fit values")
     }
 
-    fn declare_agents(&self) -> Result<DeclaredAgents, Vec<ConfigMistake>> {
+    fn declare_agents(&self) -> Result<DeclaredAgents, Vec<ReloadMistake>> {
         let (config, explained) = self.finished();
         declare_agents(&config, &explained, &self.environment).map_err(|mistakes| mistakes.0)
     }
