@@ -9,16 +9,16 @@ mod reply;
 use std::fmt;
 use std::time::Duration;
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use statehold_engine::Credential;
 
-use crate::http::{CallDeadline, EndpointError, HttpPool, RetryBudget, ServiceRequest};
+use crate::http::{EndpointError, HttpPool, RetryBudget, ServiceRequest};
 
 pub(crate) use read::read_answer;
-pub(crate) use reply::{RawToolCall, TokenUsage, is_usable_id, opaque_id};
+pub(crate) use reply::{ChatReply, RawToolCall, TokenUsage, is_usable_id, opaque_id};
 
 /// Address and call settings of a chat completions endpoint.
 #[derive(Clone)]
@@ -60,32 +60,6 @@ pub(crate) struct CompletionRequest {
     pub(crate) stream: bool,
 }
 
-/// A chat completions reply.
-#[derive(Debug)]
-pub(crate) struct ChatReply {
-    /// The text, or an empty string.
-    pub(crate) content: String,
-    /// Requested tool calls, in order.
-    pub(crate) tool_calls: Vec<RawToolCall>,
-    /// Finish reason given by the service.
-    pub(crate) finish_reason: Option<String>,
-    /// `custom_content.state`, byte for byte. The last value that is not null.
-    pub(crate) state: Option<Box<RawValue>>,
-    /// `custom_content.shared_context`. The last value that is not null.
-    pub(crate) shared_context: Option<Box<RawValue>>,
-    /// `custom_content.attachments`, in order and unchanged.
-    pub(crate) attachments: Vec<Box<RawValue>>,
-    /// Token usage, if reported.
-    pub(crate) usage: Option<TokenUsage>,
-    /// The member `statehold` of the response or its message. Another Statehold reports its holds
-    /// there.
-    pub(crate) statehold: Option<Box<RawValue>>,
-    /// Response headers.
-    pub(crate) headers: HeaderMap,
-    /// The model's refusal text.
-    pub(crate) refusal: Option<String>,
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct ChatClient {
     http: HttpPool,
@@ -115,12 +89,11 @@ impl ChatClient {
             model: &endpoint.model,
             call,
         };
-        let body = serde_json::to_vec(&body).expect("text and values of JSON can be written");
         let path = ["chat", "completions"];
         let request = ServiceRequest::new(&endpoint.base_url, &path, endpoint.credential.as_ref())?
             .with_headers(&call.headers)
             .accepting_stream(call.stream)
-            .with_json(body);
+            .with_json(&body);
         let mut attempts = RetryBudget::new(endpoint.timeout, endpoint.retries);
         let mut was_streamed = false;
         loop {
@@ -128,35 +101,14 @@ impl ChatClient {
                 was_streamed = true;
                 on_text(text);
             };
-            let outcome = self
-                .send_once(&request, attempts.deadline(), &mut on_chunk)
-                .await;
+            let outcome = match self.http.send(&request, attempts.deadline()).await {
+                Ok(mut answer) => read_answer(&mut answer, &mut on_chunk).await,
+                Err(error) => Err(error),
+            };
             if let Some(outcome) = attempts.retry_or_return(outcome, was_streamed).await {
                 return outcome;
             }
         }
-    }
-
-    async fn send_once(
-        &self,
-        request: &ServiceRequest,
-        deadline: CallDeadline,
-        on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ChatReply, EndpointError> {
-        let mut answer = self.http.send(request, deadline).await?;
-        let reply = read_answer(&mut answer, on_text).await?;
-        Ok(ChatReply {
-            content: reply.content,
-            tool_calls: reply.tool_calls,
-            finish_reason: reply.finish_reason,
-            state: reply.state,
-            shared_context: reply.shared_context,
-            attachments: reply.attachments,
-            usage: reply.usage,
-            statehold: reply.statehold,
-            headers: answer.headers().clone(),
-            refusal: reply.refusal,
-        })
     }
 }
 

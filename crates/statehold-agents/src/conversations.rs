@@ -1,22 +1,21 @@
 //! Client for services that store conversations themselves: it creates one, then sends only new
 //! messages.
 
-use std::fmt;
 use std::time::Duration;
 
 use http::StatusCode;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
-use serde::{Deserialize, Serialize};
+use http::header::{HeaderName, HeaderValue};
+use serde::Deserialize;
+use serde_json::json;
 use serde_json::value::RawValue;
 use statehold_engine::Credential;
 
-use crate::chat::{is_usable_id, opaque_id, read_answer};
+use crate::chat::{ChatReply, is_usable_id, opaque_id, read_answer};
 use crate::http::{CallDeadline, EndpointError, HttpPool, RetryBudget, ServiceRequest};
 
 pub(crate) type HeaderPair = (HeaderName, HeaderValue);
 
 /// Address and call settings of a conversation service.
-#[derive(Clone)]
 pub(crate) struct ConversationsEndpoint {
     /// Without the trailing `/conversations`. A query string is kept.
     pub(crate) base_url: String,
@@ -28,30 +27,6 @@ pub(crate) struct ConversationsEndpoint {
     pub(crate) timeout: Duration,
     /// Number of retries.
     pub(crate) retries: u32,
-}
-
-impl fmt::Debug for ConversationsEndpoint {
-    /// Omits the address, which may contain a secret.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConversationsEndpoint")
-            .field("credential", &self.credential)
-            .field("headers", &self.headers)
-            .field("timeout", &self.timeout)
-            .field("retries", &self.retries)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Reply of a conversation service.
-#[derive(Debug)]
-pub(crate) struct ConversationReply {
-    pub(crate) content: String,
-    /// Id of the conversation to continue: the one that was used, unless the service named another.
-    pub(crate) conversation_id: String,
-    /// `shared_context` of the answer, as raw text.
-    pub(crate) shared_context: Option<Box<RawValue>>,
-    /// Response headers.
-    pub(crate) headers: HeaderMap,
 }
 
 /// Result of searching a service's list for a conversation.
@@ -66,7 +41,6 @@ pub(crate) enum ConversationSearch {
 }
 
 /// Client of one conversation service. Cheap to build: the pool owns the connections.
-#[derive(Debug, Clone)]
 pub(crate) struct ConversationsClient {
     http: HttpPool,
     endpoint: ConversationsEndpoint,
@@ -86,8 +60,11 @@ impl ConversationsClient {
         let request = self
             .request(&["conversations"])?
             .with_headers(std::slice::from_ref(key))
-            .with_json(json(&NewConversationBody { title }));
-        let body = self.read_whole(&request).await?;
+            .with_json(&json!({ "title": title }));
+        let body = match self.read_beginning(&request).await? {
+            (body, None) => body,
+            (_, Some(error)) => return Err(error),
+        };
         let created: ListedConversation = serde_json::from_slice(&body)
             .map_err(|_| EndpointError::Malformed("it is not a conversation"))?;
         created.id()
@@ -97,7 +74,8 @@ impl ConversationsClient {
     /// its beginning.
     pub(crate) async fn find(&self, title: &str) -> Result<ConversationSearch, EndpointError> {
         let request = self.request(&["conversations"])?;
-        let (body, is_whole) = self.read_beginning(&request).await?;
+        let (body, rest) = self.read_beginning(&request).await?;
+        let is_whole = rest.is_none();
         let all: Vec<ListedConversation> = if is_whole {
             serde_json::from_slice(&body).map_err(|_| NOT_A_LIST)?
         } else {
@@ -129,20 +107,17 @@ impl ConversationsClient {
         text: &str,
         (stream, key): (bool, &HeaderPair),
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ConversationReply, EndpointError> {
+    ) -> Result<ChatReply, EndpointError> {
         if !is_usable_id(id) {
             // No service has assigned such an id.
             return Err(EndpointError::NotFound);
         }
-        let message = ConversationMessage {
-            role: "user",
-            content: text,
-        };
+        let body = json!({ "message": { "role": "user", "content": text }, "stream": stream });
         let request = self
             .request(&["conversations", id, "chat"])?
             .with_headers(std::slice::from_ref(key))
             .accepting_stream(stream)
-            .with_json(json(&ConversationChatBody { message, stream }));
+            .with_json(&body);
         let mut retry_budget = self.retry_budget();
         loop {
             let outcome = self
@@ -155,13 +130,15 @@ impl ConversationsClient {
         }
     }
 
+    /// Sends one message. The reply names the conversation to continue: the one that was used, unless
+    /// the service named another.
     async fn send_once(
         &self,
         request: &ServiceRequest,
         id: &str,
         deadline: CallDeadline,
         on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<ConversationReply, EndpointError> {
+    ) -> Result<ChatReply, EndpointError> {
         let answer = self.http.send(request, deadline).await;
         let mut answer = answer.map_err(|error| match error {
             EndpointError::Status {
@@ -170,34 +147,16 @@ impl ConversationsClient {
             } => EndpointError::NotFound,
             error => error,
         })?;
-        let reply = read_answer(&mut answer, on_text).await?;
-        Ok(ConversationReply {
-            content: reply.content,
-            conversation_id: reply.conversation_id.unwrap_or_else(|| id.to_owned()),
-            shared_context: reply.shared_context,
-            headers: answer.headers().clone(),
-        })
+        let mut reply = read_answer(&mut answer, on_text).await?;
+        reply.conversation_id.get_or_insert_with(|| id.to_owned());
+        Ok(reply)
     }
 
-    /// Reads the whole body of a response.
-    async fn read_whole(&self, request: &ServiceRequest) -> Result<Vec<u8>, EndpointError> {
-        let mut retry_budget = self.retry_budget();
-        loop {
-            let outcome = match self.http.send(request, retry_budget.deadline()).await {
-                Ok(mut answer) => answer.rest(Vec::new()).await,
-                Err(error) => Err(error),
-            };
-            if let Some(outcome) = retry_budget.retry_or_return(outcome, false).await {
-                return outcome;
-            }
-        }
-    }
-
-    /// Reads a body up to the size limit. Returns whether it was complete.
+    /// Reads a body up to the size limit. The error says why the rest is missing.
     async fn read_beginning(
         &self,
         request: &ServiceRequest,
-    ) -> Result<(Vec<u8>, bool), EndpointError> {
+    ) -> Result<(Vec<u8>, Option<EndpointError>), EndpointError> {
         let mut retry_budget = self.retry_budget();
         loop {
             let outcome = match self.http.send(request, retry_budget.deadline()).await {
@@ -206,8 +165,10 @@ impl ConversationsClient {
                     loop {
                         match answer.next_chunk().await {
                             Ok(Some(chunk)) => read.extend_from_slice(&chunk),
-                            Ok(None) => break Ok((read, true)),
-                            Err(EndpointError::TooLarge(_)) => break Ok((read, false)),
+                            Ok(None) => break Ok((read, None)),
+                            Err(error @ EndpointError::TooLarge(_)) => {
+                                break Ok((read, Some(error)));
+                            }
                             Err(error) => break Err(error),
                         }
                     }
@@ -255,27 +216,6 @@ fn parse_truncated_list(list: &[u8]) -> Result<Vec<ListedConversation<'_>>, Endp
         };
         rest = after;
     }
-}
-
-fn json(body: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(body).expect("text can be written as JSON")
-}
-
-#[derive(Serialize)]
-struct NewConversationBody<'a> {
-    title: &'a str,
-}
-
-#[derive(Serialize)]
-struct ConversationChatBody<'a> {
-    message: ConversationMessage<'a>,
-    stream: bool,
-}
-
-#[derive(Serialize)]
-struct ConversationMessage<'a> {
-    role: &'static str,
-    content: &'a str,
 }
 
 /// The members of a conversation that are read.

@@ -19,51 +19,23 @@ pub(crate) use conversation_record::ConversationLocks;
 pub(crate) use conversations::ConversationsAgent;
 pub(crate) use openai::OpenaiAgent;
 
-use serde::{Deserialize, Serialize};
 use statehold_core::scope::StateKey;
 use statehold_engine::kept::Raw;
 
 use crate::http::EndpointError;
-use crate::turn::TurnError;
+use crate::turn::{TraceNote, TurnError};
 
 /// Block of session values before a message, for an agent that is not behind a gateway.
 pub(crate) fn shared_block(values: &[(StateKey, Raw)], text: &str) -> Option<String> {
     shared::block(shared::SharedContext::of(values).as_ref(), text)
 }
 
-/// A named note for the trace.
-type TraceNote = (&'static str, Raw);
+/// The note about a conversation that the agent lost and that was created again.
+const RECREATED: &str = "conversation_recreated";
 
-/// A trace note as recorded with a step.
-#[derive(Debug, Serialize, Deserialize)]
-struct RecordedNote {
-    name: String,
-    data: Raw,
-}
-
-/// Names of the notes that gateways record with their steps.
-const NOTES: [&str; 5] = [
-    "conversation_recreated",
-    crate::history::LEFT_OUT,
-    "shared_context_clipped",
-    "state_pruned",
-    "state_set_aside",
-];
-
-fn to_recorded(notes: Vec<TraceNote>) -> Vec<RecordedNote> {
-    let notes = notes.into_iter().map(|(name, data)| RecordedNote {
-        name: name.to_owned(),
-        data,
-    });
-    notes.collect()
-}
-
-fn from_recorded(notes: Vec<RecordedNote>) -> Vec<TraceNote> {
-    let notes = notes.into_iter().filter_map(|note| {
-        let name = NOTES.into_iter().find(|known| *known == note.name)?;
-        Some((name, note.data))
-    });
-    notes.collect()
+/// A trace note that says why.
+fn reason_note(name: &'static str, reason: &str) -> TraceNote {
+    TraceNote::new(name, &serde_json::json!({ "reason": reason }))
 }
 
 /// Fails the turn with the error of a call.

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::api::leased::LeasedRequest;
-use statehold_engine::kept::Raw;
 use statehold_engine::{EngineError, StoredItem};
 
-use crate::message::raw;
+use crate::turn::TraceNote;
 
 /// Most bytes of earlier exchanges that one call sends.
 pub(crate) const HISTORY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -18,8 +17,6 @@ const EXCHANGES_MAX: usize = 10_000;
 /// The words in the place of an answer that was not given, although a tool ran.
 const FAILED: &str = "[This turn failed before it was answered.]";
 const STOPPED: &str = "[This turn was stopped before it was answered.]";
-/// Name of the trace note about omitted exchanges.
-pub(crate) const LEFT_OUT: &str = "history_left_out";
 
 /// Returns the newest exchanges that fit, oldest first, and the number of omitted ones. An exchange is
 /// kept whole or omitted.
@@ -77,10 +74,10 @@ impl PastExchanges {
 
 /// Trace note about omitted exchanges, and about older ones that were not read. None if everything was
 /// sent.
-pub(crate) fn left_out_note(exchanges: usize, is_cut: bool) -> Option<(&'static str, Raw)> {
+pub(crate) fn left_out_note(exchanges: usize, is_cut: bool) -> Option<TraceNote> {
     let mut note = serde_json::json!({ "exchanges": exchanges });
     if is_cut {
         note["and_all_before"] = true.into();
     }
-    (exchanges > 0 || is_cut).then(|| (LEFT_OUT, raw(&note)))
+    (exchanges > 0 || is_cut).then(|| TraceNote::new("history_left_out", &note))
 }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use reqwest::Url;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_engine::Credential;
 use tokio::time::Instant;
@@ -145,8 +145,9 @@ impl ServiceRequest {
     }
 
     /// Makes it a POST with a JSON body.
-    pub(crate) fn with_json(mut self, body: Vec<u8>) -> Self {
+    pub(crate) fn with_json(mut self, body: &impl Serialize) -> Self {
         let json = HeaderValue::from_static("application/json");
+        let body = serde_json::to_vec(body).expect("text and values of JSON can be written");
         self.method = Method::POST;
         self.headers.insert(header::CONTENT_TYPE, json);
         self.body = Some(Bytes::from(body));

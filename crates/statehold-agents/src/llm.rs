@@ -18,13 +18,13 @@ use statehold_engine::kept::Raw;
 
 use crate::draft_writer::{DraftWriter, MESSAGE_SEPARATOR};
 use crate::gateway::shared_block;
-use crate::history::left_out_note;
+use crate::history::{PastExchanges, left_out_note};
 use crate::mcp::{McpTool, ToolError, ToolServers};
 use crate::message::{AgentMessage, raw};
 use crate::model::{ModelClient, ModelReply, ModelRequest, RequestedCall};
-use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, StepOutput, Toolbox};
+use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, Toolbox};
 use crate::spec::LlmSpec;
-use crate::turn::{Agent, TurnAnswer, TurnError};
+use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 use call_check::{CallChecker, RefusedCalls};
 use model_messages::{ModelMessages, with_files};
 
@@ -105,20 +105,14 @@ impl LlmAgent {
                 tokens: usage.tokens,
             };
             let extras = StepExtras {
+                usage: usage.to_json(),
                 is_deferred: model_reply.tool_calls.is_empty(),
                 ..StepExtras::default()
             };
-            let done = StepOutput {
-                result: raw(&model_reply),
-                usage: usage.to_json(),
-            };
-            Ok((done, extras))
+            Ok((model_reply, extras))
         };
-        let model_reply = run
-            .step_with(StepKind::Model, conversation.bytes(), work)
-            .await?;
-        let model_reply: ModelReply = serde_json::from_str(model_reply.get())
-            .map_err(|error| TurnError::step_malformed("the reply of the model", &error))?;
+        let step = (StepKind::Model, "the reply of the model");
+        let model_reply: ModelReply = run.step(step, conversation.bytes(), work).await?;
         if complete_arguments.is_none() {
             draft.write(&model_reply.text);
         }
@@ -154,7 +148,7 @@ impl LlmAgent {
 impl Agent for LlmAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
         let mut conversation = ModelMessages::default();
-        let past = run.past().await?;
+        let past = PastExchanges::read(&run.request).await?;
         let is_cut = past.is_cut;
         let left_out = if past.items.is_empty() {
             // A caller's history counts only if the agent knows nothing here.
@@ -189,9 +183,8 @@ impl Agent for LlmAgent {
             if model_reply.tool_calls.is_empty() {
                 let mut answer = TurnAnswer::plain(join_texts(&texts, &model_reply)?);
                 let digest = Digest::sha256(self.spec.prompt.as_bytes());
-                answer
-                    .notes
-                    .push(("prompt", raw(&json!({"digest": digest}))));
+                let prompt = TraceNote::new("prompt", &json!({"digest": digest}));
+                answer.notes.push(prompt);
                 answer.notes.extend(left_out_note(left_out, is_cut));
                 return Ok(answer);
             }

@@ -1,7 +1,7 @@
 //! Messages as stored in items: content, attachments and metadata.
 
-use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 use statehold_core::command::Output;
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::RequestId;
@@ -109,11 +109,22 @@ impl AgentMessage {
     }
 }
 
+/// A tool call in the form of chat completions.
+pub(crate) fn tool_call(id: &str, name: &str, arguments: &str) -> Value {
+    let function = json!({ "name": name, "arguments": arguments });
+    json!({ "id": id, "type": "function", "function": function })
+}
+
 /// Text of a content: the string, or its text parts joined.
 pub(crate) fn text_of(content: &RawValue) -> String {
-    match serde_json::from_str(content.get()) {
-        Ok(Value::String(text)) => text,
-        Ok(Value::Array(parts)) => {
+    serde_json::from_str(content.get()).map_or_else(|_| String::new(), text_of_value)
+}
+
+/// Text of a parsed content.
+pub(crate) fn text_of_value(content: Value) -> String {
+    match content {
+        Value::String(text) => text,
+        Value::Array(parts) => {
             let texts = parts
                 .iter()
                 .filter_map(|part| part.get("text").and_then(Value::as_str));

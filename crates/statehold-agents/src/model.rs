@@ -45,7 +45,7 @@ pub(crate) struct ModelReply {
 
 /// A requested tool call as recorded in its step, with the results of its check, so that a resumed turn
 /// does not check it again.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "facts that are independent of each other, as they are recorded"
@@ -250,13 +250,7 @@ impl ModelUsage {
 
     /// The reported usage, in chat completions form.
     pub(crate) fn to_json(self) -> Option<Raw> {
-        self.reported.map(|usage| {
-            raw(&serde_json::json!({
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.total_tokens,
-            }))
-        })
+        self.reported.as_ref().map(raw)
     }
 }
 

@@ -9,11 +9,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::name::Name;
-use statehold_engine::kept::Raw;
 
 use crate::message::{AgentMessage, raw};
 use crate::model::ModelClient;
-use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind, StepOutput};
+use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind};
 use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, RoutingRule};
 use crate::turn::{Agent, TurnAnswer, TurnError};
 use model::{AnswerWriter, RouteChooser};
@@ -26,6 +25,9 @@ pub(crate) struct RouterAgent {
     /// Model that writes the final answer, if the agent's answer is not passed through.
     answer_writer: Option<AnswerWriter>,
 }
+
+/// The step that chooses, by rules or by a model.
+const ROUTE_STEP: (StepKind, &str) = (StepKind::Route, "the route of this turn");
 
 /// The chosen agent, and additional instructions for it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,20 +86,14 @@ impl RouterAgent {
                 // Unreachable: model routing has a chooser.
                 Routing::Model { .. } => route_by_rules(&[], None, &text)?,
             };
-            let done = StepOutput {
-                result: raw(&route),
-                usage: None,
-            };
             // Defer the commit: no model was called, so losing the step loses nothing.
             let extras = StepExtras {
                 is_deferred: true,
                 ..StepExtras::default()
             };
-            Ok((done, extras))
+            Ok((route, extras))
         };
-        let text = text.as_bytes();
-        let route = run.step_with(StepKind::Route, text, work).await?;
-        parse_route(&route)
+        run.step(ROUTE_STEP, text.as_bytes(), work).await
     }
 
     /// Finds the chosen agent in the router's declaration.
@@ -130,18 +126,11 @@ impl Agent for RouterAgent {
                 return Err(TurnError::failed(&failure.code, message));
             }
         };
-        match &self.answer_writer {
-            None => Ok(TurnAnswer::plain(said)),
-            Some(answer_writer) => Ok(TurnAnswer::plain(
-                answer_writer.write_answer(run, agent, said).await?,
-            )),
-        }
+        Ok(TurnAnswer::plain(match &self.answer_writer {
+            None => said,
+            Some(answer_writer) => answer_writer.write_answer(run, agent, said).await?,
+        }))
     }
-}
-
-fn parse_route(route: &Raw) -> Result<RouteDecision, TurnError> {
-    serde_json::from_str(route.get())
-        .map_err(|error| TurnError::step_malformed("the route of this turn", &error))
 }
 
 /// Applies the first matching rule, or else the default agent.

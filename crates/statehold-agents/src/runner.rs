@@ -6,7 +6,6 @@
 //! process or a later one, resumes from the recorded steps.
 
 mod child;
-mod clients;
 mod generation;
 mod hold;
 mod journal;
@@ -27,9 +26,11 @@ use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::{ClaimedRequest, Engine, EngineError, StoredRecord};
 use tokio::time::Instant;
 
+use crate::chat::ChatClient;
 use crate::gateway::{ConversationsAgent, OpenaiAgent};
 use crate::http::HttpPool;
 use crate::llm::LlmAgent;
+use crate::mcp::ToolServers;
 use crate::message::raw;
 use crate::model::ModelClient;
 use crate::router::RouterAgent;
@@ -39,11 +40,10 @@ use crate::turn::{Agent, TurnError, TurnFailure};
 use generation::{AgentResources, Generation, LocalAgent, RunnerShared, TurnPermit};
 
 pub(crate) use child::ChildAnswer;
-pub(crate) use clients::AgentClients;
 pub(crate) use hold::HoldDecision;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
-pub(crate) use run::{AgentRun, StepExtras, StepOutput};
+pub(crate) use run::{AgentRun, StepExtras};
 pub use run::{CommitPhase, SimulatedCrash, StepHook};
 pub(crate) use tools::{CallReport, SkippedCall, Toolbox, render_for_model};
 
@@ -135,37 +135,6 @@ impl Runner {
         engine: Engine,
         tenant: Name,
         book: Arc<AgentBook>,
-    ) -> Result<Self, RunnerError> {
-        Self::start_with(engine, tenant, book, RunnerOptions::default()).await
-    }
-
-    /// Like [`Runner::start`], and calls `on_step` at each step.
-    ///
-    /// # Errors
-    ///
-    /// As [`Runner::start`].
-    pub async fn start_watched(
-        engine: Engine,
-        tenant: Name,
-        book: Arc<AgentBook>,
-        on_step: StepHook,
-    ) -> Result<Self, RunnerError> {
-        let options = RunnerOptions {
-            on_step,
-            ..RunnerOptions::default()
-        };
-        Self::start_with(engine, tenant, book, options).await
-    }
-
-    /// Like [`Runner::start`], with the given options.
-    ///
-    /// # Errors
-    ///
-    /// As [`Runner::start`].
-    pub async fn start_with(
-        engine: Engine,
-        tenant: Name,
-        book: Arc<AgentBook>,
         options: RunnerOptions,
     ) -> Result<Self, RunnerError> {
         let http = HttpPool::new().map_err(|error| RunnerError::Clients(error.to_string()))?;
@@ -185,12 +154,12 @@ impl Runner {
     /// If the store fails, or a declaration is invalid. The current declarations stay active.
     pub async fn prepare(&self, book: Arc<AgentBook>) -> Result<PreparedAgents, RunnerError> {
         let shared = &self.shared;
-        let clients = AgentClients::new(&shared.http, &book);
+        let tools = Arc::new(ToolServers::new(&book));
         let (mut local_agents, mut new) = (BTreeMap::new(), BTreeMap::new());
         for (name, spec) in &book.agents {
             let known = shared.resources(name);
             let resources = known.clone().unwrap_or_else(|| shared.new_resources());
-            if let Some(agent) = build_agent(spec, &book, &clients, &resources)? {
+            if let Some(agent) = build_agent(spec, &book, (&shared.http, &tools), &resources)? {
                 let (spec, turns) = (Arc::clone(spec), Arc::clone(&resources.turns));
                 local_agents.insert(name.clone(), LocalAgent { spec, agent, turns });
                 if known.is_none() {
@@ -209,7 +178,7 @@ impl Runner {
             }
         }
         shared.remember_agents(new);
-        let next = Generation::new(&self.shared, book, local_agents, clients.tools);
+        let next = Generation::new(&self.shared, book, local_agents, tools);
         Ok(PreparedAgents(Arc::new(next)))
     }
 
@@ -246,9 +215,10 @@ impl Runner {
 fn build_agent(
     spec: &Arc<AgentSpec>,
     book: &AgentBook,
-    clients: &AgentClients,
+    (http, tools): (&HttpPool, &Arc<ToolServers>),
     resources: &AgentResources,
 ) -> Result<Option<Arc<dyn Agent>>, RunnerError> {
+    let chat = ChatClient::sharing(http.clone());
     let undeclared = |what: String| RunnerError::Declaration {
         agent: spec.name.clone(),
         what,
@@ -260,7 +230,7 @@ fn build_agent(
                 "the model `{name}` is not declared; add [models.{name}]"
             ))
         })?;
-        Ok::<_, RunnerError>(ModelClient::new(clients.chat.clone(), found))
+        Ok::<_, RunnerError>(ModelClient::new(chat.clone(), found))
     };
     match &spec.kind {
         AgentKind::Router(router) => {
@@ -275,18 +245,17 @@ fn build_agent(
                 );
                 return Err(undeclared(what));
             }
-            let tools = Arc::clone(&clients.tools);
-            let llm = LlmAgent::new(Arc::clone(llm), model(&llm.model)?, tools);
+            let llm = LlmAgent::new(Arc::clone(llm), model(&llm.model)?, Arc::clone(tools));
             Ok(Some(Arc::new(llm)))
         }
         AgentKind::Openai(openai) => {
             let locks = Arc::clone(&resources.conversations);
-            let agent = OpenaiAgent::new(Arc::clone(openai), clients.chat.clone(), locks);
+            let agent = OpenaiAgent::new(Arc::clone(openai), chat.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Conversations(service) => {
             let locks = Arc::clone(&resources.conversations);
-            let agent = ConversationsAgent::new(Arc::clone(service), clients.http.clone(), locks);
+            let agent = ConversationsAgent::new(Arc::clone(service), http.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Worker => Ok(None),

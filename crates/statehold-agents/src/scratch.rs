@@ -115,7 +115,7 @@ impl Scratch {
                     asks_people: false,
                     ..RunnerOptions::default()
                 };
-                let runner = Runner::start_with(engine.clone(), tenant, declared, options).await?;
+                let runner = Runner::start(engine.clone(), tenant, declared, options).await?;
                 (engine, Some(Arc::clone(book)), Some(runner))
             }
             EngineSource::Given(engine) => (engine.clone(), None, None),

@@ -1,12 +1,14 @@
 //! One turn of a hosted agent, and how it can end.
 
+use std::borrow::Cow;
+
 use async_trait::async_trait;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use statehold_core::command::Rejection;
 use statehold_engine::EngineError;
 use statehold_engine::kept::Raw;
 
-use crate::message::AgentMessage;
+use crate::message::{AgentMessage, raw};
 use crate::runner::AgentRun;
 
 /// Longest stored error message, in characters. It bounds text from other services.
@@ -31,8 +33,24 @@ pub(crate) struct TurnAnswer {
     pub(crate) state: Vec<(statehold_core::scope::StateKey, Raw)>,
     /// New private state of the task. None leaves it unchanged.
     pub(crate) private: Option<Raw>,
-    /// Notes for the trace, by name.
-    pub(crate) notes: Vec<(&'static str, Raw)>,
+    /// Notes for the trace.
+    pub(crate) notes: Vec<TraceNote>,
+}
+
+/// A named note for the trace.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct TraceNote {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) data: Raw,
+}
+
+impl TraceNote {
+    pub(crate) fn new(name: &'static str, data: &impl Serialize) -> Self {
+        Self {
+            name: name.into(),
+            data: raw(data),
+        }
+    }
 }
 
 impl TurnAnswer {

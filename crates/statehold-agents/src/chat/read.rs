@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::envelope::ReplyEnvelope;
-use super::reply::{AssembledReply, ReplyAssembly};
+use super::reply::{ChatReply, ReplyAssembly};
 use crate::http::{EndpointError, ServiceRequest, ServiceResponse};
 use crate::sse::{self, EventError};
 
@@ -29,7 +29,7 @@ enum BodyForm {
 pub(crate) async fn read_answer(
     answer: &mut ServiceResponse<'_>,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<AssembledReply, EndpointError> {
+) -> Result<ChatReply, EndpointError> {
     let mut head = Vec::new();
     let form = loop {
         if let Some(form) = detect_form(&head, answer.is_stream())? {
@@ -41,10 +41,12 @@ pub(crate) async fn read_answer(
             None => return Err(EndpointError::Malformed("it is empty")),
         }
     };
-    match form {
+    let mut reply = match form {
         BodyForm::Json => read_whole(answer, head, on_text).await,
         BodyForm::Events => read_events(answer, head, on_text).await,
-    }
+    }?;
+    reply.headers = answer.headers().clone();
+    Ok(reply)
 }
 
 /// Detects the form from the first bytes, because the content type is not reliable. None if more bytes
@@ -75,7 +77,7 @@ async fn read_whole(
     answer: &mut ServiceResponse<'_>,
     head: Vec<u8>,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<AssembledReply, EndpointError> {
+) -> Result<ChatReply, EndpointError> {
     let body = answer.rest(head).await?;
     let body =
         std::str::from_utf8(&body).map_err(|_| EndpointError::Malformed("it is not UTF-8"))?;
@@ -99,7 +101,7 @@ async fn read_events(
     answer: &mut ServiceResponse<'_>,
     head: Vec<u8>,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<AssembledReply, EndpointError> {
+) -> Result<ChatReply, EndpointError> {
     let request = answer.request();
     let mut deadline = answer.deadline();
     let mut assembly = ReplyAssembly::default();

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde::Deserialize;
+use http::HeaderMap;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::envelope::{ContentPart, EnvelopeMessage, EnvelopeToolCall, ReplyEnvelope};
@@ -45,7 +46,7 @@ impl RawToolCall {
 }
 
 /// Token usage of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(crate) struct TokenUsage {
     #[serde(default)]
@@ -56,25 +57,38 @@ pub(crate) struct TokenUsage {
     pub(crate) total_tokens: u64,
 }
 
-/// An assembled answer.
+/// Reply of a chat endpoint or a conversation service.
 #[derive(Debug, Default)]
-pub(crate) struct AssembledReply {
+pub(crate) struct ChatReply {
+    /// The text, or an empty string.
     pub(crate) content: String,
+    /// Requested tool calls, in order.
     pub(crate) tool_calls: Vec<RawToolCall>,
+    /// Finish reason given by the service.
     pub(crate) finish_reason: Option<String>,
+    /// `custom_content.state`, byte for byte. The last value that is not null.
     pub(crate) state: Option<Box<RawValue>>,
+    /// `shared_context`, of the response or in `custom_content`. The last value that is not null.
     pub(crate) shared_context: Option<Box<RawValue>>,
+    /// `custom_content.attachments`, in order and unchanged.
     pub(crate) attachments: Vec<Box<RawValue>>,
+    /// Token usage, if reported.
     pub(crate) usage: Option<TokenUsage>,
+    /// The member `statehold` of the response or its message. Another Statehold reports its holds
+    /// there.
     pub(crate) statehold: Option<Box<RawValue>>,
+    /// The model's refusal text.
     pub(crate) refusal: Option<String>,
+    /// The conversation that a service names.
     pub(crate) conversation_id: Option<String>,
+    /// Response headers.
+    pub(crate) headers: HeaderMap,
 }
 
 /// An answer under assembly.
 #[derive(Default)]
 pub(super) struct ReplyAssembly {
-    reply: AssembledReply,
+    reply: ChatReply,
     /// Calls by their position in the answer: services may interleave chunks of several calls.
     tool_calls: BTreeMap<u64, RawToolCall>,
     /// Position of each call id.
@@ -123,7 +137,7 @@ impl ReplyAssembly {
         Ok(())
     }
 
-    pub(super) fn into_reply(self) -> Result<AssembledReply, EndpointError> {
+    pub(super) fn into_reply(self) -> Result<ChatReply, EndpointError> {
         let mut reply = self.reply;
         for (index, mut call_draft) in self.tool_calls {
             if call_draft.name.is_empty() {

@@ -7,15 +7,15 @@ use serde_json::Value;
 use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
 use statehold_engine::kept::{AttachmentBody, Raw};
 
-use super::exchange::{DiscardedState, StateNote};
+use super::exchange::{StateNote, set_aside};
 use super::pause::RemotePause;
 use super::shared::{self, ExportedState, SharedContext};
 use super::state::StateRules;
-use super::{RecordedNote, TraceNote, call_headers, from_recorded, to_recorded};
+use super::{RECREATED, call_headers};
 use crate::chat::ChatReply;
-use crate::message::{AgentMessage, raw};
+use crate::message::{AgentMessage, raw, tool_call};
 use crate::spec::AgentSpec;
-use crate::turn::{TurnAnswer, TurnError};
+use crate::turn::{TraceNote, TurnAnswer, TurnError};
 
 /// The agent's session, as known to a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub(super) struct AgentReply {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     finish_reason: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ReplyToolCall>,
+    tool_calls: Vec<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     state: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,38 +53,13 @@ pub(super) struct AgentReply {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ids: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    notes: Vec<RecordedNote>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct ReplyToolCall {
-    id: String,
-    #[serde(rename = "type")]
-    kind: String,
-    function: ReplyFunction,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct ReplyFunction {
-    name: String,
-    arguments: String,
-}
-
-#[derive(Serialize)]
-struct AnswerData<'a> {
-    tool_calls: &'a [ReplyToolCall],
+    notes: Vec<TraceNote>,
 }
 
 impl AgentReply {
     pub(super) fn of(reply: ChatReply, told: Option<SharedContext>, notes: Vec<TraceNote>) -> Self {
-        let calls = reply.tool_calls.into_iter().map(|call| ReplyToolCall {
-            id: call.id,
-            kind: "function".to_owned(),
-            function: ReplyFunction {
-                name: call.name,
-                arguments: call.arguments,
-            },
-        });
+        let calls = reply.tool_calls.iter();
+        let calls = calls.map(|call| tool_call(&call.id, &call.name, &call.arguments));
         Self {
             content: reply.content,
             refusal: reply.refusal,
@@ -97,7 +72,7 @@ impl AgentReply {
             told: told.map(|told| told.values),
             remote: None,
             ids: call_headers::returned_ids(&reply.headers),
-            notes: to_recorded(notes),
+            notes,
         }
     }
 
@@ -123,36 +98,26 @@ impl AgentReply {
         tells_calls: bool,
     ) -> Result<TurnAnswer, TurnError> {
         let reply = self;
-        let is_recreated = |note: &RecordedNote| note.name == "conversation_recreated";
-        let was_recreated = reply.notes.iter().any(is_recreated);
+        let was_recreated = reply.notes.iter().any(|note| note.name == RECREATED);
         let is_refusal = reply.content.is_empty() && reply.refusal.is_some();
         let text = match &reply.refusal {
             Some(refusal) if is_refusal => refusal,
             _ => &reply.content,
         };
-        let annotations = [
-            ("conversation_recreated", was_recreated),
-            ("refusal", is_refusal),
-        ];
+        let annotations = [(RECREATED, was_recreated), ("refusal", is_refusal)];
         let annotations: BTreeMap<&str, bool> =
             annotations.into_iter().filter(|(_, is)| *is).collect();
-        let calls = (!reply.tool_calls.is_empty()).then(|| {
-            raw(&AnswerData {
-                tool_calls: &reply.tool_calls,
-            })
-        });
+        let calls = (!reply.tool_calls.is_empty())
+            .then(|| serde_json::json!({ "tool_calls": reply.tool_calls }));
         let message = AgentMessage {
             attachments: usable_attachments(&reply.attachments),
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
-            data: calls.clone().filter(|_| tells_calls),
+            data: calls.as_ref().filter(|_| tells_calls).map(raw),
             ..AgentMessage::plain(text)
         };
-        let mut notes = from_recorded(reply.notes);
-        notes.extend(
-            calls
-                .filter(|_| !tells_calls)
-                .map(|calls| ("tool_calls", calls)),
-        );
+        let mut notes = reply.notes;
+        let untold = calls.filter(|_| !tells_calls);
+        notes.extend(untold.map(|calls| TraceNote::new("tool_calls", &calls)));
         let mut kept = StateNote {
             state: reply.state,
             attachments: reply.attachments,
@@ -167,13 +132,12 @@ impl AgentReply {
                 .map_err(state_check_failed)?
             {
                 Ok(given) if given.was_reset => {
-                    let note = raw(&BTreeMap::from([("tool_call_history", "was no list")]));
-                    notes.push(("state_reset", note));
+                    let note = BTreeMap::from([("tool_call_history", "was no list")]);
+                    notes.push(TraceNote::new("state_reset", &note));
                 }
                 Ok(_) => {}
                 Err(reason) => {
-                    let reason = reason.as_str();
-                    notes.push(("state_set_aside", raw(&DiscardedState { reason, state })));
+                    notes.push(set_aside(&reason, state));
                     kept.state = None;
                 }
             }

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
-use statehold_engine::kept::Raw;
 
-use crate::message::raw;
 use crate::runner::AgentRun;
 use crate::turn::TurnError;
 
@@ -30,12 +28,6 @@ pub(super) struct ConversationRecord {
     /// It replaces a lost one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_another: bool,
-}
-
-impl ConversationRecord {
-    pub(super) fn raw(&self) -> Raw {
-        raw(self)
-    }
 }
 
 /// The newest record of the agent's conversation in this session, from any task of the agent.

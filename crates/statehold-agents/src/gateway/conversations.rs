@@ -23,20 +23,21 @@ use statehold_engine::kept::Raw;
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
 use super::shared::{self, ExportedState, SharedContext};
 use super::{
-    RecordedNote, call_headers, from_recorded, is_conversation_lost, not_prepared, to_recorded,
-    turn_failure,
+    RECREATED, call_headers, is_conversation_lost, not_prepared, reason_note, turn_failure,
 };
 use crate::conversations::{
     ConversationSearch, ConversationsClient, ConversationsEndpoint, HeaderPair,
 };
 use crate::http::{EndpointError, HttpPool};
 use crate::message::{AgentMessage, raw};
-use crate::runner::{AgentRun, StepExtras, StepKind, StepOutput};
+use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::spec::ConversationsSpec;
-use crate::turn::{Agent, TurnAnswer, TurnError};
+use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 
 /// Name of this gateway in the private state.
 const GATEWAY: &str = "conversations";
+/// The result of a step, in the words of an error.
+const REPLY: &str = "the reply of the service";
 /// Delay before creating a conversation is retried. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 
@@ -74,7 +75,7 @@ struct ServiceReply {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ids: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    notes: Vec<RecordedNote>,
+    notes: Vec<TraceNote>,
 }
 
 /// Known state of the conversation before the call.
@@ -122,23 +123,16 @@ impl Agent for ConversationsAgent {
         let shared = service_reply.shared_context.as_deref();
         let ExportedState { values, left_out } =
             shared::export_values(&run.spec.export, shared, None);
-        let mut notes = from_recorded(service_reply.notes);
+        let mut notes = service_reply.notes;
         notes.extend(left_out);
         let mut message = AgentMessage::plain(&service_reply.content);
         if known.was_lost {
-            message.annotations = Some(raw(&BTreeMap::from([("conversation_recreated", true)])));
-            let note = raw(&BTreeMap::from([(
-                "reason",
-                "the service lost the conversation",
-            )]));
-            notes.push(("conversation_recreated", note));
+            message.annotations = Some(raw(&BTreeMap::from([(RECREATED, true)])));
+            notes.push(reason_note(RECREATED, "the service lost the conversation"));
         }
         if known.was_unseen {
-            let note = raw(&BTreeMap::from([(
-                "reason",
-                "an earlier attempt may have created one, and the service's list could not be searched",
-            )]));
-            notes.push(("conversation_unseen", note));
+            let reason = "an earlier attempt may have created one, and the service's list could not be searched";
+            notes.push(reason_note("conversation_unseen", reason));
         }
         Ok(TurnAnswer {
             message,
@@ -186,7 +180,7 @@ impl ConversationsAgent {
             is_another: was_lost,
         };
         if run.next_recorded_kind().is_none() && !known.creation_unknown {
-            run.remember(&record.raw()).await?;
+            run.remember(&raw(&record)).await?;
         }
         let title = title(run.request.ids.session, &run.spec.name, generation);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
@@ -196,20 +190,14 @@ impl ConversationsAgent {
                 create_once(&client, (&title, &key), known.creation_unknown, retries).await?;
             (created.generation, created.recreated) = (generation, was_lost);
             record.conversation = Some(created.conversation.clone());
-            let done = StepOutput {
-                result: raw(&created),
-                usage: None,
-            };
             let extras = StepExtras {
-                private: Some(record.raw()),
+                private: Some(raw(&record)),
                 ..StepExtras::default()
             };
-            Ok((done, extras))
+            Ok((created, extras))
         };
-        let created = run
-            .step_with(StepKind::Conversation, GATEWAY.as_bytes(), work)
-            .await?;
-        let created: StartedConversation = read(&created)?;
+        let step = (StepKind::Conversation, REPLY);
+        let created = run.step(step, GATEWAY.as_bytes(), work).await?;
         Ok(KnownConversation {
             conversation: Some(created.conversation),
             generation: created.generation,
@@ -243,38 +231,32 @@ impl ConversationsAgent {
             let reply = client.chat(conversation, &text, how, &mut on_chunk).await;
             let reply = reply.map_err(|error| turn_failure(&error))?;
             // If the service answered in another conversation, continue there.
-            let is_elsewhere = reply.conversation_id != conversation;
-            let private = is_elsewhere.then(|| {
-                let record = ConversationRecord {
+            let other = reply.conversation_id.filter(|other| other != conversation);
+            let private = other.as_ref().map(|other| {
+                raw(&ConversationRecord {
                     gateway: GATEWAY.to_owned(),
                     session,
                     generation: known.generation + 1,
-                    conversation: Some(reply.conversation_id.clone()),
+                    conversation: Some(other.clone()),
                     is_another: false,
-                };
-                record.raw()
+                })
             });
             let service_reply = ServiceReply {
                 ids: call_headers::returned_ids(&reply.headers),
                 content: reply.content,
-                conversation: reply.conversation_id,
+                conversation: other.unwrap_or_else(|| conversation.to_owned()),
                 shared_context: reply.shared_context,
-                notes: to_recorded(note.into_iter().collect()),
-            };
-            let done = StepOutput {
-                result: raw(&service_reply),
-                usage: None,
+                notes: note.into_iter().collect(),
             };
             let extras = StepExtras {
                 private,
                 is_deferred: true,
                 ..StepExtras::default()
             };
-            Ok((done, extras))
+            Ok((service_reply, extras))
         };
-        let made_from = made_from.get().as_bytes();
-        let service_reply = run.step_with(StepKind::AgentCall, made_from, work).await?;
-        read(&service_reply)
+        let step = (StepKind::AgentCall, REPLY);
+        run.step(step, made_from.get().as_bytes(), work).await
     }
 }
 
@@ -363,9 +345,4 @@ fn message_text(input: &AgentMessage, told: Option<&SharedContext>) -> String {
         Some(block) => format!("{block}{text}"),
         None => text,
     }
-}
-
-fn read<T: for<'de> Deserialize<'de>>(recorded: &Raw) -> Result<T, TurnError> {
-    serde_json::from_str(recorded.get())
-        .map_err(|error| TurnError::step_malformed("the reply of the service", &error))
 }

@@ -1,18 +1,19 @@
 //! Exchanges of an agent that keeps none itself: its inputs and answers, message by message, with
 //! its state as it returned it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use statehold_core::ids::RequestId;
 use statehold_core::item::{ItemKind, Role};
 use statehold_engine::StoredItem;
 use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 
-use super::TraceNote;
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
 use crate::history::{PastExchanges, left_out_note, newest_fitting};
 use crate::message::{AgentMessage, raw};
+use crate::turn::TraceNote;
 
 /// Name of the note stored with an answer that has state or attachments to send back.
 pub(super) const STATE_NOTE: &str = "agent_state";
@@ -35,7 +36,7 @@ impl StateNote {
     /// None if there is nothing to store.
     pub(super) fn note(&self) -> Option<TraceNote> {
         let is_empty = self.state.is_none() && self.attachments.is_empty() && self.told.is_none();
-        (!is_empty).then(|| (STATE_NOTE, raw(self)))
+        (!is_empty).then(|| TraceNote::new(STATE_NOTE, self))
     }
 }
 
@@ -55,11 +56,6 @@ struct SentCustomContent<'a> {
     state: Option<&'a Raw>,
 }
 
-#[derive(Serialize)]
-struct SharedContextState<'a> {
-    shared_context: &'a Raw,
-}
-
 impl<'a> SentCustomContent<'a> {
     fn of(attachments: Option<Raw>, state: Option<&'a Raw>) -> Option<Self> {
         let is_empty = attachments.is_none() && state.is_none();
@@ -69,22 +65,11 @@ impl<'a> SentCustomContent<'a> {
 
 /// A user message, with the block of session values before it.
 pub(super) fn user_message(message: &AgentMessage, told: Option<&SharedContext>) -> Raw {
-    let block = shared::block(told, &message.text());
-    let content = match (&block, serde_json::from_str(message.content.get())) {
-        (None, _) => message.content.clone(),
-        (Some(block), Ok(Value::Array(_))) => {
-            let parts: Vec<Raw> =
-                serde_json::from_str(message.content.get()).expect("a list was read before");
-            let block = raw(&serde_json::json!({"type": "text", "text": block}));
-            raw(&std::iter::once(&block).chain(&parts).collect::<Vec<_>>())
-        }
-        (Some(block), _) => raw(&format!("{block}{}", message.text())),
+    let content = match shared::block(told, &message.text()) {
+        None => message.content.clone(),
+        Some(block) => shared::with_block(&block, &message.content),
     };
-    let state = told.map(|told| {
-        raw(&SharedContextState {
-            shared_context: &told.values,
-        })
-    });
+    let state = told.map(|told| raw(&BTreeMap::from([("shared_context", &told.values)])));
     let files: &[AttachmentBody] = &message.attachments;
     let files = (!files.is_empty()).then(|| raw(&files));
     raw(&SentMessage {
@@ -119,15 +104,14 @@ struct PastExchange {
     kept: StateNote,
 }
 
-#[derive(Serialize)]
-struct PrunedPairs {
-    pairs: usize,
-}
-
-#[derive(Serialize)]
-pub(super) struct DiscardedState<'a> {
-    pub(super) reason: &'a str,
-    pub(super) state: &'a Raw,
+/// Trace note about a state that is not sent back.
+pub(super) fn set_aside(reason: &str, state: &Raw) -> TraceNote {
+    #[derive(Serialize)]
+    struct DiscardedState<'a> {
+        reason: &'a str,
+        state: &'a Raw,
+    }
+    TraceNote::new("state_set_aside", &DiscardedState { reason, state })
 }
 
 /// The exchanges that a request knows, oldest first.
@@ -151,8 +135,8 @@ pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> Resto
     restored.messages = kept.into_iter().flat_map(|(a, b)| [a, b]).collect();
     restored.notes.extend(left_out_note(too_old, past.is_cut));
     if left_out > 0 {
-        let note = raw(&PrunedPairs { pairs: left_out });
-        restored.notes.push(("state_pruned", note));
+        let note = BTreeMap::from([("pairs", left_out)]);
+        restored.notes.push(TraceNote::new("state_pruned", &note));
     }
     restored
 }
@@ -200,9 +184,7 @@ impl RestoredHistory {
                 }
                 // The state fitted when it was stored, so the schema has changed since.
                 Err(reason) => {
-                    let (reason, state) = (reason.as_str(), &state);
-                    let note = raw(&DiscardedState { reason, state });
-                    self.notes.push(("state_set_aside", note));
+                    self.notes.push(set_aside(&reason, &state));
                     None
                 }
             },
@@ -306,6 +288,6 @@ mod tests {
             message("assistant", "now this"),
         ]);
         assert_eq!(kept.messages.len(), 2, "a call and its result go together");
-        assert_eq!(kept.notes[0].0, "history_left_out");
+        assert_eq!(kept.notes[0].name, "history_left_out");
     }
 }

@@ -1,7 +1,6 @@
 //! Agents behind chat completions. An agent without memory gets its own exchanges back with each call.
 //! An agent that stores a session, such as another Statehold, gets only the new message.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,13 +19,14 @@ use super::exchange::{self, RestoredHistory};
 use super::pause::{self, DecisionDelivery, RemotePause};
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use super::{TraceNote, is_conversation_lost, not_prepared, turn_failure};
+use super::{RECREATED, is_conversation_lost, not_prepared, reason_note, turn_failure};
 use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
+use crate::history::PastExchanges;
 use crate::http::EndpointError;
 use crate::message::{AgentMessage, raw};
-use crate::runner::{AgentRun, StepExtras, StepKind, StepOutput};
+use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::spec::{ChatMemory, OpenaiSpec};
-use crate::turn::{Agent, TurnAnswer, TurnError};
+use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 
 /// Name of this gateway in the private state.
 const GATEWAY: &str = "openai";
@@ -85,7 +85,7 @@ enum MemoryMode<'a> {
 impl Agent for OpenaiAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
         match self.spec.memory {
-            ChatMemory::Restore => self.run_restored(run).await,
+            ChatMemory::Restore => self.run_restored(run, &MemoryMode::Local).await,
             ChatMemory::Track => self.run_tracked(run).await,
         }
     }
@@ -100,20 +100,28 @@ impl OpenaiAgent {
         Self { spec, chat, locks }
     }
 
-    /// Executes a turn of an agent without memory.
-    async fn run_restored(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+    /// Executes a turn without a session of the agent: of an agent without memory, or for a caller that
+    /// stores the history.
+    async fn run_restored(
+        &self,
+        run: &mut AgentRun,
+        mode: &MemoryMode<'_>,
+    ) -> Result<TurnAnswer, TurnError> {
         let prepared = match run.next_recorded_kind() {
             Some(_) => None,
             None => Some(prepare_restored(run).await?),
         };
         let agent_reply = self
-            .call_agent(run, prepared, &MemoryMode::Local, DecisionBatch::default())
+            .call_agent(run, prepared, mode, DecisionBatch::default())
             .await?;
         if agent_reply.pause()?.is_some() {
             return Err(pause_untracked());
         }
+        let gives_back = matches!(mode, MemoryMode::Local);
         let tells_calls = has_tools(&run.input);
-        agent_reply.into_answer(&run.spec, true, tells_calls).await
+        agent_reply
+            .into_answer(&run.spec, gives_back, tells_calls)
+            .await
     }
 
     /// Executes a turn of an agent that stores a session. One turn at a time: concurrent turns would
@@ -126,7 +134,7 @@ impl OpenaiAgent {
         }
         run.conversation = Some(self.locks.lock(run).await);
         if CallerHistory::of(&run.input).is_some() {
-            return self.run_stateless(run).await;
+            return self.run_restored(run, &MemoryMode::Stateless).await;
         }
         if run.next_recorded_kind().is_none() {
             require_not_paused(run).await?;
@@ -171,23 +179,6 @@ impl OpenaiAgent {
              why it keeps asking"
         );
         Err(TurnError::failed("agent_pauses_too_often", message))
-    }
-
-    /// Executes a turn for a caller that stores the history: the agent creates no session for it.
-    async fn run_stateless(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
-        let prepared = match run.next_recorded_kind() {
-            Some(_) => None,
-            None => Some(prepare_restored(run).await?),
-        };
-        let mode = MemoryMode::Stateless;
-        let agent_reply = self
-            .call_agent(run, prepared, &mode, DecisionBatch::default())
-            .await?;
-        if agent_reply.pause()?.is_some() {
-            return Err(pause_untracked());
-        }
-        let tells_calls = has_tools(&run.input);
-        agent_reply.into_answer(&run.spec, false, tells_calls).await
     }
 
     /// Calls the agent once. The reply is recorded before anything follows from it.
@@ -266,13 +257,7 @@ impl OpenaiAgent {
                 MemoryMode::Local => unknown_or_failed(&error),
                 MemoryMode::Stateless => turn_failure(&error),
             })?;
-            let usage = reply.usage.map(|usage| {
-                raw(&serde_json::json!({
-                    "prompt_tokens": usage.prompt_tokens,
-                    "completion_tokens": usage.completion_tokens,
-                    "total_tokens": usage.total_tokens,
-                }))
-            });
+            let usage = reply.usage.as_ref().map(raw);
             let mut agent_reply = AgentReply::of(reply, prepared.shared_context, prepared.notes);
             let paused = agent_reply.pause()?;
             if paused.is_none() {
@@ -285,19 +270,16 @@ impl OpenaiAgent {
                     (known.generation != remote.generation).then(|| known.to_record(here.session));
                 agent_reply.remote = Some(known);
             }
-            let result = raw(&agent_reply);
             let extras = StepExtras {
+                usage,
                 private,
                 results: decisions.results,
                 is_deferred: paused.is_none(),
             };
-            Ok((StepOutput { result, usage }, extras))
+            Ok((agent_reply, extras))
         };
-        let agent_reply = run
-            .step_with(StepKind::AgentCall, &step_input, work)
-            .await?;
-        serde_json::from_str(agent_reply.get())
-            .map_err(|error| TurnError::step_malformed("the reply of the agent", &error))
+        let step = (StepKind::AgentCall, "the reply of the agent");
+        run.step(step, &step_input, work).await
     }
 }
 
@@ -316,7 +298,7 @@ async fn shared_context(run: &AgentRun) -> Result<Option<SharedContext>, TurnErr
 
 /// Prepares the exchanges that the request knows, and the new message.
 async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
-    let past = run.past().await?;
+    let past = PastExchanges::read(&run.request).await?;
     let rules = StateRules::of(&run.spec);
     let restored = match rules {
         None => exchange::restore(&past, None),
@@ -364,8 +346,7 @@ async fn prepare_new(run: &AgentRun, is_recreated: bool) -> Result<PreparedCall,
         .into_iter()
         .collect();
     if is_recreated {
-        let note = raw(&BTreeMap::from([("reason", "the agent lost its session")]));
-        notes.push(("conversation_recreated", note));
+        notes.push(reason_note(RECREATED, "the agent lost its session"));
     }
     Ok(PreparedCall {
         messages: vec![exchange::user_message(&run.input, shared_context.as_ref())],
@@ -514,14 +495,13 @@ impl RemoteSession {
 
     /// Private state of the task.
     fn to_record(&self, here: SessionId) -> Raw {
-        let record = ConversationRecord {
+        raw(&ConversationRecord {
             gateway: GATEWAY.to_owned(),
             session: here,
             generation: self.generation,
             conversation: self.session.clone(),
             is_another: self.generation > 1,
-        };
-        record.raw()
+        })
     }
 }
 

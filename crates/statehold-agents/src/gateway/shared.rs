@@ -1,15 +1,14 @@
 //! Shared context: session values sent to an agent with a message, and session values that the agent
 //! may write with its answer. Agents of a session share nothing else.
 
-use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::kept::Raw;
 
-use super::TraceNote;
 use super::raw_object::RawObject;
 use crate::message::{raw, text_of};
+use crate::turn::TraceNote;
 
 const HEAD: &str = "[shared context]";
 const FOOT: &str = "[/shared context]";
@@ -25,12 +24,6 @@ pub(super) struct SharedContext {
     pub(super) values: Raw,
     /// Keys whose values were truncated or omitted.
     clipped: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct ClippedKeys<'a> {
-    keys: &'a [String],
-    bytes_max: usize,
 }
 
 impl SharedContext {
@@ -71,11 +64,8 @@ impl SharedContext {
     /// Trace note about truncated values.
     pub(super) fn note(&self) -> Option<TraceNote> {
         let keys = self.clipped.as_slice();
-        let clipped = ClippedKeys {
-            keys,
-            bytes_max: SENT_BYTES_MAX,
-        };
-        (!keys.is_empty()).then(|| ("shared_context_clipped", raw(&clipped)))
+        let note = serde_json::json!({ "keys": keys, "bytes_max": SENT_BYTES_MAX });
+        (!keys.is_empty()).then(|| TraceNote::new("shared_context_clipped", &note))
     }
 }
 
@@ -88,6 +78,17 @@ pub(super) fn block(told: Option<&SharedContext>, text: &str) -> Option<String> 
         None => return None,
     };
     Some(format!("{HEAD}\n{values}\n{FOOT}\n\n"))
+}
+
+/// The content of a message with a block before it.
+pub(super) fn with_block(block: &str, content: &RawValue) -> Raw {
+    match serde_json::from_str::<Vec<Raw>>(content.get()) {
+        Ok(parts) => {
+            let block = raw(&serde_json::json!({"type": "text", "text": block}));
+            raw(&std::iter::once(&block).chain(&parts).collect::<Vec<_>>())
+        }
+        Err(_) => raw(&format!("{block}{}", text_of(content))),
+    }
 }
 
 /// Compacts JSON to one line. Escapes `[` in strings, so that no value can imitate the end marker.
@@ -169,7 +170,7 @@ pub(super) fn export_values(
             "bytes_max": WRITTEN_BYTES_MAX,
             "depth_max": WRITTEN_DEPTH_MAX,
         });
-        ("shared_context_left_out", raw(&note))
+        TraceNote::new("shared_context_left_out", &note)
     });
     exported
 }
@@ -217,13 +218,7 @@ pub(super) fn guard_message(message: Raw) -> Raw {
     let Some(block) = block(None, &text_of(content)) else {
         return message;
     };
-    let content = match serde_json::from_str::<Vec<Raw>>(content.get()) {
-        Ok(parts) => {
-            let block = raw(&serde_json::json!({"type": "text", "text": block}));
-            raw(&std::iter::once(&block).chain(&parts).collect::<Vec<_>>())
-        }
-        Err(_) => raw(&format!("{block}{}", text_of(content))),
-    };
+    let content = with_block(&block, content);
     members.replace("content", content);
     raw(&members)
 }
@@ -284,7 +279,7 @@ mod tests {
         let shown = read["long"].as_str().expect("text");
         assert!(long.starts_with(shown.trim_end_matches('…')));
         assert!(shown.len() > 2_000, "{}", shown.len());
-        let (name, note) = told.note().expect("a note");
+        let TraceNote { name, data: note } = told.note().expect("a note");
         assert_eq!(name, "shared_context_clipped");
         assert!(note.get().contains(r#"["list","long"]"#), "{note}");
     }
@@ -318,7 +313,7 @@ mod tests {
         let exported = export_values(&keys, Some(&said), None);
         assert_eq!(exported.values.len(), 1);
         assert_eq!(exported.values[0].0, key("fine"));
-        let (name, note) = exported.left_out.expect("a note");
+        let TraceNote { name, data: note } = exported.left_out.expect("a note");
         assert_eq!(name, "shared_context_left_out");
         assert!(
             note.get().contains(r#"["big","deep","half","huge"]"#),

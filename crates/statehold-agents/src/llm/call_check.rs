@@ -122,14 +122,8 @@ impl CallChecker<'_> {
             id: call.id,
             arguments: shown.unwrap_or(written).get().to_owned(),
             name: call.name,
-            server: String::new(),
-            original: String::new(),
-            tool: String::new(),
-            gated: false,
-            idempotent: false,
-            only_reads: false,
-            hidden: false,
             error: Some(error),
+            ..RequestedCall::default()
         }
     }
 

@@ -15,7 +15,7 @@ use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
 
 use crate::gateway::shared_block;
 use crate::history::{PastExchanges, newest_fitting};
-use crate::message::{AgentMessage, raw, text_of};
+use crate::message::{AgentMessage, raw, text_of, text_of_value, tool_call};
 use crate::model::{ModelReply, RequestedCall};
 use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
 
@@ -35,7 +35,7 @@ struct ModelMessage<'a> {
     role: &'a str,
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ModelToolCall<'a>>,
+    tool_calls: Vec<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_call_id: Option<&'a str>,
 }
@@ -52,20 +52,6 @@ impl<'a> ModelMessage<'a> {
             tool_call_id: None,
         }
     }
-}
-
-#[derive(Serialize)]
-struct ModelToolCall<'a> {
-    id: &'a str,
-    #[serde(rename = "type")]
-    kind: &'a str,
-    function: ModelFunction<'a>,
-}
-
-#[derive(Serialize)]
-struct ModelFunction<'a> {
-    name: &'a str,
-    arguments: &'a str,
 }
 
 impl ModelMessages {
@@ -114,15 +100,9 @@ impl ModelMessages {
     /// Adds a model reply with the results of its calls, in order. A missing result gets a placeholder,
     /// so that every call has one.
     pub(crate) fn push_reply(&mut self, said: &ModelReply, told: &[Option<&str>]) {
-        let calls = said.tool_calls.iter().map(|requested| ModelToolCall {
-            id: &requested.id,
-            kind: "function",
-            function: ModelFunction {
-                name: &requested.name,
-                arguments: &requested.arguments,
-            },
-        });
-        let calls: Vec<_> = calls.collect();
+        let calls = said.tool_calls.iter();
+        let calls = calls.map(|call| tool_call(&call.id, &call.name, &call.arguments));
+        let calls: Vec<Value> = calls.collect();
         let is_silent = said.text.is_empty();
         if is_silent && calls.is_empty() {
             return;
@@ -175,7 +155,7 @@ impl ModelMessages {
                 Some("tool" | "function") => continue,
                 _ => Role::User,
             };
-            let text = text_of_value(message.get("content"));
+            let text = text_of_value(message["content"].clone());
             if text.is_empty() {
                 continue;
             }
@@ -276,16 +256,10 @@ impl RecordedTurn {
         self.calls.push((call_id.clone(), id));
         let requested = RequestedCall {
             id: call_id,
-            server: String::new(),
-            original: String::new(),
             tool: name.clone(),
             name,
             arguments: arguments.get().to_owned(),
-            gated: false,
-            idempotent: false,
-            only_reads: false,
-            hidden: false,
-            error: None,
+            ..RequestedCall::default()
         };
         self.said.push(RecordedPart::Orphan(id, requested));
     }
@@ -346,20 +320,6 @@ fn attachment_label(file: &AttachmentBody) -> &str {
     place
         .or(file.title.as_deref())
         .unwrap_or("a file without a name")
-}
-
-/// Text of a message from a caller's history: a string, or text parts.
-fn text_of_value(content: Option<&Value>) -> String {
-    match content {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let texts = parts
-                .iter()
-                .filter_map(|part| part.get("text").and_then(Value::as_str));
-            texts.collect::<Vec<_>>().join("\n")
-        }
-        _ => String::new(),
-    }
 }
 
 #[cfg(test)]

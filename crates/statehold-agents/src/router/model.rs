@@ -7,19 +7,20 @@ use statehold_core::item::{ItemKind, Role};
 use statehold_core::name::Name;
 use statehold_engine::StoredItem;
 
-use super::RouteDecision;
+use super::{ROUTE_STEP, RouteDecision};
 use crate::draft_writer::DraftWriter;
+use crate::history::PastExchanges;
 use crate::llm::model_messages::{ModelMessages, with_files};
 use crate::message::{AgentMessage, raw};
 use crate::model::{ModelClient, ModelReply, ModelRequest, ModelUsage};
-use crate::runner::{AgentRun, StepExtras, StepKind, StepOutput};
+use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::spec::AgentBook;
 use crate::turn::{TurnError, describe_json_error};
 
 /// Earlier messages of the router: role and text only.
 async fn past_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
     let mut conversation = ModelMessages::default();
-    let past = run.past().await?;
+    let past = PastExchanges::read(&run.request).await?;
     if past.items.is_empty() {
         conversation.push_caller_history(run.input.data.as_ref());
     }
@@ -75,15 +76,13 @@ impl RouteChooser {
         conversation.push_input(&run.input, None);
         let work = async {
             let (route, usage) = self.ask_for_route(&conversation).await?;
-            Ok(StepOutput {
-                result: raw(&route),
+            let extras = StepExtras {
                 usage: usage.to_json(),
-            })
+                ..StepExtras::default()
+            };
+            Ok((route, extras))
         };
-        let route = run
-            .step(StepKind::Route, conversation.bytes(), work)
-            .await?;
-        super::parse_route(&route)
+        run.step(ROUTE_STEP, conversation.bytes(), work).await
     }
 
     /// Asks the model for a route, and retries once if the reply cannot be parsed.
@@ -242,21 +241,15 @@ impl AnswerWriter {
                 tokens: usage.tokens,
             };
             let extras = StepExtras {
+                usage: usage.to_json(),
                 is_deferred: true,
                 ..StepExtras::default()
             };
-            let done = StepOutput {
-                result: raw(&said),
-                usage: usage.to_json(),
-            };
-            Ok((done, extras))
+            Ok((said, extras))
         };
-        let said = run
-            .step_with(StepKind::Model, conversation.bytes(), work)
-            .await;
-        let said = said.map_err(|error| agent_completed(agent, error))?;
-        let said: ModelReply = serde_json::from_str(said.get())
-            .map_err(|error| TurnError::step_malformed("the final answer", &error))?;
+        let step = (StepKind::Model, "the final answer");
+        let said = run.step(step, conversation.bytes(), work).await;
+        let said: ModelReply = said.map_err(|error| agent_completed(agent, error))?;
         if !is_new {
             draft.write(&said.text);
         }

@@ -72,7 +72,7 @@ impl AgentRun {
         if let Some(slot) = slot {
             let child = self
                 .engine
-                .handed_over(&self.caller, self.request.ids.session, id, 1)
+                .handed_over(&self.generation.caller, self.request.ids.session, id, 1)
                 .await;
             match child {
                 Ok(child) => slot.start(child),

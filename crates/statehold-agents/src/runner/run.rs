@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::hold::CallTarget;
 use statehold_core::ids::{ItemId, RequestId};
@@ -12,13 +14,12 @@ use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
 use statehold_engine::api::leased::{LeasedRequest, WriteBatch};
 use statehold_engine::kept::{ItemBody, Raw};
-use statehold_engine::{Caller, ClaimedRequest, Credential, Engine, EngineError, HoldDetail};
+use statehold_engine::{ClaimedRequest, Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::OwnedMutexGuard;
 
 use super::child::step_mismatch;
 use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
-use crate::history::PastExchanges;
 use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
 use crate::turn::{TurnAnswer, TurnError};
@@ -39,15 +40,11 @@ pub struct SimulatedCrash;
 /// Called before and after each step is committed. Tests use it to crash the process or the turn.
 pub type StepHook = Arc<dyn Fn(StepKind, CommitPhase) + Send + Sync>;
 
-/// Result and token usage of a step.
-pub(crate) struct StepOutput {
-    pub(crate) result: Raw,
-    pub(crate) usage: Option<Raw>,
-}
-
-/// Data committed together with a step.
+/// Data committed together with the result of a step.
 #[derive(Default)]
 pub(crate) struct StepExtras {
+    /// Token usage of the step.
+    pub(crate) usage: Option<Raw>,
     /// New private state of the task. None leaves it unchanged.
     pub(crate) private: Option<Raw>,
     /// Results of recorded tool calls.
@@ -88,7 +85,6 @@ impl UncommittedStep {
 /// Execution of one request.
 pub(crate) struct AgentRun {
     pub(crate) engine: Engine,
-    pub(crate) caller: Caller,
     pub(crate) spec: Arc<AgentSpec>,
     pub(crate) request: LeasedRequest,
     pub(crate) input: AgentMessage,
@@ -118,8 +114,8 @@ impl AgentRun {
         claimed: ClaimedRequest,
         permit: TurnPermit,
     ) -> Result<Self, TurnError> {
-        let (engine, caller) = (generation.engine.clone(), generation.caller.clone());
-        let request = LeasedRequest::of(&engine, &caller, &claimed).ok_or(TurnError::Gone)?;
+        let request = LeasedRequest::of(&generation.engine, &generation.caller, &claimed);
+        let request = request.ok_or(TurnError::Gone)?;
         let detail = claimed.detail;
         let live = detail.request.live().ok_or(TurnError::Gone)?;
         let started = detail.started.as_ref();
@@ -157,8 +153,7 @@ impl AgentRun {
             }
         };
         Ok(Self {
-            engine,
-            caller,
+            engine: generation.engine.clone(),
             spec,
             request,
             input,
@@ -193,29 +188,19 @@ impl AgentRun {
     }
 
     /// Executes one step, or replays its recorded result. The input must be the same as when the step
-    /// was recorded.
-    pub(crate) async fn step(
+    /// was recorded. `what` is the result in the words of an error.
+    pub(crate) async fn step<T: Serialize + DeserializeOwned>(
         &mut self,
-        kind: StepKind,
+        (kind, what): (StepKind, &str),
         input_bytes: &[u8],
-        work: impl Future<Output = Result<StepOutput, TurnError>>,
-    ) -> Result<Raw, TurnError> {
-        let work = async { Ok((work.await?, StepExtras::default())) };
-        self.step_with(kind, input_bytes, work).await
-    }
-
-    /// Like `step`, and commits extra data together with the step.
-    pub(crate) async fn step_with(
-        &mut self,
-        kind: StepKind,
-        input_bytes: &[u8],
-        work: impl Future<Output = Result<(StepOutput, StepExtras), TurnError>>,
-    ) -> Result<Raw, TurnError> {
+        work: impl Future<Output = Result<(T, StepExtras), TurnError>>,
+    ) -> Result<T, TurnError> {
         let (index, input) = (self.next_step, Digest::sha256(input_bytes));
         if let Some(known) = self.journal.steps.pop_front() {
             if (known.index, known.step, known.input) == (index, kind, input) {
                 self.next_step += 1;
-                return Ok(known.result);
+                return serde_json::from_str(known.result.get())
+                    .map_err(|error| TurnError::step_malformed(what, &error));
             }
             let what = format!(
                 "step {index} was `{}` and would now be `{}`, or be made from something else",
@@ -224,14 +209,14 @@ impl AgentRun {
             );
             return Err(step_mismatch(&what));
         }
-        let (done, extras) = work.await?;
+        let (result, mut extras) = work.await?;
         let step = StepBody {
             index,
             step: kind,
             input,
-            result: done.result,
+            result: raw(&result),
             config: (index == 0).then_some(self.spec.digest),
-            usage: done.usage,
+            usage: extras.usage.take(),
         };
         self.notify_hook(kind, CommitPhase::Before);
         let body = ItemBody {
@@ -247,7 +232,7 @@ impl AgentRun {
         }
         // A failed step is not recorded, so its number is used again.
         self.next_step += 1;
-        Ok(step.result)
+        Ok(result)
     }
 
     /// Commits a step alone.
@@ -304,11 +289,6 @@ impl AgentRun {
     fn require_nothing_deferred(&self) {
         let is_committed = self.deferred.is_none();
         assert!(is_committed, "each step is committed before the next");
-    }
-
-    /// The exchanges that this request knows.
-    pub(crate) async fn past(&self) -> Result<PastExchanges, TurnError> {
-        Ok(PastExchanges::read(&self.request).await?)
     }
 
     /// Values of the given session keys that exist.
@@ -372,10 +352,10 @@ impl AgentRun {
         if let Some(last) = last {
             last.put(&mut batch);
         }
-        for (name, data) in &answer.notes {
+        for note in &answer.notes {
             let body = ItemBody {
-                name: Some((*name).to_owned()),
-                data: Some(data.clone()),
+                name: Some(note.name.to_string()),
+                data: Some(note.data.clone()),
                 ..ItemBody::default()
             };
             batch.push(ItemKind::Note, None, &body);

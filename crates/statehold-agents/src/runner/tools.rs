@@ -24,7 +24,7 @@ use statehold_engine::{EngineError, HoldDetail};
 
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
-use super::run::{AgentRun, CommitPhase, StepOutput};
+use super::run::{AgentRun, CommitPhase, StepExtras};
 use crate::mcp::{McpTool, NoAnswer, ToolError, ToolServers};
 use crate::message::raw;
 use crate::model::RequestedCall;
@@ -237,14 +237,10 @@ impl AgentRun {
     async fn record_skipped(&mut self, new: Option<SkippedCall>) -> Result<SkippedCall, TurnError> {
         let work = async {
             let new = new.ok_or_else(|| step_mismatch("it had skipped a call"))?;
-            Ok(StepOutput {
-                result: raw(&new),
-                usage: None,
-            })
+            Ok((new, StepExtras::default()))
         };
-        let step = self.step(StepKind::ToolResult, b"not made", work).await?;
-        serde_json::from_str(step.get())
-            .map_err(|error| TurnError::step_malformed("the record of a skipped call", &error))
+        let step = (StepKind::ToolResult, "the record of a skipped call");
+        self.step(step, b"not made", work).await
     }
 
     /// Returns the recorded calls of a reply, or records all of them in one commit.

@@ -54,7 +54,7 @@ impl Rig {
             ..RunnerOptions::default()
         };
         let (engine, book) = (self.engine.clone(), Arc::clone(&self.book));
-        let started = Runner::start_with(engine, name("default"), book, options).await;
+        let started = Runner::start(engine, name("default"), book, options).await;
         started.expect("the runner starts")
     }
 

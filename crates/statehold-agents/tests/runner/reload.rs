@@ -228,7 +228,7 @@ async fn reloads_amid_turns(turns_max: usize) {
         ..RunnerOptions::default()
     };
     let engine = rig.engine.clone();
-    let runner = Runner::start_with(engine, name("default"), declared(), options).await;
+    let runner = Runner::start(engine, name("default"), declared(), options).await;
     let runner = runner.expect("the runner starts");
     let mut sessions = Vec::new();
     for _ in 0..ASKED {

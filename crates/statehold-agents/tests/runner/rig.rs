@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use statehold_agents::runner::{Runner, StepHook};
+use statehold_agents::runner::{Runner, RunnerOptions, StepHook};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, RoutingRule,
 };
@@ -110,7 +110,11 @@ impl Rig {
 
     pub(crate) async fn watched(&self, on_step: StepHook) -> Runner {
         let (engine, book) = (self.engine.clone(), Arc::clone(&self.book));
-        Runner::start_watched(engine, name("default"), book, on_step)
+        let options = RunnerOptions {
+            on_step,
+            ..RunnerOptions::default()
+        };
+        Runner::start(engine, name("default"), book, options)
             .await
             .expect("the runner starts")
     }

@@ -225,7 +225,12 @@ impl AgentRun {
         loop {
             let page = self
                 .engine
-                .feed(&self.caller, ours.session, after, RECORDS_PER_PAGE)
+                .feed(
+                    &self.generation.caller,
+                    ours.session,
+                    after,
+                    RECORDS_PER_PAGE,
+                )
                 .await?;
             let Some(last) = page.last() else {
                 // The approval was decided under the lease of this run.

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use statehold_agents::runner::{Runner, RunnerError, StepHook};
+use statehold_agents::runner::{Runner, RunnerError, RunnerOptions, StepHook};
 use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
@@ -94,7 +94,11 @@ impl ReloadContext {
         let scratch = Scratch::new(make, tenant.clone(), Arc::clone(&book));
         let agents = Swap::new(Arc::clone(&book));
         let engine = self.engine.clone();
-        let runner = Runner::start_watched(engine, tenant, book, on_step).await?;
+        let options = RunnerOptions {
+            on_step,
+            ..RunnerOptions::default()
+        };
+        let runner = Runner::start(engine, tenant, book, options).await?;
         let targets = ReloadTargets {
             context: self,
             agents,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use statehold_agents::runner::Runner;
+use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, FinalAnswer, ModelSpec, OpenaiSpec,
     RouterSpec, Routing,
@@ -112,7 +112,7 @@ impl Work {
         let scene = Scene::on(Rig::on_disk().await).await;
         let engine = scene.rig.engine.clone();
         let book = book(&service.url("/v1"));
-        let runner = Runner::start(engine, name("default"), book).await;
+        let runner = Runner::start(engine, name("default"), book, RunnerOptions::default()).await;
         Self {
             scene,
             runner: runner.expect("agents work"),

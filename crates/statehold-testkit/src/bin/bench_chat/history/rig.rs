@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
-use statehold_agents::runner::Runner;
+use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES, TIMEOUT,
 };
@@ -111,7 +111,8 @@ impl Rig {
             book.agents.insert(name, Arc::new(spec));
         }
         let (engine, tenant) = (self.engine.clone(), self.tenant.clone());
-        Ok(Runner::start(engine, tenant, Arc::new(book)).await?)
+        let options = RunnerOptions::default();
+        Ok(Runner::start(engine, tenant, Arc::new(book), options).await?)
     }
 
     pub(super) fn text(&self, bytes: usize) -> String {
