@@ -48,7 +48,7 @@ impl fmt::Debug for ChatEndpoint {
 }
 
 /// A chat completions request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CompletionRequest {
     /// The messages, sent unchanged.
     pub(crate) messages: Vec<Box<RawValue>>,

@@ -16,12 +16,13 @@ use statehold_core::item::CallOutcome;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
+use crate::chat::CompletionRequest;
 use crate::draft_writer::{DraftWriter, MESSAGE_SEPARATOR};
 use crate::gateway::shared_block;
 use crate::history::{PastExchanges, left_out_note};
 use crate::mcp::{McpTool, ToolError, ToolServers};
 use crate::message::{AgentMessage, raw};
-use crate::model::{ModelClient, ModelReply, ModelRequest, RequestedCall};
+use crate::model::{ModelClient, ModelReply, RequestedCall};
 use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, Toolbox};
 use crate::spec::LlmSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
@@ -37,12 +38,6 @@ pub(crate) struct LlmAgent {
     prompt: Raw,
 }
 
-/// A model reply, and the complete arguments of its tool calls if the model replied in this run.
-struct ModelStep {
-    model_reply: ModelReply,
-    complete_arguments: Option<Vec<Raw>>,
-}
-
 impl LlmAgent {
     pub(crate) fn new(spec: Arc<LlmSpec>, model: ModelClient, tools: Arc<ToolServers>) -> Self {
         let prompt = raw(&json!({"role": "system", "content": spec.prompt}));
@@ -54,7 +49,8 @@ impl LlmAgent {
         }
     }
 
-    /// Calls the model, or replays the recorded reply.
+    /// Calls the model, or replays the recorded reply. Returns the complete arguments of its tool calls
+    /// too, if the model replied in this run.
     async fn call_model(
         &self,
         run: &mut AgentRun,
@@ -62,7 +58,7 @@ impl LlmAgent {
         toolbox: &mut Toolbox,
         refused: &RefusedCalls,
         draft: &mut DraftWriter,
-    ) -> Result<ModelStep, TurnError> {
+    ) -> Result<(ModelReply, Option<Vec<Raw>>), TurnError> {
         let (engine, agent) = (run.engine.clone(), run.spec.name.clone());
         let mut complete_arguments = None;
         draft.begin_message();
@@ -72,10 +68,11 @@ impl LlmAgent {
             let mut messages = Vec::with_capacity(conversation.messages().len() + 1);
             messages.push(self.prompt.clone());
             messages.extend_from_slice(conversation.messages());
-            let request = ModelRequest {
+            let request = CompletionRequest {
                 messages,
                 extra: offered_tools(&tools),
                 stream: true,
+                ..CompletionRequest::default()
             };
             let (reply, usage) = self
                 .model
@@ -92,15 +89,11 @@ impl LlmAgent {
                 tools: &tools,
                 refused,
             };
-            let calls = checker.check_all(reply.tool_calls);
-            let (requested_calls, arguments): (Vec<RequestedCall>, Vec<Option<Raw>>) = calls
-                .into_iter()
-                .map(|call| (call.requested, call.arguments))
-                .unzip();
-            complete_arguments = Some(arguments.into_iter().flatten().collect());
+            let (tool_calls, arguments) = checker.check_all(reply.tool_calls);
+            complete_arguments = Some(arguments);
             let model_reply = ModelReply {
                 text,
-                tool_calls: requested_calls,
+                tool_calls,
                 finish_reason: reply.finish_reason,
                 tokens: usage.tokens,
             };
@@ -116,10 +109,7 @@ impl LlmAgent {
         if complete_arguments.is_none() {
             draft.write(&model_reply.text);
         }
-        Ok(ModelStep {
-            model_reply,
-            complete_arguments,
-        })
+        Ok((model_reply, complete_arguments))
     }
 
     /// Checks the budgets of the turn before a model call.
@@ -168,13 +158,9 @@ impl Agent for LlmAgent {
         let mut texts: Vec<String> = Vec::new();
         loop {
             self.require_budget(&agent, calls, tokens)?;
-            let model_step = self
+            let (model_reply, complete_arguments) = self
                 .call_model(run, &conversation, &mut toolbox, &refused, &mut draft)
                 .await?;
-            let ModelStep {
-                model_reply,
-                complete_arguments,
-            } = model_step;
             calls += 1;
             tokens = tokens.saturating_add(model_reply.tokens);
             if !model_reply.text.is_empty() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use statehold_core::name::Name;
 use statehold_engine::kept::Raw;
 
@@ -83,13 +83,6 @@ pub(crate) struct RequestedCall {
     pub(crate) error: Option<String>,
 }
 
-/// Request to a model.
-pub(crate) struct ModelRequest {
-    pub(crate) messages: Vec<Raw>,
-    pub(crate) extra: Map<String, Value>,
-    pub(crate) stream: bool,
-}
-
 impl ModelClient {
     pub(crate) fn new(chat: ChatClient, spec: &ModelSpec) -> Self {
         let endpoint = ChatEndpoint {
@@ -108,22 +101,13 @@ impl ModelClient {
 
     pub(crate) async fn send(
         &self,
-        request: ModelRequest,
+        mut call: CompletionRequest,
         on_text: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(ChatReply, ModelUsage), TurnError> {
-        let mut extra = request.extra;
-        if request.stream {
-            extra.insert(
-                "stream_options".to_owned(),
-                serde_json::json!({"include_usage": true}),
-            );
+        if call.stream {
+            let options = serde_json::json!({"include_usage": true});
+            call.extra.insert("stream_options".to_owned(), options);
         }
-        let call = CompletionRequest {
-            messages: request.messages,
-            extra,
-            headers: Vec::new(),
-            stream: request.stream,
-        };
         let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
         let reply = match self.chat.chat(&self.endpoint, &call, on_text).await {
             Ok(reply) => reply,

@@ -96,34 +96,13 @@ impl Default for RunnerOptions {
     }
 }
 
-impl std::fmt::Debug for RunnerOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RunnerOptions")
-            .field("turns_max", &self.turns_max)
-            .field("asks_people", &self.asks_people)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Claims and executes requests of the hosted agents until it is stopped.
 pub struct Runner {
     shared: Arc<RunnerShared>,
 }
 
-impl std::fmt::Debug for Runner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runner").finish_non_exhaustive()
-    }
-}
-
 /// Validated declarations that no turn uses yet.
 pub struct PreparedAgents(Arc<Generation>);
-
-impl std::fmt::Debug for PreparedAgents {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PreparedAgents").finish_non_exhaustive()
-    }
-}
 
 impl Runner {
     /// Starts to execute requests for every hosted agent in the book.
@@ -188,7 +167,7 @@ impl Runner {
     pub async fn switch(&self, next: PreparedAgents) {
         let _one_at_a_time = self.shared.switching.lock().await;
         let next = next.0;
-        let old = self.shared.replace(&next);
+        let old = self.shared.active().replace(Arc::clone(&next));
         next.start_claiming();
         if let Some(old) = old {
             old.retire(&next, &self.shared.retiring).await;
@@ -203,7 +182,8 @@ impl Runner {
     /// Stops the runner. After a restart, interrupted turns resume from their last recorded step.
     pub async fn stop(&self) {
         self.shared.stop.cancel();
-        if let Some(last) = self.shared.take() {
+        let last = self.shared.active().take();
+        if let Some(last) = last {
             last.drain().await;
         }
         self.shared.retiring.close();
@@ -312,7 +292,7 @@ impl Generation {
             biased;
             outcome = turn => outcome,
             () = keep_lease(request) => Ok(Err(TurnError::Gone)),
-            () = self.stopped() => return Err(TurnError::Gone),
+            () = self.stop.cancelled() => return Err(TurnError::Gone),
         };
         let outcome = outcome.unwrap_or_else(|panic| {
             if panic.is::<SimulatedCrash>() {

@@ -53,12 +53,6 @@ impl std::fmt::Debug for Scratch {
     }
 }
 
-impl std::fmt::Debug for ScratchEngine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ScratchEngine").finish_non_exhaustive()
-    }
-}
-
 impl Scratch {
     /// Engines that are built on demand and run the agents of the book.
     pub fn new(make: EngineFactory, tenant: Name, book: Arc<AgentBook>) -> Self {

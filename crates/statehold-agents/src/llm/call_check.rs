@@ -23,13 +23,6 @@ const CALLS_MAX: usize = 64;
 /// Calls that a person refused in this turn: server, tool and arguments.
 pub(crate) type RefusedCalls = BTreeSet<(String, String, String)>;
 
-/// A checked call, with its complete arguments. Arguments that a policy redacts exist only in memory.
-pub(crate) struct CheckedCall {
-    pub(crate) requested: RequestedCall,
-    /// None if the call is rejected.
-    pub(crate) arguments: Option<Raw>,
-}
-
 /// Checks calls against the current tools and policies.
 pub(crate) struct CallChecker<'a> {
     pub(crate) engine: &'a Engine,
@@ -39,9 +32,12 @@ pub(crate) struct CallChecker<'a> {
 }
 
 impl CallChecker<'_> {
-    pub(crate) fn check_all(&self, wanted: Vec<RawToolCall>) -> Vec<CheckedCall> {
+    /// The checked calls, and the complete arguments of those that are not rejected. Arguments that a
+    /// policy redacts exist only in memory.
+    pub(crate) fn check_all(&self, wanted: Vec<RawToolCall>) -> (Vec<RequestedCall>, Vec<Raw>) {
+        let (mut checked, mut complete_arguments) = (Vec::new(), Vec::new());
         let mut ids = BTreeSet::new();
-        let checked = wanted.into_iter().enumerate().map(|(at, mut call)| {
+        for (at, mut call) in wanted.into_iter().enumerate() {
             // Results are matched by call id, so make the ids unique.
             while !ids.insert(call.id.clone()) {
                 call.id = format!("{}_{at}", call.id);
@@ -53,19 +49,16 @@ impl CallChecker<'_> {
                     "at most {CALLS_MAX} tools are called at once; it was not called"
                 ))
             };
-            let (requested, arguments) = match outcome {
+            checked.push(match outcome {
                 Ok((mut requested, arguments)) => {
+                    complete_arguments.push(arguments);
                     requested.id = call.id;
-                    (requested, Some(arguments))
+                    requested
                 }
-                Err(error) => (self.rejected(call, error), None),
-            };
-            CheckedCall {
-                requested,
-                arguments,
-            }
-        });
-        checked.collect()
+                Err(error) => self.rejected(call, error),
+            });
+        }
+        (checked, complete_arguments)
     }
 
     fn check(&self, call: &RawToolCall) -> Result<(RequestedCall, Raw), String> {

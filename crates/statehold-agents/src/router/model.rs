@@ -8,11 +8,12 @@ use statehold_core::name::Name;
 use statehold_engine::StoredItem;
 
 use super::{ROUTE_STEP, RouteDecision};
+use crate::chat::CompletionRequest;
 use crate::draft_writer::DraftWriter;
 use crate::history::PastExchanges;
 use crate::llm::model_messages::{ModelMessages, with_files};
 use crate::message::{AgentMessage, raw};
-use crate::model::{ModelClient, ModelReply, ModelRequest, ModelUsage};
+use crate::model::{ModelClient, ModelReply, ModelUsage};
 use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::spec::AgentBook;
 use crate::turn::{TurnError, describe_json_error};
@@ -92,10 +93,10 @@ impl RouteChooser {
     ) -> Result<(RouteDecision, ModelUsage), TurnError> {
         let mut messages = vec![raw(&json!({"role": "system", "content": self.prompt}))];
         messages.extend_from_slice(conversation.messages());
-        let request = |messages| ModelRequest {
+        let request = |messages| CompletionRequest {
             messages,
             extra: self.response_format(),
-            stream: false,
+            ..CompletionRequest::default()
         };
         let (reply, usage) = self
             .model
@@ -225,10 +226,10 @@ impl AnswerWriter {
             is_new = true;
             let mut messages = vec![raw(&json!({"role": "system", "content": self.prompt}))];
             messages.extend_from_slice(conversation.messages());
-            let request = ModelRequest {
+            let request = CompletionRequest {
                 messages,
-                extra: Map::new(),
                 stream: true,
+                ..CompletionRequest::default()
             };
             let (reply, usage) = self
                 .model

@@ -77,18 +77,8 @@ impl RunnerShared {
         }
     }
 
-    fn active(&self) -> MutexGuard<'_, Option<Arc<Generation>>> {
+    pub(super) fn active(&self) -> MutexGuard<'_, Option<Arc<Generation>>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Installs the next generation and returns the previous one.
-    pub(super) fn replace(&self, next: &Arc<Generation>) -> Option<Arc<Generation>> {
-        self.active().replace(Arc::clone(next))
-    }
-
-    /// Removes and returns the active generation.
-    pub(super) fn take(&self) -> Option<Arc<Generation>> {
-        self.active().take()
     }
 
     /// The resources of an agent that this process has hosted before.
@@ -132,7 +122,8 @@ pub(crate) struct Generation {
     claimers: TaskTracker,
     /// Tasks that execute turns.
     tasks: TaskTracker,
-    stop: CancellationToken,
+    /// Cancelled when the whole server stops.
+    pub(super) stop: CancellationToken,
     /// Cancelled when this generation stops claiming, or when the runner stops.
     retired: CancellationToken,
 }
@@ -253,11 +244,6 @@ impl Generation {
         if let Some(tools) = Arc::into_inner(tools) {
             tools.close().await;
         }
-    }
-
-    /// Resolves when the whole server stops.
-    pub(super) async fn stopped(&self) {
-        self.stop.cancelled().await;
     }
 
     /// Claims requests of one agent and executes their turns.
