@@ -1,13 +1,13 @@
 //! Messages as stored in items: content, attachments and metadata.
 
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use statehold_core::command::Output;
-use statehold_core::digest::BodyRef;
 use statehold_core::ids::RequestId;
-use statehold_core::item::{Attachment, AttachmentSource, Item, Role};
-use statehold_core::record::Event;
-use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse, to_bytes};
+use statehold_core::item::{Attachment, AttachmentSource, Role};
+use statehold_engine::kept::{
+    AttachmentBody, ItemBody, Raw, message_in, parse, payload, text_of, to_bytes,
+};
 use statehold_engine::{Payloads, StoredItem, StoredRecord};
 
 /// One input or output message.
@@ -49,23 +49,12 @@ impl AgentMessage {
 
     /// Reads the first user message, or the last assistant message, that a record wrote for a request.
     pub(crate) fn from_record(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Self> {
-        let events = stored.record.content.events.iter();
-        let mut items = events.filter_map(|event| match event {
-            Event::ItemsAppended { request, items, .. } if *request == id => Some(items),
-            _ => None,
-        });
-        let is_said = |item: &&Item| item.role == Some(role);
-        let item = match role {
-            Role::User => items.next()?.iter().find(is_said),
-            Role::Assistant | Role::Tool => items.next_back()?.iter().rfind(is_said),
-        }?;
-        let named = stored.record.bodies();
-        let payload = |name: &BodyRef| -> Option<&[u8]> {
-            let index = named.iter().position(|body| body == name)?;
-            stored.bodies.get(index)?.as_deref()
-        };
-        let files = item.attachments.iter().map(|file| payload(&file.body));
-        Self::from_bodies(payload(&item.body)?, files)
+        let item = message_in(&stored.record.content.events, id, role)?;
+        let files = item
+            .attachments
+            .iter()
+            .map(|file| payload(stored, file.body));
+        Self::from_bodies(payload(stored, item.body)?, files)
     }
 
     fn from_bodies<'a>(body: &[u8], files: impl Iterator<Item = Option<&'a [u8]>>) -> Option<Self> {
@@ -113,42 +102,4 @@ impl AgentMessage {
 pub(crate) fn tool_call(id: &str, name: &str, arguments: &str) -> Value {
     let function = json!({ "name": name, "arguments": arguments });
     json!({ "id": id, "type": "function", "function": function })
-}
-
-/// Text of a content: the string, or its text parts joined.
-pub(crate) fn text_of(content: &RawValue) -> String {
-    serde_json::from_str(content.get()).map_or_else(|_| String::new(), text_of_value)
-}
-
-/// Text of a parsed content.
-pub(crate) fn text_of_value(content: Value) -> String {
-    match content {
-        Value::String(text) => text,
-        Value::Array(parts) => {
-            let texts = parts
-                .iter()
-                .filter_map(|part| part.get("text").and_then(Value::as_str));
-            texts.collect::<Vec<_>>().join("\n")
-        }
-        _ => String::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_text_of_parts_is_that_of_its_text_parts() {
-        let check = |content: &str, text: &str| {
-            let content = RawValue::from_string(content.to_owned()).expect("JSON");
-            assert_eq!(text_of(&content), text);
-        };
-        check(r#""one""#, "one");
-        check(
-            r#"[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]"#,
-            "a\nb",
-        );
-        check("{}", "");
-    }
 }

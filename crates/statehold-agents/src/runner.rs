@@ -21,8 +21,8 @@ use futures_util::FutureExt;
 use statehold_core::command::Rejection;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
-use statehold_core::record::Event;
 use statehold_engine::api::leased::LeasedRequest;
+use statehold_engine::kept::{error_in, payload};
 use statehold_engine::{ClaimedRequest, Engine, EngineError, StoredRecord};
 use tokio::time::Instant;
 
@@ -344,15 +344,8 @@ fn lease_ms() -> u64 {
 
 /// Reads the error of a failed request from its record.
 fn read_error(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
-    let named = stored.record.bodies();
-    let events = &stored.record.content.events;
-    let error = events.iter().find_map(|event| match event {
-        Event::RequestEnded { request, error, .. } if *request == id => *error,
-        _ => None,
-    })?;
-    let index = named.iter().position(|body| *body == error)?;
-    let bytes = stored.bodies.get(index)?.as_deref()?;
-    let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    let error = error_in(&stored.record.content.events, id)?;
+    let value: serde_json::Value = serde_json::from_slice(payload(stored, error)?).ok()?;
     let text = |name: &str| value.get(name).and_then(serde_json::Value::as_str);
     let message = value.as_str().or_else(|| text("message"));
     // Workers choose their own error codes, so bound the length.

@@ -1,10 +1,12 @@
 //! Stored bodies of items, holds and decisions, as JSON. Records name these payloads only by digest.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{Effect, Risk};
-use statehold_core::ids::{HoldId, ItemId};
+use statehold_core::ids::{HoldId, ItemId, RequestId};
+use statehold_core::item::{Item, Role};
 use statehold_core::record::Event;
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
@@ -205,7 +207,7 @@ pub fn parse<T: Default + for<'de> Deserialize<'de>>(body: Option<&[u8]>) -> T {
 }
 
 /// A payload that a record names. None if it was erased.
-pub(crate) fn payload<'a>(
+pub fn payload<'a>(
     stored: impl Into<Option<&'a StoredRecord>>,
     name: impl Into<Option<BodyRef>>,
 ) -> Option<&'a [u8]> {
@@ -213,4 +215,61 @@ pub(crate) fn payload<'a>(
     let mut named = stored.record.content.events.iter().flat_map(Event::bodies);
     let index = named.position(|body| body == name)?;
     stored.bodies.get(index)?.as_deref()
+}
+
+/// The first message of a user, or the last message of another role, that a record wrote for a request.
+pub fn message_in(events: &[Event], of: RequestId, role: Role) -> Option<&Item> {
+    let mut written = events.iter().filter_map(|event| match event {
+        Event::ItemsAppended { request, items, .. } if *request == of => Some(items),
+        _ => None,
+    });
+    let is_said = |item: &&Item| item.role == Some(role);
+    match role {
+        Role::User => written.next()?.iter().find(is_said),
+        Role::Assistant | Role::Tool => written.next_back()?.iter().rfind(is_said),
+    }
+}
+
+/// The error that a record ended a request with.
+pub fn error_in(events: &[Event], of: RequestId) -> Option<BodyRef> {
+    events.iter().find_map(|event| match event {
+        Event::RequestEnded { request, error, .. } if *request == of => *error,
+        _ => None,
+    })
+}
+
+/// The text of content: itself, or the texts of its parts.
+pub fn text_of(content: &RawValue) -> String {
+    serde_json::from_str(content.get()).map_or_else(|_| String::new(), text_of_value)
+}
+
+/// The text of parsed content.
+pub fn text_of_value(content: Value) -> String {
+    match content {
+        Value::String(text) => text,
+        Value::Array(parts) => {
+            let texts = parts.iter().filter_map(|part| part["text"].as_str());
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_parts_is_that_of_its_text_parts() {
+        let check = |content: &str, text: &str| {
+            let content = RawValue::from_string(content.to_owned()).expect("JSON");
+            assert_eq!(text_of(&content), text);
+        };
+        check(r#""one""#, "one");
+        check(
+            r#"[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]"#,
+            "a\nb",
+        );
+        check("{}", "");
+    }
 }

@@ -181,6 +181,14 @@ pub struct RequestDetail {
     pub revision: u64,
 }
 
+impl RequestDetail {
+    /// When the request started. None if the record that started it is gone.
+    pub(crate) fn started_at(&self) -> Option<Timestamp> {
+        let started = self.started.as_ref()?;
+        Some(started.record.content.at)
+    }
+}
+
 impl Engine {
     /// A page of sessions, newest first.
     ///

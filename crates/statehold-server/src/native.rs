@@ -15,12 +15,12 @@ pub(crate) mod state;
 pub(crate) mod task;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::limits::EXACT_INTEGER_MAX;
 use statehold_core::name::Name;
 use statehold_engine::Receipt;
@@ -39,51 +39,70 @@ const PAGE_MAX: usize = 200;
 pub(crate) type Answer = Result<Response, Problem>;
 
 /// The headers of an answer: revision, session, task, request, and whether it is a replay.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct AnswerHeaders {
     pub(crate) revision: Option<u64>,
-    pub(crate) session: Option<String>,
-    pub(crate) task: Option<String>,
-    pub(crate) request: Option<String>,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) task: Option<TaskId>,
+    pub(crate) request: Option<RequestId>,
     pub(crate) replayed: bool,
 }
 
 impl AnswerHeaders {
+    /// Headers of an answer about a session.
+    pub(crate) fn session(session: SessionId) -> Self {
+        Self {
+            session: Some(session),
+            ..Self::default()
+        }
+    }
+
+    /// Headers of an answer about a part of a request, such as its items or lease.
+    pub(crate) fn in_request(session: SessionId, request: RequestId) -> Self {
+        Self {
+            request: Some(request),
+            ..Self::session(session)
+        }
+    }
+
     /// Headers of an answer that shows a request.
     pub(crate) fn request(view: &RequestView) -> Self {
+        Self::in_request(view.session_id, view.id).task(view.task_id)
+    }
+
+    /// Adds the task.
+    pub(crate) fn task(self, task: TaskId) -> Self {
         Self {
-            task: Some(view.task_id.to_string()),
-            ..Self::in_request(view.session_id, view.id)
+            task: Some(task),
+            ..self
+        }
+    }
+
+    /// Adds the revision at which the answer was read.
+    pub(crate) fn at(self, revision: u64) -> Self {
+        Self {
+            revision: Some(revision),
+            ..self
         }
     }
 
     /// Writes the headers, and forbids to cache the answer.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        let mut put = |name: &'static str, value: Option<String>| {
-            if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
-                headers.insert(HeaderName::from_static(name), value);
+        let values = [
+            ("etag", self.revision.map(|at| format!("\"{at}\""))),
+            ("x-statehold-session", self.session.map(|id| id.to_string())),
+            ("x-statehold-task", self.task.map(|id| id.to_string())),
+            ("x-statehold-request", self.request.map(|id| id.to_string())),
+            (
+                "idempotency-replayed",
+                self.replayed.then(|| "true".to_owned()),
+            ),
+        ];
+        for (name, value) in values {
+            if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
+                headers.insert(name, value);
             }
-        };
-        put(
-            "etag",
-            self.revision.map(|revision| format!("\"{revision}\"")),
-        );
-        put("x-statehold-session", self.session.clone());
-        put("x-statehold-task", self.task.clone());
-        put("x-statehold-request", self.request.clone());
-        put(
-            "idempotency-replayed",
-            self.replayed.then(|| "true".to_owned()),
-        );
-    }
-
-    /// Headers of an answer about a part of a request, such as its items or lease.
-    pub(crate) fn in_request(session: SessionId, request: RequestId) -> Self {
-        Self {
-            session: Some(session.to_string()),
-            request: Some(request.to_string()),
-            ..Self::default()
         }
     }
 }
@@ -95,15 +114,14 @@ pub(crate) fn committed<V>(
     headers: AnswerHeaders,
 ) -> Response {
     let headers = AnswerHeaders {
-        revision: Some(receipt.revision),
         replayed: receipt.replayed,
-        ..headers
+        ..headers.at(receipt.revision)
     };
-    answer(status, receipt.body, &headers)
+    answer(status, receipt.body, headers)
 }
 
 /// A JSON answer with its headers; an empty body has no media type.
-pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: &AnswerHeaders) -> Response {
+pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: AnswerHeaders) -> Response {
     let is_json = !body.is_empty();
     let mut response = (status, body).into_response();
     let headers = response.headers_mut();
@@ -119,20 +137,16 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: &AnswerHeaders) 
 
 /// The answer to a read, without headers of its own.
 pub(crate) fn plain<T: Serialize>(value: &T) -> Response {
-    shown(value, &AnswerHeaders::default())
+    shown(value, AnswerHeaders::default())
 }
 
 /// The answer to a call that leaves nothing to show.
 pub(crate) fn no_content() -> Response {
-    answer(
-        StatusCode::NO_CONTENT,
-        Vec::new(),
-        &AnswerHeaders::default(),
-    )
+    answer(StatusCode::NO_CONTENT, Vec::new(), AnswerHeaders::default())
 }
 
 /// The answer to a read.
-pub(crate) fn shown<T: Serialize>(value: &T, headers: &AnswerHeaders) -> Response {
+pub(crate) fn shown<T: Serialize>(value: &T, headers: AnswerHeaders) -> Response {
     answer(StatusCode::OK, to_body(value), headers)
 }
 
@@ -239,7 +253,7 @@ mod tests {
     #[test]
     fn an_answer_without_a_body_has_no_media_type() {
         let kind_of = |status, body: &[u8]| {
-            let response = answer(status, body.to_vec(), &AnswerHeaders::default());
+            let response = answer(status, body.to_vec(), AnswerHeaders::default());
             response.headers().get(header::CONTENT_TYPE).cloned()
         };
         assert_eq!(kind_of(StatusCode::NO_CONTENT, b""), None);

@@ -22,20 +22,18 @@ use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_engine::api::caller::act_for;
-use statehold_engine::api::turn::{
-    self, AgentReply, ChatSession, EarlierAnswer, TurnHandle, TurnInput, TurnOutcome, UserMessage,
-    pause_text,
-};
+use statehold_engine::api::session::SessionInput;
+use statehold_engine::api::turn::{self, OpenTurn, TurnHandle, TurnInput, UserMessage};
 use statehold_engine::{Call, Credential, EngineError, Role};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::ask::{ChatIn, ChatMessageIn};
-use self::completion::{CompletionOut, Ending, Voice};
+use self::completion::{CompletionOut, Ending, Voice, reply_of};
 use self::refusal::{Refusal, TurnContext};
 use self::session::{SessionChoice, unknown_agent};
-use self::stateless::{ScratchSession, Stateless, needs_session, not_user};
-use self::stream::{PausePolicy, StreamWriter};
+use self::stateless::{ScratchSession, needs_session, not_user};
+use self::stream::StreamWriter;
 use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
 use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
@@ -49,6 +47,8 @@ const PAUSE_SECONDS_MAX: u64 = 86_400;
 const WAIT_FREE: Duration = Duration::from_mins(1);
 /// How many pieces of a stream wait for a slow client.
 const PIECES_MAX: usize = 16;
+/// The user of a session that no user was named for.
+const ANONYMOUS: &str = "anonymous";
 
 /// Say something to an agent.
 ///
@@ -87,15 +87,6 @@ struct ChatCall {
     wait_until: Instant,
     /// The address of the server, as the call names it.
     base: String,
-}
-
-/// The turn that a call waits for.
-struct ChatTurn {
-    handle: TurnHandle,
-    is_replay: bool,
-    earlier: Vec<EarlierAnswer>,
-    /// The session in memory, which is deleted at the end of the call.
-    scratch: Option<ScratchSession>,
 }
 
 impl ChatCall {
@@ -142,14 +133,17 @@ impl ChatCall {
         let seat = stays_open
             .then(|| app.seats.take(self.key_of))
             .transpose()?;
-        let turn = Box::pin(self.begin(&app, &message, &path, known)).await?;
-        if turn.scratch.is_none() {
+        let (turn, scratch) = Box::pin(self.begin(&app, &message, &path, known)).await?;
+        if scratch.is_none() {
             known.found(&turn.handle);
         }
         match seat {
-            Some(seat) if is_stream => self.stream(app, turn, seat, known.only_here()).await,
+            Some(seat) if is_stream => {
+                let only_here = known.only_here;
+                self.stream(app, turn, scratch, seat, only_here).await
+            }
             _ => {
-                let answer = Box::pin(self.answer(&app, turn, known));
+                let answer = Box::pin(self.answer(&app, turn, scratch, known));
                 self.asked.while_valid(answer).await
             }
         }
@@ -165,14 +159,15 @@ impl ChatCall {
         Err(EngineError::Forbidden { needs }.into())
     }
 
-    /// Finds or begins the turn that the call is about.
+    /// Finds or begins the turn that the call is about. A call without a session also gets its session in
+    /// memory, which is deleted at the end of the call.
     async fn begin(
         &self,
         app: &App,
         message: &ChatMessageIn,
         path: &str,
         known: &mut TurnContext,
-    ) -> Result<ChatTurn, Problem> {
+    ) -> Result<(OpenTurn, Option<ScratchSession>), Problem> {
         let book = &app.options.agents.get();
         let model = &self.chat.model;
         let (session, agent) = match self.wanted {
@@ -194,7 +189,8 @@ impl ChatCall {
             None => Some(self.wanted),
         };
         if wanted.is_none() {
-            return self.begin_stateless(app, &agent, message, path).await;
+            let begun = self.begin_stateless(app, &agent, message, path).await;
+            return begun.map(|(turn, scratch)| (turn, Some(scratch)));
         }
         self.chat.require_plain()?;
         if message.role != "user" {
@@ -206,19 +202,15 @@ impl ChatCall {
             let decisions = self.chat.decisions().to_vec();
             turn::take_up(&app.engine, &app.deliveries, input(session), decisions).await?
         } else {
-            let has_key = self.asked.key_text().is_some();
-            let new = (
-                self.new_session(app, &agent).await?,
-                self.asked.caller.clone(),
-            );
+            let new = self.new_session(&agent)?;
             let opened =
                 turn::take_up_in_new_session(&app.engine, &app.deliveries, new, input).await;
-            let opened = opened.map_err(|(error, session)| {
-                known.made(session, has_key);
-                error
-            })?;
-            known.made(Some(opened.handle.session), has_key);
-            opened
+            let made = match &opened {
+                Ok(opened) => Some(opened.handle.session),
+                Err((_, made)) => *made,
+            };
+            known.made(made, self.asked.key_text().is_some());
+            opened.map_err(|(error, _)| error)?
         };
         let now = app.options.agents.get();
         let was_hosted = spec.is_some_and(|spec| spec.kind.is_hosted());
@@ -227,12 +219,7 @@ impl ChatCall {
             opened.handle.cancel().await?;
             return Err(unknown_agent(&now, agent.as_str(), None));
         }
-        Ok(ChatTurn {
-            handle: opened.handle,
-            is_replay: opened.is_replay,
-            earlier: opened.earlier,
-            scratch: None,
-        })
+        Ok((opened, None))
     }
 
     /// The input of the turn, once its session is known. Its key stands for the session and the body.
@@ -260,49 +247,34 @@ impl ChatCall {
         }
     }
 
-    async fn begin_stateless(
-        &self,
-        app: &App,
-        agent: &Name,
-        message: &ChatMessageIn,
-        path: &str,
-    ) -> Result<ChatTurn, Problem> {
-        self.require_no_session("a call without a session")?;
-        let stateless = Stateless {
-            app,
-            asked: &self.asked,
-            chat: &self.chat,
-            body: &self.body,
-            agent,
-            credential: self.credential.as_ref(),
-        };
-        let (handle, scratch) = stateless.begin(message, path).await?;
-        Ok(ChatTurn {
-            handle,
-            is_replay: false,
-            earlier: Vec::new(),
-            scratch: Some(scratch),
-        })
-    }
-
-    async fn new_session(&self, app: &App, agent: &Name) -> Result<ChatSession, Problem> {
+    /// The session that the call creates, and the call that creates it.
+    fn new_session(&self, agent: &Name) -> Result<(Call, SessionInput), Problem> {
         self.require_no_session("a new session")?;
-        let caller = &self.asked.caller;
-        let name = self.app_name.clone();
-        let default = || "default".parse().expect("a fixed name is a name");
-        let in_body = self
-            .chat
-            .user
-            .as_ref()
-            .or(self.chat.safety_identifier.as_ref());
+        let chat = &self.chat;
+        let in_body = chat.user.as_ref().or(chat.safety_identifier.as_ref());
         let named = self.user.as_ref().or(in_body);
-        Ok(ChatSession {
-            app: name.unwrap_or_else(default),
-            user: turn::user_name(&app.engine, caller, named.map(String::as_str)).await?,
-            agent: agent.clone(),
+        let named = named.filter(|name| !name.is_empty());
+        let caller = self.asked.caller.clone();
+        let new = SessionInput {
+            app: self
+                .app_name
+                .as_ref()
+                .map_or("default", Name::as_str)
+                .to_owned(),
+            user: match caller.user {
+                // The key says who the user is.
+                Some(_) => None,
+                None => Some(named.map_or(ANONYMOUS, String::as_str).to_owned()),
+            },
+            agent: Some(agent.to_string()),
+            ..SessionInput::default()
+        };
+        let call = Call {
             // No key of a caller has a blank in it.
             key: self.asked.key_of(" session", &[b"new", &self.body]),
-        })
+            ..Call::by(caller)
+        };
+        Ok((call, new))
     }
 
     /// Refuses a task or decisions where no session exists yet.
@@ -324,52 +296,39 @@ impl ChatCall {
         !stays && self.chat.has_tools()
     }
 
+    /// The time until which a pause is waited for: none without a session, to which the client could return.
+    fn deadline(&self, stays: bool) -> Instant {
+        if stays {
+            self.wait_until
+        } else {
+            Instant::now()
+        }
+    }
+
     /// Waits for the turn and answers whole.
     async fn answer(
         &self,
         app: &App,
-        turn: ChatTurn,
+        turn: OpenTurn,
+        scratch: Option<ScratchSession>,
         known: &mut TurnContext,
     ) -> Result<Response, Problem> {
-        let (handle, earlier) = (turn.handle, turn.earlier);
-        let stays = turn.scratch.is_none();
-        let wait_until = match turn.scratch {
-            Some(_) => Instant::now(),
-            None => self.wait_until,
-        };
-        let (snapshot, answer) = match handle.outcome(wait_until).await? {
-            TurnOutcome::Answered(snapshot) => {
-                let answer = if self.wants_calls(stays) {
-                    AgentReply::with_calls(&snapshot.detail)
-                } else {
-                    AgentReply::of(&snapshot.detail)
-                };
-                (snapshot, answer)
-            }
-            TurnOutcome::Failed(snapshot, failed) => {
-                if stays {
-                    // An error has no room for answers of other turns: they come with the next call.
-                    known.ends_with(app.deliveries.receipt(&handle, &[], &snapshot));
-                }
-                return Err(failed.into());
-            }
-            TurnOutcome::Paused(_) if !stays => return Err(needs_session()),
-            TurnOutcome::Paused(snapshot) => {
-                let text = pause_text(&snapshot.holds, &self.base);
-                let answer = AgentReply {
-                    text,
-                    ..AgentReply::default()
-                };
-                (snapshot, answer)
-            }
-        };
+        let (handle, earlier, stays) = (turn.handle, turn.earlier, scratch.is_none());
+        let snapshot = handle.outcome(self.deadline(stays)).await?;
+        if let Some(failed) = handle.failure(&snapshot).await {
+            // An error has no room for answers of other turns: they come with the next call.
+            known.receipt = stays.then(|| app.deliveries.receipt(&handle, &[], &snapshot));
+            return Err(failed.into());
+        }
+        if snapshot.is_paused() && !stays {
+            return Err(needs_session());
+        }
         let receipt = stays.then(|| app.deliveries.receipt(&handle, &earlier, &snapshot));
-        let mut voice = Voice::new(self.chat.model.clone(), &handle, &snapshot.head, stays);
+        let mut voice = Voice::new(self.chat.model.clone(), &handle, &snapshot, stays);
         voice.earlier = earlier;
-        let account = handle.account(&snapshot).await?;
         let ending = Ending {
-            answer,
-            account,
+            answer: reply_of(&snapshot, self.wants_calls(stays), &self.base),
+            account: handle.account(&snapshot).await?,
             holds: snapshot.holds,
         };
         let bytes = voice.whole(&ending);
@@ -387,14 +346,15 @@ impl ChatCall {
     async fn stream(
         self,
         app: App,
-        turn: ChatTurn,
+        turn: OpenTurn,
+        scratch: Option<ScratchSession>,
         seat: Seat,
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
-        let (handle, stays) = (turn.handle, turn.scratch.is_none());
+        let (handle, stays) = (turn.handle, scratch.is_none());
         let snapshot = handle.read().await?;
-        let with_calls = self.wants_calls(stays);
-        let mut voice = Voice::new(self.chat.model, &handle, &snapshot.head, stays);
+        let (with_calls, wait_until) = (self.wants_calls(stays), self.deadline(stays));
+        let mut voice = Voice::new(self.chat.model, &handle, &snapshot, stays);
         voice.earlier = turn.earlier;
         let options = self.chat.stream_options.unwrap_or_default();
         voice.with_usage = options.include_usage == Some(true);
@@ -408,21 +368,17 @@ impl ChatCall {
             turn: handle,
             voice,
             api_key: self.asked.api_key,
-            wait_until: self.wait_until,
+            wait_until,
             base: self.base,
             pieces,
             drafted: String::new(),
-            pauses: if stays {
-                PausePolicy::Told
-            } else {
-                PausePolicy::Refused
-            },
+            stays,
             with_calls,
             only_here,
         };
         tokio::spawn(async move {
             writer.write().await;
-            drop(turn.scratch);
+            drop(scratch);
         });
         Ok(response)
     }
@@ -439,9 +395,9 @@ fn declared(book: &AgentBook, model: &str, own: Option<&Name>) -> Result<Name, P
 /// The headers that say what an answer is about.
 fn describe(headers: &mut HeaderMap, turn: &TurnHandle, is_replay: bool, stays: bool) {
     let values = AnswerHeaders {
-        session: stays.then(|| turn.session.to_string()),
-        task: stays.then(|| turn.task.to_string()),
-        request: stays.then(|| turn.request.to_string()),
+        session: stays.then_some(turn.session),
+        task: stays.then_some(turn.task),
+        request: stays.then_some(turn.request),
         replayed: is_replay,
         ..AnswerHeaders::default()
     };

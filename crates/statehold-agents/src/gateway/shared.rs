@@ -4,10 +4,10 @@
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_engine::kept::Raw;
+use statehold_engine::kept::{Raw, text_of};
 
 use super::raw_object::RawObject;
-use crate::message::{raw, text_of};
+use crate::message::raw;
 use crate::turn::TraceNote;
 
 const HEAD: &str = "[shared context]";

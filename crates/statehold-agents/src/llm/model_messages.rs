@@ -11,11 +11,11 @@ use serde_json::Value;
 use statehold_core::ids::ItemId;
 use statehold_core::item::{CallMark, ItemKind, Role};
 use statehold_engine::StoredItem;
-use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
+use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse, text_of, text_of_value};
 
 use crate::gateway::shared_block;
 use crate::history::{PastExchanges, newest_fitting};
-use crate::message::{AgentMessage, raw, text_of, text_of_value, tool_call};
+use crate::message::{AgentMessage, raw, tool_call};
 use crate::model::{ModelReply, RequestedCall};
 use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
 

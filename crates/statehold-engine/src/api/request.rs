@@ -29,7 +29,6 @@ pub use input::{
     AppendInput, ClaimInput, CompleteInput, EmptyInput, FailInput, HeartbeatInput, LeaseInput,
     ReleaseInput, StartInput,
 };
-pub(crate) use view::error_of;
 pub use view::{CallProgress, CallView, ClaimView, HeartbeatView, ItemsWritten, RequestView};
 
 /// The longest note about a worker, in bytes.

@@ -29,7 +29,7 @@ use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
-use crate::read::{ItemPage, Page};
+use crate::read::Page;
 
 pub use crate::guard::access::require_lister;
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};
@@ -389,29 +389,8 @@ pub async fn delete(
         .await
 }
 
-/// A page of a session's history, at a revision. The first page has the newest entries; within a page the
-/// oldest come first.
-#[derive(Debug, Clone)]
-pub struct HistoryPage<V> {
-    /// The entries, oldest first.
-    pub entries: Vec<V>,
-    /// Where the next page begins: before this `seq`.
-    pub next: Option<u64>,
-    /// The revision of the session at the time of the read.
-    pub revision: u64,
-}
-
-impl<V> HistoryPage<V> {
-    pub(crate) fn of(page: &ItemPage, view: impl Fn(&statehold_store::StoredItem) -> V) -> Self {
-        Self {
-            entries: page.items.iter().rev().map(view).collect(),
-            next: page.next,
-            revision: page.revision,
-        }
-    }
-}
-
-/// The messages of a session.
+/// The messages of a session. The first page has the newest ones; within a page the oldest come first.
+/// `seal` makes the cursor of the next page from the `seq` that it begins before.
 ///
 /// # Errors
 ///
@@ -420,14 +399,19 @@ pub async fn messages(
     engine: &Engine,
     caller: &Caller,
     session: SessionId,
-    before: Option<u64>,
-    limit: usize,
-) -> Result<HistoryPage<MessageView>, EngineError> {
+    (before, limit): (Option<u64>, usize),
+    seal: impl FnOnce(u64) -> String,
+) -> Result<MessagePage, EngineError> {
     let page = engine.transcript(caller, session, before, limit).await?;
-    Ok(HistoryPage::of(&page, MessageView::of))
+    Ok(MessagePage {
+        messages: page.items.iter().rev().map(MessageView::of).collect(),
+        revision: page.revision,
+        next_cursor: page.next.map(seal),
+    })
 }
 
-/// Every item of a session. The audit stream records the read before the answer.
+/// Every item of a session, in pages like those of [`messages`]. The audit stream records the read before
+/// the answer.
 ///
 /// # Errors
 ///
@@ -436,9 +420,9 @@ pub async fn trace(
     engine: &Engine,
     caller: &Caller,
     session: SessionId,
-    before: Option<u64>,
-    limit: usize,
-) -> Result<HistoryPage<ItemView>, EngineError> {
+    (before, limit): (Option<u64>, usize),
+    seal: impl FnOnce(u64) -> String,
+) -> Result<TracePage, EngineError> {
     let summary = engine.traceable(caller, session).await?;
     if summary.deleted {
         return Err(EngineError::NotFound);
@@ -448,7 +432,11 @@ pub async fn trace(
         .await?;
     let at = (session, summary.revision);
     let page = engine.items(at, None, View::Trace, before, limit).await?;
-    Ok(HistoryPage::of(&page, ItemView::of))
+    Ok(TracePage {
+        messages: page.items.iter().rev().map(ItemView::of).collect(),
+        revision: page.revision,
+        next_cursor: page.next.map(seal),
+    })
 }
 
 /// The records of a session: a hash chain that any reader can verify.

@@ -8,26 +8,27 @@
 mod account;
 mod agent_reply;
 mod delivery;
-mod find;
 mod follow;
-mod message;
 mod pause_text;
 mod question;
-mod repeat;
-mod request_head;
+mod search;
 mod session;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::command::{Command, Output, Rejection, StartRequest, StatePatch};
+use statehold_core::command::{Command, Rejection, StartRequest, StatePatch};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::task::CloseOn;
 use utoipa::ToSchema;
 
-use super::request;
+use self::search::TurnSearch;
+use super::item::write::output;
+use super::json::{Raw, raw_text};
+use super::session::SessionInput;
+use super::{request, session as sessions};
 use crate::caller::{Caller, Role, Roles};
 use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::payloads::Payloads;
@@ -36,17 +37,16 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::Act;
+use crate::kept::{AttachmentBody, ItemBody};
 use crate::locks::KeyLock;
 
 pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
 pub use agent_reply::AgentReply;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
-pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnOutcome, TurnSnapshot};
-pub use message::UserMessage;
+pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnSnapshot};
 pub use pause_text::pause_text;
-pub use request_head::{RequestEnd, RequestHead};
-pub use session::{ChatSession, agent_of_session, delete_session, stateless_session, user_name};
+pub use session::{agent_of_session, stateless_session};
 
 /// The most holds that one call decides.
 const DECISIONS_MAX: usize = 64;
@@ -74,10 +74,6 @@ pub struct TurnInput {
 }
 
 impl TurnInput {
-    fn has_key(&self) -> bool {
-        self.key.is_some()
-    }
-
     /// The call of a decision. A decision is kept under its own key, which outlives every idempotency key.
     fn decision_call(&self) -> Call {
         Call {
@@ -86,8 +82,20 @@ impl TurnInput {
         }
     }
 
-    fn start_command(&self, input: Output) -> Command {
-        Command::StartRequest(StartRequest {
+    /// The command that starts the turn, and its payloads. Equal messages of one user have equal digests.
+    async fn start_command(
+        &self,
+        engine: &Engine,
+    ) -> Result<(StartRequest, Payloads), EngineError> {
+        let mut payloads = engine.payloads_of(self.session).await?;
+        let body = ItemBody {
+            content: Some(raw_text(&self.message.text)),
+            data: self.message.data.clone(),
+            had_credential: self.credential.is_some(),
+            ..ItemBody::default()
+        };
+        let input = output(&body, &self.message.files, "messages", &mut payloads)?;
+        let start = StartRequest {
             agent: self.agent.clone(),
             task: self.task,
             parent: None,
@@ -98,10 +106,11 @@ impl TurnInput {
             items: Vec::new(),
             state: StatePatch::default(),
             output: None,
-        })
+        };
+        Ok((start, payloads))
     }
 
-    fn handle(&self, (host, engine): (&Engine, &Engine), turn: StartedTurn) -> TurnHandle {
+    fn handle(&self, host: &Engine, engine: &Engine, turn: StartedTurn) -> TurnHandle {
         TurnHandle {
             engine: engine.clone(),
             host: host.clone(),
@@ -113,6 +122,17 @@ impl TurnInput {
             shows_whole_holds: self.decides_elsewhere,
         }
     }
+}
+
+/// The message of a user to an agent.
+#[derive(Debug, Clone, Default)]
+pub struct UserMessage {
+    /// The text.
+    pub text: String,
+    /// Files that go with it.
+    pub files: Vec<AttachmentBody>,
+    /// JSON for the agent beside the text: the conversation so far, where the server does not keep it.
+    pub data: Option<Raw>,
 }
 
 /// A turn, the engine that runs it, and the caller who follows it.
@@ -215,22 +235,22 @@ pub async fn take_up(
 ///
 /// # Errors
 ///
-/// As [`ChatSession::create`] and [`take_up`]; with the session, if it is there.
+/// As [`sessions::create`] and [`take_up`]; with the session, if it is there.
 pub async fn take_up_in_new_session(
     engine: &Engine,
     log: &Arc<DeliveryLog>,
-    (new, caller): (ChatSession, Caller),
+    (call, new): (Call, SessionInput),
     input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
 ) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
     let (own, log) = (engine.clone(), Arc::clone(log));
     // Calls under one key wait here one after the other, and leave the line when their client does.
-    let lock = match new.key {
+    let lock = match call.key {
         Some(key) => Some(engine.lock_new_session(key).await),
         None => None,
     };
     let work = async move {
-        let session = new.create(&own, &caller).await;
-        let session = session.map_err(|error| (error, None))?;
+        let created = sessions::create(&own, &call, new).await;
+        let session = created.map_err(|error| (error, None))?.view.id;
         let opened = take_up(&own, &log, input(session), Vec::new()).await;
         drop(lock);
         opened.map_err(|error| (error, Some(session)))
@@ -246,34 +266,29 @@ async fn find_or_start(
     decisions: Vec<TurnDecision>,
     _lock: KeyLock,
 ) -> Result<OpenTurn, EngineError> {
-    let (caller, session) = (&input.call.caller, input.session);
-    let (start, payloads, output) = prepare(engine, input).await?;
-    let reader = as_client(caller);
-    let summary = engine.session(&reader, session).await?;
-    let mut search = repeat::RepeatSearch::new((engine, log), input, reader, (summary, output));
-    let finder = find::TurnFinder { engine, log, input };
+    let (start, payloads) = input.start_command(engine).await?;
+    let mut search = TurnSearch::new(engine, log, input, &start).await?;
     let found = if decisions.is_empty() {
-        finder
-            .find_or_start(&mut search, (&start, &payloads))
-            .await?
+        search.find().await?
     } else {
-        find::FoundTurn::existing(finder.decide(decisions).await?, false)
+        Some((search.decide(decisions).await?, false))
     };
-    log.begin(session, found.request);
-    let task = match found.new_task {
-        Some(task) => task,
-        None => search.task_of(found.request).await?,
+    let (turn, is_replay) = match found {
+        Some((request, is_replay)) => {
+            let task = engine.request(&search.reader, request).await?.task.id;
+            (StartedTurn { request, task }, is_replay)
+        }
+        None => {
+            let started = start_turn(engine, Some(log), input, (start.clone(), payloads)).await?;
+            (started.view, started.replayed)
+        }
     };
-    let earlier = search.earlier(found.request).await?;
-    let turn = StartedTurn {
-        request: found.request,
-        task,
-    };
+    log.begin(input.session, turn.request);
     Ok(OpenTurn {
-        handle: input.handle((engine, engine), turn),
-        is_new: found.new_task.is_some(),
-        is_replay: found.is_replay,
-        earlier,
+        handle: input.handle(engine, engine, turn),
+        is_new: found.is_none() && !is_replay,
+        is_replay,
+        earlier: search.earlier(turn.request).await?,
     })
 }
 
@@ -287,21 +302,15 @@ pub async fn start_alone(
     host: &Engine,
     engine: &Engine,
     input: &TurnInput,
-) -> Result<TurnHandle, EngineError> {
-    let (start, payloads, _) = prepare(engine, input).await?;
-    let started = start_turn(engine, None, input, (&start, &payloads)).await?;
-    Ok(input.handle((host, engine), started.view))
-}
-
-/// The command that starts the turn, its payloads, and the message as its request records it.
-async fn prepare(
-    engine: &Engine,
-    input: &TurnInput,
-) -> Result<(Command, Payloads, Output), EngineError> {
-    let mut payloads = engine.payloads_of(input.session).await?;
-    let had_credential = input.credential.is_some();
-    let output = input.message.to_output(had_credential, &mut payloads)?;
-    Ok((input.start_command(output.clone()), payloads, output))
+) -> Result<OpenTurn, EngineError> {
+    let start = input.start_command(engine).await?;
+    let started = start_turn(engine, None, input, start).await?;
+    Ok(OpenTurn {
+        handle: input.handle(host, engine, started.view),
+        is_new: true,
+        is_replay: false,
+        earlier: Vec::new(),
+    })
 }
 
 /// The ids of a turn, as they are kept under the idempotency key of the call that started it.
@@ -317,7 +326,7 @@ async fn start_turn(
     engine: &Engine,
     log: Option<&DeliveryLog>,
     input: &TurnInput,
-    (command, payloads): (&Command, &Payloads),
+    (start, payloads): (StartRequest, Payloads),
 ) -> Result<Receipt<StartedTurn>, EngineError> {
     let session = input.session;
     let view = |made: &Committed<'_>| {
@@ -329,9 +338,9 @@ async fn start_turn(
         Some(StartedTurn { request, task })
     };
     let write = SessionWrite {
-        payloads: payloads.clone(),
+        payloads,
         credential: input.credential.as_ref(),
         ..SessionWrite::new(engine, &input.call, session)
     };
-    write.commit(command, view).await
+    write.commit(&Command::StartRequest(start), view).await
 }

@@ -179,11 +179,8 @@ async fn counts(context: CallContext) -> Answer {
 )]
 async fn read(context: CallContext) -> Answer {
     let hold = api::hold::read(context.engine(), &context.caller, context.id("hold_id")?).await?;
-    let headers = AnswerHeaders {
-        task: Some(hold.task_id.to_string()),
-        ..AnswerHeaders::in_request(hold.session_id, hold.request_id)
-    };
-    Ok(shown(&hold, &headers))
+    let headers = AnswerHeaders::in_request(hold.session_id, hold.request_id);
+    Ok(shown(&hold, headers.task(hold.task_id)))
 }
 
 /// Open a hold: ask a person for an approval or an answer.

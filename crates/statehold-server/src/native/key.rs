@@ -24,11 +24,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 )]
 async fn create(context: CallContext, body: Payload<KeyInput>) -> Answer {
     let key = api::key::create(context.engine(), &context.caller, body.value).await?;
-    Ok(answer(
-        StatusCode::CREATED,
-        to_body(&key),
-        &AnswerHeaders::default(),
-    ))
+    let headers = AnswerHeaders::default();
+    Ok(answer(StatusCode::CREATED, to_body(&key), headers))
 }
 
 /// List keys.

@@ -71,5 +71,5 @@ async fn metrics(context: CallContext) -> Answer {
 #[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200, body = Object, description = "An OpenAPI document.")))]
 async fn schema() -> Response {
     let body = crate::openapi_json().as_bytes().to_vec();
-    answer(StatusCode::OK, body, &AnswerHeaders::default())
+    answer(StatusCode::OK, body, AnswerHeaders::default())
 }

@@ -106,11 +106,8 @@ async fn read(context: CallContext, Params(params): Params<WaitParams>) -> Answe
     let (until, wait) = params.parse()?;
     let read = api::request::read(context.engine(), &context.caller, request, until, wait);
     let read = context.while_valid(read).await?;
-    let headers = AnswerHeaders {
-        revision: Some(read.revision),
-        ..AnswerHeaders::request(&read.view)
-    };
-    Ok(shown(&read.view, &headers))
+    let headers = AnswerHeaders::request(&read.view).at(read.revision);
+    Ok(shown(&read.view, headers))
 }
 
 /// Page of a memory.
@@ -140,12 +137,8 @@ async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> A
     let rest = rest.map(|bytes: [u8; 32]| Memory::from_bytes(&bytes));
     let mut read = api::memory::read(context.engine(), caller, request, rest, limit).await?;
     read.view.next_cursor = read.rest.map(|rest| cursor.seal_bytes(&rest.to_bytes()));
-    let headers = AnswerHeaders {
-        revision: Some(read.revision),
-        task: Some(read.task.to_string()),
-        ..AnswerHeaders::in_request(read.session, request)
-    };
-    Ok(shown(&read.view, &headers))
+    let headers = AnswerHeaders::in_request(read.session, request).task(read.task);
+    Ok(shown(&read.view, headers.at(read.revision)))
 }
 
 /// Append items and state to the history of a request's task.
@@ -215,7 +208,7 @@ async fn heartbeat(context: CallContext, body: Payload<HeartbeatInput>) -> Answe
     let caller = &context.caller;
     let (session, view) =
         api::request::heartbeat(context.engine(), caller, request, &body.value).await?;
-    Ok(shown(&view, &AnswerHeaders::in_request(session, request)))
+    Ok(shown(&view, AnswerHeaders::in_request(session, request)))
 }
 
 /// Release a lease. The next claim gets the decisions and child results that the request waits for.

@@ -8,8 +8,8 @@ use statehold_core::session::SessionStatus;
 use statehold_engine::api;
 use statehold_engine::api::schema::{Messages, ViewWord};
 use statehold_engine::api::session::{
-    CloseSessionInput, MessagePage, RecordPage, SessionChanges, SessionInput, SessionListInput,
-    SessionPage, SessionView, TracePage,
+    CloseSessionInput, RecordPage, SessionChanges, SessionInput, SessionListInput, SessionPage,
+    SessionView,
 };
 use statehold_engine::api::tree::TreeView;
 use utoipa::IntoParams;
@@ -33,14 +33,6 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(records))
 }
 
-fn session_headers(session: SessionId, revision: u64) -> AnswerHeaders {
-    AnswerHeaders {
-        revision: Some(revision),
-        session: Some(session.to_string()),
-        ..AnswerHeaders::default()
-    }
-}
-
 /// Create a session.
 #[utoipa::path(
     post, path = "/v1/sessions", tag = "sessions", request_body = SessionInput,
@@ -49,7 +41,7 @@ fn session_headers(session: SessionId, revision: u64) -> AnswerHeaders {
 async fn create(context: CallContext, body: Payload<SessionInput>) -> Answer {
     let call = context.call(&body.bytes);
     let created = api::session::create(context.engine(), &call, body.value).await?;
-    let headers = session_headers(created.view.id, created.revision);
+    let headers = AnswerHeaders::session(created.view.id);
     Ok(committed(StatusCode::CREATED, created, headers))
 }
 
@@ -125,7 +117,10 @@ async fn list(context: CallContext, Params(mut params): Params<SessionListParams
 async fn read(context: CallContext) -> Answer {
     let session: SessionId = context.id("session_id")?;
     let view = api::session::read(context.engine(), &context.caller, session).await?;
-    Ok(shown(&view, &session_headers(session, view.revision)))
+    Ok(shown(
+        &view,
+        AnswerHeaders::session(session).at(view.revision),
+    ))
 }
 
 /// Change the name, the labels or the time to live of a session.
@@ -138,7 +133,7 @@ async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
     let session: SessionId = context.id("session_id")?;
     let call = context.call(&body.bytes);
     let patched = api::session::patch(context.engine(), &call, session, &body.value).await?;
-    let headers = session_headers(session, patched.revision);
+    let headers = AnswerHeaders::session(session);
     Ok(committed(StatusCode::OK, patched, headers))
 }
 
@@ -151,11 +146,8 @@ async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
 async fn delete(context: CallContext) -> Answer {
     let session: SessionId = context.id("session_id")?;
     let deleted = api::session::delete(context.engine(), &context.call(b""), session).await?;
-    Ok(committed(
-        StatusCode::NO_CONTENT,
-        deleted,
-        AnswerHeaders::default(),
-    ))
+    let headers = AnswerHeaders::default();
+    Ok(committed(StatusCode::NO_CONTENT, deleted, headers))
 }
 
 /// Close a session: it accepts no more writes.
@@ -168,7 +160,7 @@ async fn close(context: CallContext, body: Payload<CloseSessionInput>) -> Answer
     let session: SessionId = context.id("session_id")?;
     let call = context.call(&body.bytes);
     let closed = api::session::close(context.engine(), &call, session, &body.value).await?;
-    let headers = session_headers(session, closed.revision);
+    let headers = AnswerHeaders::session(session);
     Ok(committed(StatusCode::OK, closed, headers))
 }
 
@@ -210,22 +202,15 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "messages", &format!("{session} {is_trace}"));
     let before = cursor.open(params.cursor.as_deref())?;
+    let (page, seal) = ((before, limit), |seq| cursor.seal(seq));
     if is_trace {
-        let page = api::session::trace(context.engine(), caller, session, before, limit).await?;
-        let out = TracePage {
-            messages: page.entries,
-            revision: page.revision,
-            next_cursor: page.next.map(|seq| cursor.seal(seq)),
-        };
-        return Ok(shown(&out, &session_headers(session, page.revision)));
+        let page = api::session::trace(context.engine(), caller, session, page, seal).await?;
+        let headers = AnswerHeaders::session(session).at(page.revision);
+        return Ok(shown(&page, headers));
     }
-    let page = api::session::messages(context.engine(), caller, session, before, limit).await?;
-    let out = MessagePage {
-        messages: page.entries,
-        revision: page.revision,
-        next_cursor: page.next.map(|seq| cursor.seal(seq)),
-    };
-    Ok(shown(&out, &session_headers(session, page.revision)))
+    let page = api::session::messages(context.engine(), caller, session, page, seal).await?;
+    let headers = AnswerHeaders::session(session).at(page.revision);
+    Ok(shown(&page, headers))
 }
 
 /// Range of the tree.
@@ -252,7 +237,10 @@ async fn tree(context: CallContext, Params(params): Params<TreeParams>) -> Answe
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let before = revision(params.before, "before")?;
     let tree = api::tree::read(context.engine(), &context.caller, session, before, limit).await?;
-    Ok(shown(&tree, &session_headers(session, tree.revision)))
+    Ok(shown(
+        &tree,
+        AnswerHeaders::session(session).at(tree.revision),
+    ))
 }
 
 /// Range of records.
@@ -280,5 +268,8 @@ async fn records(context: CallContext, Params(params): Params<RecordParams>) -> 
     let after = revision(params.after, "after")?.unwrap_or(0);
     let page =
         api::session::records(context.engine(), &context.caller, session, after, limit).await?;
-    Ok(shown(&page, &session_headers(session, page.revision)))
+    Ok(shown(
+        &page,
+        AnswerHeaders::session(session).at(page.revision),
+    ))
 }

@@ -1,6 +1,5 @@
 //! State of sessions, apps and users.
 
-use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
@@ -39,12 +38,8 @@ async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answ
     let session: SessionId = context.id("session_id")?;
     let request = params.request_id;
     let state = api::state::read(context.engine(), &context.caller, session, request).await?;
-    let headers = AnswerHeaders {
-        revision: Some(state.revision),
-        session: Some(session.to_string()),
-        ..AnswerHeaders::default()
-    };
-    Ok(shown(&state, &headers))
+    let headers = AnswerHeaders::session(session).at(state.revision);
+    Ok(shown(&state, headers))
 }
 
 /// Write state of a session, its user or (as an admin) its app.
@@ -57,10 +52,7 @@ async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer
     let session: SessionId = context.id("session_id")?;
     let call = context.call(&body.bytes);
     let written = api::state::patch(context.engine(), &call, session, body.value).await?;
-    let headers = AnswerHeaders {
-        session: Some(session.to_string()),
-        ..AnswerHeaders::default()
-    };
+    let headers = AnswerHeaders::session(session);
     Ok(committed(StatusCode::OK, written, headers))
 }
 
@@ -72,7 +64,7 @@ async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer
 async fn read_app(context: CallContext) -> Answer {
     let app = context.path_text("app");
     let state = api::state::read_shared(context.engine(), &context.caller, app, None).await?;
-    Ok(shown_shared(&state))
+    Ok(shown(&state, AnswerHeaders::default().at(state.revision)))
 }
 
 /// Write the state of an app.
@@ -82,13 +74,8 @@ async fn read_app(context: CallContext) -> Answer {
 )]
 async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answer {
     let call = context.call(&body.bytes);
-    let written = api::state::patch_app(
-        context.engine(),
-        &call,
-        context.path_text("app"),
-        body.value,
-    )
-    .await?;
+    let app = context.path_text("app");
+    let written = api::state::patch_app(context.engine(), &call, app, body.value).await?;
     Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
 }
 
@@ -101,7 +88,7 @@ async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answ
 async fn read_user(context: CallContext) -> Answer {
     let (app, user) = (context.path_text("app"), context.path_text("user"));
     let state = api::state::read_shared(context.engine(), &context.caller, app, Some(user)).await?;
-    Ok(shown_shared(&state))
+    Ok(shown(&state, AnswerHeaders::default().at(state.revision)))
 }
 
 /// Write the state of a user in an app.
@@ -115,12 +102,4 @@ async fn patch_user(context: CallContext, body: Payload<StatePatchInput>) -> Ans
     let owner = (context.path_text("app"), context.path_text("user"));
     let written = api::state::patch_user(context.engine(), &call, owner, body.value).await?;
     Ok(committed(StatusCode::OK, written, AnswerHeaders::default()))
-}
-
-fn shown_shared(state: &StateView) -> Response {
-    let headers = AnswerHeaders {
-        revision: Some(state.revision),
-        ..AnswerHeaders::default()
-    };
-    shown(state, &headers)
 }

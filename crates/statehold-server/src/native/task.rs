@@ -69,13 +69,8 @@ async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> An
     let page = (cursor.open(params.cursor.as_deref())?, limit);
     let mut task = api::task::read(context.engine(), caller, id, asked, page).await?;
     task.view.next_cursor = task.next.map(|seq| cursor.seal(seq));
-    let headers = AnswerHeaders {
-        revision: Some(task.revision),
-        session: Some(task.view.session_id.to_string()),
-        task: Some(id.to_string()),
-        ..AnswerHeaders::default()
-    };
-    Ok(shown(&task.view, &headers))
+    let headers = AnswerHeaders::session(task.view.session_id).task(id);
+    Ok(shown(&task.view, headers.at(task.revision)))
 }
 
 /// Close a task without live requests.
@@ -107,10 +102,6 @@ async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
 }
 
 fn ended(receipt: Receipt<TaskEnded>) -> Response {
-    let headers = AnswerHeaders {
-        session: Some(receipt.session.to_string()),
-        task: Some(receipt.view.id.to_string()),
-        ..AnswerHeaders::default()
-    };
+    let headers = AnswerHeaders::session(receipt.session).task(receipt.view.id);
     committed(StatusCode::OK, receipt, headers)
 }

@@ -7,7 +7,7 @@ use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::schema::NullableText;
 use statehold_engine::api::turn::{
-    AgentReply, EarlierAnswer, RequestHead, TokenUsage, TurnAccount, TurnHandle,
+    AgentReply, EarlierAnswer, TokenUsage, TurnAccount, TurnHandle, TurnSnapshot, pause_text,
 };
 use utoipa::ToSchema;
 
@@ -164,6 +164,18 @@ impl Ending {
     }
 }
 
+/// The reply that a call ends with: that of the agent, or a text about the pause. `base` is the address of
+/// the server.
+pub(crate) fn reply_of(snapshot: &TurnSnapshot, with_calls: bool, base: &str) -> AgentReply {
+    if !snapshot.is_paused() {
+        return AgentReply::of(&snapshot.detail, with_calls);
+    }
+    AgentReply {
+        text: pause_text(&snapshot.holds, base),
+        ..AgentReply::default()
+    }
+}
+
 /// The fields that all chunks of one answer share.
 #[derive(Debug)]
 pub(crate) struct Voice {
@@ -177,13 +189,13 @@ pub(crate) struct Voice {
 }
 
 impl Voice {
-    pub(crate) fn new(model: String, turn: &TurnHandle, head: &RequestHead, stays: bool) -> Self {
+    pub(crate) fn new(model: String, turn: &TurnHandle, now: &TurnSnapshot, stays: bool) -> Self {
         Self {
             id: format!(
                 "chatcmpl-{}",
                 turn.request.to_string().trim_start_matches("req_")
             ),
-            created: head.started_at.as_micros() / 1_000_000,
+            created: now.started_at.as_micros() / 1_000_000,
             model,
             ids: stays.then_some(MetadataOut {
                 session: turn.session,

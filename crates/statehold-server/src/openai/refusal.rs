@@ -14,9 +14,9 @@ pub(crate) struct TurnContext {
     session: Option<SessionId>,
     turn: Option<(TaskId, RequestId)>,
     /// The session, if a repeat of the call would create another one.
-    only_here: Option<SessionId>,
-    /// The receipt to confirm when the error has been delivered.
-    receipt: Option<DeliveryReceipt>,
+    pub(crate) only_here: Option<SessionId>,
+    /// The receipt to confirm when the error, which is the end of the turn, has been delivered.
+    pub(crate) receipt: Option<DeliveryReceipt>,
 }
 
 impl TurnContext {
@@ -30,16 +30,6 @@ impl TurnContext {
     pub(crate) fn found(&mut self, turn: &TurnHandle) {
         self.session = Some(turn.session);
         self.turn = Some((turn.task, turn.request));
-    }
-
-    /// Notes that the error is the end of the turn.
-    pub(crate) fn ends_with(&mut self, receipt: DeliveryReceipt) {
-        self.receipt = Some(receipt);
-    }
-
-    /// The session, if a repeat of the call would create another one.
-    pub(crate) fn only_here(&self) -> Option<SessionId> {
-        self.only_here
     }
 }
 
@@ -90,9 +80,9 @@ impl IntoResponse for Refusal {
         }
         let (task, request) = known.turn.unzip();
         let ids = AnswerHeaders {
-            session: known.session.map(|id| id.to_string()),
-            task: task.map(|id| id.to_string()),
-            request: request.map(|id| id.to_string()),
+            session: known.session,
+            task,
+            request,
             ..AnswerHeaders::default()
         };
         ids.write(headers);

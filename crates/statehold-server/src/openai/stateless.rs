@@ -9,14 +9,16 @@ use statehold_agents::spec::{AgentBook, AgentKind};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_engine::api::json::{raw_bytes, to_body};
+use statehold_engine::api::session;
 use statehold_engine::api::turn::{
-    TurnHandle, TurnInput, UserMessage, delete_session, start_alone, stateless_session,
+    OpenTurn, TurnInput, UserMessage, start_alone, stateless_session,
 };
-use statehold_engine::{Call, Caller, Credential};
+use statehold_engine::{Call, Caller};
 
-use super::ask::{CallerMessages, ChatIn, ChatMessageIn};
+use super::ChatCall;
+use super::ask::{CallerMessages, ChatMessageIn};
 use super::session::unknown_agent;
-use crate::http::call::{App, CallContext};
+use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
 
 /// A session in memory, which is deleted when this is dropped.
@@ -29,9 +31,9 @@ pub(crate) struct ScratchSession {
 impl Drop for ScratchSession {
     fn drop(&mut self) {
         let (room, session) = (Arc::clone(&self.room), self.session);
-        let caller = self.caller.clone();
+        let call = Call::by(self.caller.clone());
         let forget = async move {
-            if let Err(error) = delete_session(room.engine(), &caller, session).await {
+            if let Err(error) = session::delete(room.engine(), &call, session).await {
                 tracing::debug!(%error, "a session in memory stays until the server stops");
             }
         };
@@ -41,27 +43,20 @@ impl Drop for ScratchSession {
     }
 }
 
-/// A call without a session.
-pub(crate) struct Stateless<'a> {
-    pub(crate) app: &'a App,
-    pub(crate) asked: &'a CallContext,
-    pub(crate) chat: &'a ChatIn,
-    pub(crate) body: &'a [u8],
-    pub(crate) agent: &'a Name,
-    pub(crate) credential: Option<&'a Credential>,
-}
-
-impl Stateless<'_> {
-    /// Begins the turn.
-    pub(crate) async fn begin(
+impl ChatCall {
+    /// Begins a turn without a session.
+    pub(super) async fn begin_stateless(
         &self,
+        app: &App,
+        agent: &Name,
         message: &ChatMessageIn,
         path: &str,
-    ) -> Result<(TurnHandle, ScratchSession), Problem> {
-        let declared = self.app.options.agents.get();
-        self.require_no_session(&declared)?;
-        let scratch = self.app.options.scratch.as_ref();
-        let scratch = scratch.ok_or_else(|| self.needs_session())?;
+    ) -> Result<(OpenTurn, ScratchSession), Problem> {
+        self.require_no_session("a call without a session")?;
+        let declared = app.options.agents.get();
+        require_stateless(&declared, agent)?;
+        let scratch = app.options.scratch.as_ref();
+        let scratch = scratch.ok_or_else(|| agent_needs_session(agent))?;
         let room = scratch.enter().await.map_err(|error| {
             tracing::error!(%error, "no engine in memory can be started");
             Problem::new(
@@ -71,8 +66,8 @@ impl Stateless<'_> {
         })?;
         // The configuration may have been reloaded meanwhile: the declarations of the room count.
         let book = room.book().unwrap_or(&declared);
-        self.require_no_session(book)?;
-        let spec = book.agent(self.agent);
+        require_stateless(book, agent)?;
+        let spec = book.agent(agent);
         let passes = spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)));
         let is_user = message.role == "user";
         if !passes {
@@ -82,15 +77,13 @@ impl Stateless<'_> {
             }
         }
         let is_plain = is_user && message.is_text();
+        let conversation = CallerMessages::of(&self.chat, &self.body, passes, is_plain);
         let message = UserMessage {
-            data: Some(raw_bytes(&to_body(&CallerMessages::of(
-                self.chat, self.body, passes, is_plain,
-            )))),
+            data: Some(raw_bytes(&to_body(&conversation))),
             ..message.user_message(path)?
         };
         let engine = room.engine();
-        let asked = &self.asked.caller;
-        let (caller, session) = stateless_session(engine, asked, self.agent).await?;
+        let (caller, session) = stateless_session(engine, &self.asked.caller, agent).await?;
         let scratch = ScratchSession {
             room: Arc::clone(&room),
             caller: caller.clone(),
@@ -100,37 +93,33 @@ impl Stateless<'_> {
             call: Call::by(caller),
             key: None,
             session,
-            agent: self.agent.clone(),
+            agent: agent.clone(),
             task: None,
             message,
-            credential: self.credential.cloned(),
+            credential: self.credential.clone(),
             decides_elsewhere: false,
         };
-        let turn = start_alone(&self.app.engine, engine, &input).await?;
+        let turn = start_alone(&app.engine, engine, &input).await?;
         Ok((turn, scratch))
     }
+}
 
-    /// Requires that the agent is declared and can work without a session.
-    fn require_no_session(&self, book: &AgentBook) -> Result<(), Problem> {
-        if book.agent(self.agent).is_none() {
-            return Err(unknown_agent(book, self.agent.as_str(), None));
-        }
-        if works_in_sessions_only(book, self.agent) {
-            return Err(self.needs_session());
-        }
-        Ok(())
+/// Requires that the agent is declared and can work without a session.
+fn require_stateless(book: &AgentBook, agent: &Name) -> Result<(), Problem> {
+    if book.agent(agent).is_none() {
+        return Err(unknown_agent(book, agent.as_str(), None));
     }
+    if works_in_sessions_only(book, agent) {
+        return Err(agent_needs_session(agent));
+    }
+    Ok(())
+}
 
-    fn needs_session(&self) -> Problem {
-        Problem::new(
-            Code::AgentNeedsSession,
-            format!(
-                "`{}` works in sessions; send the header `x-statehold-session: new`, or the id of a \
-                 session",
-                self.agent
-            ),
-        )
-    }
+fn agent_needs_session(agent: &Name) -> Problem {
+    let detail = format!(
+        "`{agent}` works in sessions; send the header `x-statehold-session: new`, or the id of a session"
+    );
+    Problem::new(Code::AgentNeedsSession, detail)
 }
 
 /// The problem for a last message that is not of a user.

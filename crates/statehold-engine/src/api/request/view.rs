@@ -3,12 +3,11 @@
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
 use serde::{Deserialize, Serialize};
-use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::digest::Digest;
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
 use statehold_core::item::Role;
 use statehold_core::memory::Memory;
 use statehold_core::name::Name;
-use statehold_core::record::Event;
 use statehold_core::request::{CallState, LiveStatus, RequestStatus};
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
@@ -21,7 +20,7 @@ use crate::api::schema::Content;
 use crate::api::work::CredentialView;
 use crate::claim::ClaimedRequest;
 use crate::commit::call::Committed;
-use crate::kept::{ItemBody, parse, payload};
+use crate::kept::{ItemBody, error_in, message_in, parse, payload};
 use crate::read::RequestDetail;
 
 /// The ids of the written items.
@@ -195,7 +194,10 @@ impl RequestView {
             })?;
         let is_root = parent.is_none();
         let sees = is_root || agent_view;
-        let words = |role| words_of(&content.events, id, role, |name| done.payload(name));
+        let words = |role| {
+            let said = message_in(&content.events, id, role)?;
+            parse::<ItemBody>(done.payload(&said.body)).content
+        };
         let live = done.after.requests.get(&id);
         let is_new = started_by == content.seq;
         Some(Self {
@@ -244,7 +246,10 @@ impl RequestView {
         let sees = parent.is_none() || sees_answer;
         let started = detail.started.as_ref();
         let finished = detail.finished.as_ref();
-        let error = finished.and_then(|stored| error_of(stored, id));
+        let error = finished.and_then(|stored| {
+            let error = error_in(&stored.record.content.events, id)?;
+            Some(payload(stored, error).map_or_else(raw_null, raw_bytes))
+        });
         let (pending, pending_total) = pending_views(&detail.pending);
         Self {
             id,
@@ -263,10 +268,10 @@ impl RequestView {
                 .map(Into::into),
             input: started
                 .filter(|_| sees)
-                .and_then(|stored| stored_words(stored, id, Role::User)),
+                .and_then(|stored| words_in(stored, id, Role::User)),
             output: finished
                 .filter(|_| sees)
-                .and_then(|stored| stored_words(stored, id, Role::Assistant)),
+                .and_then(|stored| words_in(stored, id, Role::Assistant)),
             // Errors tell how an agent works inside.
             error: error.filter(|_| sees_answer),
             holds: Some(detail.holds.iter().map(HoldView::of).collect()),
@@ -323,38 +328,7 @@ impl RequestView {
     }
 }
 
-/// The first message of a user, or the last of the assistant, that a record wrote for a request.
-fn words_of<'a>(
-    events: &'a [Event],
-    id: RequestId,
-    role: Role,
-    payload: impl Fn(&BodyRef) -> Option<&'a [u8]>,
-) -> Option<Raw> {
-    let mut items = events.iter().filter_map(|event| match event {
-        Event::ItemsAppended { request, items, .. } if *request == id => Some(items),
-        _ => None,
-    });
-    let found = match role {
-        Role::User => items.next()?.iter().find(|item| item.role == Some(role)),
-        _ => items
-            .next_back()?
-            .iter()
-            .rfind(|item| item.role == Some(role)),
-    };
-    parse::<ItemBody>(payload(&found?.body)).content
-}
-
-fn stored_words(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {
-    let payload = |name: &BodyRef| payload(stored, *name);
-    words_of(&stored.record.content.events, id, role, payload)
-}
-
-/// The error that a record ended a request with.
-pub(crate) fn error_of(stored: &StoredRecord, id: RequestId) -> Option<Raw> {
-    let mut events = stored.record.content.events.iter();
-    let error = events.find_map(|event| match event {
-        Event::RequestEnded { request, error, .. } if *request == id => *error,
-        _ => None,
-    })?;
-    Some(payload(stored, error).map_or_else(raw_null, raw_bytes))
+fn words_in(stored: &StoredRecord, id: RequestId, role: Role) -> Option<Raw> {
+    let said = message_in(&stored.record.content.events, id, role)?;
+    parse::<ItemBody>(payload(stored, said.body)).content
 }

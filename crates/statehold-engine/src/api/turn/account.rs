@@ -9,13 +9,11 @@ use statehold_core::record::Event;
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
-use super::RequestHead;
-use crate::caller::Caller;
+use super::{TurnHandle, TurnSnapshot};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::feed::FeedEntry;
 use crate::kept::{ItemBody, parse, payload};
-use crate::read::RequestDetail;
 
 /// How many records of a turn are read at most.
 const RECORDS_MAX: usize = 4_000;
@@ -56,26 +54,24 @@ pub struct TurnAccount {
     pub usage: TokenUsage,
 }
 
-impl TurnAccount {
-    /// Adds up a turn so far.
-    pub(super) async fn of(
-        engine: &Engine,
-        reader: &Caller,
-        detail: &RequestDetail,
-    ) -> Result<Self, EngineError> {
-        let Some(head) = RequestHead::of(detail) else {
-            return Ok(Self::default());
-        };
-        let session = detail.session.id;
-        let last = head.ended.map_or(detail.revision, |end| end.by);
+impl TurnHandle {
+    /// Adds up the tokens and the agents of the turn so far.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it any more.
+    pub async fn account(&self, snapshot: &TurnSnapshot) -> Result<TurnAccount, EngineError> {
+        let (engine, request) = (&self.engine, &snapshot.detail.request);
+        let ended_by = request.ended().map(|ended| ended.ended_by);
+        let last = ended_by.unwrap_or(snapshot.detail.revision);
         let mut ledger = TurnLedger {
-            requests: vec![head.id],
+            requests: vec![self.request],
             agents: BTreeMap::new(),
-            account: Self::default(),
+            account: TurnAccount::default(),
         };
-        let (mut after, mut read) = (head.started_by.saturating_sub(1), 0);
+        let (mut after, mut read) = (request.started_by().saturating_sub(1), 0);
         while after < last && read < RECORDS_MAX {
-            let entries = engine.feed(reader, session, after, PAGE).await?;
+            let entries = engine.feed(&self.reader, self.session, after, PAGE).await?;
             let Some(newest) = entries.last() else { break };
             after = newest.stored.record.content.seq;
             read += entries.len();

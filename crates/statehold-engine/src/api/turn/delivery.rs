@@ -129,7 +129,7 @@ impl DeliveryLog {
         earlier: &[EarlierAnswer],
         snapshot: &TurnSnapshot,
     ) -> DeliveryReceipt {
-        let has_ended = snapshot.head.ended.is_some();
+        let has_ended = snapshot.has_ended();
         let own = has_ended.then_some(turn.request);
         DeliveryReceipt {
             log: Arc::clone(self),

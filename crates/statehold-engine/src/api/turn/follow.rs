@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use statehold_core::ids::HoldId;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::TaskStatus;
+use statehold_core::time::Timestamp;
 use tokio::time::Instant;
 
-use super::{RequestHead, TurnAccount, TurnHandle};
-use crate::api::json::Raw;
-use crate::api::request::error_of;
+use super::TurnHandle;
+use crate::api::json::{Raw, raw_bytes};
 use crate::background::drafts::DraftReader;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, Pending};
+use crate::kept::{error_in, payload};
 use crate::own_work::Progress;
 use crate::read::RequestDetail;
 
@@ -24,13 +25,18 @@ const HOLDS_MAX: usize = 100;
 pub struct TurnSnapshot {
     /// The request at its root, as clients see it.
     pub detail: RequestDetail,
-    /// The head of that request.
-    pub head: RequestHead,
+    /// When it started.
+    pub started_at: Timestamp,
     /// The open holds of a paused turn, oldest first. Empty while it runs, and when it has ended.
     pub holds: Vec<HoldDetail>,
 }
 
 impl TurnSnapshot {
+    /// Whether the turn has ended.
+    pub fn has_ended(&self) -> bool {
+        self.detail.request.ended().is_some()
+    }
+
     /// Whether the turn waits for people.
     pub fn is_paused(&self) -> bool {
         !self.holds.is_empty()
@@ -55,17 +61,6 @@ pub struct FailedTurn {
     pub sees_inside: bool,
 }
 
-/// The state in which a caller leaves a turn.
-#[derive(Debug)]
-pub enum TurnOutcome {
-    /// The agent has answered.
-    Answered(Box<TurnSnapshot>),
-    /// The turn has ended without an answer.
-    Failed(Box<TurnSnapshot>, FailedTurn),
-    /// The turn waits for people, and the caller does not wait any longer.
-    Paused(Box<TurnSnapshot>),
-}
-
 /// An event of a turn.
 #[derive(Debug)]
 pub enum TurnEvent {
@@ -73,8 +68,8 @@ pub enum TurnEvent {
     Delta(String),
     /// The turn waits for people, and the caller waits too: more events follow.
     Paused(Box<TurnSnapshot>),
-    /// The last event.
-    Over(TurnOutcome),
+    /// The last event: the turn has ended, or waits for people and the caller does not wait any longer.
+    Over(Box<TurnSnapshot>),
 }
 
 impl TurnHandle {
@@ -85,7 +80,7 @@ impl TurnHandle {
     /// If the caller may not read it any more.
     pub async fn read(&self) -> Result<TurnSnapshot, EngineError> {
         let detail = self.engine.request(&self.reader, self.request).await?;
-        let head = RequestHead::of(&detail).ok_or(EngineError::NotFound)?;
+        let started_at = detail.started_at().ok_or(EngineError::NotFound)?;
         let is_paused =
             detail.task.live == Some(self.request) && detail.task.status == TaskStatus::Paused;
         let holds = if is_paused {
@@ -95,7 +90,7 @@ impl TurnHandle {
         };
         Ok(TurnSnapshot {
             detail,
-            head,
+            started_at,
             holds,
         })
     }
@@ -137,62 +132,50 @@ impl TurnHandle {
     /// # Errors
     ///
     /// If the caller may not read it any more, or the server stops.
-    pub async fn outcome(&self, deadline: Instant) -> Result<TurnOutcome, EngineError> {
+    pub async fn outcome(&self, deadline: Instant) -> Result<Box<TurnSnapshot>, EngineError> {
+        let mut follower = self.follower(None, deadline);
         loop {
-            let (snapshot, revision) = self.look().await?;
-            let is_paused = snapshot.as_ref().is_some_and(TurnSnapshot::is_paused);
-            let is_late = Instant::now() >= deadline;
-            if let Some(snapshot) = snapshot
-                && (snapshot.head.ended.is_some() || is_paused && is_late)
-            {
-                return Ok(self.outcome_of(snapshot).await);
-            }
-            tokio::select! {
-                changed = self.engine.changed_after(self.session, revision) => changed?,
-                () = tokio::time::sleep_until(deadline), if is_paused => {}
-                () = self.host.stopping() => return Err(EngineError::TurnInterrupted),
+            if let TurnEvent::Over(snapshot) = follower.next().await? {
+                return Ok(snapshot);
             }
         }
-    }
-
-    async fn outcome_of(&self, snapshot: TurnSnapshot) -> TurnOutcome {
-        let Some(end) = snapshot.head.ended else {
-            return TurnOutcome::Paused(Box::new(snapshot));
-        };
-        if end.outcome == RequestOutcome::Completed {
-            return TurnOutcome::Answered(Box::new(snapshot));
-        }
-        let seen = self.engine.request(&self.caller, self.request).await;
-        let finished = snapshot.detail.finished.as_ref();
-        let failed = FailedTurn {
-            outcome: end.outcome,
-            alias: snapshot.head.alias(),
-            error: finished.and_then(|stored| error_of(stored, self.request)),
-            sees_inside: seen.as_ref().is_ok_and(|detail| detail.sees_hidden),
-        };
-        TurnOutcome::Failed(Box::new(snapshot), failed)
     }
 
     /// Follows the turn with the pieces of its answer. A pause is waited for until the deadline.
     pub fn follow(&self, deadline: Instant) -> TurnFollower {
+        // Opened before the first look, so that no piece is missed.
+        let draft = self.engine.follow_draft(self.request);
+        self.follower(Some(draft), deadline)
+    }
+
+    fn follower(&self, draft: Option<DraftReader>, deadline: Instant) -> TurnFollower {
         TurnFollower {
             turn: self.clone(),
-            // Opened before the first look, so that no piece is missed.
-            draft: self.engine.follow_draft(self.request),
-            has_draft: true,
+            draft,
             deadline,
             shown: Vec::new(),
             looked_at: None,
         }
     }
 
-    /// Adds up the tokens and the agents of the turn so far.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it any more.
-    pub async fn account(&self, snapshot: &TurnSnapshot) -> Result<TurnAccount, EngineError> {
-        TurnAccount::of(&self.engine, &self.reader, &snapshot.detail).await
+    /// Why the turn has ended without an answer. None if it has an answer, or is live.
+    pub async fn failure(&self, snapshot: &TurnSnapshot) -> Option<FailedTurn> {
+        let detail = &snapshot.detail;
+        let outcome = detail.request.ended()?.outcome;
+        if outcome == RequestOutcome::Completed {
+            return None;
+        }
+        let seen = self.engine.request(&self.caller, self.request).await;
+        let finished = detail.finished.as_ref();
+        Some(FailedTurn {
+            outcome,
+            alias: detail.request.alias(),
+            error: finished.and_then(|stored| {
+                let error = error_in(&stored.record.content.events, self.request)?;
+                payload(stored, error).map(raw_bytes)
+            }),
+            sees_inside: seen.is_ok_and(|detail| detail.sees_hidden),
+        })
     }
 }
 
@@ -200,8 +183,8 @@ impl TurnHandle {
 #[derive(Debug)]
 pub struct TurnFollower {
     turn: TurnHandle,
-    draft: DraftReader,
-    has_draft: bool,
+    /// The answer in progress. None if the caller does not read it, or all of it was read.
+    draft: Option<DraftReader>,
     deadline: Instant,
     /// The holds of the pause that was reported last.
     shown: Vec<HoldId>,
@@ -223,11 +206,17 @@ impl TurnFollower {
                 }
                 continue;
             };
+            let piece = async {
+                match &mut self.draft {
+                    Some(draft) => draft.next().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
-                piece = self.draft.next(), if self.has_draft => match piece {
+                piece = piece => match piece {
                     Some(piece) => return Ok(TurnEvent::Delta(piece)),
-                    None => self.has_draft = false,
+                    None => self.draft = None,
                 },
                 changed = self.turn.engine.changed_after(self.turn.session, revision) => {
                     changed?;
@@ -247,13 +236,12 @@ impl TurnFollower {
         let Some(snapshot) = snapshot else {
             return Ok(None);
         };
-        let has_ended = snapshot.head.ended.is_some();
+        let has_ended = snapshot.has_ended();
         if has_ended {
             self.turn.engine.forget_draft(self.turn.request);
         }
         if has_ended || is_paused && Instant::now() >= self.deadline {
-            let outcome = self.turn.outcome_of(snapshot).await;
-            return Ok(Some(TurnEvent::Over(outcome)));
+            return Ok(Some(TurnEvent::Over(Box::new(snapshot))));
         }
         let holds = snapshot.hold_ids();
         if !is_paused || self.shown == holds {

@@ -5,13 +5,13 @@
 use serde::{Deserialize, Serialize};
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::RequestId;
-use statehold_core::record::Event;
+use statehold_core::item::Role;
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
 use crate::claim::ClaimedRequest;
 use crate::guard::credentials::CredentialSource;
-use crate::kept::{ItemBody, parse, payload};
+use crate::kept::{ItemBody, message_in, parse, payload};
 
 /// A credential. Only the answer to a claim contains it.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
@@ -56,11 +56,7 @@ impl CredentialView {
 
 /// Whether a credential came with the input of a request.
 fn had_credential(stored: &StoredRecord, id: RequestId) -> bool {
-    let mut events = stored.record.content.events.iter();
-    let input = events.find_map(|event| match event {
-        Event::ItemsAppended { request, items, .. } if *request == id => items.first(),
-        _ => None,
-    });
+    let input = message_in(&stored.record.content.events, id, Role::User);
     let body = payload(stored, input.map(|item| item.body));
     parse::<ItemBody>(body).had_credential
 }

@@ -5,8 +5,9 @@ use statehold_core::command::Fenced;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_store::memory::MemoryStore;
 
-use super::super::{ChatSession, DeliveryLog, TurnInput, UserMessage, take_up};
+use super::super::{DeliveryLog, TurnInput, UserMessage, take_up};
 use super::*;
+use crate::api::session::{self, SessionInput};
 use crate::ask::{NewAsk, open_hold};
 use crate::caller::Caller;
 use crate::claim::Claim;
@@ -28,13 +29,14 @@ async fn turn() -> TurnHandle {
     let engine = engine().await;
     let caller = Caller::local("default".parse().expect("a name"));
     let agent = "helper".parse().expect("a name");
-    let session = ChatSession {
-        app: "app".parse().expect("a name"),
-        user: "bob".to_owned(),
-        agent: "helper".parse().expect("a name"),
-        key: None,
+    let new = SessionInput {
+        app: "app".to_owned(),
+        user: Some("bob".to_owned()),
+        agent: Some("helper".to_owned()),
+        ..SessionInput::default()
     };
-    let session = session.create(&engine, &caller).await.expect("a session");
+    let created = session::create(&engine, &Call::by(caller.clone()), new).await;
+    let session = created.expect("a session").view.id;
     let message = UserMessage {
         text: "hello".to_owned(),
         ..UserMessage::default()
@@ -117,7 +119,7 @@ async fn a_turn_is_read_when_it_is_paused_or_has_ended_and_not_while_it_runs() {
     turn.cancel().await.expect("it is cancelled");
     let (snapshot, _) = turn.look().await.expect("a look");
     let snapshot = snapshot.expect("it has ended");
-    assert!(snapshot.head.ended.is_some() && !snapshot.is_paused());
+    assert!(snapshot.has_ended() && !snapshot.is_paused());
 }
 
 #[tokio::test]
@@ -129,11 +131,12 @@ async fn a_follower_reports_a_pause_once_and_the_end_last() {
     let paused = follower.next().await.expect("an event");
     assert!(matches!(paused, TurnEvent::Paused(snapshot) if snapshot.holds.len() == 1));
     let late = turn.outcome(Instant::now()).await.expect("an outcome");
-    assert!(matches!(late, TurnOutcome::Paused(_)));
+    assert!(late.is_paused() && !late.has_ended());
     turn.cancel().await.expect("it is cancelled");
     let over = follower.next().await.expect("an event");
-    let TurnEvent::Over(TurnOutcome::Failed(_, failed)) = over else {
+    let TurnEvent::Over(snapshot) = over else {
         panic!("the turn was cancelled: {over:?}");
     };
+    let failed = turn.failure(&snapshot).await.expect("no answer");
     assert_eq!(failed.outcome, RequestOutcome::Cancelled);
 }

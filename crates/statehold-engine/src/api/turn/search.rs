@@ -1,25 +1,28 @@
-//! Repeated calls: finds a turn that has received the same message before, and answers that came after
-//! their client was told to wait.
+//! Which turn a call is about: a turn that it answers, one that it attaches to, one whose answer was lost
+//! on the way, or a new one. Also the answers that came after their client was told to wait.
 
 use std::collections::BTreeSet;
 
-use statehold_core::command::Output;
-use statehold_core::hold::{HoldKind, HoldStatus};
-use statehold_core::ids::{RequestId, TaskId};
-use statehold_core::item::Role as Speaker;
+use statehold_core::command::StartRequest;
+use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
+use statehold_core::ids::RequestId;
+use statehold_core::item::Role;
 use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 use statehold_store::{HoldOrder, SessionSummary};
 
-use super::request_head::input_of;
-use super::{AgentReply, DeliveryLog, EarlierAnswer, RequestHead, TurnInput};
+use super::question::{lists_choice, only_question};
+use super::{
+    AgentReply, DeliveryLog, EarlierAnswer, StartedTurn, TurnDecision, TurnInput, as_client,
+};
+use crate::api::hold::{DecisionInput, decide_shown};
 use crate::api::json::raw_text;
 use crate::caller::Caller;
 use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::kept::{DecisionBody, parse};
+use crate::kept::{DecisionBody, message_in, parse};
 use crate::read::RequestDetail;
 
 /// How many decided holds of a session are read.
@@ -34,42 +37,125 @@ const LIVE_MAX: usize = 64;
 /// How many messages are read to find the newest turn of an agent.
 const MESSAGES_MAX: usize = 32;
 
-/// Looks for turns that have received the message of a call before.
-pub(super) struct RepeatSearch<'a> {
+/// Looks for the turn of one call. The caller holds the lock of the session meanwhile.
+pub(super) struct TurnSearch<'a> {
     engine: &'a Engine,
     log: &'a DeliveryLog,
     input: &'a TurnInput,
+    /// The command that starts a new turn.
+    start: &'a StartRequest,
     /// The caller as a client.
     pub(super) reader: Caller,
     summary: SessionSummary,
-    /// The message as a request would record it.
-    output: Output,
     /// The newest decided holds of the session, read once.
     decided: Option<Vec<HoldDetail>>,
 }
 
-impl<'a> RepeatSearch<'a> {
-    pub(super) fn new(
-        (engine, log): (&'a Engine, &'a DeliveryLog),
+impl<'a> TurnSearch<'a> {
+    pub(super) async fn new(
+        engine: &'a Engine,
+        log: &'a DeliveryLog,
         input: &'a TurnInput,
-        reader: Caller,
-        (summary, output): (SessionSummary, Output),
-    ) -> Self {
-        Self {
+        start: &'a StartRequest,
+    ) -> Result<Self, EngineError> {
+        let reader = as_client(&input.call.caller);
+        let summary = engine.session(&reader, input.session).await?;
+        Ok(Self {
             engine,
             log,
             input,
+            start,
             reader,
             summary,
-            output,
             decided: None,
-        }
+        })
     }
 
-    /// The task of a turn.
-    pub(super) async fn task_of(&self, request: RequestId) -> Result<TaskId, EngineError> {
-        let detail = self.engine.request(&self.reader, request).await?;
-        Ok(detail.task.id)
+    /// The turn that the call is about, and whether the client has made the same call before. None if the
+    /// call begins a new turn.
+    pub(super) async fn find(&mut self) -> Result<Option<(RequestId, bool)>, EngineError> {
+        let (engine, input) = (self.engine, self.input);
+        // While a key is kept, it identifies the call by itself, also after newer calls.
+        if let Some(key) = input.call.key {
+            let kept = engine.kept_receipt::<StartedTurn>(input.session, key);
+            if let Some(kept) = kept.await? {
+                return Ok(Some((kept.view.request, true)));
+            }
+            if let Some(answered) = self.answered_by_key(key).await? {
+                return Ok(Some((answered, true)));
+            }
+        }
+        let question = if input.decides_elsewhere {
+            None
+        } else {
+            only_question(engine, input).await?
+        };
+        if let Some((question, root)) = question {
+            let detail = engine.request(&self.reader, root).await?;
+            let is_answer = self.is_answer(&question, &detail).await?;
+            if is_answer {
+                self.respond(&question).await?;
+            }
+            if is_answer || input.key.is_none() {
+                return Ok(Some((root, false)));
+            }
+        }
+        self.repeated().await
+    }
+
+    /// Decides holds of the session. The turn of the call is the one of the last hold.
+    pub(super) async fn decide(
+        &self,
+        decisions: Vec<TurnDecision>,
+    ) -> Result<RequestId, EngineError> {
+        let call = self.input.decision_call();
+        let mut root = None;
+        for decision in decisions {
+            let detail = self.engine.hold(&call.caller, decision.hold_id).await?;
+            let first = detail.lineage.first().map(|step| step.request);
+            if detail.session.id != self.input.session || first.is_none() {
+                return Err(EngineError::NotFound);
+            }
+            let key = decision.key.clone();
+            let answer = decision.answer()?;
+            decide_shown(self.engine, &call, key.as_deref(), &detail, answer).await?;
+            root = first;
+        }
+        root.ok_or(EngineError::NotFound)
+    }
+
+    /// Whether the message answers a question, rather than repeats one that the asking turn has received.
+    async fn is_answer(
+        &mut self,
+        question: &HoldDetail,
+        detail: &RequestDetail,
+    ) -> Result<bool, EngineError> {
+        // A client that reconnects repeats its message, even after it was told of the question.
+        let text = &self.input.message.text;
+        if self.may_have_started(detail) && !lists_choice(question, text) {
+            return Ok(false);
+        }
+        // A retried call cannot answer a question that its client has never seen.
+        if self.log.has_seen(question.hold.id) {
+            return Ok(true);
+        }
+        let is_repeat = self.is_input(detail) || self.answered_at(detail).await?.is_some();
+        Ok(!is_repeat)
+    }
+
+    /// Answers a question with the text of the message.
+    async fn respond(&self, question: &HoldDetail) -> Result<(), EngineError> {
+        let answer = DecisionInput {
+            decision: DecisionKind::Respond,
+            digest: None,
+            args: None,
+            content: Some(raw_text(&self.input.message.text)),
+            comment: None,
+            reason: None,
+        };
+        let (call, key) = (self.input.decision_call(), self.input.key.as_deref());
+        decide_shown(self.engine, &call, key, question, answer).await?;
+        Ok(())
     }
 
     async fn decided(&mut self) -> Result<&[HoldDetail], EngineError> {
@@ -89,28 +175,26 @@ impl<'a> RepeatSearch<'a> {
 
     /// Whether a turn began with this message.
     fn is_input(&self, detail: &RequestDetail) -> bool {
-        input_of(detail).is_some_and(|item| {
-            item.role == Some(Speaker::User)
-                && item.body == self.output.body
-                && item.attachments == self.output.attachments
+        let events = detail
+            .started
+            .as_ref()
+            .map(|stored| &stored.record.content.events);
+        let input = events.and_then(|events| message_in(events, detail.request.id(), Role::User));
+        input.is_some_and(|item| {
+            item.body == self.start.input && item.attachments == self.start.attachments
         })
     }
 
     /// Whether a message of that time may have come from this call. A call without a key is identified by
     /// its message alone; a call with a key only where the key of that time may have expired.
     fn may_have_sent(&self, then: Timestamp) -> bool {
-        !self.input.has_key() || then.plus_ms(KEY_EXPIRED_MS) <= self.engine.now()
+        self.input.key.is_none() || then.plus_ms(KEY_EXPIRED_MS) <= self.engine.now()
     }
 
     /// Whether the call may be the one that started a turn.
-    pub(super) fn may_have_started(&self, detail: &RequestDetail) -> bool {
-        let head = RequestHead::of(detail);
-        self.is_input(detail) && head.is_some_and(|head| self.may_have_sent(head.started_at))
-    }
-
-    /// Whether the message equals the last one that a turn received: its input, or an answer to its question.
-    pub(super) async fn is_repeat(&mut self, detail: &RequestDetail) -> Result<bool, EngineError> {
-        Ok(self.is_input(detail) || self.answered_at(detail).await?.is_some())
+    fn may_have_started(&self, detail: &RequestDetail) -> bool {
+        let started_at = detail.started_at();
+        self.is_input(detail) && started_at.is_some_and(|then| self.may_have_sent(then))
     }
 
     /// Whether the call may be one that a turn has received before.
@@ -127,9 +211,6 @@ impl<'a> RepeatSearch<'a> {
         &mut self,
         detail: &RequestDetail,
     ) -> Result<Option<Timestamp>, EngineError> {
-        let Some(head) = RequestHead::of(detail) else {
-            return Ok(None);
-        };
         let (input, text) = (self.input, raw_text(&self.input.message.text));
         if !input.message.files.is_empty() {
             return Ok(None);
@@ -137,7 +218,7 @@ impl<'a> RepeatSearch<'a> {
         let decided = self.decided().await?;
         let last = decided.iter().find(|hold| {
             let root = hold.lineage.first().map(|step| step.request);
-            root == Some(head.id) && is_answered_by(hold, &input.call.caller)
+            root == Some(detail.request.id()) && is_answered_by(hold, &input.call.caller)
         });
         let is_same = |hold: &&HoldDetail| {
             let answer: DecisionBody = parse(hold.decision_body.as_deref());
@@ -149,10 +230,7 @@ impl<'a> RepeatSearch<'a> {
     }
 
     /// The turn of the question that the caller answered under this key, as long as keys are kept.
-    pub(super) async fn answered_by_key(
-        &self,
-        key: IdempotencyKey,
-    ) -> Result<Option<RequestId>, EngineError> {
+    async fn answered_by_key(&self, key: IdempotencyKey) -> Result<Option<RequestId>, EngineError> {
         let caller = &self.input.call.caller;
         let filter = HoldFilter {
             decided: true,
@@ -201,15 +279,15 @@ impl<'a> RepeatSearch<'a> {
     }
 
     /// Whether a request is a turn of the agent, and of the task, that the call names.
-    fn is_meant(&self, detail: &RequestDetail, head: &RequestHead) -> bool {
+    fn is_meant(&self, detail: &RequestDetail) -> bool {
         let task = self.input.task;
-        head.parent.is_none()
+        detail.request.parent().is_none()
             && detail.task.agent == self.input.agent
             && task.is_none_or(|task| task == detail.task.id)
     }
 
     /// A turn of the log. The log notes a start before the commit, which may have failed.
-    async fn find(&self, request: RequestId) -> Result<Option<RequestDetail>, EngineError> {
+    async fn of_log(&self, request: RequestId) -> Result<Option<RequestDetail>, EngineError> {
         match self.engine.request(&self.reader, request).await {
             Ok(detail) => Ok(Some(detail)),
             Err(EngineError::NotFound) => {
@@ -220,30 +298,22 @@ impl<'a> RepeatSearch<'a> {
         }
     }
 
-    /// The live turns of the agent, newest first.
-    async fn live_turns(&self) -> Result<Vec<RequestId>, EngineError> {
-        let (session, agent) = (self.input.session, &self.input.agent);
-        let live = self.engine.live_roots_of(session, agent).await?;
-        Ok(live.into_iter().rev().take(LIVE_MAX).collect())
-    }
-
     /// A turn that has received this message and is live, or has ended with an answer that its client does
     /// not have; with whether it has ended.
-    pub(super) async fn repeated(&mut self) -> Result<Option<(RequestId, bool)>, EngineError> {
+    async fn repeated(&mut self) -> Result<Option<(RequestId, bool)>, EngineError> {
         // The session is younger than a key: each repeat of a call with a key is found by the key.
         if !self.may_have_sent(self.summary.created_at) {
             return Ok(None);
         }
-        for live in self.live_turns().await? {
+        let (session, log) = (self.input.session, self.log);
+        let live = self.engine.live_roots_of(session, &self.input.agent);
+        for live in live.await?.into_iter().rev().take(LIVE_MAX) {
             let detail = self.engine.request(&self.reader, live).await?;
-            let head = RequestHead::of(&detail);
-            let is_meant =
-                head.is_some_and(|head| head.ended.is_none() && self.is_meant(&detail, &head));
+            let is_meant = detail.request.ended().is_none() && self.is_meant(&detail);
             if is_meant && self.may_be_repeat(&detail).await? {
                 return Ok(Some((live, false)));
             }
         }
-        let (session, log) = (self.input.session, self.log);
         let mut owed: Vec<(RequestId, bool)> = log.owed_in(session);
         if log.predates(self.summary.created_at) {
             let newest = self.newest_before_start().await?;
@@ -251,17 +321,16 @@ impl<'a> RepeatSearch<'a> {
         }
         let mut unwanted = Vec::new();
         for (request, was_paused) in owed.into_iter().rev() {
-            let Some(detail) = self.find(request).await? else {
+            let Some(detail) = self.of_log(request).await? else {
                 continue;
             };
-            let head = RequestHead::of(&detail).filter(|head| self.is_meant(&detail, head));
-            let Some(head) = head else {
+            let Some((started_at, end)) = detail.started_at().zip(detail.request.ended()) else {
                 continue;
             };
-            let Some(end) = head.ended else {
+            if !self.is_meant(&detail) {
                 continue;
-            };
-            let is_owed = log.is_owed(session, request, head.started_at, end.at);
+            }
+            let is_owed = log.is_owed(session, request, started_at, end.ended_at);
             if is_owed && self.may_be_repeat(&detail).await? {
                 return Ok(Some((request, true)));
             }
@@ -271,7 +340,7 @@ impl<'a> RepeatSearch<'a> {
         }
         // A client that sends another message has moved on: only answers that it was told to wait for stay
         // owed. A client with keys can still ask for each of its calls.
-        if !self.input.has_key() {
+        if self.input.key.is_none() {
             for request in unwanted {
                 log.forget(session, request);
             }
@@ -290,9 +359,10 @@ impl<'a> RepeatSearch<'a> {
                 continue;
             }
             let detail = engine.request(&self.reader, request).await?;
-            let head = RequestHead::of(&detail).filter(|head| self.is_meant(&detail, head));
-            if let Some(head) = head {
-                let is_older = self.log.predates(head.started_at);
+            if self.is_meant(&detail)
+                && let Some(started_at) = detail.started_at()
+            {
+                let is_older = self.log.predates(started_at);
                 return Ok(is_older.then_some(request));
             }
         }
@@ -318,22 +388,20 @@ impl<'a> RepeatSearch<'a> {
         turns.remove(&current);
         let mut earlier = Vec::new();
         for request in turns {
-            let Some(detail) = self.find(request).await? else {
+            let Some(detail) = self.of_log(request).await? else {
                 continue;
             };
-            let Some(head) = RequestHead::of(&detail) else {
+            let Some((started_at, end)) = detail.started_at().zip(detail.request.ended()) else {
                 continue;
             };
-            let Some(end) = head.ended else {
-                continue;
-            };
-            if !log.is_news(session, request, head.started_at, end.at) {
+            if !log.is_news(session, request, started_at, end.ended_at) {
                 continue;
             }
+            let alias = detail.request.alias();
             let content = match end.outcome {
-                RequestOutcome::Completed => AgentReply::of(&detail).text,
-                RequestOutcome::Failed => format!("{} failed after its pause.", head.alias()),
-                RequestOutcome::Cancelled => format!("{} was cancelled.", head.alias()),
+                RequestOutcome::Completed => AgentReply::of(&detail, false).text,
+                RequestOutcome::Failed => format!("{alias} failed after its pause."),
+                RequestOutcome::Cancelled => format!("{alias} was cancelled."),
             };
             earlier.push(EarlierAnswer { request, content });
         }
