@@ -14,6 +14,7 @@ use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
 use statehold_engine::Engine;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
@@ -37,20 +38,12 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
     let (mut router, _) = routes().split_for_parts();
     if has_clock {
         // Left out of openapi.json: only development servers have this route.
-        router = router.route(
-            native::dev::CLOCK_PATH,
-            axum::routing::post(native::dev::clock),
-        );
-    }
-    for (path, alias) in openapi::CHAT_ALIASES {
-        let method = match *path {
-            "/openai/v1/chat/completions" => axum::routing::post(openai::chat),
-            "/openai/v1/models" => axum::routing::get(openai::models::list),
-            _ => axum::routing::get(openai::models::read),
-        };
-        router = router.route(alias, method);
+        router = router.route(native::dev::CLOCK_PATH, post(native::dev::clock));
     }
     router
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{model}", get(openai::models::read))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(app.clone(), observe))

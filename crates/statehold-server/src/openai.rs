@@ -184,11 +184,7 @@ impl ChatCall {
             SessionChoice::New | SessionChoice::Unsaid => (None, declared(book, model, None)?),
         };
         let spec = book.agent(&agent);
-        let wanted = match spec {
-            Some(spec) => self.wanted.for_agent(spec),
-            None => Some(self.wanted),
-        };
-        if wanted.is_none() {
+        if spec.is_some_and(|spec| self.wanted.is_stateless(spec)) {
             let begun = self.begin_stateless(app, &agent, message, path).await;
             return begun.map(|(turn, scratch)| (turn, Some(scratch)));
         }

@@ -288,26 +288,25 @@ impl ApiOperation<'_> {
     }
 
     fn complete_parameters(self, operation: &mut Value) {
-        let mut parameters = match operation["parameters"].take() {
-            Value::Array(parameters) => parameters,
-            _ => Vec::new(),
-        };
-        for parameter in &mut parameters {
-            if parameter["in"] == "path" {
-                let (description, schema) = path_parameter(&parameter["name"]);
-                parameter["description"] = description.into();
-                parameter["schema"] = schema;
-            }
+        let in_path = self.path.split(['{', '}']).skip(1).step_by(2);
+        let mut parameters: Vec<Value> = in_path.map(path_parameter).collect();
+        if let Value::Array(in_query) = operation["parameters"].take() {
+            parameters.extend(in_query);
         }
-        parameters.extend(
-            self.header_names()
-                .iter()
-                .map(|name| json!({"$ref": format!("#/components/parameters/{name}")})),
-        );
+        let headers = self.header_names().iter();
+        parameters
+            .extend(headers.map(|name| json!({"$ref": format!("#/components/parameters/{name}")})));
+        let operation = object(operation);
         if parameters.is_empty() {
-            object(operation).remove("parameters");
-        } else {
-            operation["parameters"] = parameters.into();
+            operation.remove("parameters");
+            return;
+        }
+        operation.insert("parameters".to_owned(), parameters.into());
+        // Parameters come before the body and the answers.
+        for name in ["requestBody", "responses"] {
+            if let Some(value) = operation.shift_remove(name) {
+                operation.insert(name.to_owned(), value);
+            }
         }
     }
 
@@ -417,25 +416,23 @@ fn describe_answer(response: &Value, schemas: &Map<String, Value>) -> String {
     text.unwrap_or("It is done.").to_owned()
 }
 
-/// Description and schema of a path parameter.
-fn path_parameter(name: &Value) -> (&'static str, Value) {
+/// A path parameter.
+fn path_parameter(name: &str) -> Value {
     let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
-    match name.as_str().unwrap_or_default() {
+    let text = || json!({"type": "string", "minLength": 1, "maxLength": 256});
+    let (description, schema) = match name {
         "session_id" => ("The session.", schema("SessionId")),
         "task_id" => ("The task.", schema("TaskId")),
         "request_id" => ("The request.", schema("RequestId")),
         "hold_id" => ("The hold.", schema("HoldId")),
         "key_id" => ("The key, by its id.", schema("KeyId")),
         "agent" => ("The agent.", schema("Name")),
-        "model" => (
-            "The agent.",
-            json!({"type": "string", "minLength": 1, "maxLength": 256}),
-        ),
+        "model" => ("The agent.", text()),
         "app" => ("The app.", schema("Name")),
-        "user" => (
-            "The user.",
-            json!({"type": "string", "minLength": 1, "maxLength": 256}),
-        ),
+        "user" => ("The user.", text()),
         other => unreachable!("the path parameter `{other}` has no description"),
-    }
+    };
+    json!({
+        "name": name, "in": "path", "required": true, "schema": schema, "description": description,
+    })
 }

@@ -333,26 +333,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             request,
             items,
         } => {
-            let is_root = entry.roots.get(task).copied().unwrap_or(false);
-            let shown = items_shown(items, bodies, |item| {
-                let placed = PlacedItem {
-                    task: *task,
-                    request: *request,
-                    is_root,
-                    rewound: false,
-                    item: item.clone(),
-                };
-                View::Client.shows(&placed)
-            });
-            let at = Time(entry.stored.record.content.at);
-            let items: Vec<Value> = shown
-                .into_iter()
-                .map(|(item, body, files)| {
-                    let out = ItemView::of_parts(item, (*task, *request), at, body, &files);
-                    let out = out.seen_by(View::Client);
-                    serde_json::to_value(out).unwrap_or_default()
-                })
-                .collect();
+            let items = items_shown(entry, (*task, *request), items, bodies);
             if items.is_empty() {
                 return None;
             }
@@ -405,22 +386,32 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
     })
 }
 
-type ShownItem<'a> = (&'a Item, Option<&'a [u8]>, Vec<Option<Vec<u8>>>);
-
-/// The visible items, each with its payloads.
-fn items_shown<'a>(
-    items: &'a [Item],
-    bodies: &[Option<&'a [u8]>],
-    is_shown: impl Fn(&Item) -> bool,
-) -> Vec<ShownItem<'a>> {
+/// The items that clients see, each with its payloads.
+fn items_shown(
+    entry: &FeedEntry,
+    (task, request): (TaskId, RequestId),
+    items: &[Item],
+    bodies: &[Option<&[u8]>],
+) -> Vec<Value> {
+    let is_root = entry.roots.get(&task).copied().unwrap_or(false);
+    let at = Time(entry.stored.record.content.at);
     let mut bodies = bodies.iter().copied();
     let mut shown = Vec::new();
     for item in items {
         let body = bodies.next().flatten();
         let files = bodies.by_ref().take(item.attachments.len());
-        let files = files.map(|file| file.map(<[u8]>::to_vec)).collect();
-        if is_shown(item) {
-            shown.push((item, body, files));
+        let files: Vec<_> = files.map(|file| file.map(<[u8]>::to_vec)).collect();
+        let placed = PlacedItem {
+            task,
+            request,
+            is_root,
+            rewound: false,
+            item: item.clone(),
+        };
+        if View::Client.shows(&placed) {
+            let view = ItemView::of_parts(item, (task, request), at, body, &files);
+            let view = serde_json::to_value(view.seen_by(View::Client));
+            shown.push(view.unwrap_or_default());
         }
     }
     shown

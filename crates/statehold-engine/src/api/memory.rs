@@ -4,9 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
-use statehold_core::memory::{AgentPath, Memory};
-use statehold_core::name::Name;
+use statehold_core::memory::Memory;
 use statehold_core::request::RequestOutcome;
+use statehold_core::task::Task;
 use statehold_store::{MemoryPage, MemoryQuery, StoredExchange};
 use utoipa::ToSchema;
 
@@ -57,13 +57,11 @@ pub struct ExchangeView {
     pub task_state: Option<Raw>,
 }
 
-/// A page of a memory, and where the next begins.
+/// A page of a memory, and the request that it belongs to.
 #[derive(Debug, Clone)]
 pub struct MemoryRead {
-    /// The page, without a cursor.
+    /// The page.
     pub view: MemoryView,
-    /// The rest of the memory, for the next page.
-    pub rest: Option<Memory>,
     /// The session of the request.
     pub session: SessionId,
     /// The task of the request.
@@ -72,7 +70,8 @@ pub struct MemoryRead {
     pub revision: u64,
 }
 
-/// Reads the memory of a request as its worker: the first page, or the page that begins with `rest`.
+/// Reads the memory of a request as its worker: the first page, or the page that begins with `rest`. `seal`
+/// makes the cursor of the next page from the rest of the memory.
 ///
 /// # Errors
 ///
@@ -81,18 +80,18 @@ pub async fn read(
     engine: &Engine,
     caller: &Caller,
     request: RequestId,
-    rest: Option<Memory>,
-    limit: usize,
+    (rest, limit): (Option<Memory>, usize),
+    seal: impl FnOnce(Memory) -> String,
 ) -> Result<MemoryRead, EngineError> {
     require_any(caller, &[Role::Worker])?;
     let session = engine.session_of_request(request).await?;
     let revision = engine.readable_around(caller, session).await?.revision;
-    let known = engine.known_by(session, request).await?;
-    if !caller.works_for(&known.agent) {
+    let page = (limit, PAGE_BYTES_MAX);
+    let (task, query) = engine.memory_query(session, request, rest, page).await?;
+    if !caller.works_for(&task.agent) {
         return Err(EngineError::NotFound);
     }
-    let (task, page) = (known.task, (limit, PAGE_BYTES_MAX));
-    let mut page = engine.memory(session, known, rest, page).await?;
+    let mut page = engine.inner().store.memory(session, query).await?;
     // A rewind after the end of the request may have taken back what it knew.
     for exchange in &mut page.exchanges {
         exchange.items.retain(|stored| !stored.placed.rewound);
@@ -102,11 +101,10 @@ pub async fn read(
     Ok(MemoryRead {
         view: MemoryView {
             exchanges: exchanges.map(ExchangeView::of).collect(),
-            next_cursor: None,
+            next_cursor: page.rest.map(seal),
         },
-        rest: page.rest,
         session,
-        task,
+        task: task.id,
         revision,
     })
 }
@@ -125,16 +123,6 @@ impl ExchangeView {
     }
 }
 
-/// The memory of a request, with the agent and the path that it belongs to.
-#[derive(Debug, Clone)]
-struct Known {
-    agent: Name,
-    path: AgentPath,
-    task: TaskId,
-    request: RequestId,
-    memory: Option<Memory>,
-}
-
 impl Engine {
     /// A page of the memory of a request: the first page, or the page that begins with `rest`. `page` is the
     /// number of exchanges and of bytes of payloads.
@@ -145,8 +133,8 @@ impl Engine {
         rest: Option<Memory>,
         page: (usize, u64),
     ) -> Result<MemoryPage, EngineError> {
-        let known = self.known_by(session, request).await?;
-        self.memory(session, known, rest, page).await
+        let (_, query) = self.memory_query(session, request, rest, page).await?;
+        Ok(self.inner().store.memory(session, query).await?)
     }
 
     /// The private state that a claimed request continues from: the one that it wrote, or that of its
@@ -160,24 +148,14 @@ impl Engine {
         Ok(page.task_state)
     }
 
-    async fn memory(
+    /// The task of a request, and the query of a page of its memory.
+    async fn memory_query(
         &self,
         session: SessionId,
-        known: Known,
+        request: RequestId,
         rest: Option<Memory>,
         (exchanges, bytes): (usize, u64),
-    ) -> Result<MemoryPage, EngineError> {
-        let query = MemoryQuery {
-            path: known.path,
-            memory: rest.or(known.memory),
-            reader: Some((known.task, known.request)),
-            exchanges,
-            bytes,
-        };
-        Ok(self.inner().store.memory(session, query).await?)
-    }
-
-    async fn known_by(&self, session: SessionId, request: RequestId) -> Result<Known, EngineError> {
+    ) -> Result<(Task, MemoryQuery), EngineError> {
         let state = self.durable_state(session).await?;
         let (task, memory) = if let Some(live) = state.requests.get(&request) {
             (live.task, live.memory)
@@ -187,12 +165,13 @@ impl Engine {
             (ended.task, ended.memory)
         };
         let (task, _) = self.find_task(&state, task).await?;
-        Ok(Known {
-            agent: task.agent,
-            path: task.path,
-            task: task.id,
-            request,
-            memory,
-        })
+        let query = MemoryQuery {
+            path: task.path.clone(),
+            memory: rest.or(memory),
+            reader: Some((task.id, request)),
+            exchanges,
+            bytes,
+        };
+        Ok((task, query))
     }
 }

@@ -50,17 +50,6 @@ pub struct TaskView {
     pub next_cursor: Option<String>,
 }
 
-/// A task and the revision of its session at the time of the read.
-#[derive(Debug, Clone)]
-pub struct TaskRead {
-    /// The task, without a cursor.
-    pub view: TaskView,
-    /// Where the next page of its history begins: before this `seq`.
-    pub next: Option<u64>,
-    /// The revision of the session.
-    pub revision: u64,
-}
-
 /// The end of a task.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TaskEnded {
@@ -70,7 +59,9 @@ pub struct TaskEnded {
     pub revision: u64,
 }
 
-/// Reads a task with the newest items of its history, oldest first. The audit stream records trace reads.
+/// Reads a task with the newest items of its history, oldest first, and the revision of its session. `seal`
+/// makes the cursor of the next page from the `seq` that it begins before. The audit stream records trace
+/// reads.
 ///
 /// # Errors
 ///
@@ -81,7 +72,8 @@ pub async fn read(
     task: TaskId,
     asked: AskedView,
     (before, limit): (Option<u64>, usize),
-) -> Result<TaskRead, EngineError> {
+    seal: impl FnOnce(u64) -> String,
+) -> Result<(TaskView, u64), EngineError> {
     let detail = engine.task(caller, task, asked).await?;
     let (at, task) = ((detail.session.id, detail.revision), &detail.task);
     let items = engine.items(at, Some(task.id), detail.view, before, limit);
@@ -103,13 +95,9 @@ pub async fn read(
             .map(|item| ItemView::of(item).seen_by(detail.view))
             .collect(),
         state: detail.state.as_deref().map(raw_bytes),
-        next_cursor: None,
+        next_cursor: page.next.map(seal),
     };
-    Ok(TaskRead {
-        view,
-        next: page.next,
-        revision: detail.revision,
-    })
+    Ok((view, detail.revision))
 }
 
 /// Closes a task without live requests.

@@ -12,7 +12,7 @@ use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::request::{LiveRequest, RequestOutcome, RequestStatus};
 use statehold_core::session::SessionState;
-use statehold_core::task::TaskStatus;
+use statehold_core::task::{Task, TaskStatus};
 use statehold_store::HoldSummary;
 use utoipa::ToSchema;
 
@@ -289,42 +289,26 @@ async fn holds_of(
     Ok(by_request)
 }
 
-struct TreeTaskHead {
-    number: u64,
-    agent: Name,
-    status: TaskStatus,
-    is_root: bool,
-}
-
 /// All open tasks, and the closed ones that the requests belong to.
 async fn known_tasks(
     engine: &Engine,
     state: &SessionState,
     requests: &BTreeMap<RequestId, TreeEntry>,
-) -> Result<BTreeMap<TaskId, TreeTaskHead>, EngineError> {
-    let head = |task: &statehold_core::task::Task, status| TreeTaskHead {
-        number: task.number,
-        agent: task.agent.clone(),
-        status,
-        is_root: task.parent.is_none(),
-    };
-    let open = state.tasks.values();
-    let mut known: BTreeMap<TaskId, TreeTaskHead> = open
-        .map(|task| (task.id, head(task, task.status)))
+) -> Result<BTreeMap<TaskId, (Task, TaskStatus)>, EngineError> {
+    let open = state.tasks.keys().copied();
+    let ids: BTreeSet<TaskId> = open
+        .chain(requests.values().map(|entry| entry.task))
         .collect();
-    for entry in requests.values() {
-        if !known.contains_key(&entry.task) {
-            let closed = engine.inner().store.closed_task(entry.task).await?;
-            let closed = closed.ok_or(EngineError::NotFound)?;
-            known.insert(closed.task.id, head(&closed.task, closed.status));
-        }
+    let mut known = BTreeMap::new();
+    for id in ids {
+        known.insert(id, engine.find_task(state, id).await?);
     }
     Ok(known)
 }
 
 /// The parts of a tree. The limit on nested agent calls bounds its depth.
 struct Tree {
-    tasks: BTreeMap<TaskId, TreeTaskHead>,
+    tasks: BTreeMap<TaskId, (Task, TaskStatus)>,
     requests: BTreeMap<RequestId, TreeEntry>,
     holds: BTreeMap<RequestId, Vec<HoldRef>>,
 }
@@ -333,13 +317,15 @@ impl Tree {
     fn root_tasks(&self) -> Vec<TreeTaskView> {
         let mut shown: BTreeMap<Option<RequestId>, BTreeMap<u64, TaskId>> = BTreeMap::new();
         for entry in self.requests.values() {
-            let number = self.tasks[&entry.task].number;
+            let number = self.tasks[&entry.task].0.number;
             let under = shown.entry(entry.parent).or_default();
             under.insert(number, entry.task);
         }
         // Show root tasks even if this page has none of their requests.
-        for (id, task) in self.tasks.iter().filter(|(_, task)| task.is_root) {
-            shown.entry(None).or_default().insert(task.number, *id);
+        for (task, _) in self.tasks.values() {
+            if task.parent.is_none() {
+                shown.entry(None).or_default().insert(task.number, task.id);
+            }
         }
         self.tasks_under(None, &shown)
     }
@@ -352,7 +338,7 @@ impl Tree {
         let tasks = shown.get(&parent).into_iter().flatten();
         tasks
             .map(|(number, id)| {
-                let task = &self.tasks[id];
+                let (task, status) = &self.tasks[id];
                 let mut requests: Vec<(&RequestId, &TreeEntry)> = self
                     .requests
                     .iter()
@@ -370,7 +356,7 @@ impl Tree {
                     id: *id,
                     alias: format!("T{number}"),
                     agent: task.agent.clone(),
-                    status: task.status,
+                    status: *status,
                     parent_request_id: parent,
                     requests: requests.collect(),
                 }

@@ -358,11 +358,11 @@ impl Scanner<'_> {
         }
         let offset = self.at;
         let has_escapes = self.string()?;
-        let raw = &self.text[offset + 1..self.at - 1];
         let text = if has_escapes {
-            Cow::Owned(unescape(raw))
+            let key = serde_json::from_str(&self.text[offset..self.at]);
+            Cow::Owned(key.expect("every parser reads a string that the scanner has accepted"))
         } else {
-            Cow::Borrowed(raw)
+            Cow::Borrowed(&self.text[offset + 1..self.at - 1])
         };
         self.keys.push(ObjectKey { text, offset });
         self.skip_space();
@@ -523,43 +523,6 @@ fn hex(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |unit, &digit| {
         Some(unit * 16 + char::from(digit).to_digit(16)?)
     })
-}
-
-/// Decodes the escapes of a string that the scanner has accepted.
-fn unescape(raw: &str) -> String {
-    let mut text = String::with_capacity(raw.len());
-    let mut rest = raw;
-    while let Some((plain, escape)) = rest.split_once('\\') {
-        text.push_str(plain);
-        let (c, bytes) = match escape.as_bytes() {
-            [b'u', ..] => unescape_code_point(escape),
-            [b'b', ..] => ('\u{8}', 1),
-            [b'f', ..] => ('\u{c}', 1),
-            [b'n', ..] => ('\n', 1),
-            [b'r', ..] => ('\r', 1),
-            [b't', ..] => ('\t', 1),
-            [other, ..] => (char::from(*other), 1),
-            [] => break,
-        };
-        text.push(c);
-        rest = &escape[bytes..];
-    }
-    text.push_str(rest);
-    text
-}
-
-/// Reads `uXXXX` or `uXXXX\uXXXX`: the character and the length of its escape.
-fn unescape_code_point(escape: &str) -> (char, usize) {
-    let unit = |from: usize| escape.as_bytes().get(from..from + 4).and_then(hex);
-    let high = unit(1).expect("the scanner saw four hexadecimal digits");
-    let (code_point, bytes) = if let 0xD800..=0xDBFF = high {
-        let low = unit(7).expect("the scanner saw both surrogates");
-        (0x1_0000 + ((high - 0xD800) << 10) + (low - 0xDC00), 11)
-    } else {
-        (high, 5)
-    };
-    let c = char::from_u32(code_point).expect("the scanner saw that no surrogate stands alone");
-    (c, bytes)
 }
 
 #[cfg(test)]

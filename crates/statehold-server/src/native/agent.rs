@@ -37,8 +37,7 @@ async fn list(context: CallContext) -> Response {
 
 /// Read an agent.
 #[utoipa::path(
-    get, path = "/v1/agents/{agent}", tag = "agents",
-    params(("agent" = String, Path)), responses((status = 200, body = AgentView))
+    get, path = "/v1/agents/{agent}", tag = "agents", responses((status = 200, body = AgentView))
 )]
 async fn show(context: CallContext) -> Answer {
     let agent: Name = context.id("agent")?;

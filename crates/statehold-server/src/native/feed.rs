@@ -13,7 +13,7 @@ use statehold_core::ids::SessionId;
 use statehold_engine::api;
 use statehold_engine::api::feed::{Feed, FeedEvent, FeedPosition, HoldPosition};
 use tokio::sync::OwnedSemaphorePermit;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, IntoResponses};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -44,18 +44,23 @@ struct FeedParams {
     after: Option<u64>,
 }
 
+/// A stream that ends when the server stops or the caller loses read access.
+#[derive(IntoResponses)]
+#[response(status = 200, content_type = "text/event-stream")]
+#[expect(dead_code, reason = "it only describes the answer")]
+struct FeedStream(String);
+
 /// Follow a session: one event per record, `id` is the revision.
 ///
 /// Between the records, `delta` events without an id stream the answers that agents are writing:
 /// `{request_id, task_id, agent, offset, text}`. `offset` is the number of bytes of the answer already sent
 /// on this stream; 0 means that the answer starts, or starts again. The record has the final answer.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/events", tag = "feeds",
-    params(("session_id" = String, Path), FeedParams),
-    responses((
-        status = 200, body = String, content_type = "text/event-stream",
-        description = "A stream that ends when the server stops or the caller loses read access."
-    ))
+    get,
+    path = "/v1/sessions/{session_id}/events",
+    tag = "feeds",
+    params(FeedParams),
+    responses(FeedStream)
 )]
 async fn session(
     context: CallContext,
@@ -75,13 +80,7 @@ async fn session(
 }
 
 /// Follow every session that the caller may list. `id` is opaque.
-#[utoipa::path(
-    get, path = "/v1/events", tag = "feeds",
-    responses((
-        status = 200, body = String, content_type = "text/event-stream",
-        description = "A stream that ends when the server stops or the caller loses read access."
-    ))
-)]
+#[utoipa::path(get, path = "/v1/events", tag = "feeds", responses(FeedStream))]
 async fn global(context: CallContext, headers: HeaderMap) -> Answer {
     let after = cursor(&context, GLOBAL).open(text(&headers, "last-event-id")?)?;
     let feed = api::feed::sessions(context.engine(), &context.caller, after).await?;
@@ -89,13 +88,7 @@ async fn global(context: CallContext, headers: HeaderMap) -> Answer {
 }
 
 /// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
-#[utoipa::path(
-    get, path = "/v1/holds/events", tag = "feeds",
-    responses((
-        status = 200, body = String, content_type = "text/event-stream",
-        description = "A stream that ends when the server stops or the caller loses read access."
-    ))
-)]
+#[utoipa::path(get, path = "/v1/holds/events", tag = "feeds", responses(FeedStream))]
 async fn holds(context: CallContext, headers: HeaderMap) -> Answer {
     let after = cursor(&context, HOLDS).open_bytes(text(&headers, "last-event-id")?)?;
     let after = after.map(HoldPosition::from_bytes);

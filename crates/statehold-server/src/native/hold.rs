@@ -163,8 +163,7 @@ fn place_of(bytes: [u8; 17]) -> HoldPlace {
 
 /// Count open holds.
 #[utoipa::path(
-    get, path = "/v1/holds/counts", tag = "holds",
-    responses((status = 200, body = HoldCountsView))
+    get, path = "/v1/holds/counts", tag = "holds", responses((status = 200, body = HoldCountsView))
 )]
 async fn counts(context: CallContext) -> Answer {
     let counts = api::hold::counts(context.engine(), &context.caller).await?;
@@ -173,9 +172,7 @@ async fn counts(context: CallContext) -> Answer {
 
 /// Read a hold.
 #[utoipa::path(
-    get, path = "/v1/holds/{hold_id}", tag = "holds",
-    params(("hold_id" = String, Path)),
-    responses((status = 200, body = HoldView))
+    get, path = "/v1/holds/{hold_id}", tag = "holds", responses((status = 200, body = HoldView))
 )]
 async fn read(context: CallContext) -> Answer {
     let hold = api::hold::read(context.engine(), &context.caller, context.id("hold_id")?).await?;
@@ -185,8 +182,7 @@ async fn read(context: CallContext) -> Answer {
 
 /// Open a hold: ask a person for an approval or an answer.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/holds", tag = "holds",
-    params(("request_id" = String, Path)), request_body = HoldInput,
+    post, path = "/v1/requests/{request_id}/holds", tag = "holds", request_body = HoldInput,
     responses((status = 201, body = HoldView))
 )]
 async fn open(context: CallContext, body: Payload<HoldInput>) -> Answer {
@@ -199,8 +195,7 @@ async fn open(context: CallContext, body: Payload<HoldInput>) -> Answer {
 
 /// Decide a hold. A hold gets exactly one decision.
 #[utoipa::path(
-    post, path = "/v1/holds/{hold_id}/decision", tag = "holds",
-    params(("hold_id" = String, Path)), request_body = DecisionInput,
+    post, path = "/v1/holds/{hold_id}/decision", tag = "holds", request_body = DecisionInput,
     responses((status = 200, body = DecisionReceipt))
 )]
 async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
@@ -213,8 +208,7 @@ async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
 
 /// Decide the only hold of a request, or the one that the body names.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/resume", tag = "holds",
-    params(("request_id" = String, Path)), request_body = ResumeInput,
+    post, path = "/v1/requests/{request_id}/resume", tag = "holds", request_body = ResumeInput,
     responses((status = 200, body = DecisionReceipt))
 )]
 async fn resume(context: CallContext, body: Payload<ResumeInput>) -> Answer {

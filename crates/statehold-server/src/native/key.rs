@@ -37,8 +37,7 @@ async fn list(context: CallContext) -> Answer {
 
 /// Revoke a key, with immediate effect.
 #[utoipa::path(
-    delete, path = "/v1/keys/{key_id}", tag = "keys", params(("key_id" = String, Path)),
-    responses((status = 204))
+    delete, path = "/v1/keys/{key_id}", tag = "keys", responses((status = 204))
 )]
 async fn revoke(context: CallContext) -> Answer {
     let key: KeyId = context.id("key_id")?;

@@ -40,8 +40,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 
 /// Start a request to an agent. With lease, items, state and output it is a whole turn in one commit.
 #[utoipa::path(
-    post, path = "/v1/sessions/{session_id}/requests", tag = "requests",
-    params(("session_id" = String, Path)), request_body = StartInput,
+    post, path = "/v1/sessions/{session_id}/requests", tag = "requests", request_body = StartInput,
     responses((status = 201, body = RequestView))
 )]
 async fn start(
@@ -97,8 +96,7 @@ impl WaitParams {
 
 /// Read a request, and optionally wait until it ends or changes.
 #[utoipa::path(
-    get, path = "/v1/requests/{request_id}", tag = "requests",
-    params(("request_id" = String, Path), WaitParams),
+    get, path = "/v1/requests/{request_id}", tag = "requests", params(WaitParams),
     responses((status = 200, body = RequestView))
 )]
 async fn read(context: CallContext, Params(params): Params<WaitParams>) -> Answer {
@@ -124,8 +122,7 @@ struct MemoryParams {
 
 /// Read the memory of a request: the exchanges that its agent knew when the request started, newest first.
 #[utoipa::path(
-    get, path = "/v1/requests/{request_id}/memory", tag = "requests",
-    params(("request_id" = String, Path), MemoryParams),
+    get, path = "/v1/requests/{request_id}/memory", tag = "requests", params(MemoryParams),
     responses((status = 200, body = MemoryView))
 )]
 async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> Answer {
@@ -135,16 +132,17 @@ async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> A
     let cursor = Cursor::of(&context, "memory", &request.to_string());
     let rest = cursor.open_bytes(params.cursor.as_deref())?;
     let rest = rest.map(|bytes: [u8; 32]| Memory::from_bytes(&bytes));
-    let mut read = api::memory::read(context.engine(), caller, request, rest, limit).await?;
-    read.view.next_cursor = read.rest.map(|rest| cursor.seal_bytes(&rest.to_bytes()));
+    let (page, seal) = ((rest, limit), |rest: Memory| {
+        cursor.seal_bytes(&rest.to_bytes())
+    });
+    let read = api::memory::read(context.engine(), caller, request, page, seal).await?;
     let headers = AnswerHeaders::in_request(read.session, request).task(read.task);
     Ok(shown(&read.view, headers.at(read.revision)))
 }
 
 /// Append items and state to the history of a request's task.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/items", tag = "requests",
-    params(("request_id" = String, Path)), request_body = AppendInput,
+    post, path = "/v1/requests/{request_id}/items", tag = "requests", request_body = AppendInput,
     responses((status = 200, body = ItemsWritten))
 )]
 async fn append(context: CallContext, body: Payload<AppendInput>) -> Answer {
@@ -158,8 +156,7 @@ async fn append(context: CallContext, body: Payload<AppendInput>) -> Answer {
 /// Complete a request with its answer.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/complete", tag = "requests",
-    params(("request_id" = String, Path)), request_body = CompleteInput,
-    responses((status = 200, body = RequestView))
+    request_body = CompleteInput, responses((status = 200, body = RequestView))
 )]
 async fn complete(context: CallContext, body: Payload<CompleteInput>) -> Answer {
     let request: RequestId = context.id("request_id")?;
@@ -171,8 +168,7 @@ async fn complete(context: CallContext, body: Payload<CompleteInput>) -> Answer 
 
 /// Fail a request with an error.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/fail", tag = "requests",
-    params(("request_id" = String, Path)), request_body = FailInput,
+    post, path = "/v1/requests/{request_id}/fail", tag = "requests", request_body = FailInput,
     responses((status = 200, body = RequestView))
 )]
 async fn fail(context: CallContext, body: Payload<FailInput>) -> Answer {
@@ -185,8 +181,7 @@ async fn fail(context: CallContext, body: Payload<FailInput>) -> Answer {
 
 /// Cancel a request with its child requests and holds.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/cancel", tag = "requests",
-    params(("request_id" = String, Path)), request_body = EmptyInput,
+    post, path = "/v1/requests/{request_id}/cancel", tag = "requests", request_body = EmptyInput,
     responses((status = 200, body = RequestView))
 )]
 async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
@@ -200,8 +195,7 @@ async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
 /// Extend a lease.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/heartbeat", tag = "requests",
-    params(("request_id" = String, Path)), request_body = HeartbeatInput,
-    responses((status = 200, body = HeartbeatView))
+    request_body = HeartbeatInput, responses((status = 200, body = HeartbeatView))
 )]
 async fn heartbeat(context: CallContext, body: Payload<HeartbeatInput>) -> Answer {
     let request: RequestId = context.id("request_id")?;
@@ -213,8 +207,7 @@ async fn heartbeat(context: CallContext, body: Payload<HeartbeatInput>) -> Answe
 
 /// Release a lease. The next claim gets the decisions and child results that the request waits for.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/release", tag = "requests",
-    params(("request_id" = String, Path)), request_body = ReleaseInput,
+    post, path = "/v1/requests/{request_id}/release", tag = "requests", request_body = ReleaseInput,
     responses((status = 200, body = RequestView))
 )]
 async fn release(context: CallContext, body: Payload<ReleaseInput>) -> Answer {

@@ -15,8 +15,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 
 /// Set the address to push an agent's decisions to. Each call creates a new secret and shows it once.
 #[utoipa::path(
-    put, path = "/v1/agents/{agent}/resume_address", tag = "agents",
-    params(("agent" = String, Path)), request_body = AddressInput,
+    put, path = "/v1/agents/{agent}/resume_address", tag = "agents", request_body = AddressInput,
     responses((status = 200, body = AddressView))
 )]
 async fn set(context: CallContext, body: Payload<AddressInput>) -> Answer {
@@ -30,7 +29,7 @@ async fn set(context: CallContext, body: Payload<AddressInput>) -> Answer {
 /// Read the address that an agent's decisions are pushed to.
 #[utoipa::path(
     get, path = "/v1/agents/{agent}/resume_address", tag = "agents",
-    params(("agent" = String, Path)), responses((status = 200, body = AddressView))
+    responses((status = 200, body = AddressView))
 )]
 async fn read(context: CallContext) -> Answer {
     let agent: Name = context.id("agent")?;
@@ -40,8 +39,7 @@ async fn read(context: CallContext) -> Answer {
 
 /// Remove the address: the server pushes no more decisions.
 #[utoipa::path(
-    delete, path = "/v1/agents/{agent}/resume_address", tag = "agents",
-    params(("agent" = String, Path)), responses((status = 204))
+    delete, path = "/v1/agents/{agent}/resume_address", tag = "agents", responses((status = 204))
 )]
 async fn remove(context: CallContext) -> Answer {
     let agent: Name = context.id("agent")?;

@@ -111,7 +111,6 @@ async fn list(context: CallContext, Params(mut params): Params<SessionListParams
 /// Read a session.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = String, Path)),
     responses((status = 200, body = SessionView))
 )]
 async fn read(context: CallContext) -> Answer {
@@ -125,8 +124,7 @@ async fn read(context: CallContext) -> Answer {
 
 /// Change the name, the labels or the time to live of a session.
 #[utoipa::path(
-    patch, path = "/v1/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = String, Path)), request_body = SessionChanges,
+    patch, path = "/v1/sessions/{session_id}", tag = "sessions", request_body = SessionChanges,
     responses((status = 200, body = SessionView))
 )]
 async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
@@ -139,9 +137,7 @@ async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
 
 /// Delete every payload of a session. Its records stay.
 #[utoipa::path(
-    delete, path = "/v1/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = String, Path)),
-    responses((status = 204))
+    delete, path = "/v1/sessions/{session_id}", tag = "sessions", responses((status = 204))
 )]
 async fn delete(context: CallContext) -> Answer {
     let session: SessionId = context.id("session_id")?;
@@ -153,8 +149,7 @@ async fn delete(context: CallContext) -> Answer {
 /// Close a session: it accepts no more writes.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/close", tag = "sessions",
-    params(("session_id" = String, Path)), request_body = CloseSessionInput,
-    responses((status = 200, body = SessionView))
+    request_body = CloseSessionInput, responses((status = 200, body = SessionView))
 )]
 async fn close(context: CallContext, body: Payload<CloseSessionInput>) -> Answer {
     let session: SessionId = context.id("session_id")?;
@@ -191,8 +186,7 @@ impl MessageParams {
 
 /// Read the last messages of a session, oldest first; with `view=trace` every item.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
-    params(("session_id" = String, Path), MessageParams),
+    get, path = "/v1/sessions/{session_id}/messages", tag = "sessions", params(MessageParams),
     responses((status = 200, body = Messages))
 )]
 async fn messages(context: CallContext, Params(params): Params<MessageParams>) -> Answer {
@@ -228,8 +222,7 @@ struct TreeParams {
 
 /// Read the tree of a session: tasks, their requests, and the child tasks of those.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/tree", tag = "sessions",
-    params(("session_id" = String, Path), TreeParams),
+    get, path = "/v1/sessions/{session_id}/tree", tag = "sessions", params(TreeParams),
     responses((status = 200, body = TreeView))
 )]
 async fn tree(context: CallContext, Params(params): Params<TreeParams>) -> Answer {
@@ -258,8 +251,7 @@ pub(crate) struct RecordParams {
 
 /// Read the records of a session: a hash chain that any reader can verify.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/records", tag = "sessions",
-    params(("session_id" = String, Path), RecordParams),
+    get, path = "/v1/sessions/{session_id}/records", tag = "sessions", params(RecordParams),
     responses((status = 200, body = RecordPage))
 )]
 async fn records(context: CallContext, Params(params): Params<RecordParams>) -> Answer {

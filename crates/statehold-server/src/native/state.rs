@@ -30,8 +30,7 @@ struct StateParams {
 
 /// Read the state of a session, with the values of its app and user.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/state", tag = "state",
-    params(("session_id" = String, Path), StateParams),
+    get, path = "/v1/sessions/{session_id}/state", tag = "state", params(StateParams),
     responses((status = 200, body = StateView))
 )]
 async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answer {
@@ -45,8 +44,7 @@ async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answ
 /// Write state of a session, its user or (as an admin) its app.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}/state", tag = "state",
-    params(("session_id" = String, Path)), request_body = SessionStateInput,
-    responses((status = 200, body = StateWritten))
+    request_body = SessionStateInput, responses((status = 200, body = StateWritten))
 )]
 async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer {
     let session: SessionId = context.id("session_id")?;
@@ -58,8 +56,7 @@ async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer
 
 /// Read the state of an app.
 #[utoipa::path(
-    get, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
-    responses((status = 200, body = StateView))
+    get, path = "/v1/state/app/{app}", tag = "state", responses((status = 200, body = StateView))
 )]
 async fn read_app(context: CallContext) -> Answer {
     let app = context.path_text("app");
@@ -69,7 +66,7 @@ async fn read_app(context: CallContext) -> Answer {
 
 /// Write the state of an app.
 #[utoipa::path(
-    patch, path = "/v1/state/app/{app}", tag = "state", params(("app" = String, Path)),
+    patch, path = "/v1/state/app/{app}", tag = "state",
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
 async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answer {
@@ -82,7 +79,6 @@ async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answ
 /// Read the state of a user in an app.
 #[utoipa::path(
     get, path = "/v1/state/user/{app}/{user}", tag = "state",
-    params(("app" = String, Path), ("user" = String, Path)),
     responses((status = 200, body = StateView))
 )]
 async fn read_user(context: CallContext) -> Answer {
@@ -94,7 +90,6 @@ async fn read_user(context: CallContext) -> Answer {
 /// Write the state of a user in an app.
 #[utoipa::path(
     patch, path = "/v1/state/user/{app}/{user}", tag = "state",
-    params(("app" = String, Path), ("user" = String, Path)),
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
 async fn patch_user(context: CallContext, body: Payload<StatePatchInput>) -> Answer {

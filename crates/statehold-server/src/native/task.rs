@@ -56,8 +56,7 @@ impl HistoryParams {
 
 /// Read a task and the newest items of its history, oldest first.
 #[utoipa::path(
-    get, path = "/v1/tasks/{task_id}", tag = "tasks",
-    params(("task_id" = String, Path), HistoryParams),
+    get, path = "/v1/tasks/{task_id}", tag = "tasks", params(HistoryParams),
     responses((status = 200, body = TaskView))
 )]
 async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> Answer {
@@ -67,16 +66,15 @@ async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> An
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "history", &format!("{id} {asked:?}"));
     let page = (cursor.open(params.cursor.as_deref())?, limit);
-    let mut task = api::task::read(context.engine(), caller, id, asked, page).await?;
-    task.view.next_cursor = task.next.map(|seq| cursor.seal(seq));
-    let headers = AnswerHeaders::session(task.view.session_id).task(id);
-    Ok(shown(&task.view, headers.at(task.revision)))
+    let seal = |seq| cursor.seal(seq);
+    let (task, revision) = api::task::read(context.engine(), caller, id, asked, page, seal).await?;
+    let headers = AnswerHeaders::session(task.session_id).task(id);
+    Ok(shown(&task, headers.at(revision)))
 }
 
 /// Close a task without live requests.
 #[utoipa::path(
-    post, path = "/v1/tasks/{task_id}/close", tag = "tasks",
-    params(("task_id" = String, Path)), request_body = EmptyInput,
+    post, path = "/v1/tasks/{task_id}/close", tag = "tasks", request_body = EmptyInput,
     responses((status = 200, body = TaskEnded))
 )]
 async fn close(context: CallContext, body: Payload<EmptyInput>) -> Answer {
@@ -89,8 +87,7 @@ async fn close(context: CallContext, body: Payload<EmptyInput>) -> Answer {
 
 /// Cancel a task, its requests and its child tasks.
 #[utoipa::path(
-    post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks",
-    params(("task_id" = String, Path)), request_body = EmptyInput,
+    post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks", request_body = EmptyInput,
     responses((status = 200, body = TaskEnded))
 )]
 async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {

@@ -42,8 +42,7 @@ impl ModelOut {
 
 /// List the agents that are declared.
 #[utoipa::path(
-    get, path = "/openai/v1/models", tag = "chat",
-    responses((status = 200, body = ModelsOut))
+    get, path = "/openai/v1/models", tag = "chat", responses((status = 200, body = ModelsOut))
 )]
 pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
     let book = app.options.agents.get();
@@ -59,7 +58,7 @@ pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
 /// Read one agent that is declared.
 #[utoipa::path(
     get, path = "/openai/v1/models/{model}", tag = "chat",
-    params(("model" = String, Path)), responses((status = 200, body = ModelOut))
+    responses((status = 200, body = ModelOut))
 )]
 pub(crate) async fn read(
     State(app): State<App>,

@@ -45,13 +45,9 @@ impl SessionChoice {
         }
     }
 
-    /// The choice for an agent. None is a call without a session.
-    pub(crate) fn for_agent(self, spec: &AgentSpec) -> Option<Self> {
-        match (self, spec.openai_default) {
-            (Self::Unsaid, ChatDefault::Stateless) => None,
-            (Self::Unsaid, ChatDefault::Stateful) => Some(Self::New),
-            (named, _) => Some(named),
-        }
+    /// Whether the call to an agent has no session.
+    pub(crate) fn is_stateless(self, spec: &AgentSpec) -> bool {
+        self == Self::Unsaid && matches!(spec.openai_default, ChatDefault::Stateless)
     }
 }
 

@@ -9,7 +9,8 @@ use statehold_engine::EngineError;
 use statehold_engine::api::caller::KeyWatch;
 use statehold_engine::api::json::to_body;
 use statehold_engine::api::turn::{DeliveryReceipt, TurnEvent, TurnHandle, TurnSnapshot};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::SendError;
 use tokio::time::Instant;
 
 use super::completion::{Ending, Voice, reply_of};
@@ -35,7 +36,7 @@ pub(crate) struct StreamWriter {
     pub(crate) wait_until: Instant,
     /// The address of the server, as the call names it.
     pub(crate) base: String,
-    pub(crate) pieces: mpsc::Sender<BodyPiece>,
+    pub(crate) pieces: Sender<BodyPiece>,
     /// The pieces of this turn's answer that have been sent.
     pub(crate) drafted: String,
     /// Whether the turn has a session. If not, the call fails at a pause: the client cannot come back.
@@ -63,6 +64,12 @@ impl From<Problem> for StreamError {
 impl From<EngineError> for StreamError {
     fn from(error: EngineError) -> Self {
         Problem::from(error).into()
+    }
+}
+
+impl From<SendError<BodyPiece>> for StreamError {
+    fn from(_: SendError<BodyPiece>) -> Self {
+        Self::Disconnected
     }
 }
 
@@ -97,8 +104,8 @@ impl StreamWriter {
                     biased;
                     event = &mut next => break event?,
                     () = tokio::time::sleep(KEEP_ALIVE) => {
-                        let comment = Bytes::from_static(sse::KEEP_ALIVE);
-                        self.hand_over(comment, None).await?;
+                        let (bytes, receipt) = (Bytes::from_static(sse::KEEP_ALIVE), None);
+                        self.pieces.send(BodyPiece { bytes, receipt }).await?;
                     }
                 }
             };
@@ -167,16 +174,7 @@ impl StreamWriter {
     async fn send(&self, data: &[u8], receipt: Option<DeliveryReceipt>) -> Result<(), StreamError> {
         let mut event = Vec::with_capacity(data.len() + 8);
         sse::push_event(&mut event, None, None, data);
-        self.hand_over(event.into(), receipt).await
-    }
-
-    async fn hand_over(
-        &self,
-        bytes: Bytes,
-        receipt: Option<DeliveryReceipt>,
-    ) -> Result<(), StreamError> {
-        let piece = BodyPiece { bytes, receipt };
-        let sent = self.pieces.send(piece).await;
-        sent.map_err(|_| StreamError::Disconnected)
+        let bytes = event.into();
+        Ok(self.pieces.send(BodyPiece { bytes, receipt }).await?)
     }
 }

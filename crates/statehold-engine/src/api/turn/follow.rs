@@ -201,7 +201,10 @@ impl TurnFollower {
     pub async fn next(&mut self) -> Result<TurnEvent, EngineError> {
         loop {
             let Some((revision, is_paused)) = self.looked_at else {
-                if let Some(event) = self.look().await? {
+                let (snapshot, revision) = self.turn.look().await?;
+                let is_paused = snapshot.as_ref().is_some_and(TurnSnapshot::is_paused);
+                self.looked_at = Some((revision, is_paused));
+                if let Some(event) = snapshot.and_then(|snapshot| self.event_of(snapshot)) {
                     return Ok(event);
                 }
                 continue;
@@ -228,27 +231,21 @@ impl TurnFollower {
         }
     }
 
-    /// Looks at the turn. None if there is nothing to report.
-    async fn look(&mut self) -> Result<Option<TurnEvent>, EngineError> {
-        let (snapshot, revision) = self.turn.look().await?;
-        let is_paused = snapshot.as_ref().is_some_and(TurnSnapshot::is_paused);
-        self.looked_at = Some((revision, is_paused));
-        let Some(snapshot) = snapshot else {
-            return Ok(None);
-        };
-        let has_ended = snapshot.has_ended();
+    /// The event that a look at the turn gives. None if there is nothing to report.
+    fn event_of(&mut self, snapshot: TurnSnapshot) -> Option<TurnEvent> {
+        let (has_ended, is_paused) = (snapshot.has_ended(), snapshot.is_paused());
         if has_ended {
             self.turn.engine.forget_draft(self.turn.request);
         }
         if has_ended || is_paused && Instant::now() >= self.deadline {
-            return Ok(Some(TurnEvent::Over(Box::new(snapshot))));
+            return Some(TurnEvent::Over(Box::new(snapshot)));
         }
         let holds = snapshot.hold_ids();
         if !is_paused || self.shown == holds {
-            return Ok(None);
+            return None;
         }
         self.shown = holds;
-        Ok(Some(TurnEvent::Paused(Box::new(snapshot))))
+        Some(TurnEvent::Paused(Box::new(snapshot)))
     }
 }
 
