@@ -75,9 +75,11 @@ pub async fn read(
     seal: impl FnOnce(u64) -> String,
 ) -> Result<(TaskView, u64), EngineError> {
     let detail = engine.task(caller, task, asked).await?;
-    let (at, task) = ((detail.session.id, detail.revision), &detail.task);
-    let items = engine.items(at, Some(task.id), detail.view, before, limit);
-    let page = items.await?;
+    let task = &detail.task;
+    let at = (detail.session.id, detail.revision);
+    let page = engine
+        .items(at, Some(task.id), detail.view, before, limit)
+        .await?;
     let (pending, pending_total) = pending_views(&detail.pending);
     let items = page.items.iter().rev();
     let view = TaskView {

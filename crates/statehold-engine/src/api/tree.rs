@@ -95,7 +95,7 @@ pub async fn read(
     before: Option<u64>,
     limit: usize,
 ) -> Result<TreeView, EngineError> {
-    engine.require_readable(caller, session).await?;
+    engine.session(caller, session).await?;
     let state = engine.durable_state(session).await?;
     let last = before.map_or(state.revision, |before| {
         before.saturating_sub(1).min(state.revision)

@@ -273,15 +273,12 @@ async fn find_or_start(
     } else {
         Some((search.decide(decisions).await?, false))
     };
-    let (turn, is_replay) = match found {
-        Some((request, is_replay)) => {
-            let task = engine.request(&search.reader, request).await?.task.id;
-            (StartedTurn { request, task }, is_replay)
-        }
-        None => {
-            let started = start_turn(engine, Some(log), input, (start.clone(), payloads)).await?;
-            (started.view, started.replayed)
-        }
+    let (turn, is_replay) = if let Some((request, is_replay)) = found {
+        let task = engine.request(&search.reader, request).await?.task.id;
+        (StartedTurn { request, task }, is_replay)
+    } else {
+        let started = start_turn(engine, Some(log), input, (start.clone(), payloads)).await?;
+        (started.view, started.replayed)
     };
     log.begin(input.session, turn.request);
     Ok(OpenTurn {
