@@ -148,17 +148,6 @@ pub enum ParseError {
     },
 }
 
-/// Checks that `bytes` are one JSON value within the limits that means the same to every reader.
-///
-/// Runs in one pass and without recursion; it allocates only to remember the keys of open objects.
-///
-/// # Errors
-///
-/// The first reason found to refuse the text.
-pub fn scan(bytes: &[u8], limits: &JsonLimits) -> Result<(), JsonError> {
-    scan_text(bytes, limits).map(drop)
-}
-
 /// Scans a body within the default limits and reads it as `T`. The body must be an object.
 ///
 /// # Errors
@@ -215,6 +204,9 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
     })
 }
 
+/// The text of `bytes`, if they are one JSON value within the limits that means the same to every reader.
+///
+/// Runs in one pass and without recursion; it allocates only to remember the keys of open objects.
 fn scan_text<'a>(bytes: &'a [u8], limits: &JsonLimits) -> Result<&'a str, JsonError> {
     if bytes.len() > limits.bytes_max {
         return Err(JsonError::TooLong {

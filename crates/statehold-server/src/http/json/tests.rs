@@ -14,6 +14,10 @@ fn parsed_or_empty<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseEr
     super::parse_or_empty(bytes, &JsonLimits::default())
 }
 
+fn scan(bytes: &[u8], limits: &JsonLimits) -> Result<(), JsonError> {
+    scan_text(bytes, limits).map(drop)
+}
+
 fn scan_default(text: impl AsRef<[u8]>) -> Result<(), JsonError> {
     scan(text.as_ref(), &JsonLimits::default())
 }
