@@ -121,14 +121,17 @@ pub fn unpack_some(
 ) -> Result<Vec<StoredBody>, CodecError> {
     let mut rest = packed;
     for _ in 0..first {
-        let (_, _, tail) = split_body(rest)?;
-        rest = tail;
+        (_, _, rest) = split_body(rest)?;
     }
+    unpack_next(&mut rest, named)
+}
+
+fn unpack_next(rest: &mut &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
     let mut bodies = Vec::with_capacity(named.len());
     for name in named {
         let (head, bytes, tail) = split_body(rest)?;
         bodies.push(unpack_body(head, bytes, name)?);
-        rest = tail;
+        *rest = tail;
     }
     Ok(bodies)
 }
@@ -169,17 +172,9 @@ fn unpack_body(
 /// If the bytes are damaged or do not match the record.
 pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
     let mut rest = packed;
-    let mut bodies = Vec::with_capacity(named.len());
-    for name in named {
-        let (head, bytes, tail) = split_body(rest)?;
-        bodies.push(unpack_body(head, bytes, name)?);
-        rest = tail;
-    }
-    if rest.is_empty() {
-        Ok(bodies)
-    } else {
-        Err(CodecError::Length)
-    }
+    let bodies = unpack_next(&mut rest, named)?;
+    let is_whole = rest.is_empty();
+    is_whole.then_some(bodies).ok_or(CodecError::Length)
 }
 
 /// Replaces the payloads that `erased` marks with the erased mark.
@@ -191,22 +186,16 @@ pub fn erase_bodies(packed: &[u8], erased: &[bool]) -> Result<Vec<u8>, CodecErro
     let mut rest = packed;
     let mut kept = Vec::with_capacity(packed.len());
     for is_erased in erased {
-        let (head, tail) = rest.split_at_checked(6).ok_or(CodecError::Length)?;
-        let length = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) as usize;
-        let (bytes, tail) = tail.split_at_checked(length).ok_or(CodecError::Length)?;
+        let (_, _, tail) = split_body(rest)?;
         if *is_erased {
             push_body(&mut kept, ERASED, &[]);
         } else {
-            kept.extend_from_slice(head);
-            kept.extend_from_slice(bytes);
+            kept.extend_from_slice(&rest[..rest.len() - tail.len()]);
         }
         rest = tail;
     }
-    if rest.is_empty() {
-        Ok(kept)
-    } else {
-        Err(CodecError::Length)
-    }
+    let is_whole = rest.is_empty();
+    is_whole.then_some(kept).ok_or(CodecError::Length)
 }
 
 thread_local! {

@@ -4,7 +4,6 @@ use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
 use statehold_core::item::CallMark;
-use statehold_core::merge::{MergeError, merge_json};
 use statehold_core::name::Name;
 use statehold_core::projection::{Changes, changes};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
@@ -13,7 +12,7 @@ use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
 use crate::codec;
-use crate::port::{CallResult, HoldChange, HoldChangeKind, SharedOwner, Store, StoreError};
+use crate::port::{CallResult, HoldChange, HoldChangeKind, StoreError};
 
 /// Everything one decision wants written. Made by [`Commit::new`], away from the writer, so that
 /// encoding and compression do not hold up other commits.
@@ -79,11 +78,8 @@ pub(crate) enum SharedChange {
         packed: Vec<u8>,
         merged_with: Option<u64>,
     },
-    /// Not merged yet: the operand must be merged with the existing value.
-    Unmerged {
-        policy: MergePolicy,
-        operand: Vec<u8>,
-    },
+    /// Not merged yet: the payload must be merged with the existing value.
+    Unmerged,
 }
 
 /// A shared value that was merged before its commit: a store compares versions and writes bytes.
@@ -95,22 +91,6 @@ pub struct MergedValue {
     pub merged_with: u64,
     /// The result.
     pub value: Vec<u8>,
-}
-
-/// Why the shared values of a commit could not be merged.
-#[derive(Debug, thiserror::Error)]
-pub enum MergeRefusal {
-    /// The store did not answer.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The operand of a key does not merge with the existing value.
-    #[error("`{key}`: {source}")]
-    Merge {
-        /// The key.
-        key: StateKey,
-        /// Why not.
-        source: MergeError,
-    },
 }
 
 /// The answer to a call, kept for its idempotency key.
@@ -183,44 +163,13 @@ impl Commit {
             let Some(write) = writes.find(|write| write.key == merged.key) else {
                 continue;
             };
-            if let SharedChange::Unmerged { .. } = write.change {
+            if let SharedChange::Unmerged = write.change {
                 write.change = SharedChange::Put {
                     packed: codec::pack(&merged.value),
                     merged_with: Some(merged.merged_with),
                 };
             }
         }
-    }
-
-    /// Merges the shared values of a commit with those of a store, for callers that have no engine. If
-    /// another commit is faster, the store refuses this one with [`StoreError::SharedConflict`].
-    ///
-    /// # Errors
-    ///
-    /// If a value does not merge, or the store does not answer.
-    pub async fn merge_with(&mut self, store: &dyn Store) -> Result<(), MergeRefusal> {
-        let mut merged = Vec::new();
-        for write in &self.writes.shared {
-            let (SharedChange::Unmerged { policy, operand }, Some(owner)) =
-                (&write.change, &self.after.owner)
-            else {
-                continue;
-            };
-            let owner = SharedOwner::of(owner, write.key.scope());
-            let there = store.shared_value(owner, write.key.clone()).await?;
-            let old = there.as_ref().map(|there| there.value.as_slice());
-            let value = merge_json(*policy, old, operand).map_err(|source| {
-                let key = write.key.clone();
-                MergeRefusal::Merge { key, source }
-            })?;
-            merged.push(MergedValue {
-                key: write.key.clone(),
-                merged_with: there.map_or(0, |there| there.version),
-                value,
-            });
-        }
-        self.set_merged(merged);
-        Ok(())
     }
 
     /// The session it belongs to.
@@ -265,7 +214,7 @@ impl SharedChange {
                 packed: codec::pack(&value),
                 merged_with: None,
             },
-            (policy, Some(operand)) => Self::Unmerged { policy, operand },
+            (_, Some(_)) => Self::Unmerged,
         }
     }
 }
@@ -279,7 +228,7 @@ impl SharedWrite {
                 packed,
                 merged_with,
             } => (Some(packed.as_slice()), *merged_with),
-            SharedChange::Unmerged { .. } => {
+            SharedChange::Unmerged => {
                 let detail = format!("`{}` must be merged before its commit", self.key);
                 return Err(StoreError::Unusable(detail));
             }
@@ -300,20 +249,17 @@ impl Writes {
     fn of(record: &Record, bodies: Vec<Vec<u8>>) -> Self {
         let mut bodies = bodies.into_iter();
         let mut writes = Self::default();
+        let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
         for event in &record.content.events {
             let mut own: Vec<Vec<u8>> = bodies.by_ref().take(event.bodies().len()).collect();
             match event {
                 Event::SessionCreated { name, labels, .. } => {
-                    let mut own = own
-                        .into_iter()
-                        .map(|text| String::from_utf8_lossy(&text).into_owned());
+                    let mut own = own.iter().map(text);
                     writes.name = name.and_then(|_| own.next()).map(Change::Set);
                     writes.labels = labels.and_then(|_| own.next()).map(Change::Set);
                 }
                 Event::SessionPatched { labels, name, .. } => {
-                    let mut own = own
-                        .into_iter()
-                        .map(|text| String::from_utf8_lossy(&text).into_owned());
+                    let mut own = own.iter().map(text);
                     writes.labels = labels.and_then(|_| own.next()).map(Change::Set);
                     writes.name = name.map(|name| match name {
                         Change::Set(_) => own.next().map_or(Change::Clear, Change::Set),

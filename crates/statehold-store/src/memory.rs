@@ -12,7 +12,8 @@ mod listing;
 mod tenant;
 mod verify;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -22,12 +23,10 @@ use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
-use statehold_core::root::SignedHead;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
-use statehold_core::view::View;
 
 use crate::check::CheckReport;
 use crate::codec::{self, StoredBody};
@@ -37,7 +36,7 @@ use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery,
     HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit,
     ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit,
+    StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 
 /// A store in memory.
@@ -56,6 +55,10 @@ impl MemoryStore {
     /// A thread that panicked in the middle of a commit may have left half of it.
     fn lock(&self) -> Result<MutexGuard<'_, Tables>, StoreError> {
         self.tables.lock().map_err(|_| StoreError::Stopped)
+    }
+
+    fn read<T>(&self, query: impl FnOnce(&Tables) -> T) -> Ready<Result<T, StoreError>> {
+        ready(self.lock().map(|tables| query(&tables)))
     }
 }
 
@@ -364,75 +367,108 @@ impl Entry {
     }
 }
 
-#[async_trait]
-impl Store for MemoryStore {
+impl_store! {
+    for MemoryStore, reads with tables {
+        fn load(session: SessionId) -> Option<SessionState> =
+            Some(tables.sessions.get(&session)?.state.clone());
+        fn load_at(session: SessionId, revision: u64) -> Option<SessionState> =
+            tables.sessions.get(&session)?.state_at(revision);
+        fn kept_revision(session: SessionId, revision: u64) -> u64 =
+            tables.of(session, |kept| kept.kept_revision(revision)).unwrap_or(revision);
+        fn records(session: SessionId, after: u64, limit: usize) -> Vec<StoredRecord> =
+            tables.of(session, |kept| kept.records(after, limit)).unwrap_or_default();
+        fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
+            places.iter().map(|(session, revision)| tables.record_at(*session, *revision)).collect();
+
+        fn items(session: SessionId, query: ItemQuery) -> Vec<StoredItem> =
+            tables.of(session, |kept| kept.items(query)).unwrap_or_default();
+        fn transcript(session: SessionId, before: Option<u64>, limit: usize)
+            -> (Vec<StoredItem>, Option<u64>) =
+            tables.of(session, |kept| kept.transcript(before, limit)).unwrap_or_default();
+        fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage =
+            tables.of(session, |kept| kept.memory(&query)).unwrap_or_default();
+
+        fn state(session: SessionId) -> BTreeMap<StateKey, StateValue> =
+            tables.of(session, |kept| history::values(&kept.log)).unwrap_or_default();
+        fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
+            tables.sessions.get(&session)?.state_value(&key);
+        fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
+            tables.sessions.get(&session)?.value_at(&key, revision);
+        fn task_state(task: TaskId) -> Option<Vec<u8>> =
+            tables.sessions.get(tables.session_of_task.get(&task)?)?.task_state(task);
+        fn shared(owner: SharedOwner) -> BTreeMap<StateKey, SharedValue> =
+            tables.shared_of(&owner);
+        fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
+            tables.shared.get(&owner)?.get(&key)?.value.clone();
+
+        fn ended_request(id: RequestId) -> Option<EndedRequest> =
+            tables.ended_requests.get(&id).cloned();
+        fn closed_task(id: TaskId) -> Option<ClosedTask> = tables.closed_tasks.get(&id).cloned();
+        fn closed_hold(id: HoldId) -> Option<ClosedHold> = tables.closed_holds.get(&id).cloned();
+        fn session_of_request(id: RequestId) -> Option<SessionId> =
+            tables.session_of_request.get(&id).copied();
+        fn session_of_task(id: TaskId) -> Option<SessionId> =
+            tables.session_of_task.get(&id).copied();
+        fn session_of_hold(id: HoldId) -> Option<SessionId> =
+            tables.session_of_hold.get(&id).copied();
+
+        fn answer(key: Digest) -> Option<Answer> = tables.answers.get(&key).cloned();
+        fn answers_kept() -> u64 = tables.answers.len() as u64;
+
+        fn session(session: SessionId) -> Option<SessionSummary> = tables.summary_of(session);
+        fn sessions(query: SessionQuery) -> Vec<SessionSummary> = tables.list_sessions(&query);
+        fn children_of(request: RequestId) -> Vec<RequestId> =
+            tables.children_of.get(&request).cloned().unwrap_or_default();
+        fn committed(after: u64, limit: usize) -> Vec<Committed> =
+            tables.commits_after(after).take(limit).collect();
+        fn last_place() -> u64 = tables.committed.len() as u64;
+        fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead> =
+            tables.commits_after(after).take(limit).filter_map(|at| tables.head_at(at)).collect();
+        fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize)
+            -> Vec<(SessionId, RequestId)> = tables.list_claimable(&tenant, &agent, user, limit);
+        fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
+            -> Vec<LiveWork> = tables.list_live(&tenant, &agent, after, limit);
+        fn due(now: Timestamp, limit: usize) -> DueDeadlines = tables.list_due(|_| Some(now)).share(limit);
+        fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> DueDeadlines = {
+            let sessions: BTreeMap<SessionId, Timestamp> = sessions.into_iter().collect();
+            tables.list_due(|session| sessions.get(&session).copied())
+        };
+        fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> =
+            tables.list_ahead(now, limit);
+
+        fn holds_of(request: RequestId) -> Vec<HoldId> =
+            tables.holds_of.get(&request).cloned().unwrap_or_default();
+        fn open_holds(query: HoldQuery) -> Vec<HoldSummary> = tables.list_open_holds(&query);
+        fn decided_holds(query: HoldQuery) -> Vec<HoldSummary> = tables.list_decided_holds(&query);
+        fn holds(ids: Vec<HoldId>) -> Vec<HoldSummary> = tables.holds_by_id(&ids);
+        fn held_by(requests: Vec<RequestId>) -> Vec<HoldSummary> = tables.held_by(&requests);
+        fn hold_changes(tenant: Name, after: u64, limit: usize) -> (Vec<HoldChange>, u64) =
+            tables.list_hold_changes(&tenant, after, limit);
+        fn lineages(requests: Vec<RequestId>) -> Vec<Vec<LineageStep>> =
+            requests.iter().map(|id| tables.lineage(*id)).collect();
+        fn open_holds_of_user(tenant: Name, user: UserId, limit: usize) -> usize =
+            tables.count_open_holds(&tenant, user).min(limit);
+
+        fn tenants() -> Vec<Name> = tables.tenant_names();
+        fn user(tenant: Name, name: String) -> Option<UserId> = tables.tenants.user(tenant, name);
+        fn user_name(user: UserId) -> Option<String> = tables.tenants.user_name(user);
+        fn user_names(users: Vec<UserId>) -> Vec<Option<String>> =
+            users.iter().map(|user| tables.tenants.user_name(*user)).collect();
+        fn tenant_head(tenant: Name) -> TenantHead = tables.tenants.head(&tenant);
+        fn tenant_records(tenant: Name, after: u64, limit: usize) -> Vec<TenantRecord> =
+            tables.tenants.records(&tenant, after, limit);
+        fn api_key(secret: Digest) -> Option<ApiKey> =
+            tables.tenants.keys().find(|key| key.secret == secret).cloned();
+        fn api_keys(tenant: Name) -> Vec<ApiKey> =
+            tables.tenants.keys().filter(|key| key.tenant == tenant).cloned().collect();
+        fn has_api_keys() -> bool =
+            tables.tenants.keys().any(|key| key.revoked_at.is_none());
+        fn resume_addresses() -> Vec<ResumeAddress> = tables.tenants.addresses();
+    }
+
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         let done = self.lock()?.commit(commit);
-        Ok(Box::pin(std::future::ready(done)))
-    }
-
-    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
-        Ok(self.lock()?.summary_of(session))
-    }
-
-    async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-        let tables = self.lock()?;
-        Ok(tables.holds_of.get(&request).cloned().unwrap_or_default())
-    }
-
-    async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError> {
-        let tables = self.lock()?;
-        Ok(tables
-            .children_of
-            .get(&request)
-            .cloned()
-            .unwrap_or_default())
-    }
-
-    async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
-        let tables = self.lock()?;
-        let skipped = usize::try_from(after).unwrap_or(usize::MAX);
-        let later = tables.committed.iter().zip(1..).skip(skipped).take(limit);
-        let commits = later.map(|(&(session, revision), place)| Committed {
-            place,
-            session,
-            revision,
-        });
-        Ok(commits.collect())
-    }
-
-    async fn last_place(&self) -> Result<u64, StoreError> {
-        Ok(self.lock()?.committed.len() as u64)
-    }
-
-    async fn heads_after(&self, after: u64, limit: usize) -> Result<Vec<ChangedHead>, StoreError> {
-        let tables = self.lock()?;
-        let skipped = usize::try_from(after).unwrap_or(usize::MAX);
-        let later = tables.committed.iter().zip(1..).skip(skipped).take(limit);
-        let heads = later.filter_map(|((session, _), place)| {
-            let state = &tables.sessions.get(session)?.state;
-            Some(ChangedHead {
-                place,
-                tenant: state.owner.as_ref()?.tenant.clone(),
-                head: SignedHead {
-                    hash: state.head,
-                    revision: state.revision,
-                    session: *session,
-                },
-            })
-        });
-        Ok(heads.collect())
-    }
-
-    async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
-        let tables = self.lock()?;
-        let owners = tables.sessions.values();
-        let owners = owners.filter_map(|session| session.state.owner.as_ref());
-        let names: BTreeSet<&Name> = owners
-            .map(|owner| &owner.tenant)
-            .chain(tables.tenants.names())
-            .collect();
-        Ok(names.into_iter().cloned().collect())
+        Ok(Box::pin(ready(done)))
     }
 
     async fn verify(
@@ -460,342 +496,17 @@ impl Store for MemoryStore {
         Ok(self.lock()?.tenants.intern_user(tenant, name, fresh))
     }
 
-    async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError> {
-        Ok(self.lock()?.tenants.user(tenant, name))
-    }
-
-    async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
-        Ok(self.lock()?.tenants.user_name(user))
-    }
-
-    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
-        let tables = self.lock()?;
-        let name = |user: &UserId| tables.tenants.user_name(*user);
-        Ok(users.iter().map(name).collect())
-    }
-
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         self.lock()?.tenants.commit(commit)
     }
 
-    async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError> {
-        Ok(self.lock()?.tenants.head(&tenant))
-    }
-
-    async fn tenant_records(
-        &self,
-        tenant: Name,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<TenantRecord>, StoreError> {
-        Ok(self.lock()?.tenants.records(&tenant, after, limit))
-    }
-
-    async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
-        Ok(self
-            .lock()?
-            .tenants
-            .keys()
-            .find(|key| key.secret == secret)
-            .cloned())
-    }
-
-    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
-        let tables = self.lock()?;
-        let keys = tables.tenants.keys().filter(|key| key.tenant == tenant);
-        Ok(keys.cloned().collect())
-    }
-
-    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
-        Ok(self.lock()?.tenants.addresses())
-    }
-
-    async fn live_work(
-        &self,
-        tenant: Name,
-        agent: Name,
-        after: Option<RequestId>,
-        limit: usize,
-    ) -> Result<Vec<LiveWork>, StoreError> {
-        Ok(self.lock()?.list_live(&tenant, &agent, after, limit))
-    }
-
-    async fn has_api_keys(&self) -> Result<bool, StoreError> {
-        let tables = self.lock()?;
-        Ok(tables.tenants.keys().any(|key| key.revoked_at.is_none()))
-    }
-
-    async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
-        Ok(self.lock()?.list_decided_holds(&query))
-    }
-
-    async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
-        let tables = self.lock()?;
-        Ok(tables.sessions.get(&session).map(|kept| kept.state.clone()))
-    }
-
-    async fn load_at(
-        &self,
-        session: SessionId,
-        revision: u64,
-    ) -> Result<Option<SessionState>, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        Ok(kept.and_then(|kept| kept.state_at(revision)))
-    }
-
-    async fn records(
-        &self,
-        session: SessionId,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<StoredRecord>, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        Ok(kept.map_or_else(Vec::new, |kept| kept.records(after, limit)))
-    }
-
-    async fn items(
-        &self,
-        session: SessionId,
-        query: ItemQuery,
-    ) -> Result<Vec<StoredItem>, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        Ok(kept.map_or_else(Vec::new, |kept| kept.items(query)))
-    }
-
-    async fn transcript(
-        &self,
-        session: SessionId,
-        before: Option<u64>,
-        limit: usize,
-    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        let query = ItemQuery {
-            task: None,
-            before,
-            limit: usize::MAX,
-        };
-        let mut items = kept.map_or_else(Vec::new, |kept| kept.items(query));
-        items.retain(|stored| View::Client.shows(&stored.placed));
-        let next = items.get(limit).map(|_| items[limit - 1].placed.item.seq);
-        items.truncate(limit);
-        Ok((items, next))
-    }
-
-    async fn state(
-        &self,
-        session: SessionId,
-    ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        Ok(kept.map_or_else(BTreeMap::new, |kept| history::values(&kept.log)))
-    }
-
-    async fn state_value(
-        &self,
-        session: SessionId,
-        key: StateKey,
-    ) -> Result<Option<StateValue>, StoreError> {
-        let tables = self.lock()?;
-        let Some(kept) = tables.sessions.get(&session) else {
-            return Ok(None);
-        };
-        let version = kept.state.keys.get(&key).copied();
-        let value = history::newest_value(&kept.log, &key);
-        Ok(value
-            .zip(version)
-            .map(|(value, version)| StateValue { value, version }))
-    }
-
-    async fn state_at(
-        &self,
-        session: SessionId,
-        key: StateKey,
-        revision: u64,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        let kept = kept.filter(|kept| revision <= kept.state.revision);
-        Ok(kept.and_then(|kept| history::value(kept.log_until(revision), &key)))
-    }
-
-    async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        Ok(kept.map_or(revision, |kept| kept.kept_revision(revision)))
-    }
-
-    async fn memory(
-        &self,
-        session: SessionId,
-        query: MemoryQuery,
-    ) -> Result<MemoryPage, StoreError> {
-        let tables = self.lock()?;
-        let kept = tables.sessions.get(&session);
-        Ok(kept.map_or_else(MemoryPage::default, |kept| kept.memory(&query)))
-    }
-
-    async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
-        let tables = self.lock()?;
-        let session = tables.session_of_task.get(&task);
-        let kept = session.and_then(|session| tables.sessions.get(session));
-        Ok(kept.and_then(|kept| kept.task_state(task)))
-    }
-
-    async fn shared(
-        &self,
-        owner: SharedOwner,
-    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
-        let tables = self.lock()?;
-        let keys = tables.shared.get(&owner).into_iter().flatten();
-        let values = keys.filter_map(|(key, shared)| Some((key.clone(), shared.value.clone()?)));
-        Ok(values.collect())
-    }
-
-    async fn shared_value(
-        &self,
-        owner: SharedOwner,
-        key: StateKey,
-    ) -> Result<Option<SharedValue>, StoreError> {
-        let tables = self.lock()?;
-        let shared = tables.shared.get(&owner).and_then(|keys| keys.get(&key));
-        Ok(shared.and_then(|shared| shared.value.clone()))
-    }
-
-    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
-        Ok(self.lock()?.ended_requests.get(&id).cloned())
-    }
-
-    async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError> {
-        Ok(self.lock()?.closed_tasks.get(&id).cloned())
-    }
-
-    async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError> {
-        Ok(self.lock()?.closed_holds.get(&id).cloned())
-    }
-
-    async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError> {
-        Ok(self.lock()?.session_of_request.get(&id).copied())
-    }
-
-    async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError> {
-        Ok(self.lock()?.session_of_task.get(&id).copied())
-    }
-
-    async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError> {
-        Ok(self.lock()?.session_of_hold.get(&id).copied())
-    }
-
-    async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
-        Ok(self.lock()?.answers.get(&key).cloned())
-    }
-
-    async fn answers_kept(&self) -> Result<u64, StoreError> {
-        Ok(self.lock()?.answers.len() as u64)
-    }
-
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        let mut tables = self.lock()?;
-        let expired = tables
-            .answers
-            .values()
-            .filter(|kept| kept.expires_at <= now);
+        let answers = &mut self.lock()?.answers;
+        let expired = answers.values().filter(|kept| kept.expires_at <= now);
         let keys: Vec<Digest> = expired.take(limit).map(|answer| answer.key).collect();
         for key in &keys {
-            tables.answers.remove(key);
+            answers.remove(key);
         }
         Ok(keys.len())
-    }
-
-    async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
-        Ok(self.lock()?.list_sessions(&query))
-    }
-
-    async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
-        Ok(self.lock()?.list_open_holds(&query))
-    }
-
-    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
-        Ok(self.lock()?.holds_by_id(&ids))
-    }
-
-    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
-        let tables = self.lock()?;
-        let ids = requests.iter().filter_map(|id| tables.holds_of.get(id));
-        let ids: Vec<HoldId> = ids.flatten().copied().collect();
-        Ok(tables.holds_by_id(&ids))
-    }
-
-    async fn hold_changes(
-        &self,
-        tenant: Name,
-        after: u64,
-        limit: usize,
-    ) -> Result<(Vec<HoldChange>, u64), StoreError> {
-        Ok(self.lock()?.list_hold_changes(&tenant, after, limit))
-    }
-
-    async fn lineages(
-        &self,
-        requests: Vec<RequestId>,
-    ) -> Result<Vec<Vec<LineageStep>>, StoreError> {
-        let tables = self.lock()?;
-        Ok(requests.iter().map(|id| tables.lineage(*id)).collect())
-    }
-
-    async fn records_at(
-        &self,
-        places: Vec<(SessionId, u64)>,
-    ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
-        let tables = self.lock()?;
-        let record = |(session, revision): &(SessionId, u64)| {
-            let kept = tables.sessions.get(session)?;
-            kept.records(revision.checked_sub(1)?, 1).into_iter().next()
-        };
-        Ok(places.iter().map(record).collect())
-    }
-
-    async fn open_holds_of_user(
-        &self,
-        tenant: Name,
-        user: UserId,
-        limit: usize,
-    ) -> Result<usize, StoreError> {
-        Ok(self.lock()?.count_open_holds(&tenant, user).min(limit))
-    }
-
-    async fn claimable(
-        &self,
-        tenant: Name,
-        agent: Name,
-        user: Option<UserId>,
-        limit: usize,
-    ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
-        Ok(self.lock()?.list_claimable(&tenant, &agent, user, limit))
-    }
-
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError> {
-        Ok(self.lock()?.list_due(|_| Some(now)).share(limit))
-    }
-
-    async fn due_in(
-        &self,
-        sessions: Vec<(SessionId, Timestamp)>,
-    ) -> Result<DueDeadlines, StoreError> {
-        let sessions: BTreeMap<SessionId, Timestamp> = sessions.into_iter().collect();
-        Ok(self
-            .lock()?
-            .list_due(|session| sessions.get(&session).copied()))
-    }
-
-    async fn sessions_ahead(
-        &self,
-        now: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
-        Ok(self.lock()?.list_ahead(now, limit))
     }
 }

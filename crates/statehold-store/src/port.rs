@@ -457,6 +457,28 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<(SessionId, Timestamp)>, StoreError>;
 }
 
+/// Implements [`Store`]: a line per method that reads, with its name, its arguments and its query, which
+/// the store's own `read` runs; then the other methods.
+macro_rules! impl_store {
+    (
+        for $store:ty, reads with $from:ident {
+            $(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty = $query:expr;)*
+        }
+        $($other:tt)*
+    ) => {
+        #[async_trait]
+        impl Store for $store {
+            $(
+                async fn $name(&self, $($argument: $type),*) -> Result<$answer, StoreError> {
+                    self.read::<$answer>(move |$from| $query).await
+                }
+            )*
+            $($other)*
+        }
+    };
+}
+pub(crate) use impl_store;
+
 /// A record with its payloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredRecord {

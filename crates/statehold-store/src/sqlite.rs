@@ -46,7 +46,7 @@ use crate::port::{
     ApiKey, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery, HoldSummary, ItemQuery,
     LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery,
     SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit,
+    StoredRecord, TenantCommit, impl_store,
 };
 use erase::Erased;
 use readers::Readers;
@@ -230,6 +230,14 @@ impl SqliteStore {
     pub async fn fold_log(&self) -> Result<(), StoreError> {
         self.writer.fold_log().await
     }
+
+    /// Runs a query on one snapshot of the file.
+    async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.readers.read(query).await
+    }
 }
 
 /// Creates a data directory that only its owner can read; an existing one keeps its mode.
@@ -273,48 +281,95 @@ fn take_lock(directory: &Path) -> Result<File, StoreError> {
     Ok(file)
 }
 
-#[async_trait]
-impl Store for SqliteStore {
+impl_store! {
+    for SqliteStore, reads with conn {
+        fn load(session: SessionId) -> Option<SessionState> = read::load(conn, session);
+        fn load_at(session: SessionId, revision: u64) -> Option<SessionState> =
+            log::load_at(conn, session, revision);
+        fn kept_revision(session: SessionId, revision: u64) -> u64 =
+            memory::kept_revision(conn, session, revision);
+        fn records(session: SessionId, after: u64, limit: usize) -> Vec<StoredRecord> =
+            log::records(conn, session, after, limit);
+        fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
+            holds::records_at(conn, &places);
+
+        fn items(session: SessionId, query: ItemQuery) -> Vec<StoredItem> =
+            history::items(conn, session, query);
+        fn transcript(session: SessionId, before: Option<u64>, limit: usize)
+            -> (Vec<StoredItem>, Option<u64>) = history::transcript(conn, session, before, limit);
+        fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage =
+            memory::page(conn, session, &query);
+
+        fn state(session: SessionId) -> BTreeMap<StateKey, StateValue> = read::state(conn, session);
+        fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
+            read::state_value(conn, session, &key);
+        fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
+            read::state_at(conn, session, &key, revision);
+        fn task_state(task: TaskId) -> Option<Vec<u8>> = read::task_state(conn, task);
+        fn shared(owner: SharedOwner) -> BTreeMap<StateKey, SharedValue> = read::shared(conn, &owner);
+        fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
+            read::shared_value(conn, &owner, &key);
+
+        fn ended_request(id: RequestId) -> Option<EndedRequest> =
+            read::by_id(conn, "ended_request", id.as_uuid());
+        fn closed_task(id: TaskId) -> Option<ClosedTask> =
+            read::by_id(conn, "closed_task", id.as_uuid());
+        fn closed_hold(id: HoldId) -> Option<ClosedHold> =
+            read::by_id(conn, "closed_hold", id.as_uuid());
+        fn session_of_request(id: RequestId) -> Option<SessionId> =
+            read::session_of(conn, ["live_request", "ended_request"], id.as_uuid());
+        fn session_of_task(id: TaskId) -> Option<SessionId> =
+            read::session_of(conn, ["open_task", "closed_task"], id.as_uuid());
+        fn session_of_hold(id: HoldId) -> Option<SessionId> =
+            read::session_of(conn, ["open_hold", "closed_hold"], id.as_uuid());
+
+        fn answer(key: Digest) -> Option<Answer> = read::answer(conn, key);
+        fn answers_kept() -> u64 = read::answers_kept(conn);
+
+        fn session(session: SessionId) -> Option<SessionSummary> = read::session(conn, session);
+        fn sessions(query: SessionQuery) -> Vec<SessionSummary> = read::sessions(conn, &query);
+        fn children_of(request: RequestId) -> Vec<RequestId> = read::children_of(conn, request);
+        fn committed(after: u64, limit: usize) -> Vec<Committed> = read::committed(conn, after, limit);
+        fn last_place() -> u64 = read::last_place(conn);
+        fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead> =
+            read::heads_after(conn, after, limit);
+        fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize)
+            -> Vec<(SessionId, RequestId)> = read::claimable(conn, &tenant, &agent, user, limit);
+        fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
+            -> Vec<LiveWork> = read::live_work(conn, &tenant, &agent, after, limit);
+        fn due(now: Timestamp, limit: usize) -> DueDeadlines = due::due(conn, now, limit);
+        fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> DueDeadlines = due::due_in(conn, &sessions);
+        fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> =
+            due::sessions_ahead(conn, now, limit);
+
+        fn holds_of(request: RequestId) -> Vec<HoldId> = holds::holds_of(conn, request);
+        fn open_holds(query: HoldQuery) -> Vec<HoldSummary> = holds::open_holds(conn, &query);
+        fn decided_holds(query: HoldQuery) -> Vec<HoldSummary> = holds::decided_holds(conn, &query);
+        fn holds(ids: Vec<HoldId>) -> Vec<HoldSummary> = holds::by_ids(conn, &ids);
+        fn held_by(requests: Vec<RequestId>) -> Vec<HoldSummary> = holds::held_by(conn, &requests);
+        fn hold_changes(tenant: Name, after: u64, limit: usize) -> (Vec<HoldChange>, u64) =
+            holds::changes(conn, &tenant, after, limit);
+        fn lineages(requests: Vec<RequestId>) -> Vec<Vec<LineageStep>> =
+            requests.iter().map(|id| holds::lineage(conn, *id)).collect();
+        fn open_holds_of_user(tenant: Name, user: UserId, limit: usize) -> usize =
+            holds::count_of_user(conn, &tenant, user, limit);
+
+        fn tenants() -> Vec<Name> = tenant::names(conn);
+        fn user(tenant: Name, name: String) -> Option<UserId> = tenant::user(conn, &tenant, &name);
+        fn user_name(user: UserId) -> Option<String> = tenant::user_name(conn, user);
+        fn user_names(users: Vec<UserId>) -> Vec<Option<String>> =
+            users.iter().map(|user| tenant::user_name(conn, *user)).collect();
+        fn tenant_head(tenant: Name) -> TenantHead = tenant::head(conn, &tenant);
+        fn tenant_records(tenant: Name, after: u64, limit: usize) -> Vec<TenantRecord> =
+            tenant::records(conn, &tenant, after, limit);
+        fn api_key(secret: Digest) -> Option<ApiKey> = tenant::api_key(conn, secret);
+        fn api_keys(tenant: Name) -> Vec<ApiKey> = tenant::api_keys(conn, Some(&tenant));
+        fn has_api_keys() -> bool = tenant::has_api_keys(conn);
+        fn resume_addresses() -> Vec<ResumeAddress> = tenant::addresses(conn);
+    }
+
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         self.writer.begin_commit(commit).await
-    }
-
-    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
-        self.readers
-            .read(move |conn| read::session(conn, session))
-            .await
-    }
-
-    async fn holds_of(&self, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-        self.readers
-            .read(move |conn| holds::holds_of(conn, request))
-            .await
-    }
-
-    async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError> {
-        self.readers
-            .read(move |conn| read::children_of(conn, request))
-            .await
-    }
-
-    async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
-        self.readers
-            .read(move |conn| read::committed(conn, after, limit))
-            .await
-    }
-
-    async fn last_place(&self) -> Result<u64, StoreError> {
-        self.readers.read(read::last_place).await
-    }
-
-    async fn heads_after(&self, after: u64, limit: usize) -> Result<Vec<ChangedHead>, StoreError> {
-        self.readers
-            .read(move |conn| read::heads_after(conn, after, limit))
-            .await
-    }
-
-    async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
-        self.readers.read(tenant::names).await
     }
 
     async fn verify(
@@ -332,10 +387,8 @@ impl Store for SqliteStore {
     }
 
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
-        let removed = self
-            .writer
-            .run(move |conn| erase::some(conn, limit))
-            .await?;
+        let erase = move |conn: &mut Connection| erase::some(conn, limit);
+        let removed = self.writer.run(erase).await?;
         if removed == Erased::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.
             self.writer.fold_log().await?;
@@ -349,388 +402,17 @@ impl Store for SqliteStore {
         name: String,
         fresh: UserId,
     ) -> Result<UserId, StoreError> {
-        self.writer
-            .run(move |conn| tenant::intern_user(conn, &tenant, &name, fresh))
-            .await
-    }
-
-    async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError> {
-        self.readers
-            .read(move |conn| tenant::user(conn, &tenant, &name))
-            .await
-    }
-
-    async fn user_name(&self, user: UserId) -> Result<Option<String>, StoreError> {
-        self.readers
-            .read(move |conn| tenant::user_name(conn, user))
-            .await
-    }
-
-    async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {
-        self.readers
-            .read(move |conn| {
-                let names = users.iter().map(|user| tenant::user_name(conn, *user));
-                names.collect()
-            })
-            .await
+        let intern = move |conn: &mut Connection| tenant::intern_user(conn, &tenant, &name, fresh);
+        self.writer.run(intern).await
     }
 
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
-        self.writer
-            .run(move |conn| tenant::commit(conn, &commit))
-            .await
-    }
-
-    async fn tenant_head(&self, tenant: Name) -> Result<TenantHead, StoreError> {
-        self.readers
-            .read(move |conn| tenant::head(conn, &tenant))
-            .await
-    }
-
-    async fn tenant_records(
-        &self,
-        tenant: Name,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<TenantRecord>, StoreError> {
-        self.readers
-            .read(move |conn| tenant::records(conn, &tenant, after, limit))
-            .await
-    }
-
-    async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
-        self.readers
-            .read(move |conn| tenant::api_key(conn, secret))
-            .await
-    }
-
-    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
-        self.readers
-            .read(move |conn| tenant::api_keys(conn, Some(&tenant)))
-            .await
-    }
-
-    async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {
-        let filed = self.readers.read(tenant::filed_addresses).await?;
-        Ok(filed.into_iter().map(|(_, _, address)| address).collect())
-    }
-
-    async fn live_work(
-        &self,
-        tenant: Name,
-        agent: Name,
-        after: Option<RequestId>,
-        limit: usize,
-    ) -> Result<Vec<LiveWork>, StoreError> {
-        self.readers
-            .read(move |conn| read::live_work(conn, &tenant, &agent, after, limit))
-            .await
-    }
-
-    async fn has_api_keys(&self) -> Result<bool, StoreError> {
-        let keys = self
-            .readers
-            .read(|conn| tenant::api_keys(conn, None))
-            .await?;
-        Ok(keys.iter().any(|key| key.revoked_at.is_none()))
-    }
-
-    async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
-        self.readers
-            .read(move |conn| read::load(conn, session))
-            .await
-    }
-
-    async fn load_at(
-        &self,
-        session: SessionId,
-        revision: u64,
-    ) -> Result<Option<SessionState>, StoreError> {
-        let query = move |conn: &rusqlite::Connection| match log::session_row(conn, session)? {
-            Some(row) => log::fold(conn, &row, revision),
-            None => Ok(None),
-        };
-        self.readers.read(query).await
-    }
-
-    async fn records(
-        &self,
-        session: SessionId,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<StoredRecord>, StoreError> {
-        let query = move |conn: &rusqlite::Connection| match log::session_row(conn, session)? {
-            Some(row) => {
-                let last = after.saturating_add(limit as u64);
-                log::read_range(conn, &row, after.saturating_add(1), last)
-            }
-            None => Ok(Vec::new()),
-        };
-        self.readers.read(query).await
-    }
-
-    async fn items(
-        &self,
-        session: SessionId,
-        query: ItemQuery,
-    ) -> Result<Vec<StoredItem>, StoreError> {
-        self.readers
-            .read(move |conn| history::items(conn, session, query))
-            .await
-    }
-
-    async fn transcript(
-        &self,
-        session: SessionId,
-        before: Option<u64>,
-        limit: usize,
-    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
-        self.readers
-            .read(move |conn| history::transcript(conn, session, before, limit))
-            .await
-    }
-
-    async fn state(
-        &self,
-        session: SessionId,
-    ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
-        self.readers
-            .read(move |conn| read::state(conn, session))
-            .await
-    }
-
-    async fn state_value(
-        &self,
-        session: SessionId,
-        key: StateKey,
-    ) -> Result<Option<StateValue>, StoreError> {
-        self.readers
-            .read(move |conn| read::state_value(conn, session, &key))
-            .await
-    }
-
-    async fn state_at(
-        &self,
-        session: SessionId,
-        key: StateKey,
-        revision: u64,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.readers
-            .read(move |conn| read::state_at(conn, session, &key, revision))
-            .await
-    }
-
-    async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
-        self.readers
-            .read(move |conn| memory::kept_revision(conn, session, revision))
-            .await
-    }
-
-    async fn memory(
-        &self,
-        session: SessionId,
-        query: MemoryQuery,
-    ) -> Result<MemoryPage, StoreError> {
-        self.readers
-            .read(move |conn| memory::page(conn, session, &query))
-            .await
-    }
-
-    async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
-        self.readers
-            .read(move |conn| read::task_state(conn, task))
-            .await
-    }
-
-    async fn shared(
-        &self,
-        owner: SharedOwner,
-    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
-        self.readers
-            .read(move |conn| read::shared(conn, &owner))
-            .await
-    }
-
-    async fn shared_value(
-        &self,
-        owner: SharedOwner,
-        key: StateKey,
-    ) -> Result<Option<SharedValue>, StoreError> {
-        self.readers
-            .read(move |conn| read::shared_value(conn, &owner, &key))
-            .await
-    }
-
-    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
-        self.readers
-            .read(move |conn| read::by_id(conn, "ended_request", id.as_uuid()))
-            .await
-    }
-
-    async fn closed_task(&self, id: TaskId) -> Result<Option<ClosedTask>, StoreError> {
-        self.readers
-            .read(move |conn| read::by_id(conn, "closed_task", id.as_uuid()))
-            .await
-    }
-
-    async fn closed_hold(&self, id: HoldId) -> Result<Option<ClosedHold>, StoreError> {
-        self.readers
-            .read(move |conn| read::by_id(conn, "closed_hold", id.as_uuid()))
-            .await
-    }
-
-    async fn session_of_request(&self, id: RequestId) -> Result<Option<SessionId>, StoreError> {
-        let tables = ["live_request", "ended_request"];
-        self.readers
-            .read(move |conn| read::session_of(conn, tables, id.as_uuid()))
-            .await
-    }
-
-    async fn session_of_task(&self, id: TaskId) -> Result<Option<SessionId>, StoreError> {
-        let tables = ["open_task", "closed_task"];
-        self.readers
-            .read(move |conn| read::session_of(conn, tables, id.as_uuid()))
-            .await
-    }
-
-    async fn session_of_hold(&self, id: HoldId) -> Result<Option<SessionId>, StoreError> {
-        let tables = ["open_hold", "closed_hold"];
-        self.readers
-            .read(move |conn| read::session_of(conn, tables, id.as_uuid()))
-            .await
-    }
-
-    async fn answer(&self, key: Digest) -> Result<Option<Answer>, StoreError> {
-        self.readers.read(move |conn| read::answer(conn, key)).await
-    }
-
-    async fn answers_kept(&self) -> Result<u64, StoreError> {
-        let count = |conn: &rusqlite::Connection| {
-            let sql = "SELECT count(*) FROM answer";
-            let found = read::first(conn, sql, [], |row| row.get::<_, i64>(0))?;
-            Ok(found.map_or(0, sql::from_sql))
-        };
-        self.readers.read(count).await
+        let write = move |conn: &mut Connection| tenant::commit(conn, &commit);
+        self.writer.run(write).await
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        self.writer
-            .run(move |conn| {
-                let sql = "DELETE FROM answer WHERE rowid IN
-                           (SELECT rowid FROM answer WHERE expires_at <= ?1 LIMIT ?2)";
-                conn.execute(sql, (now.as_micros(), sql::to_sql(limit as u64)))
-                    .map_err(sql::corrupt_or_unavailable("the table `answer`"))
-            })
-            .await
-    }
-
-    async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
-        self.readers
-            .read(move |conn| read::sessions(conn, &query))
-            .await
-    }
-
-    async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
-        self.readers
-            .read(move |conn| holds::open_holds(conn, &query))
-            .await
-    }
-
-    async fn decided_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {
-        self.readers
-            .read(move |conn| holds::decided_holds(conn, &query))
-            .await
-    }
-
-    async fn holds(&self, ids: Vec<HoldId>) -> Result<Vec<HoldSummary>, StoreError> {
-        self.readers
-            .read(move |conn| holds::by_ids(conn, &ids))
-            .await
-    }
-
-    async fn held_by(&self, requests: Vec<RequestId>) -> Result<Vec<HoldSummary>, StoreError> {
-        self.readers
-            .read(move |conn| holds::held_by(conn, &requests))
-            .await
-    }
-
-    async fn hold_changes(
-        &self,
-        tenant: Name,
-        after: u64,
-        limit: usize,
-    ) -> Result<(Vec<HoldChange>, u64), StoreError> {
-        self.readers
-            .read(move |conn| holds::changes(conn, &tenant, after, limit))
-            .await
-    }
-
-    async fn lineages(
-        &self,
-        requests: Vec<RequestId>,
-    ) -> Result<Vec<Vec<LineageStep>>, StoreError> {
-        self.readers
-            .read(move |conn| {
-                let lineages = requests.iter().map(|id| holds::lineage(conn, *id));
-                lineages.collect()
-            })
-            .await
-    }
-
-    async fn records_at(
-        &self,
-        places: Vec<(SessionId, u64)>,
-    ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
-        self.readers
-            .read(move |conn| holds::records_at(conn, &places))
-            .await
-    }
-
-    async fn open_holds_of_user(
-        &self,
-        tenant: Name,
-        user: UserId,
-        limit: usize,
-    ) -> Result<usize, StoreError> {
-        self.readers
-            .read(move |conn| holds::count_of_user(conn, &tenant, user, limit))
-            .await
-    }
-
-    async fn claimable(
-        &self,
-        tenant: Name,
-        agent: Name,
-        user: Option<UserId>,
-        limit: usize,
-    ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
-        self.readers
-            .read(move |conn| read::claimable(conn, &tenant, &agent, user, limit))
-            .await
-    }
-
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError> {
-        self.readers
-            .read(move |conn| due::due(conn, now, limit))
-            .await
-    }
-
-    async fn due_in(
-        &self,
-        sessions: Vec<(SessionId, Timestamp)>,
-    ) -> Result<DueDeadlines, StoreError> {
-        self.readers
-            .read(move |conn| due::due_in(conn, &sessions))
-            .await
-    }
-
-    async fn sessions_ahead(
-        &self,
-        now: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
-        self.readers
-            .read(move |conn| due::sessions_ahead(conn, now, limit))
-            .await
+        let forget = move |conn: &mut Connection| write::forget_answers(conn, now, limit);
+        self.writer.run(forget).await
     }
 }

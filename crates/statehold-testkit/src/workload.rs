@@ -17,7 +17,8 @@ use statehold_core::session::{Owner, SessionState};
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
 use statehold_model::fixtures;
-use statehold_store::{Commit, MergeRefusal, Store, StoreError};
+use statehold_store::suite::driver::{Refusal, merge};
+use statehold_store::{Commit, Store, StoreError};
 use uuid::Uuid;
 
 /// A small, fast and repeatable source of numbers (splitmix64).
@@ -104,8 +105,8 @@ pub enum ClientError {
     #[error("the store did not commit")]
     Store(#[from] StoreError),
     /// A shared value was not merged, which the workload never provokes.
-    #[error("the shared values were not merged")]
-    Merge(#[from] MergeRefusal),
+    #[error("the shared values were not merged: {0:?}")]
+    Merge(Refusal),
 }
 
 impl Client {
@@ -203,7 +204,9 @@ impl Client {
         loop {
             let commit = Commit::new(&self.state, record.clone(), bodies.clone());
             let mut commit = commit.expect("the payloads are its own");
-            commit.merge_with(store).await?;
+            let owner = commit.after.owner.as_ref().expect("it has begun");
+            let merged = merge(store, owner, &record, &bodies).await;
+            commit.set_merged(merged.map_err(ClientError::Merge)?);
             let (after, hash) = (commit.after.clone(), commit.record.hash);
             match store.commit(commit).await {
                 // Another session wrote the counter meanwhile: merge with that.

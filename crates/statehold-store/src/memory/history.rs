@@ -9,6 +9,7 @@ use statehold_core::item::PlacedItem;
 use statehold_core::record::Event;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
+use statehold_core::view::View;
 
 use super::{Entry, Session};
 use crate::port::{ItemQuery, StateValue, StoredItem, StoredRecord};
@@ -48,6 +49,34 @@ impl Session {
         };
         let newest_first = self.all_items().into_iter().rev();
         newest_first.filter(is_asked).take(query.limit).collect()
+    }
+
+    pub(super) fn transcript(
+        &self,
+        before: Option<u64>,
+        limit: usize,
+    ) -> (Vec<StoredItem>, Option<u64>) {
+        let query = ItemQuery {
+            task: None,
+            before,
+            limit: usize::MAX,
+        };
+        let mut items = self.items(query);
+        items.retain(|stored| View::Client.shows(&stored.placed));
+        let next = items.get(limit).map(|_| items[limit - 1].placed.item.seq);
+        items.truncate(limit);
+        (items, next)
+    }
+
+    pub(super) fn state_value(&self, key: &StateKey) -> Option<StateValue> {
+        let version = *self.state.keys.get(key)?;
+        let value = newest_value(&self.log, key)?;
+        Some(StateValue { value, version })
+    }
+
+    pub(super) fn value_at(&self, key: &StateKey, revision: u64) -> Option<Vec<u8>> {
+        let was_there = revision <= self.state.revision;
+        was_there.then(|| value(self.log_until(revision), key))?
     }
 
     /// All items in order, each in the task whose history it is in now.
@@ -155,12 +184,12 @@ pub(super) fn values(log: &[Arc<Entry>]) -> BTreeMap<StateKey, StateValue> {
 }
 
 /// The value of one key after a log.
-pub(super) fn value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
+fn value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
     values(log).remove(key).map(|found| found.value)
 }
 
 /// The newest value of one key, found from the end of a log.
-pub(super) fn newest_value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
+fn newest_value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
     for (index, entry) in log.iter().enumerate().rev() {
         let changes =
             events(std::slice::from_ref(entry)).filter_map(|(_, event, bodies)| match event {

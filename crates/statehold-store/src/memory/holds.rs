@@ -53,6 +53,12 @@ impl Tables {
         ids.iter().filter_map(row).collect()
     }
 
+    pub(super) fn held_by(&self, requests: &[RequestId]) -> Vec<HoldSummary> {
+        let ids = requests.iter().filter_map(|id| self.holds_of.get(id));
+        let ids: Vec<HoldId> = ids.flatten().copied().collect();
+        self.holds_by_id(&ids)
+    }
+
     fn open_row(&self, hold: &Hold) -> Option<HoldSummary> {
         let session = self.session_of_hold.get(&hold.id)?;
         let agent = self.sessions.get(session)?.state.tasks.get(&hold.task);

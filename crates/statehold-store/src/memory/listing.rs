@@ -1,17 +1,70 @@
 //! Lists over all sessions.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::request::{LiveRequest, LiveStatus};
+use statehold_core::root::SignedHead;
+use statehold_core::scope::StateKey;
 use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
-use crate::port::{Due, DueDeadlines, DueKind, LiveWork, SessionQuery, SessionSummary};
+use crate::port::{
+    ChangedHead, Committed, Due, DueDeadlines, DueKind, LiveWork, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StoredRecord,
+};
 
 impl Tables {
+    /// An answer of one session, if it exists.
+    pub(super) fn of<T>(&self, session: SessionId, query: impl FnOnce(&Session) -> T) -> Option<T> {
+        self.sessions.get(&session).map(query)
+    }
+
+    pub(super) fn commits_after(&self, after: u64) -> impl Iterator<Item = Committed> {
+        let skipped = usize::try_from(after).unwrap_or(usize::MAX);
+        let later = self.committed.iter().zip(1..).skip(skipped);
+        later.map(|(&(session, revision), place)| Committed {
+            place,
+            session,
+            revision,
+        })
+    }
+
+    /// The newest head of the session of a commit.
+    pub(super) fn head_at(&self, commit: Committed) -> Option<ChangedHead> {
+        let state = &self.sessions.get(&commit.session)?.state;
+        Some(ChangedHead {
+            place: commit.place,
+            tenant: state.owner.as_ref()?.tenant.clone(),
+            head: SignedHead {
+                hash: state.head,
+                revision: state.revision,
+                session: commit.session,
+            },
+        })
+    }
+
+    pub(super) fn record_at(&self, session: SessionId, revision: u64) -> Option<StoredRecord> {
+        let kept = self.sessions.get(&session)?;
+        kept.records(revision.checked_sub(1)?, 1).pop()
+    }
+
+    /// The tenants that have sessions or an audit stream.
+    pub(super) fn tenant_names(&self) -> Vec<Name> {
+        let owners = self.owned().map(|(_, owner)| &owner.tenant);
+        let names: BTreeSet<&Name> = owners.chain(self.tenants.names()).collect();
+        names.into_iter().cloned().collect()
+    }
+
+    pub(super) fn shared_of(&self, owner: &SharedOwner) -> BTreeMap<StateKey, SharedValue> {
+        let keys = self.shared.get(owner).into_iter().flatten();
+        let values = keys.filter_map(|(key, shared)| Some((key.clone(), shared.value.clone()?)));
+        values.collect()
+    }
+
     pub(super) fn list_sessions(&self, query: &SessionQuery) -> Vec<SessionSummary> {
         let is_asked = |found: &SessionSummary| {
             let of = &found.owner;

@@ -9,8 +9,8 @@ use statehold_core::session::SessionState;
 use uuid::Uuid;
 
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
-use crate::codec::{self, StoredBody};
-use crate::port::{StoreError, StoredRecord};
+use crate::codec::{self, CodecError, StoredBody};
+use crate::port::{BoxError, StoreError, StoredRecord};
 
 /// How many records lie between two waypoints of a session.
 pub(super) const WAYPOINT_EVERY: u64 = 64;
@@ -155,29 +155,26 @@ impl LogRow {
 
     /// The record. Its number must match the row.
     pub(super) fn record(&self) -> Result<Record, StoreError> {
-        let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
-        let record = Record::from_bytes(&bytes).map_err(|error| damaged(self.place(), error))?;
-        if record.content.seq == self.seq {
-            Ok(record)
-        } else {
-            Err(damaged(
-                self.place(),
-                "the record has another number than its row",
-            ))
-        }
+        self.parse(Record::from_bytes, |record| record.content.seq)
     }
 
     /// The items that the record wrote, for reads that do not verify the chain.
     pub(super) fn items(&self) -> Result<RecordItems, StoreError> {
+        self.parse(Record::read_items, |items| items.seq)
+    }
+
+    fn parse<T, E: Into<BoxError>>(
+        &self,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+        seq: impl FnOnce(&T) -> u64,
+    ) -> Result<T, StoreError> {
         let bytes = codec::unpack(&self.record).map_err(|error| damaged(self.place(), error))?;
-        let items = Record::read_items(&bytes).map_err(|error| damaged(self.place(), error))?;
-        if items.seq == self.seq {
-            Ok(items)
+        let parsed = parse(&bytes).map_err(|error| damaged(self.place(), error))?;
+        if seq(&parsed) == self.seq {
+            Ok(parsed)
         } else {
-            Err(damaged(
-                self.place(),
-                "the record has another number than its row",
-            ))
+            let what = "the record has another number than its row";
+            Err(damaged(self.place(), what))
         }
     }
 
@@ -189,26 +186,27 @@ impl LogRow {
         first: usize,
         named: &[BodyRef],
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let stored = codec::unpack_some(&self.bodies, first, named)
-            .map_err(|error| damaged(self.place(), error))?;
-        let bodies = stored.into_iter().zip(named);
-        bodies
-            .map(|(body, name)| self.body(conn, user, body, name))
-            .collect()
+        let stored = codec::unpack_some(&self.bodies, first, named);
+        self.open(conn, user, stored, named)
     }
 
-    fn body(
+    /// Stored payloads with their bytes.
+    fn open(
         &self,
         conn: &Connection,
         user: UserId,
-        body: StoredBody,
-        name: &BodyRef,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        Ok(match body {
-            StoredBody::Inline(bytes) => Some(bytes),
-            StoredBody::Erased => None,
-            StoredBody::Blob => Some(blob(conn, user, &name.digest, &self.place())?),
-        })
+        stored: Result<Vec<StoredBody>, CodecError>,
+        named: &[BodyRef],
+    ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let stored = stored.map_err(|error| damaged(self.place(), error))?;
+        let bodies = stored.into_iter().zip(named);
+        bodies
+            .map(|(body, name)| match body {
+                StoredBody::Inline(bytes) => Ok(Some(bytes)),
+                StoredBody::Erased => Ok(None),
+                StoredBody::Blob => blob(conn, user, &name.digest, &self.place()).map(Some),
+            })
+            .collect()
     }
 
     /// The payloads of the record.
@@ -219,12 +217,8 @@ impl LogRow {
         record: &Record,
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let named = record.bodies();
-        let stored = codec::unpack_bodies(&self.bodies, &named)
-            .map_err(|error| damaged(self.place(), error))?;
-        let bodies = stored.into_iter().zip(&named);
-        bodies
-            .map(|(body, name)| self.body(conn, user, body, name))
-            .collect()
+        let stored = codec::unpack_bodies(&self.bodies, &named);
+        self.open(conn, user, stored, &named)
     }
 
     /// For each payload of the record, its digest if it is kept as a blob.
@@ -507,6 +501,20 @@ fn waypoint(
     Ok(found.unwrap_or(session.last_log))
 }
 
+/// Up to `limit` records after a revision.
+pub(super) fn records(
+    conn: &Connection,
+    session: SessionId,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<StoredRecord>, StoreError> {
+    let Some(row) = session_row(conn, session)? else {
+        return Ok(Vec::new());
+    };
+    let last = after.saturating_add(limit as u64);
+    read_range(conn, &row, after.saturating_add(1), last)
+}
+
 /// Records `first..=last` of a session, in order, verified against each other and the next record.
 pub(super) fn read_range(
     conn: &Connection,
@@ -630,17 +638,17 @@ pub(super) fn first_damage(conn: &Connection, session: &SessionRow) -> Option<Da
 }
 
 /// The state a session had at a revision, folded from its log.
-pub(super) fn fold(
+pub(super) fn load_at(
     conn: &Connection,
-    session: &SessionRow,
+    session: SessionId,
     revision: u64,
 ) -> Result<Option<SessionState>, StoreError> {
-    if revision == 0 || revision > session.revision {
+    let row = session_row(conn, session)?;
+    let Some(row) = row.filter(|row| revision <= row.revision) else {
         return Ok(None);
-    }
-    let records = read_range(conn, session, 1, revision)?;
+    };
     let mut state: Option<SessionState> = None;
-    for stored in &records {
+    for stored in read_range(conn, &row, 1, revision)? {
         let first = stored.record.content.session;
         let state = state.get_or_insert_with(|| SessionState::new(first));
         statehold_core::apply::apply(state, &stored.record);

@@ -410,6 +410,12 @@ impl SharedRow {
     }
 }
 
+/// How many answers are kept.
+pub(super) fn answers_kept(conn: &Connection) -> Result<u64, StoreError> {
+    let found = first(conn, "SELECT count(*) FROM answer", [], |row| row.get(0))?;
+    Ok(found.map_or(0, from_sql))
+}
+
 /// The answer kept for an idempotency key.
 pub(super) fn answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, StoreError> {
     let sql = "SELECT fingerprint, session, revision, body, expires_at FROM answer WHERE key = ?1";

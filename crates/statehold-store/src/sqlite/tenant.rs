@@ -108,6 +108,11 @@ pub(super) fn filed_addresses(
     parsed.collect()
 }
 
+pub(super) fn addresses(conn: &Connection) -> Result<Vec<ResumeAddress>, StoreError> {
+    let filed = filed_addresses(conn)?.into_iter();
+    Ok(filed.map(|(_, _, address)| address).collect())
+}
+
 pub(super) fn head(conn: &Connection, tenant: &Name) -> Result<TenantHead, StoreError> {
     let sql = "SELECT record FROM tenant_log WHERE tenant = ?1 ORDER BY seq DESC LIMIT 1";
     let last: Option<Vec<u8>> = first(conn, sql, [tenant.as_str()], |row| row.get(0))?;
@@ -148,6 +153,11 @@ pub(super) fn api_keys(
     let sql = "SELECT body FROM api_key WHERE ?1 IS NULL OR tenant = ?1 ORDER BY id";
     let bodies: Vec<Vec<u8>> = all(conn, sql, [tenant.map(Name::as_str)], |row| row.get(0))?;
     bodies.iter().map(|body| parse_key(body)).collect()
+}
+
+pub(super) fn has_api_keys(conn: &Connection) -> Result<bool, StoreError> {
+    let keys = api_keys(conn, None)?;
+    Ok(keys.iter().any(|key| key.revoked_at.is_none()))
 }
 
 pub(super) fn parse_key(body: &[u8]) -> Result<ApiKey, StoreError> {

@@ -156,6 +156,18 @@ fn take_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
     .map(drop)
 }
 
+/// Forgets answers whose time is over; returns how many.
+pub(super) fn forget_answers(
+    conn: &Connection,
+    now: Timestamp,
+    limit: usize,
+) -> Result<usize, StoreError> {
+    let sql = "DELETE FROM answer WHERE rowid IN
+               (SELECT rowid FROM answer WHERE expires_at <= ?1 LIMIT ?2)";
+    conn.execute(sql, (now.as_micros(), to_sql(limit as u64)))
+        .map_err(corrupt_or_unavailable("the table `answer`"))
+}
+
 /// Appends to the log, with links to the previous rows of the session and of each task.
 fn append(
     conn: &Connection,

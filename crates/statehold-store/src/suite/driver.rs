@@ -13,15 +13,15 @@ use statehold_core::command::{Cold, Command, Context, Fenced, Named, Outcome, Pa
 use statehold_core::decide::decide;
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
-use statehold_core::merge::MergeError;
+use statehold_core::merge::{MergeError, merge_json};
 use statehold_core::principal::Actor;
 use statehold_core::record::{Event, Record};
-use statehold_core::scope::StateKey;
+use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::{Owner, SessionState};
 use statehold_core::time::Timestamp;
 
 use super::fixture;
-use crate::{Commit, MergeRefusal, Store, StoreError, StoredRecord};
+use crate::{Commit, MergedValue, SharedOwner, Store, StoreError, StoredRecord};
 
 /// Runs a future on this thread, which sleeps in between.
 pub fn block_on<F: Future>(future: F) -> F::Output {
@@ -51,6 +51,41 @@ pub enum Refusal {
     Store(StoreError),
     /// A shared value does not merge with the one that is there.
     Merge(StateKey, MergeError),
+}
+
+/// Merges the shared values that a record writes with those of a store, as the engine does.
+///
+/// # Errors
+///
+/// If a value does not merge, or the store does not answer.
+pub async fn merge(
+    store: &dyn Store,
+    owner: &Owner,
+    record: &Record,
+    bodies: &[Vec<u8>],
+) -> Result<Vec<MergedValue>, Refusal> {
+    let mut bodies = bodies.iter();
+    let mut merged = Vec::new();
+    for event in &record.content.events {
+        let operand = bodies.by_ref().take(event.bodies().len()).last();
+        let (Event::SharedStatePut { key, merge, .. }, Some(operand)) = (event, operand) else {
+            continue;
+        };
+        if *merge == MergePolicy::Replace {
+            continue;
+        }
+        let owner = SharedOwner::of(owner, key.scope());
+        let there = store.shared_value(owner, key.clone()).await;
+        let there = there.map_err(Refusal::Store)?;
+        let old = there.as_ref().map(|there| there.value.as_slice());
+        let value = merge_json(*merge, old, operand);
+        merged.push(MergedValue {
+            key: key.clone(),
+            merged_with: there.as_ref().map_or(0, |there| there.version),
+            value: value.map_err(|error| Refusal::Merge(key.clone(), error))?,
+        });
+    }
+    Ok(merged)
 }
 
 /// Whether the record itself names this version of a shared key.
@@ -261,16 +296,23 @@ impl Driver {
         Ok(revision)
     }
 
+    /// The commit of a record, merged with the shared values that are there.
+    ///
+    /// # Errors
+    ///
+    /// If a value does not merge, or the store does not answer.
+    pub async fn merged_commit_of(&self, record: &Record) -> Result<Commit, Refusal> {
+        let mut commit = self.commit_of(record);
+        let bodies = self.bodies_of(record);
+        commit.set_merged(merge(&*self.store, &self.owner, record, &bodies).await?);
+        Ok(commit)
+    }
+
     /// Commits a record, merged with the shared values that are there. Merges again as long as other
     /// writers are faster, as the engine does.
     async fn commit_merged(&self, record: &Record) -> Result<u64, Refusal> {
         loop {
-            let mut commit = self.commit_of(record);
-            let merged = commit.merge_with(&*self.store).await;
-            merged.map_err(|refusal| match refusal {
-                MergeRefusal::Store(error) => Refusal::Store(error),
-                MergeRefusal::Merge { key, source } => Refusal::Merge(key, source),
-            })?;
+            let commit = self.merged_commit_of(record).await?;
             match self.store.commit(commit).await {
                 Err(StoreError::SharedConflict { key, expected, .. })
                     if !expects(record, &key, expected) => {}

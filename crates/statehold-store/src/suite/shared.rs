@@ -181,8 +181,8 @@ pub(super) async fn a_value_merged_with_an_older_version_refuses_the_whole_commi
         for (round, found) in [0, 1, 0, 3].into_iter().enumerate() {
             let put = merging(&mut driver, ["app:sum", name]);
             let record = driver.record(&driver.client(), put).await;
-            let mut commit = driver.commit_of(&record);
-            commit.merge_with(&*store).await.expect("numbers add up");
+            let commit = driver.merged_commit_of(&record).await;
+            let commit = commit.expect("numbers add up");
             let there = value(&store, &owner(), name).await;
             assert_eq!(there.map_or(0, |(_, version)| version), found, "{name}");
             match round {
