@@ -37,7 +37,7 @@ pub struct SigningSecret(Zeroizing<[u8; 32]>);
 
 impl SigningSecret {
     /// The secret as text. The API shows it once.
-    pub fn reveal(&self) -> String {
+    pub(crate) fn reveal(&self) -> String {
         format!("whsec_{}", BASE64.encode(self.0.as_slice()))
     }
 

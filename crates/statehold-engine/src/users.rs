@@ -89,7 +89,7 @@ impl Engine {
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn user_name(&self, tenant: &Name, id: UserId) -> Result<String, EngineError> {
+    pub(crate) async fn user_name(&self, tenant: &Name, id: UserId) -> Result<String, EngineError> {
         let inner = self.inner();
         let at_hand = inner.users.known.lock().names.get(&id).cloned();
         if let Some(name) = at_hand {
