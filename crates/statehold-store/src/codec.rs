@@ -12,10 +12,16 @@ use statehold_core::digest::BodyRef;
 use statehold_core::limits::PAYLOAD_BYTES_MAX;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Payloads at least this long are kept as blobs of their own.
-pub const BLOB_BYTES_MIN: usize = 64 * 1024;
+/// Payloads at least this long are kept as blobs of their own. In a row of the log they would not fit into
+/// a page, and leave room in it that the short rows of the other agents of a turn cannot use.
+pub const BLOB_BYTES_MIN: usize = 4 * 1024;
+/// Payloads at least this long are stored once: one that comes again is a reference.
+pub const ONCE_BYTES_MIN: usize = 1024;
 /// Shorter payloads are not worth compressing.
 const COMPRESS_BYTES_MIN: usize = 1024;
+/// What records have in common. Most of a short record is in it, so it takes a third of its length. Part of
+/// the format: it must never change.
+const RECORD_DICTIONARY: &[u8] = include_bytes!("codec/records.txt");
 /// The fastest level: at the next ones compressing took a third of the time of a whole turn, for a
 /// few percent of space.
 const COMPRESS_LEVEL: i32 = 1;
@@ -24,6 +30,8 @@ const PLAIN: u8 = 0;
 const ZSTD: u8 = 1;
 const BLOB: u8 = 2;
 const ERASED: u8 = 3;
+const REFERENCE: u8 = 4;
+const ZSTD_RECORD: u8 = 5;
 /// No seal. The byte is there so that sealed payloads need no new format.
 const UNSEALED: u8 = 0;
 
@@ -55,22 +63,48 @@ pub enum StoredBody {
     Blob,
     /// Gone, on purpose.
     Erased,
+    /// The same bytes are there.
+    Reference(BodyPlace),
+}
+
+/// Where a payload is stored: a row of the log, and which payload of its record it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BodyPlace {
+    /// The row.
+    pub row: i64,
+    /// How many payloads come before it.
+    pub index: u32,
+}
+
+impl BodyPlace {
+    fn read(bytes: &[u8]) -> Result<Self, CodecError> {
+        let (row, index) = bytes.split_at_checked(8).ok_or(CodecError::Length)?;
+        let row = row.try_into().map_err(|_| CodecError::Length)?;
+        let index = index.try_into().map_err(|_| CodecError::Length)?;
+        Ok(Self {
+            row: i64::from_le_bytes(row),
+            index: u32::from_le_bytes(index),
+        })
+    }
 }
 
 /// Packs bytes behind a codec byte and a seal byte.
 pub fn pack(bytes: &[u8]) -> Vec<u8> {
-    let mut packed = Vec::with_capacity(bytes.len() + 2);
-    if let Some(smaller) = compress(bytes) {
-        packed.extend_from_slice(&[ZSTD, UNSEALED]);
-        packed.extend_from_slice(&smaller);
-    } else {
-        packed.extend_from_slice(&[PLAIN, UNSEALED]);
-        packed.extend_from_slice(bytes);
+    match compress(bytes) {
+        Some(smaller) => [&[ZSTD, UNSEALED], smaller.as_slice()].concat(),
+        None => [&[PLAIN, UNSEALED], bytes].concat(),
     }
-    packed
 }
 
-/// Reverses [`pack`].
+/// Packs a record like [`pack`], and without what all records have in common.
+pub fn pack_record(bytes: &[u8]) -> Vec<u8> {
+    match compress_with(&RECORD_COMPRESSOR, RECORD_DICTIONARY, bytes) {
+        Some(smaller) => [&[ZSTD_RECORD, UNSEALED], smaller.as_slice()].concat(),
+        None => [&[PLAIN, UNSEALED], bytes].concat(),
+    }
+}
+
+/// Reverses [`pack`] and [`pack_record`].
 ///
 /// # Errors
 ///
@@ -79,6 +113,10 @@ pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, CodecError> {
     match packed {
         [PLAIN, UNSEALED, bytes @ ..] => Ok(bytes.to_vec()),
         [ZSTD, UNSEALED, bytes @ ..] => decompress(bytes, PAYLOAD_BYTES_MAX as usize),
+        [ZSTD_RECORD, UNSEALED, bytes @ ..] => {
+            let max = PAYLOAD_BYTES_MAX as usize;
+            decompress_with(&RECORD_DECOMPRESSOR, RECORD_DICTIONARY, bytes, max)
+        }
         [codec, seal, ..] => Err(CodecError::Unknown {
             codec: *codec,
             seal: *seal,
@@ -157,6 +195,7 @@ fn unpack_body(
         (ZSTD, UNSEALED) => StoredBody::Inline(decompress(bytes, name.bytes as usize)?),
         (BLOB, UNSEALED) => StoredBody::Blob,
         (ERASED, UNSEALED) => StoredBody::Erased,
+        (REFERENCE, UNSEALED) => StoredBody::Reference(BodyPlace::read(bytes)?),
         (codec, seal) => return Err(CodecError::Unknown { codec, seal }),
     };
     match &stored {
@@ -177,40 +216,71 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
     is_whole.then_some(bodies).ok_or(CodecError::Length)
 }
 
-/// Replaces the payloads that `erased` marks with the erased mark.
+/// The stored form of an erased payload.
+pub fn erased() -> Vec<u8> {
+    let mut packed = Vec::new();
+    push_body(&mut packed, ERASED, &[]);
+    packed
+}
+
+/// The stored form of a payload whose bytes are at another place.
+pub fn reference(place: BodyPlace) -> Vec<u8> {
+    let (row, index) = (place.row.to_le_bytes(), place.index.to_le_bytes());
+    let mut packed = Vec::new();
+    push_body(&mut packed, REFERENCE, &[row.as_slice(), &index].concat());
+    packed
+}
+
+/// The stored forms of the payloads of one record, one by one, as they are.
 ///
 /// # Errors
 ///
 /// If the bytes are damaged.
-pub fn erase_bodies(packed: &[u8], erased: &[bool]) -> Result<Vec<u8>, CodecError> {
-    let mut rest = packed;
-    let mut kept = Vec::with_capacity(packed.len());
-    for is_erased in erased {
+pub fn split_bodies(packed: &[u8]) -> Result<Vec<&[u8]>, CodecError> {
+    let (mut rest, mut bodies) = (packed, Vec::new());
+    while !rest.is_empty() {
         let (_, _, tail) = split_body(rest)?;
-        if *is_erased {
-            push_body(&mut kept, ERASED, &[]);
-        } else {
-            kept.extend_from_slice(&rest[..rest.len() - tail.len()]);
-        }
+        bodies.push(&rest[..rest.len() - tail.len()]);
         rest = tail;
     }
-    let is_whole = rest.is_empty();
-    is_whole.then_some(kept).ok_or(CodecError::Length)
+    Ok(bodies)
 }
+
+/// The place that the stored form of a payload refers to.
+///
+/// # Errors
+///
+/// If the bytes are damaged.
+pub fn place_of(stored: &[u8]) -> Result<Option<BodyPlace>, CodecError> {
+    match split_body(stored)? {
+        ((REFERENCE, UNSEALED), bytes, _) => BodyPlace::read(bytes).map(Some),
+        _ => Ok(None),
+    }
+}
+
+type Kept<T> = std::thread::LocalKey<RefCell<Option<T>>>;
 
 thread_local! {
     // A fresh context costs more than compressing a payload of a few kilobytes.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+    static RECORD_COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
+    static RECORD_DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
 fn compress(bytes: &[u8]) -> Option<Vec<u8>> {
-    if bytes.len() < COMPRESS_BYTES_MIN {
-        return None;
-    }
-    let smaller = COMPRESSOR.with_borrow_mut(|kept| {
+    let is_long = bytes.len() >= COMPRESS_BYTES_MIN;
+    is_long.then(|| compress_with(&COMPRESSOR, &[], bytes))?
+}
+
+fn compress_with(
+    compressor: &'static Kept<Compressor<'static>>,
+    dictionary: &[u8],
+    bytes: &[u8],
+) -> Option<Vec<u8>> {
+    let smaller = compressor.with_borrow_mut(|kept| {
         if kept.is_none() {
-            *kept = Compressor::new(COMPRESS_LEVEL).ok();
+            *kept = Compressor::with_dictionary(COMPRESS_LEVEL, dictionary).ok();
         }
         kept.as_mut()
             .and_then(|compressor| compressor.compress(bytes).ok())
@@ -220,11 +290,21 @@ fn compress(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn decompress(bytes: &[u8], max: usize) -> Result<Vec<u8>, CodecError> {
-    DECOMPRESSOR.with_borrow_mut(|kept| {
-        let decompressor = match kept {
-            Some(decompressor) => decompressor,
-            None => kept.insert(Decompressor::new().map_err(CodecError::Compressed)?),
-        };
+    decompress_with(&DECOMPRESSOR, &[], bytes, max)
+}
+
+fn decompress_with(
+    decompressor: &'static Kept<Decompressor<'static>>,
+    dictionary: &[u8],
+    bytes: &[u8],
+    max: usize,
+) -> Result<Vec<u8>, CodecError> {
+    decompressor.with_borrow_mut(|kept| {
+        if kept.is_none() {
+            let fresh = Decompressor::with_dictionary(dictionary);
+            *kept = Some(fresh.map_err(CodecError::Compressed)?);
+        }
+        let decompressor = kept.as_mut().expect("it was just made");
         // The frame states its decompressed length; a larger buffer would be wasted.
         let said = Decompressor::upper_bound(bytes).unwrap_or(max);
         decompressor
@@ -235,7 +315,7 @@ fn decompress(bytes: &[u8], max: usize) -> Result<Vec<u8>, CodecError> {
 
 #[cfg(test)]
 mod tests {
-    use statehold_core::digest::PayloadKey;
+    use statehold_core::digest::{Digest, PayloadKey};
 
     use super::*;
 
@@ -301,6 +381,46 @@ mod tests {
             unpack_bodies(&packed, &name),
             Err(CodecError::Compressed(_))
         ));
+    }
+
+    #[test]
+    fn a_record_comes_back_and_its_dictionary_never_changes() {
+        let record = br#"{"at":1794820409458309,"command":"append_items","events":[],"prev_hash":"e709","principal":"system","seq":1201,"session":"ses_01a1e3a1fd9b775399a57e37beef5c50","v":1}"#;
+        let packed = pack_record(record);
+        assert!(packed.len() * 2 < record.len(), "{} bytes", packed.len());
+        assert_eq!(unpack(&packed).expect("own bytes"), record);
+        assert_eq!(unpack(&pack_record(b"{}")).expect("own bytes"), b"{}");
+        assert_eq!(
+            Digest::sha256(RECORD_DICTIONARY).to_string(),
+            "e7fd5dcb6736a6f288fe2d1ed9ddb9f22338b0be0fdda1aec5140079bbfc1c13"
+        );
+    }
+
+    #[test]
+    fn a_reference_takes_the_place_of_one_payload_and_leaves_the_others() {
+        let bodies = samples();
+        let packed = pack_bodies(&bodies);
+        let place = BodyPlace { row: 7, index: 2 };
+        let refers = reference(place);
+        let mut stored = split_bodies(&packed).expect("own bytes");
+        assert_eq!(stored.concat(), packed);
+        stored[1] = &refers;
+        assert_eq!(place_of(stored[1]).expect("own bytes"), Some(place));
+        assert_eq!(place_of(stored[0]).expect("own bytes"), None);
+        let packed = stored.concat();
+        let unpacked = unpack_bodies(&packed, &named(&bodies)).expect("own bytes");
+        assert_eq!(unpacked[1], StoredBody::Reference(place));
+        assert_eq!(unpacked[3], StoredBody::Inline(bodies[3].clone()));
+        for end in 0..packed.len() {
+            assert!(
+                unpack_bodies(&packed[..end], &named(&bodies)).is_err(),
+                "cut at {end}"
+            );
+        }
+        let mut short = refers.clone();
+        short.truncate(refers.len() - 1);
+        short[2] -= 1;
+        assert!(place_of(&short).is_err(), "a place has 12 bytes");
     }
 
     #[test]

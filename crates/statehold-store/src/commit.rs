@@ -28,6 +28,8 @@ pub struct Commit {
     pub answer: Option<Answer>,
     pub(crate) packed_record: Vec<u8>,
     pub(crate) packed_bodies: Vec<u8>,
+    /// Payloads that are long enough to be stored once, each with its index.
+    pub(crate) once: Vec<(u32, Digest)>,
     /// Long payloads, each packed.
     pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
     pub(crate) writes: Writes,
@@ -143,8 +145,13 @@ impl Commit {
             .iter()
             .filter(is_blob)
             .map(|(name, body)| (name.digest, codec::pack(body)));
+        let is_once = |body: &(u32, &BodyRef)| {
+            (codec::ONCE_BYTES_MIN..codec::BLOB_BYTES_MIN).contains(&(body.1.bytes as usize))
+        };
+        let once = (0..).zip(&named).filter(is_once);
         Ok(Self {
-            packed_record: codec::pack(record.as_bytes()),
+            once: once.map(|(index, name)| (index, name.digest)).collect(),
+            packed_record: codec::pack_record(record.as_bytes()),
             packed_bodies: codec::pack_bodies(&bodies),
             blobs: blobs.collect(),
             writes: Writes::of(&record, bodies),

@@ -360,7 +360,9 @@ impl Entry {
                         .map_err(|error| damaged(error.into())),
                     None => Err(damaged("a blob is missing".into())),
                 },
-                StoredBody::Erased => Err(damaged("a new payload is erased".into())),
+                StoredBody::Erased | StoredBody::Reference(_) => {
+                    Err(damaged("a new payload is not there".into()))
+                }
             });
         let bodies = bodies.collect::<Result<_, _>>()?;
         Ok(Self { record, bodies })

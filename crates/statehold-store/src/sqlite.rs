@@ -14,6 +14,7 @@ mod log;
 mod memory;
 mod read;
 mod readers;
+mod recent;
 mod schema;
 mod sql;
 mod tenant;

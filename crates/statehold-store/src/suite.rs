@@ -225,6 +225,9 @@ promises! {
         a_fork_has_nothing_that_was_removed_before,
         a_deleted_session_cannot_be_forked,
         a_long_payload_stays_as_long_as_a_session_has_it,
+        an_answer_that_was_passed_on_outlives_the_hidden_one,
+        a_fork_between_an_answer_and_its_passing_on_keeps_what_it_shares,
+        no_reader_finds_a_shared_payload_that_was_removed,
     }
     feed {
         commits_have_places_in_the_order_of_arrival,

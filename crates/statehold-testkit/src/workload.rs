@@ -21,6 +21,8 @@ use statehold_store::suite::driver::{Refusal, merge};
 use statehold_store::{Commit, Store, StoreError};
 use uuid::Uuid;
 
+const PLEASE: &str = "please delete user 7; ";
+
 /// A small, fast and repeatable source of numbers (splitmix64).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
@@ -297,7 +299,7 @@ impl Client {
         let worker = fixtures::worker(1);
         let Some(live) = self.state.requests.values().next().cloned() else {
             let mut start = fixtures::start("leaf");
-            start.input = self.body("please delete user 7".to_owned());
+            start.input = self.body(PLEASE.repeat(60));
             start.lease_ttl_ms = Some(30_000);
             return (Command::StartRequest(start), worker);
         };
@@ -314,8 +316,9 @@ impl Client {
         if live.holds_opened == 0 {
             return (self.ask(by), worker);
         }
+        // Long enough to be stored once.
         let output = Output {
-            body: self.body("done".to_owned()),
+            body: self.body(PLEASE.repeat(60)),
             attachments: Vec::new(),
         };
         let complete = Command::CompleteRequest {

@@ -13,6 +13,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Actor;
 
 use super::log::Uuid16;
+use super::recent::Recent;
 use super::sql::corrupt_or_unavailable;
 use super::{read, schema, write};
 use crate::commit::Commit;
@@ -125,7 +126,7 @@ fn give_up_leases(conn: &Connection) -> Result<(), StoreError> {
         };
         let commit = Commit::new(&state, record, Vec::new())
             .map_err(|error| StoreError::Unusable(error.to_string()))?;
-        write::commit(conn, &commit)?;
+        write::commit(conn, &commit, &mut Recent::default())?;
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Removing payloads from the log, a few rows at a time. Records and their digests stay.
 
 use rusqlite::{Connection, OptionalExtension};
-use statehold_core::record::{ErasedPayloads, Event};
+use statehold_core::record::{ErasedPayloads, Event, Record};
 
-use super::log;
+use super::log::{self, LogRow};
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
 use crate::codec;
 use crate::port::StoreError;
@@ -112,9 +112,9 @@ fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<
         return Ok(0);
     }
     let record = row.record()?;
-    let events = record.content.events.iter();
-    let erased: Vec<bool> = events.flat_map(|event| event.erased(payloads)).collect();
-    if erased.contains(&true) {
+    let erased = is_erased(&record, payloads);
+    let moved = moved(conn, &row, payloads, &erased)?;
+    if erased.contains(&true) || !moved.is_empty() {
         let digests = row.blobs(&record)?;
         for (digest, _) in digests.into_iter().zip(&erased).filter(|(_, gone)| **gone) {
             let Some(digest) = digest else { continue };
@@ -131,12 +131,46 @@ fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<
                     .map_err(corrupt_or_unavailable("the table `blob`"))?;
             }
         }
-        let bodies = row.erased_bodies(&erased)?;
+        let gone = codec::erased();
+        let bodies = codec::split_bodies(&row.bodies);
+        let mut bodies = bodies.map_err(|error| damaged(row.place(), error))?;
+        for (body, _) in bodies.iter_mut().zip(&erased).filter(|(_, gone)| **gone) {
+            *body = &gone;
+        }
+        for (index, stored) in &moved {
+            bodies[*index] = stored;
+        }
         conn.prepare_cached("UPDATE log SET bodies = ?2 WHERE id = ?1")
-            .and_then(|mut statement| statement.execute((at, bodies)))
+            .and_then(|mut statement| statement.execute((at, bodies.concat())))
             .map_err(corrupt_or_unavailable("the table `log`"))?;
     }
     Ok(row.prev)
+}
+
+fn is_erased(record: &Record, payloads: ErasedPayloads) -> Vec<bool> {
+    let events = record.content.events.iter();
+    events.flat_map(|event| event.erased(payloads)).collect()
+}
+
+/// Payloads that stay and refer to payloads that go: the bytes of those. Rows are erased from the newest to
+/// the oldest, and a reference leads to an older one, so the bytes are still there.
+fn moved(
+    conn: &Connection,
+    row: &LogRow,
+    payloads: ErasedPayloads,
+    erased: &[bool],
+) -> Result<Vec<(usize, Vec<u8>)>, StoreError> {
+    let mut moved = Vec::new();
+    for (index, place) in row.references()? {
+        if erased.get(index) == Some(&false) {
+            let stored = row.referred(conn, place)?;
+            let there = log::row(conn, place.row)?.record()?;
+            if is_erased(&there, payloads).get(place.index as usize) == Some(&true) {
+                moved.push((index, stored));
+            }
+        }
+    }
+    Ok(moved)
 }
 
 /// The last record that a living session shares: a fork, or a fork of one.
@@ -190,11 +224,4 @@ fn note(
         .and_then(|mut statement| statement.execute((pk, name_of(payloads), last_log)))
         .map(drop)
         .map_err(corrupt_or_unavailable("the table `erasure`"))
-}
-
-impl log::LogRow {
-    /// The packed payloads with the marked ones erased.
-    fn erased_bodies(&self, erased: &[bool]) -> Result<Vec<u8>, StoreError> {
-        codec::erase_bodies(&self.bodies, erased).map_err(|error| damaged(self.place(), error))
-    }
 }

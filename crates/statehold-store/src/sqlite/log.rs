@@ -9,11 +9,13 @@ use statehold_core::session::SessionState;
 use uuid::Uuid;
 
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
-use crate::codec::{self, CodecError, StoredBody};
+use crate::codec::{self, BodyPlace, CodecError, StoredBody};
 use crate::port::{BoxError, StoreError, StoredRecord};
 
 /// How many records lie between two waypoints of a session.
 pub(super) const WAYPOINT_EVERY: u64 = 64;
+
+const NOT_THERE: &str = "it refers to a payload that is not there";
 
 /// The row of a session.
 #[derive(Debug, Clone)]
@@ -205,8 +207,60 @@ impl LogRow {
                 StoredBody::Inline(bytes) => Ok(Some(bytes)),
                 StoredBody::Erased => Ok(None),
                 StoredBody::Blob => blob(conn, user, &name.digest, &self.place()).map(Some),
+                StoredBody::Reference(place) => self.follow(conn, place, name).map(Some),
             })
             .collect()
+    }
+
+    /// The payload that one of this row refers to: an earlier row of the session has its bytes.
+    fn follow(
+        &self,
+        conn: &Connection,
+        place: BodyPlace,
+        name: &BodyRef,
+    ) -> Result<Vec<u8>, StoreError> {
+        let stored = self.referred(conn, place)?;
+        let named = std::slice::from_ref(name);
+        match codec::unpack_bodies(&stored, named).as_deref_mut() {
+            Ok([StoredBody::Inline(bytes)]) => Ok(std::mem::take(bytes)),
+            _ => Err(damaged(self.place(), NOT_THERE)),
+        }
+    }
+
+    /// The stored form of the payload at a place that this row refers to.
+    pub(super) fn referred(
+        &self,
+        conn: &Connection,
+        place: BodyPlace,
+    ) -> Result<Vec<u8>, StoreError> {
+        let not_there = || damaged(self.place(), NOT_THERE);
+        let sql = "SELECT bodies FROM log WHERE id = ?1 AND session = ?2 AND id < ?3";
+        let bodies: Option<Vec<u8>> = conn
+            .prepare_cached(sql)
+            .and_then(|mut statement| {
+                let key = (place.row, self.session, self.id);
+                statement.query_row(key, |row| row.get(0)).optional()
+            })
+            .map_err(corrupt_or_unavailable("the table `log`"))?;
+        let bodies = bodies.ok_or_else(not_there)?;
+        let stored = codec::split_bodies(&bodies).map_err(|error| damaged(self.place(), error))?;
+        let stored = stored.get(place.index as usize);
+        stored.map(|stored| stored.to_vec()).ok_or_else(not_there)
+    }
+
+    /// The payloads of the row that are stored elsewhere, each with its index.
+    pub(super) fn references(&self) -> Result<Vec<(usize, BodyPlace)>, StoreError> {
+        let damaged = |error| damaged(self.place(), error);
+        let mut found = Vec::new();
+        for (index, stored) in codec::split_bodies(&self.bodies)
+            .map_err(damaged)?
+            .into_iter()
+            .enumerate()
+        {
+            let place = codec::place_of(stored).map_err(damaged)?;
+            found.extend(place.map(|place| (index, place)));
+        }
+        Ok(found)
     }
 
     /// The payloads of the record.

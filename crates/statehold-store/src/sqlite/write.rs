@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::log::{
     self, ExchangeLink, Link, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links,
 };
+use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::{erase, memory, read};
 use crate::codec;
@@ -32,17 +33,21 @@ pub(super) fn run(
 }
 
 /// Writes everything a commit wants written, or says why not; the caller rolls back then.
-pub(super) fn commit(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
+pub(super) fn commit(
+    conn: &Connection,
+    commit: &Commit,
+    recent: &mut Recent,
+) -> Result<u64, StoreError> {
     if commit.writes.erased.is_none() {
-        return write_all(conn, commit);
+        return write_all(conn, commit, recent);
     }
     erase::overwrite_pages(conn, true)?;
-    let revision = write_all(conn, commit);
+    let revision = write_all(conn, commit, recent);
     erase::overwrite_pages(conn, false)?;
     revision
 }
 
-fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
+fn write_all(conn: &Connection, commit: &Commit, recent: &mut Recent) -> Result<u64, StoreError> {
     let found = log::session_row(conn, commit.session())?;
     let owner = commit.after.owner.as_ref().ok_or_else(|| {
         StoreError::Unusable("a commit must belong to a session that was created".to_owned())
@@ -50,7 +55,12 @@ fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
     let prev = require_head(conn, commit, found.as_ref())?;
     take_key(conn, commit)?;
     let exchanges = memory::links(conn, commit, found.as_ref(), prev)?;
-    let log = append(conn, commit, found.as_ref(), prev, &exchanges)?;
+    let bodies = match &found {
+        Some(row) => recent.refer(row.pk, commit)?,
+        None => None,
+    };
+    let bodies = bodies.as_deref().unwrap_or(&commit.packed_bodies);
+    let log = append(conn, commit, found.as_ref(), prev, (&exchanges, bodies))?;
     let pk = write_session(conn, commit, owner, found.as_ref(), log)?;
     if found.is_none() {
         run(conn, "UPDATE log SET session = ?1 WHERE id = ?2", (pk, log))?;
@@ -92,6 +102,7 @@ fn write_all(conn: &Connection, commit: &Commit) -> Result<u64, StoreError> {
             row,
         )?;
     }
+    recent.learn(pk, log, commit);
     Ok(content.seq)
 }
 
@@ -174,7 +185,7 @@ fn append(
     commit: &Commit,
     found: Option<&SessionRow>,
     prev: i64,
-    exchanges: &[ExchangeLink],
+    (exchanges, bodies): (&[ExchangeLink], &[u8]),
 ) -> Result<i64, StoreError> {
     let mut links = Vec::new();
     for task in &commit.writes.grown_tasks {
@@ -202,7 +213,7 @@ fn append(
         &pack_links(&links),
         &pack_exchanges(exchanges),
         &commit.packed_record,
-        &commit.packed_bodies,
+        &bodies,
     ];
     run(
         conn,

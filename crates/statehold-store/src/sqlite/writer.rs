@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
+use super::recent::Recent;
 use super::sql::corrupt_or_unavailable;
 use super::{OnStop, schema, write};
 use crate::commit::Commit;
@@ -50,6 +51,7 @@ impl Writer {
             epoch,
             on_stop,
             unfolded_bytes: 0,
+            recent: Recent::default(),
             stopped: false,
         };
         let thread = std::thread::Builder::new()
@@ -134,6 +136,7 @@ struct Group {
     epoch: String,
     on_stop: OnStop,
     unfolded_bytes: usize,
+    recent: Recent,
     stopped: bool,
 }
 
@@ -217,6 +220,7 @@ impl Group {
                 .sum::<usize>();
             return results;
         };
+        self.recent.clear();
         if !self.conn.is_autocommit() {
             // If this fails too, the stop below ends the process before any caller gets an answer.
             drop(self.conn.execute_batch("ROLLBACK"));
@@ -229,9 +233,9 @@ impl Group {
     }
 
     /// Writes one commit in a savepoint. The inner error refuses this one; the outer, the group.
-    fn write_one(&self, commit: &Commit) -> Result<Result<u64, StoreError>, StoreError> {
+    fn write_one(&mut self, commit: &Commit) -> Result<Result<u64, StoreError>, StoreError> {
         self.execute("SAVEPOINT one")?;
-        let result = match write::commit(&self.conn, commit) {
+        let result = match write::commit(&self.conn, commit, &mut self.recent) {
             // The engine itself failed: no use in trying the others.
             Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => return Err(error),
             other => other,

@@ -3,20 +3,24 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use statehold_core::command::{Command, Output, StartRequest, StatePatch};
 use statehold_core::hold::DecisionKind;
-use statehold_core::item::{NewItem, Role};
+use statehold_core::ids::SessionId;
+use statehold_core::item::{NewItem, Role, Visibility};
+use statehold_core::record::ErasedPayloads;
 use statehold_core::session::TtlMode;
 
 use super::HEALTHY;
-use super::driver::{Driver, Refusal};
+use super::driver::{Driver, Refusal, block_on};
 use super::fixture::{owner, owner_of, session};
-use super::log::require_chain;
+use super::log::{noise, require_chain};
 use super::picture::Picture;
 use super::state::values;
 use super::{history, shared};
-use crate::{Store, StoreError, StoredRecord};
+use crate::{ItemQuery, MemoryQuery, Store, StoreError, StoredRecord};
 
 const STEPS_MAX: usize = 10_000;
 
@@ -416,7 +420,7 @@ pub(super) async fn a_deleted_session_cannot_be_forked(store: Arc<dyn Store>) {
     assert_eq!(left(&driver).await, texts(&[]));
 }
 
-/// Appends a note of 64 KiB and more; returns it.
+/// Appends a note that is kept as a blob; returns it.
 async fn append_long(driver: &mut Driver, fill: u8, times: usize) -> Vec<u8> {
     let long = vec![fill; 70_000];
     let items = (0..times).map(|_| driver.note(&long)).collect();
@@ -467,4 +471,196 @@ pub(super) async fn a_long_payload_stays_as_long_as_a_session_has_it(store: Arc<
     erase(&store, 100).await;
     assert_eq!(left(&drivers[3]).await, texts(&[]));
     assert_eq!(left(&drivers[2]).await, ever(&drivers[2]), "another user");
+}
+
+/// Lengths of payloads that are stored once: in a row of the log, and beside it.
+const SHARED_BYTES: [usize; 2] = [1_500, 20_000];
+
+/// A turn in which an agent answers another, which passes the answer on; returns the revision that has the
+/// answer once.
+async fn pass_on(driver: &mut Driver, answer: &[u8]) -> u64 {
+    let question = driver.leased("planner");
+    driver.by_worker(Command::StartRequest(question)).await;
+    let asked = driver.requests.len();
+    let child = driver.spawn(asked, "booker");
+    driver.by_worker(Command::StartRequest(child)).await;
+    let mut once = 0;
+    for request in [asked + 1, asked] {
+        let mut done = driver.complete(request);
+        if let Command::CompleteRequest { output, .. } = &mut done {
+            output.body = driver.body(answer);
+        }
+        let revision = driver.by_worker(done).await;
+        if request != asked {
+            once = revision;
+        }
+    }
+    once
+}
+
+/// How often a payload is read in visible and in hidden places of a session, by all routes.
+async fn found(store: &dyn Store, session: SessionId, payload: &[u8]) -> [usize; 2] {
+    let is_it = |body: &Option<Vec<u8>>| body.as_deref() == Some(payload);
+    let mut found = [0, 0];
+    let query = ItemQuery {
+        limit: 1_000,
+        ..ItemQuery::default()
+    };
+    let mut items = store.items(session, query).await.expect(HEALTHY);
+    let told = store.transcript(session, None, 1_000).await.expect(HEALTHY);
+    items.extend(told.0);
+    let state = store.load(session).await.expect(HEALTHY);
+    for (path, memory) in &*state.expect("a session").memories {
+        let query = MemoryQuery {
+            path: path.clone(),
+            memory: Some(*memory),
+            reader: None,
+            exchanges: 1_000,
+            bytes: 1 << 30,
+        };
+        let page = store.memory(session, query).await.expect(HEALTHY);
+        items.extend(
+            page.exchanges
+                .into_iter()
+                .flat_map(|exchange| exchange.items),
+        );
+    }
+    for stored in items.iter().filter(|stored| is_it(&stored.body)) {
+        found[usize::from(stored.placed.item.visibility == Visibility::Hidden)] += 1;
+    }
+    for stored in store.records(session, 0, 1_000).await.expect(HEALTHY) {
+        let events = stored.record.content.events.iter();
+        let hidden = events.flat_map(|event| event.erased(ErasedPayloads::Hidden));
+        for (_, is_hidden) in stored
+            .bodies
+            .iter()
+            .zip(hidden)
+            .filter(|(body, _)| is_it(body))
+        {
+            found[usize::from(is_hidden)] += 1;
+        }
+    }
+    found
+}
+
+pub(super) async fn an_answer_that_was_passed_on_outlives_the_hidden_one(store: Arc<dyn Store>) {
+    for (n, bytes) in (1..).zip(SHARED_BYTES) {
+        let mut driver = Driver::begin(&store, n).await;
+        let answers = [noise(bytes), noise(bytes + 1)];
+        for answer in [&answers[0], &answers[1], &answers[0]] {
+            pass_on(&mut driver, answer).await;
+        }
+        assert_eq!(left(&driver).await, ever(&driver));
+        for answer in &answers {
+            let [visible, hidden] = found(&*store, driver.session(), answer).await;
+            assert!(visible > 0 && hidden > 0);
+        }
+        driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+        driver.expire().await;
+        let mut is_more = true;
+        while is_more {
+            is_more = store.erase_some(1).await.expect(HEALTHY);
+            for answer in &answers {
+                let [visible, _] = found(&*store, driver.session(), answer).await;
+                assert!(visible > 0, "clients see it all the time");
+            }
+        }
+        for answer in &answers {
+            let [_, hidden] = found(&*store, driver.session(), answer).await;
+            assert_eq!(hidden, 0, "{bytes} bytes");
+        }
+        require_records(&driver).await;
+        driver.delete_session().await;
+        erase(&store, 1).await;
+        assert_eq!(left(&driver).await, texts(&[]));
+        require_records(&driver).await;
+    }
+}
+
+pub(super) async fn a_fork_between_an_answer_and_its_passing_on_keeps_what_it_shares(
+    store: Arc<dyn Store>,
+) {
+    for (n, bytes) in [10, 20].into_iter().zip(SHARED_BYTES) {
+        for (n, is_deleted) in [(n, true), (n + 5, false)] {
+            let mut driver = Driver::begin(&store, n).await;
+            let answer = noise(bytes);
+            let once = pass_on(&mut driver, &answer).await;
+            driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+            let mut between = driver.fork(n + 1, once).await;
+            let mut after = driver.fork(n + 2, once + 1).await;
+            for fork in [&mut between, &mut after] {
+                // The same answer again, in a session of its own.
+                pass_on(fork, &answer).await;
+                assert_eq!(left(fork).await, ever(fork));
+            }
+            if is_deleted {
+                driver.delete_session().await;
+            } else {
+                driver.expire().await;
+            }
+            for fork in [after, between] {
+                erase(&store, 1).await;
+                assert_eq!(left(&fork).await, ever(&fork), "a living session has all");
+                let mut fork = fork;
+                fork.delete_session().await;
+            }
+            erase(&store, 1).await;
+            let [visible, hidden] = found(&*store, driver.session(), &answer).await;
+            assert_eq!(hidden, 0, "nobody shares it any more");
+            assert_eq!(visible > 0, !is_deleted, "{bytes} bytes");
+            for fork in [n + 1, n + 2] {
+                let [visible, hidden] = found(&*store, session(fork), &answer).await;
+                assert_eq!(
+                    hidden, 0,
+                    "what a fork shares with an expired origin is visible"
+                );
+                assert!(visible == 0 || !is_deleted);
+            }
+            require_records(&driver).await;
+        }
+    }
+}
+
+pub(super) async fn no_reader_finds_a_shared_payload_that_was_removed(store: Arc<dyn Store>) {
+    const READERS: usize = 64;
+    for (n, is_deleted) in [(1, false), (2, true)] {
+        let mut driver = Driver::begin(&store, n).await;
+        let answers = SHARED_BYTES.map(noise);
+        for answer in &answers {
+            pass_on(&mut driver, answer).await;
+        }
+        driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+        let (of, is_removed) = (driver.session(), AtomicBool::new(false));
+        let read = || async {
+            loop {
+                let was_removed = is_removed.load(Ordering::SeqCst);
+                for answer in &answers {
+                    let [visible, hidden] = found(&*store, of, answer).await;
+                    assert!(visible > 0 || is_deleted, "clients see it all the time");
+                    assert!(!was_removed || hidden == 0, "it was removed");
+                    assert!(
+                        !was_removed || visible == 0 || !is_deleted,
+                        "it was removed"
+                    );
+                }
+                if was_removed {
+                    break;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..READERS {
+                scope.spawn(|| block_on(read()));
+            }
+            block_on(async {
+                if is_deleted {
+                    driver.delete_session().await;
+                } else {
+                    driver.expire().await;
+                }
+                erase(&store, 1).await;
+            });
+            is_removed.store(true, Ordering::SeqCst);
+        });
+    }
 }

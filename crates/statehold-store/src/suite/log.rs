@@ -84,7 +84,7 @@ pub(super) async fn records_come_in_pages_of_any_size(store: Arc<dyn Store>) {
 }
 
 /// Bytes that do not compress.
-fn noise(length: usize) -> Vec<u8> {
+pub(super) fn noise(length: usize) -> Vec<u8> {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -48,9 +48,14 @@ fn fill(directory: &Path) {
     });
 }
 
-/// Long payloads, private state, and children.
+/// Long payloads, some of them again, private state, and children.
 async fn write_much(driver: &mut Driver) {
     driver.run("planner", 60_000).await;
+    for fill in [b'a', b'b', b'a', b'b'] {
+        let note = driver.note([fill; 2_000]);
+        let append = driver.append(1, vec![note]);
+        driver.by_worker(append).await;
+    }
     let long = vec![b'x'; 70_000];
     let note = driver.note(&long);
     let append = driver.append(1, vec![note]);
@@ -224,6 +229,18 @@ const TAMPERED: &[&str] = &[
     // Payloads that are gone, as the codec says it, and that nobody removed.
     "UPDATE log SET bodies = CAST(x'030000000000030000000000030000000000'
      || x'030000000000030000000000030000000000' AS BLOB) WHERE id = 1",
+    // Payloads that are elsewhere: in another session, later, not there, erased, or another one.
+    "UPDATE log SET bodies = CAST(x'04000C000000010000000000000000000000' AS BLOB)
+     WHERE substr(bodies, 1, 2) = x'0400'",
+    "UPDATE log SET bodies = CAST(x'04000C000000FF0000000000000000000000' AS BLOB)
+     WHERE substr(bodies, 1, 2) = x'0400'",
+    "UPDATE log SET bodies = CAST(substr(bodies, 1, 14) || x'01000000' AS BLOB)
+     WHERE substr(bodies, 1, 2) = x'0400'",
+    "UPDATE log SET bodies = CAST(substr(bodies, 1, 17) AS BLOB) WHERE substr(bodies, 1, 2) = x'0400'",
+    "UPDATE log SET bodies = x'030000000000' WHERE id = (SELECT min(id) - 1 FROM log
+     WHERE substr(bodies, 1, 2) = x'0400')",
+    "UPDATE log SET bodies = (SELECT bodies FROM log WHERE substr(bodies, 1, 2) = x'0400' ORDER BY id)
+     WHERE id = 1 + (SELECT min(id) FROM log WHERE substr(bodies, 1, 2) = x'0400')",
     // Tasks.
     "DELETE FROM open_task WHERE session = 1",
     "UPDATE open_task SET body = CAST(replace(body, 'idle', 'paused') AS BLOB)",

@@ -116,3 +116,56 @@ fn removing_goes_on_where_it_was_when_the_store_is_opened_again() {
     assert!(opened > TURNS / 5, "it took several times: {opened}");
     assert_eq!(count(directory.path(), "quixotic"), 0);
 }
+
+#[test]
+fn a_payload_that_stays_is_kept_where_clients_see_it() {
+    for bytes in [1_500, 9_000] {
+        remove_shared(bytes);
+    }
+}
+
+/// Removes payloads that a hidden note and a visible answer share.
+fn remove_shared(bytes: u32) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    // Too odd to be compressed.
+    let odd: Vec<u8> = (0..bytes)
+        .map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0])
+        .collect();
+    let shared = |word: &str| [word.as_bytes(), &odd].concat();
+    block_on(async {
+        for (n, word) in [(1, "quixotic"), (2, "zephyr")] {
+            let mut driver = Driver::begin(&store, n).await;
+            driver.run("planner", 600_000).await;
+            let note = driver.note(shared(word));
+            let append = driver.append(1, vec![note]);
+            driver.by_worker(append).await;
+            let mut done = driver.complete(1);
+            if let Command::CompleteRequest { output, .. } = &mut done {
+                output.body = driver.body(shared(word));
+            }
+            driver.by_worker(done).await;
+            store.erase_some(1).await.expect("nothing to erase");
+            if n == 1 {
+                driver.delete_session().await;
+            } else {
+                driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+                driver.expire().await;
+            }
+        }
+        let before = store.records(fixture::session(2), 0, 100).await;
+        let before = before.expect("the store answers");
+        let has = |body: &&Option<Vec<u8>>| body.as_deref() == Some(&*shared("zephyr"));
+        let read = before.iter().flat_map(|stored| &stored.bodies);
+        assert_eq!(read.filter(has).count(), 2, "the note, and the answer");
+    });
+    drop(store);
+    assert_eq!(count(directory.path(), "zephyr"), 1, "stored once");
+    let store = open(directory.path());
+    block_on(async { while store.erase_some(1).await.expect("the store erases") {} });
+    drop(store);
+    assert_eq!(count(directory.path(), "quixotic"), 0, "deleted");
+    assert_eq!(count(directory.path(), "zephyr"), 1, "clients see it");
+    let report = SqliteStore::check(directory.path(), &mut |_, _| {});
+    assert_eq!(report.expect("the file opens").problems, []);
+}

@@ -14,7 +14,7 @@ use statehold_core::session::Owner;
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
 use super::super::sql::{corrupt_or_unavailable, from_sql, id_bytes, to_sql};
 use super::super::{memory, read};
-use crate::check::{CheckReport, Problem};
+use crate::check::{CheckReport, Problem, bad_payload};
 use crate::codec;
 use crate::port::{SharedOwner, StoreError};
 
@@ -222,6 +222,7 @@ impl Pass {
             );
             *self.blobs.entry(key).or_default() += 1;
         }
+        self.learn_references(conn, row, record)?;
         let mut index = 0;
         for event in &record.content.events {
             let own = &bodies[index..index + event.bodies().len()];
@@ -303,6 +304,25 @@ impl Pass {
                     self.learn_shared(conn, pk, key, operand, by)?;
                 }
                 _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A payload that is stored elsewhere must have the same digest there. That its bytes are there was seen
+    /// before.
+    fn learn_references(
+        &mut self,
+        conn: &Connection,
+        row: &LogRow,
+        record: &Record,
+    ) -> Result<(), StoreError> {
+        for (index, place) in row.references()? {
+            let there = log::row(conn, place.row)?.record()?.bodies();
+            if there.get(place.index as usize) != record.bodies().get(index) {
+                let (session, seq) = (record.content.session, record.content.seq);
+                let what = "refers to another payload than its own";
+                self.problems.push(bad_payload(session, seq, what));
             }
         }
         Ok(())
