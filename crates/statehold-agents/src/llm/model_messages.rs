@@ -205,12 +205,12 @@ enum RecordedPart {
 impl RecordedTurn {
     fn read(items: &[StoredItem]) -> Self {
         let mut turn = Self::default();
+        let is_output = |stored: &&StoredItem| stored.placed.item.role == Some(Role::Assistant);
+        let output = items.iter().rfind(is_output);
         for stored in items {
             let item = &stored.placed.item;
             match (item.kind, item.call) {
-                (ItemKind::Step, _) => {
-                    turn.add_step(recorded_step(stored));
-                }
+                (ItemKind::Step, _) => turn.add_step(recorded_step(stored), output),
                 (ItemKind::ToolCall, _) => turn.add_call(stored),
                 (ItemKind::ToolResult, Some(CallMark::Result { call, .. })) => {
                     let body: ItemBody = parse(stored.body.as_deref());
@@ -229,15 +229,22 @@ impl RecordedTurn {
         turn
     }
 
-    fn add_step(&mut self, step: Option<(StepKind, Raw)>) {
+    fn add_step(
+        &mut self,
+        step: Option<(StepKind, Raw, Option<usize>)>,
+        output: Option<&StoredItem>,
+    ) {
         match step {
-            Some((StepKind::Model, said)) => {
-                if let Ok(said) = serde_json::from_str(said.get()) {
+            Some((StepKind::Model, said, from)) => {
+                if let Ok(mut said) = serde_json::from_str::<ModelReply>(said.get()) {
+                    let output = from.and_then(|_| AgentMessage::from_item(output?));
+                    let output = output.map(|output| output.text()).unwrap_or_default();
+                    said.text += output.get(from.unwrap_or(0)..).unwrap_or_default();
                     self.has_steps = true;
                     self.said.push(RecordedPart::Model(said));
                 }
             }
-            Some((StepKind::ToolResult, told)) => {
+            Some((StepKind::ToolResult, told, _)) => {
                 if let Ok(SkippedCall { call, told }) = serde_json::from_str(told.get()) {
                     self.told.insert(call, told);
                 }

@@ -1,7 +1,7 @@
 //! Recorded steps and tool calls of a request, in order. A run that resumes after a crash or a pause
 //! replays them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
@@ -12,9 +12,13 @@ use statehold_engine::kept::{ItemBody, Raw, parse};
 use statehold_engine::{EngineError, StoredItem};
 
 use super::tools::render_for_model;
+use crate::message::raw;
 
 /// Page size for reading items.
 const ITEMS_PER_PAGE: usize = 200;
+
+/// Shorter texts are repeated in a step.
+const REPEATED_BYTES_MIN: usize = 1024;
 
 /// Declares the step kinds once: the variant, its name, and the list of all kinds.
 macro_rules! step_kinds {
@@ -64,7 +68,7 @@ step_kinds! {
 }
 
 /// A step as stored in its item, under `data`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct StepBody {
     pub(super) index: usize,
     pub(super) step: StepKind,
@@ -77,6 +81,42 @@ pub(super) struct StepBody {
     /// Token usage of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Raw>,
+    /// The text that `result` lacks, because the output in the same record has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) output: Option<OutputText>,
+}
+
+/// A text of a step's result that is the end of the text of the request's output.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct OutputText {
+    /// The member of the result.
+    pub(super) member: String,
+    /// Where it begins in the output, in bytes.
+    pub(super) from: usize,
+}
+
+impl StepBody {
+    /// Leaves out a long text of the result that is the end of the output.
+    pub(super) fn name_output(&mut self, output: &str) {
+        let Ok(mut members) = serde_json::from_str::<BTreeMap<String, Raw>>(self.result.get())
+        else {
+            return;
+        };
+        let begin = |json: &Raw| {
+            let is_long = json.get().len() >= REPEATED_BYTES_MIN;
+            let text: String = serde_json::from_str(json.get()).ok().filter(|_| is_long)?;
+            Some(output.strip_suffix(&text)?.len())
+        };
+        let found = members.iter().find_map(|(member, json)| {
+            let (member, from) = (member.clone(), begin(json)?);
+            Some(OutputText { member, from })
+        });
+        if let Some(text) = found {
+            members.remove(&text.member);
+            self.result = raw(&members);
+            self.output = Some(text);
+        }
+    }
 }
 
 /// A recorded tool call.
@@ -161,17 +201,57 @@ fn parse_step(body: &ItemBody) -> Option<StepBody> {
     serde_json::from_str(body.data.as_ref()?.get()).ok()
 }
 
-/// Kind and result of a step in a task's history.
-pub(crate) fn recorded_step(stored: &StoredItem) -> Option<(StepKind, Raw)> {
+/// Kind and result of a step in a task's history, and from where on the output has the text of the result,
+/// if the result lacks it.
+pub(crate) fn recorded_step(stored: &StoredItem) -> Option<(StepKind, Raw, Option<usize>)> {
     let step = parse_step(&parse(stored.body.as_deref()))?;
-    Some((step.step, step.result))
+    let from = step.output.map(|text| text.from);
+    Some((step.step, step.result, from))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
+    use serde_json::json;
+
     use super::*;
+
+    fn step(result: &serde_json::Value) -> StepBody {
+        StepBody {
+            index: 0,
+            step: StepKind::Model,
+            input: Digest::ZERO,
+            result: raw(result),
+            config: None,
+            usage: None,
+            output: None,
+        }
+    }
+
+    #[test]
+    fn a_step_names_the_output_only_where_that_has_its_long_text() {
+        let long = "words ".repeat(200);
+        let said = json!({"text": long, "tokens": 3});
+        let output = format!("First.\n\n{long}");
+        let mut named = step(&said);
+        named.name_output(&output);
+        assert_eq!(named.result.get(), r#"{"tokens":3}"#);
+        let text = named.output.expect("it is named");
+        assert_eq!(
+            (text.member.as_str(), &output[text.from..]),
+            ("text", &*long)
+        );
+        for other in ["something else".repeat(100), format!("{long} and more")] {
+            let mut whole = step(&said);
+            whole.name_output(&other);
+            assert_eq!(whole.result.get(), raw(&said).get());
+            assert!(whole.output.is_none());
+        }
+        let mut short = step(&json!({"text": "short"}));
+        short.name_output("short");
+        assert!(short.output.is_none(), "a reader of the trace sees it");
+    }
 
     #[test]
     fn every_step_kind_is_stored_under_its_word() {

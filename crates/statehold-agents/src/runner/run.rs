@@ -57,14 +57,24 @@ pub(crate) struct StepExtras {
 /// A finished step that is not committed yet.
 pub(super) struct UncommittedStep {
     pub(super) kind: StepKind,
-    body: ItemBody,
+    body: StepBody,
     extras: StepExtras,
 }
 
 impl UncommittedStep {
-    /// Adds the items of the step, and the new private state.
-    fn put(&self, batch: &mut WriteBatch) {
-        batch.push(ItemKind::Step, None, &self.body);
+    /// Adds the items of the step, and the new private state. A text that the output of the same commit has
+    /// is named, not repeated.
+    fn put(&self, batch: &mut WriteBatch, output: Option<&AgentMessage>) {
+        let mut step = self.body.clone();
+        if let Some(output) = output {
+            step.name_output(&output.text());
+        }
+        let body = ItemBody {
+            name: Some(self.kind.word().to_owned()),
+            data: Some(raw(&step)),
+            ..ItemBody::default()
+        };
+        batch.push(ItemKind::Step, None, &body);
         for (call, outcome, result) in &self.extras.results {
             let body = ItemBody {
                 result: Some(result.clone()),
@@ -210,20 +220,16 @@ impl AgentRun {
             return Err(step_mismatch(&what));
         }
         let (result, mut extras) = work.await?;
-        let step = StepBody {
+        let body = StepBody {
             index,
             step: kind,
             input,
             result: raw(&result),
             config: (index == 0).then_some(self.spec.digest),
             usage: extras.usage.take(),
+            output: None,
         };
         self.notify_hook(kind, CommitPhase::Before);
-        let body = ItemBody {
-            name: Some(kind.word().to_owned()),
-            data: Some(raw(&step)),
-            ..ItemBody::default()
-        };
         let made = UncommittedStep { kind, body, extras };
         if made.extras.is_deferred {
             self.deferred = Some(made);
@@ -248,7 +254,7 @@ impl AgentRun {
         step: &UncommittedStep,
     ) -> Result<WriteBatch, EngineError> {
         let mut batch = self.request.batch().await?;
-        step.put(&mut batch);
+        step.put(&mut batch, None);
         Ok(batch)
     }
 
@@ -350,7 +356,7 @@ impl AgentRun {
         self.require_nothing_deferred();
         let mut batch = self.request.batch().await?;
         if let Some(last) = last {
-            last.put(&mut batch);
+            last.put(&mut batch, Some(&answer.message));
         }
         for note in &answer.notes {
             let body = ItemBody {

@@ -12,3 +12,4 @@ mod restore;
 mod rig;
 mod track;
 mod world;
+mod written_once;

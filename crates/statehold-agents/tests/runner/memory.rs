@@ -198,3 +198,26 @@ async fn a_turn_that_ended_without_an_answer_after_a_tool_ran_is_known_as_such()
     work.end().await;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_long_answer_is_stored_once_and_known_whole() -> Outcome {
+    let tools = ToolServer::start(vec![tool("look")], |_| "seen".to_owned()).await;
+    let [first, second] = ["one word ", "two words "].map(|words| words.repeat(300));
+    let call = ("c1".to_owned(), "look".to_owned(), "{}".to_owned());
+    let look = ModelReply::Calls("Let me look.".to_owned(), vec![call]);
+    let model = ScriptedModel::start([text(&first), look, text(&second), text("Bye.")]).await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), Policies::default()).await;
+    for said in ["First", "Second", "Third"] {
+        completed(&work.turn(said).await);
+    }
+    let known = model.messages(3);
+    let known = known.iter().filter(|said| said["role"] == "assistant");
+    let known: Vec<&str> = known.filter_map(|said| said["content"].as_str()).collect();
+    assert_eq!(known, [&*first, "Let me look.", &*second]);
+    let everything = work.everything().await;
+    for answer in [&first, &second] {
+        assert_eq!(everything.matches(answer.trim_end()).count(), 1);
+    }
+    work.end().await;
+    Ok(())
+}

@@ -22,6 +22,7 @@ use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineError, EngineOptions, MemoryKeys,
     RequestDetail, SystemClock, api, testing,
 };
+use statehold_store::Store;
 use statehold_store::memory::MemoryStore;
 
 /// Time limit of any wait in a test.
@@ -85,18 +86,23 @@ impl Rig {
     }
 
     pub(crate) async fn with(book: AgentBook, policies: Policies) -> Self {
+        Self::over(Arc::new(MemoryStore::new()), book, policies).await
+    }
+
+    /// The same over another store.
+    pub(crate) async fn over(store: Arc<dyn Store>, book: AgentBook, policies: Policies) -> Self {
         let options = EngineOptions {
             policies: Arc::new(policies),
             ..EngineOptions::default()
         };
         let engine = Engine::start(
-            Arc::new(MemoryStore::new()),
+            store,
             Arc::new(MemoryKeys::default()),
             Arc::new(SystemClock),
             options,
         )
         .await
-        .expect("an engine in memory");
+        .expect("an engine");
         Self {
             engine,
             book: Arc::new(book),
