@@ -344,6 +344,7 @@ class World:
         for request in self.requests:
             for role in ("operator", "worker"):
                 yield self.plain("requests_read", role, {"request_id": request})
+            yield self.plain("requests_memory", "worker", {"request_id": request})
         for hold in self.holds:
             for role in ("operator", "approver", "client", "worker"):
                 yield self.plain("holds_read", role, {"hold_id": hold})
@@ -661,6 +662,12 @@ def read_request(world):
     return world.call("requests_read", role, {"request_id": request}, query=query)
 
 
+def read_memory(world):
+    request = world.some("req", world.requests, world.requests)
+    query = {"limit": world.pick([None, 1, 200, 0, "x"]), "cursor": world.pick([None, None, None, "x"])}
+    return world.call("requests_memory", world.role("worker", "clerk", "operator"), {"request_id": request}, query=query)
+
+
 def read_task(world):
     task = world.some("tsk", world.tasks, world.tasks)
     session = world.tasks.get(task, {}).get("session")
@@ -911,7 +918,7 @@ MAKERS = [
     ("sessions_records", 4, records), ("requests_start", 14, start), ("requests_claim", 12, claim),
     ("requests_append", 14, append), ("requests_complete", 5, complete), ("requests_fail", 2, fail),
     ("requests_heartbeat", 3, heartbeat), ("requests_release", 2, release), ("requests_cancel", 2, cancel),
-    ("requests_read", 6, read_request), ("tasks_read", 5, read_task),
+    ("requests_read", 6, read_request), ("requests_memory", 4, read_memory), ("tasks_read", 5, read_task),
     ("tasks_close", 2, lambda world: end_task(world, "tasks_close")),
     ("tasks_cancel", 1, lambda world: end_task(world, "tasks_cancel")),
     ("holds_open", 14, open_hold), ("holds_decide", 14, decide), ("holds_resume", 6, resume), ("holds_list", 7, list_holds),
