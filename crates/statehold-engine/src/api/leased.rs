@@ -12,7 +12,6 @@ use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
-use statehold_core::task::CloseOn;
 use statehold_core::view::View;
 use statehold_store::{MemoryPage, StateValue};
 
@@ -193,7 +192,7 @@ impl LeasedRequest {
             parent: Some(by),
             input: input.body,
             attachments: input.attachments,
-            close_on: CloseOn::Never,
+            close_on: self.engine.policies().close_on(agent, None),
             lease_ttl_ms: lease_ms,
             items: Vec::new(),
             state: StatePatch::default(),

@@ -97,13 +97,14 @@ fn start_command(
     let mut items = first_items(input.items, payloads)?;
     write.engine.hide_gated(&agent, &mut items, payloads);
     let state = state_patch(input.state, payloads)?;
+    let close_on = write.engine.policies().close_on(&agent, input.close_on);
     Ok(Command::StartRequest(StartRequest {
         agent,
         task: input.task_id,
         parent,
         input: asked.body,
         attachments: asked.attachments,
-        close_on: input.close_on.unwrap_or_default(),
+        close_on,
         lease_ttl_ms: input
             .lease
             .map(|lease| lease.ttl_seconds.saturating_mul(1_000)),

@@ -21,7 +21,6 @@ use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Rejection, StartRequest, StatePatch};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
-use statehold_core::task::CloseOn;
 use utoipa::ToSchema;
 
 use self::search::TurnSearch;
@@ -101,7 +100,7 @@ impl TurnInput {
             parent: None,
             input: input.body,
             attachments: input.attachments,
-            close_on: CloseOn::default(),
+            close_on: engine.policies().close_on(&self.agent, None),
             lease_ttl_ms: None,
             items: Vec::new(),
             state: StatePatch::default(),

@@ -13,6 +13,7 @@ use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::hold::{DecideBy, Effect, HoldKind, OnExpiry, Risk};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem};
 use statehold_core::name::Name;
+use statehold_core::task::CloseOn;
 
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
@@ -99,6 +100,8 @@ pub struct Policies {
     pub kept: BTreeMap<Name, AgentPolicy>,
     /// The agents that an agent may call, by agent. An agent that is not declared may call any.
     pub calls: BTreeMap<Name, BTreeSet<Name>>,
+    /// What closes the tasks of an agent, by agent.
+    pub close_on: BTreeMap<Name, CloseOn>,
 }
 
 /// Separates the server of a tool from its name.
@@ -245,6 +248,12 @@ impl Policies {
         let agents = self.kept.iter();
         let named = agents.filter(|(agent, _)| self.agents.contains_key(*agent));
         named.flat_map(|(agent, kept)| kept.tools.keys().map(move |tool| (agent, tool)))
+    }
+
+    /// What closes a new task of an agent: as the caller asks, or as the agent is declared.
+    pub(crate) fn close_on(&self, agent: &Name, asked: Option<CloseOn>) -> CloseOn {
+        let declared = self.close_on.get(agent).copied();
+        asked.or(declared).unwrap_or_default()
     }
 
     /// Refuses a request to an agent that the agent of its parent may not call.

@@ -134,7 +134,12 @@ pub(crate) fn policies(agents: &BTreeMap<Name, AgentConfig>) -> Policies {
         agents.iter().chain(calls).flatten().cloned().collect()
     };
     let declared = agents.iter().filter(|(_, agent)| !agent.is_policies_only());
+    let close_on = agents.iter().filter_map(|(name, agent)| {
+        let close_on = agent.declared.close_on?;
+        Some((name.clone(), close_on))
+    });
     Policies {
+        close_on: close_on.collect(),
         calls: declared
             .map(|(name, agent)| (name.clone(), calls(agent)))
             .collect(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use statehold_agents::spec::{ChatDefault, ChatMemory};
 use statehold_core::name::Name;
+use statehold_core::task::CloseOn;
 
 use super::values::{
     BoundedNumber, MessagePattern, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey,
@@ -78,6 +79,8 @@ pub(crate) struct AgentDeclaration {
     /// The agents that a worker's keys may call below its requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) calls: Option<Vec<Name>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) close_on: Option<CloseOn>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) description: Option<NonEmptyText>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,12 +157,13 @@ pub(super) struct RuleTable {
 use DeclaredKind::{Conversations, Llm, Openai, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 27] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 28] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_prompt", &[Router]),
     ("base_url", &[Openai, Conversations]),
     ("calls", &[Worker]),
+    ("close_on", &DeclaredKind::ALL),
     ("credential_env", &[Worker, Openai, Conversations]),
     ("description", &DeclaredKind::ALL),
     ("export", &[Openai, Conversations]),

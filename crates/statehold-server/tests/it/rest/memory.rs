@@ -1,9 +1,14 @@
 //! The memory of a request: what its worker gets, page by page, and who gets nothing.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
+use statehold_core::name::Name;
+use statehold_core::task::CloseOn;
+use statehold_engine::policy::Policies;
 
 use super::{act, claim, new_session, start};
-use crate::rig::{Rig, Who, text};
+use crate::rig::{Rig, Setup, Who, text};
 
 /// A turn of the agent `helper` that leaves private state.
 async fn turn(ann: &Who, worker: &Who, session: &str, n: u64) -> Value {
@@ -154,4 +159,41 @@ async fn the_agent_view_of_a_task_is_asked_for_by_name() {
         .await
         .refused(400, "bad_query");
     rig.stop().await;
+}
+
+#[tokio::test]
+async fn the_declaration_of_an_agent_says_what_closes_its_tasks_and_the_memory_stays() {
+    let helper: Name = "helper".parse().expect("a name");
+    let rig = Rig::with(Setup {
+        policies: Arc::new(Policies {
+            close_on: [(helper, CloseOn::Reply)].into(),
+            ..Policies::default()
+        }),
+        ..Setup::default()
+    })
+    .await;
+    let (ann, worker) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let session = new_session(&ann).await;
+    let first = turn(&ann, &worker, &session, 1).await;
+    let second = turn(&ann, &worker, &session, 2).await;
+    assert_ne!(first["task_id"], second["task_id"], "its answer closed it");
+    let task = ann
+        .get(&format!("/v1/tasks/{}", text(&first, "task_id")))
+        .await;
+    assert_eq!(task.ok(200)["status"], "completed");
+    start(&ann, &session, "helper", "question 3").await;
+    let claimed = claim(&worker, "helper").await;
+    assert_eq!(claimed["memory"], json!({"exchanges": 2}));
+    // The caller comes first.
+    let path = format!("/v1/sessions/{session}/requests");
+    let input = json!({"agent": "helper", "input": "question 4", "close_on": "never"});
+    let kept = ann.post(&path, &input).await.ok(201);
+    let claimed = claim(&worker, "helper").await;
+    assert_eq!(claimed["id"], kept["id"]);
+    let done = json!({"output": "answer 4"});
+    act(&worker, &claimed, "complete", done).await.ok(200);
+    let task = ann
+        .get(&format!("/v1/tasks/{}", text(&kept, "task_id")))
+        .await;
+    assert_eq!(task.ok(200)["status"], "idle");
 }
