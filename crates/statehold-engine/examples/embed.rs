@@ -59,8 +59,7 @@ async fn main() -> Result<(), AnyError> {
     worker.await??;
     println!("{} is {:?}", answered.view.id, answered.view.status);
 
-    let (newest, cursor) = ((None, 50), |seq: u64| seq.to_string());
-    let page = api::session::messages(&engine, &caller, session, newest, cursor).await?;
+    let (page, _next) = api::session::messages(&engine, &caller, session, (None, 50)).await?;
     for message in page.messages {
         println!("{:?}: {}", message.role, message.content);
     }

@@ -4,7 +4,7 @@ mod changes;
 mod detail;
 mod pending;
 
-use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Right, Risk, WhyNot};
+use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Risk, WhyNot};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::{APPROVER, Principal};
@@ -58,8 +58,6 @@ pub struct HoldFilter {
 pub(crate) struct Reach {
     /// Whether the caller may see it. If not, it is reported as not found.
     pub(crate) sees: bool,
-    /// The right by which the caller may decide it, or why the caller may not.
-    pub(crate) right: Result<Right, WhyNot>,
     /// Why the caller may not decide it, including missing roles. None if the caller may.
     pub(crate) why_not: Option<WhyNot>,
 }
@@ -67,10 +65,9 @@ pub(crate) struct Reach {
 impl Reach {
     pub(crate) fn of(caller: &Caller, row: &HoldSummary) -> Self {
         let owner = &row.session.owner;
-        let right = caller.actor().right_to_decide(&row.hold, owner.user);
-        let why_not = match &right {
+        let why_not = match caller.actor().right_to_decide(&row.hold, owner.user) {
             Ok(_) => missing_role(caller, &row.hold, owner.user).map(WhyNot::NeedsRole),
-            Err(why) => Some(why.clone()),
+            Err(why) => Some(why),
         };
         // A worker bound to a user works only in that user's sessions.
         let is_near = caller.user.is_none_or(|bound| bound == owner.user);
@@ -80,11 +77,7 @@ impl Reach {
                 || caller.reads_all()
                 || caller.acts_for(owner.user)
                 || is_near && caller.works_for(&row.agent));
-        Self {
-            sees,
-            right,
-            why_not,
-        }
+        Self { sees, why_not }
     }
 
     fn decides(&self) -> bool {

@@ -68,10 +68,11 @@ pub struct MemoryRead {
     pub task: TaskId,
     /// The revision of the session.
     pub revision: u64,
+    /// The rest of the memory, for the next page.
+    pub rest: Option<Memory>,
 }
 
-/// Reads the memory of a request as its worker: the first page, or the page that begins with `rest`. `seal`
-/// makes the cursor of the next page from the rest of the memory.
+/// Reads the memory of a request as its worker: the first page, or the page that begins with `rest`.
 ///
 /// # Errors
 ///
@@ -81,7 +82,6 @@ pub async fn read(
     caller: &Caller,
     request: RequestId,
     (rest, limit): (Option<Memory>, usize),
-    seal: impl FnOnce(Memory) -> String,
 ) -> Result<MemoryRead, EngineError> {
     require_any(caller, &[Role::Worker])?;
     let session = engine.session_of_request(request).await?;
@@ -101,11 +101,12 @@ pub async fn read(
     Ok(MemoryRead {
         view: MemoryView {
             exchanges: exchanges.map(ExchangeView::of).collect(),
-            next_cursor: page.rest.map(seal),
+            next_cursor: None,
         },
         session,
         task: task.id,
         revision,
+        rest: page.rest,
     })
 }
 

@@ -390,7 +390,7 @@ pub async fn delete(
 }
 
 /// The messages of a session. The first page has the newest ones; within a page the oldest come first.
-/// `seal` makes the cursor of the next page from the `seq` that it begins before.
+/// With the `seq` before which the next page begins.
 ///
 /// # Errors
 ///
@@ -400,14 +400,14 @@ pub async fn messages(
     caller: &Caller,
     session: SessionId,
     (before, limit): (Option<u64>, usize),
-    seal: impl FnOnce(u64) -> String,
-) -> Result<MessagePage, EngineError> {
+) -> Result<(MessagePage, Option<u64>), EngineError> {
     let page = engine.transcript(caller, session, before, limit).await?;
-    Ok(MessagePage {
+    let view = MessagePage {
         messages: page.items.iter().rev().map(MessageView::of).collect(),
         revision: page.revision,
-        next_cursor: page.next.map(seal),
-    })
+        next_cursor: None,
+    };
+    Ok((view, page.next))
 }
 
 /// Every item of a session, in pages like those of [`messages`]. The audit stream records the read before
@@ -421,8 +421,7 @@ pub async fn trace(
     caller: &Caller,
     session: SessionId,
     (before, limit): (Option<u64>, usize),
-    seal: impl FnOnce(u64) -> String,
-) -> Result<TracePage, EngineError> {
+) -> Result<(TracePage, Option<u64>), EngineError> {
     let summary = engine.traceable(caller, session).await?;
     if summary.deleted {
         return Err(EngineError::NotFound);
@@ -432,11 +431,12 @@ pub async fn trace(
         .await?;
     let at = (session, summary.revision);
     let page = engine.items(at, None, View::Trace, before, limit).await?;
-    Ok(TracePage {
+    let view = TracePage {
         messages: page.items.iter().rev().map(ItemView::of).collect(),
         revision: page.revision,
-        next_cursor: page.next.map(seal),
-    })
+        next_cursor: None,
+    };
+    Ok((view, page.next))
 }
 
 /// The records of a session: a hash chain that any reader can verify.

@@ -59,9 +59,8 @@ pub struct TaskEnded {
     pub revision: u64,
 }
 
-/// Reads a task with the newest items of its history, oldest first, and the revision of its session. `seal`
-/// makes the cursor of the next page from the `seq` that it begins before. The audit stream records trace
-/// reads.
+/// Reads a task with the newest items of its history, oldest first, the revision of its session, and the
+/// `seq` before which the next page begins. The audit stream records trace reads.
 ///
 /// # Errors
 ///
@@ -72,8 +71,7 @@ pub async fn read(
     task: TaskId,
     asked: AskedView,
     (before, limit): (Option<u64>, usize),
-    seal: impl FnOnce(u64) -> String,
-) -> Result<(TaskView, u64), EngineError> {
+) -> Result<(TaskView, u64, Option<u64>), EngineError> {
     let detail = engine.task(caller, task, asked).await?;
     let task = &detail.task;
     let at = (detail.session.id, detail.revision);
@@ -97,9 +95,9 @@ pub async fn read(
             .map(|item| ItemView::of(item).seen_by(detail.view))
             .collect(),
         state: detail.state.as_deref().map(raw_bytes),
-        next_cursor: page.next.map(seal),
+        next_cursor: None,
     };
-    Ok((view, detail.revision))
+    Ok((view, detail.revision, page.next))
 }
 
 /// Closes a task without live requests.

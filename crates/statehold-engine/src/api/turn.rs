@@ -73,14 +73,6 @@ pub struct TurnInput {
 }
 
 impl TurnInput {
-    /// The call of a decision. A decision is kept under its own key, which outlives every idempotency key.
-    fn decision_call(&self) -> Call {
-        Call {
-            key: None,
-            ..self.call.clone()
-        }
-    }
-
     /// The command that starts the turn, and its payloads. Equal messages of one user have equal digests.
     async fn start_command(
         &self,

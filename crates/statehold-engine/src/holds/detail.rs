@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
-use statehold_core::hold::{Hold, HoldKind, Right, WhyNot};
+use statehold_core::hold::{Hold, HoldKind, WhyNot};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
@@ -51,8 +51,6 @@ pub struct HoldDetail {
     pub result: Option<CallResult>,
     /// Its group.
     pub group: Option<HoldGroup>,
-    /// The right by which the caller may decide it, or why the caller may not.
-    pub right: Result<Right, WhyNot>,
     /// Why the caller may not decide it, including missing roles. None if the caller may.
     pub why_not: Option<WhyNot>,
     /// Whether the caller may see the action: as a person who may decide it, or with a role that reads
@@ -133,7 +131,7 @@ impl Engine {
             let session = row.session.id;
             let opened = records.get(&(session, row.hold.opened_at));
             let decided = row.decision.and_then(|(_, by)| records.get(&(session, by)));
-            let Reach { right, why_not, .. } = Reach::of(caller, &row);
+            let Reach { why_not, .. } = Reach::of(caller, &row);
             let body = lost.remove(&row.hold.id);
             let body = body.or_else(|| payload(opened, row.hold.body).map(<[u8]>::to_vec));
             let group = group_of(body.as_deref());
@@ -155,7 +153,6 @@ impl Engine {
                 result: row.result,
                 group,
                 sees_action: why_not.is_none(),
-                right,
                 why_not,
                 votes: row.hold.votes.keys().copied().collect(),
                 closed: row.decision.map(|(decision, decided_by)| ClosedHold {

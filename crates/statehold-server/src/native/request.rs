@@ -132,10 +132,10 @@ async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> A
     let cursor = Cursor::of(&context, "memory", &request.to_string());
     let rest = cursor.open_bytes(params.cursor.as_deref())?;
     let rest = rest.map(|bytes: [u8; 32]| Memory::from_bytes(&bytes));
-    let (page, seal) = ((rest, limit), |rest: Memory| {
-        cursor.seal_bytes(&rest.to_bytes())
-    });
-    let read = api::memory::read(context.engine(), caller, request, page, seal).await?;
+    let page = (rest, limit);
+    let mut read = api::memory::read(context.engine(), caller, request, page).await?;
+    let rest = read.rest.map(|rest| cursor.seal_bytes(&rest.to_bytes()));
+    read.view.next_cursor = rest;
     let headers = AnswerHeaders::in_request(read.session, request).task(read.task);
     Ok(shown(&read.view, headers.at(read.revision)))
 }

@@ -196,13 +196,15 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "messages", &format!("{session} {is_trace}"));
     let before = cursor.open(params.cursor.as_deref())?;
-    let (page, seal) = ((before, limit), |seq| cursor.seal(seq));
+    let (engine, page) = (context.engine(), (before, limit));
     if is_trace {
-        let page = api::session::trace(context.engine(), caller, session, page, seal).await?;
+        let (mut page, next) = api::session::trace(engine, caller, session, page).await?;
+        page.next_cursor = next.map(|seq| cursor.seal(seq));
         let headers = AnswerHeaders::session(session).at(page.revision);
         return Ok(shown(&page, headers));
     }
-    let page = api::session::messages(context.engine(), caller, session, page, seal).await?;
+    let (mut page, next) = api::session::messages(engine, caller, session, page).await?;
+    page.next_cursor = next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders::session(session).at(page.revision);
     Ok(shown(&page, headers))
 }

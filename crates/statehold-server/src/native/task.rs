@@ -66,8 +66,9 @@ async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> An
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "history", &format!("{id} {asked:?}"));
     let page = (cursor.open(params.cursor.as_deref())?, limit);
-    let seal = |seq| cursor.seal(seq);
-    let (task, revision) = api::task::read(context.engine(), caller, id, asked, page, seal).await?;
+    let (mut task, revision, next) =
+        api::task::read(context.engine(), caller, id, asked, page).await?;
+    task.next_cursor = next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders::session(task.session_id).task(id);
     Ok(shown(&task, headers.at(revision)))
 }

@@ -108,7 +108,7 @@ impl<'a> TurnSearch<'a> {
         &self,
         decisions: Vec<TurnDecision>,
     ) -> Result<RequestId, EngineError> {
-        let call = self.input.decision_call();
+        let call = &self.input.call;
         let mut root = None;
         for decision in decisions {
             let detail = self.engine.hold(&call.caller, decision.hold_id).await?;
@@ -118,7 +118,7 @@ impl<'a> TurnSearch<'a> {
             }
             let key = decision.key.clone();
             let answer = decision.answer()?;
-            decide_shown(self.engine, &call, key.as_deref(), &detail, answer).await?;
+            decide_shown(self.engine, call, key.as_deref(), &detail, answer).await?;
             root = first;
         }
         root.ok_or(EngineError::NotFound)
@@ -153,8 +153,8 @@ impl<'a> TurnSearch<'a> {
             comment: None,
             reason: None,
         };
-        let (call, key) = (self.input.decision_call(), self.input.key.as_deref());
-        decide_shown(self.engine, &call, key, question, answer).await?;
+        let (call, key) = (&self.input.call, self.input.key.as_deref());
+        decide_shown(self.engine, call, key, question, answer).await?;
         Ok(())
     }
 
