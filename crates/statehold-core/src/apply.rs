@@ -137,6 +137,12 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
                 set_status(live, LiveStatus::Queued);
             });
         }
+        Event::FenceRaised { fence, request } => {
+            with_request(state, *request, |live| {
+                live.fence = *fence;
+                live.lease = None;
+            });
+        }
         Event::LeaseReleased { request } => {
             with_request(state, *request, |live| {
                 live.lease = None;

@@ -65,6 +65,11 @@ pub enum Command {
         /// The request.
         request: RequestId,
     },
+    /// Shut out the workers that another copy of the data has, or will have, for a request.
+    RaiseFence {
+        /// The request.
+        request: RequestId,
+    },
     /// Release the lease, because the worker does not wait.
     ReleaseLease {
         /// The request, and who gives it back.
@@ -601,6 +606,7 @@ impl Command {
             }
             Self::ClaimRequest { request, .. }
             | Self::LapseLease { request }
+            | Self::RaiseFence { request }
             | Self::CancelRequest { request } => named.request = Some(*request),
             Self::ReleaseLease { by }
             | Self::AppendItems { by, .. }
@@ -658,6 +664,7 @@ impl Command {
             Self::StartRequest(_) => CommandName::StartRequest,
             Self::ClaimRequest { .. } => CommandName::ClaimRequest,
             Self::LapseLease { .. } => CommandName::LapseLease,
+            Self::RaiseFence { .. } => CommandName::RaiseFence,
             Self::ReleaseLease { .. } => CommandName::ReleaseLease,
             Self::AppendItems { .. } => CommandName::AppendItems,
             Self::OpenHold { .. } => CommandName::OpenHold,

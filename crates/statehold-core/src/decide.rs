@@ -55,6 +55,7 @@ pub fn decide(
             request::claim(&mut draft, *request, *ttl_ms)?;
         }
         Command::LapseLease { request } => request::lapse(&mut draft, *request)?,
+        Command::RaiseFence { request } => request::raise_fence(&mut draft, *request)?,
         Command::ReleaseLease { by } => request::release(&mut draft, *by)?,
         Command::AppendItems {
             by,

@@ -1,4 +1,4 @@
-//! The promises, as 28 named predicates.
+//! The promises, as 29 named predicates.
 //!
 //! The model checker, the property tests and `statehold check` all evaluate these same functions. A
 //! predicate sees an [`Observation`] and the [`Facts`] that the records before it established; it
@@ -79,11 +79,14 @@ pub enum Invariant {
     /// The number and the newest of the exchanges of each agent path, and what each live request knows
     /// of them, are what the log says.
     OneMemory = 29,
+    /// The fence of a request only grows: by one with each claim, and past every fence of another copy of
+    /// the data with each restore.
+    FencesGrow,
 }
 
 impl Invariant {
     /// All promises, in order.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::SingleDecision,
         Self::DecisionIdempotence,
         Self::AtMostOnceRelease,
@@ -112,6 +115,7 @@ impl Invariant {
         Self::RefusalIsClean,
         Self::Progress,
         Self::OneMemory,
+        Self::FencesGrow,
     ];
 
     /// The name in tests, reports and documents.
@@ -145,6 +149,7 @@ impl Invariant {
             Self::RefusalIsClean => "refusal is clean",
             Self::Progress => "progress",
             Self::OneMemory => "one memory",
+            Self::FencesGrow => "fences grow",
         }
     }
 

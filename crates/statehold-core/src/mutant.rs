@@ -51,6 +51,8 @@ pub enum Mutant {
     SkipSequence,
     /// A write with an old fence is taken.
     SkipFence,
+    /// A request keeps its fence in a restored copy of the data.
+    KeepFence,
     /// One person's votes count each time.
     CountVotesTwice,
     /// The principal that opened a hold may decide it.
@@ -85,7 +87,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All mutants, in the order of their declaration.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::DecideTwice,
         Self::ReplayAnything,
         Self::DoubleRelease,
@@ -107,6 +109,7 @@ impl Mutant {
         Self::ClockStepsBack,
         Self::SkipSequence,
         Self::SkipFence,
+        Self::KeepFence,
         Self::CountVotesTwice,
         Self::RequesterDecides,
         Self::InboxMissesReused,

@@ -234,6 +234,7 @@ impl Touched {
             }
             Event::RequestLeased { request, .. }
             | Event::LeaseLapsed { request }
+            | Event::FenceRaised { request, .. }
             | Event::LeaseReleased { request }
             | Event::RequestStatusChanged { request, .. }
             | Event::ItemsAppended { request, .. } => {

@@ -70,6 +70,7 @@ pub enum CommandName {
     StartRequest,
     ClaimRequest,
     LapseLease,
+    RaiseFence,
     ReleaseLease,
     AppendItems,
     OpenHold,
@@ -210,6 +211,14 @@ pub enum Event {
     },
     /// A worker was lost.
     LeaseLapsed {
+        /// The request.
+        request: RequestId,
+    },
+    /// Only later claims may write: the data was restored, and the workers from before belong to another
+    /// copy of it.
+    FenceRaised {
+        /// The number that no worker has.
+        fence: u64,
         /// The request.
         request: RequestId,
     },
@@ -616,6 +625,7 @@ impl Event {
             | Self::RequestStarted { .. }
             | Self::RequestLeased { .. }
             | Self::LeaseLapsed { .. }
+            | Self::FenceRaised { .. }
             | Self::LeaseReleased { .. }
             | Self::RequestStatusChanged { .. }
             | Self::VoteRecorded { .. }

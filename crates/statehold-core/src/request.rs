@@ -14,6 +14,14 @@ use crate::memory::Memory;
 use crate::principal::Principal;
 use crate::time::Timestamp;
 
+/// How far a restored copy of the data raises a fence above the one in the backup.
+///
+/// The server that the backup was made of may still run, and gives out fences from the same number on, one
+/// per claim. A request would have to be claimed 2^32 times there before a worker of one copy showed a fence
+/// that the other copy gives out too. A fence stays below 2^53, where JSON readers lose precision, for two
+/// million restores one after the other.
+pub const FENCE_RAISE: u64 = 1 << 32;
+
 /// Status of a request that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(
@@ -189,7 +197,7 @@ pub struct LiveRequest {
     pub depth: u16,
     /// The status.
     pub status: LiveStatus,
-    /// How often it was claimed. The number a worker must show.
+    /// The number a worker must show. Grows with each claim, and far more with each restore.
     pub fence: u64,
     /// Who may write. None before the first claim and while it waits for the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -126,6 +126,7 @@ impl Model for CoreModel {
             RefusalIsClean "a command is refused",
             Progress "a request waits for something",
             OneMemory "an agent has a memory",
+            FencesGrow "a request has a fence",
         };
         properties.extend(situations::all());
         properties

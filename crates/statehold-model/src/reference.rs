@@ -28,6 +28,9 @@ use statehold_core::session::{Owner, SessionStatus, TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_core::time::Timestamp;
 
+/// How far the fence of a request jumps when the data is restored from a backup.
+const RESTORE_STEP: u64 = 0x1_0000_0000;
+
 /// Everything that ever was in one session. Objects refer to each other by place in these lists;
 /// the place plus one is the number of the alias.
 #[derive(Debug, Clone, Default)]
@@ -90,8 +93,10 @@ pub struct KnownRequest {
     pub parent: Option<usize>,
     /// The revision that started it.
     pub started_by: u64,
-    /// Every lease it ever had. The fence is their number.
+    /// Every lease it ever had.
     pub leases: Vec<Lease>,
+    /// How many of them it had at each restore of the data.
+    pub restored_after: Vec<usize>,
     /// Whether the records still give the lease to the last worker. An expired lease stays until a
     /// command gives it up.
     pub attended: bool,
@@ -280,9 +285,18 @@ impl World {
         }
     }
 
-    /// The fence that counts.
+    /// The fence that counts: one for each lease, and a big step for each restore.
     pub fn fence(&self, request: usize) -> u64 {
-        self.requests[request].leases.len() as u64
+        let known = &self.requests[request];
+        known.leases.len() as u64 + RESTORE_STEP * known.restored_after.len() as u64
+    }
+
+    /// The fence of the last worker.
+    pub fn last_fence(&self, request: usize) -> u64 {
+        let known = &self.requests[request];
+        let leases = known.leases.len();
+        let restores = known.restored_after.iter().filter(|at| **at < leases);
+        leases as u64 + RESTORE_STEP * restores.count() as u64
     }
 
     /// The lease that counts, unless it was given up.
@@ -378,7 +392,7 @@ impl World {
     ///
     /// If no record told the id of a hold.
     pub fn call_state(&self, item: usize) -> CallState {
-        let fence = self.fence(self.items[item].request);
+        let fence = self.last_fence(self.items[item].request);
         let asked = self.holds.iter().rev().find(|hold| hold.call == Some(item));
         let is_gated = matches!(
             self.items[item].mark,

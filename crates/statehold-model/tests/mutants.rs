@@ -14,7 +14,7 @@ use statehold_model::checker::{Caught, Scope, hunt};
 const WORLDS: usize = 60_000;
 
 /// Each bug, the promise that it breaks, and how the name of the scope that shows it begins.
-const EXPECTED: [(Mutant, Invariant, &str); 36] = [
+const EXPECTED: [(Mutant, Invariant, &str); 37] = [
     (Mutant::DecideTwice, Invariant::SingleDecision, "two holds"),
     (
         Mutant::ReplayAnything,
@@ -76,6 +76,7 @@ const EXPECTED: [(Mutant, Invariant, &str); 36] = [
     ),
     (Mutant::SkipSequence, Invariant::DenseOrder, "cascade"),
     (Mutant::SkipFence, Invariant::Fencing, "lost leases"),
+    (Mutant::KeepFence, Invariant::FencesGrow, "a restore"),
     (Mutant::CountVotesTwice, Invariant::Quorum, "two holds"),
     (Mutant::RequesterDecides, Invariant::Quorum, "two holds"),
     (

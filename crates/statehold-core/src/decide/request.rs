@@ -13,7 +13,7 @@ use crate::limits;
 use crate::memory::AgentPath;
 use crate::mutant::{self, Mutant};
 use crate::record::Event;
-use crate::request::{LiveStatus, RequestOutcome};
+use crate::request::{FENCE_RAISE, LiveStatus, RequestOutcome};
 use crate::task::{ParentLink, TaskStatus};
 
 pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), Rejection> {
@@ -217,6 +217,24 @@ pub(super) fn lapse(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rej
             Err(Rejection::NotClaimable { request, status })
         }
     }
+}
+
+/// Takes the request from its worker, whose lease may be live: that worker belongs to another copy of the
+/// data. Holds and children stay. Decisions that no worker has got wait for the next claim, and calls that the
+/// worker may have started count as started.
+pub(super) fn raise_fence(draft: &mut Draft<'_>, request: RequestId) -> Result<(), Rejection> {
+    let live = draft.live(request)?;
+    let is_running = live.status == LiveStatus::Running;
+    let fence = if mutant::is_on(Mutant::KeepFence) {
+        live.fence
+    } else {
+        live.fence.saturating_add(FENCE_RAISE)
+    };
+    if is_running {
+        draft.emit(Event::LeaseLapsed { request });
+    }
+    draft.emit(Event::FenceRaised { fence, request });
+    Ok(())
 }
 
 /// Releases the lease of a worker that does not wait. Later decisions wait for the next claim, and

@@ -448,6 +448,12 @@ impl World {
         }
     }
 
+    fn raise_fence(&self, request: &str) -> Command {
+        Command::RaiseFence {
+            request: self.request(request),
+        }
+    }
+
     fn release(&self, request: &str) -> Command {
         Command::ReleaseLease {
             by: self.fenced(request),
@@ -708,9 +714,10 @@ fn usual_actor(command: &Command) -> Actor {
         | Command::FailRequest { .. }
         | Command::PutState { by: Some(_), .. } => worker(1),
         Command::DecideHold { .. } => approver(1),
-        Command::LapseLease { .. } | Command::ExpireHold { .. } | Command::ExpireSession => {
-            Actor::system(name("t1"))
-        }
+        Command::LapseLease { .. }
+        | Command::RaiseFence { .. }
+        | Command::ExpireHold { .. }
+        | Command::ExpireSession => Actor::system(name("t1")),
         Command::StartRequest(_)
         | Command::PutState { .. }
         | Command::CreateSession { .. }

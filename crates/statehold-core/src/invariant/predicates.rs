@@ -1,6 +1,6 @@
 //! One function per promise, in the order of their numbers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{CommandStep, Facts, Invariant, Observation, RecordStep, Verdict, naive};
 use crate::apply::apply;
@@ -12,7 +12,7 @@ use crate::item::{CallMark, CallOutcome, Item, ItemKind, PlacedItem, Role, Visib
 use crate::limits;
 use crate::principal::Principal;
 use crate::record::{CommandName, Event, Record};
-use crate::request::{LiveStatus, REQUEST_TRANSITIONS, RequestOutcome};
+use crate::request::{FENCE_RAISE, LiveStatus, REQUEST_TRANSITIONS, RequestOutcome};
 use crate::scope::Scope;
 use crate::session::SessionState;
 use crate::task::TaskStatus;
@@ -50,6 +50,7 @@ pub(super) fn of(invariant: Invariant) -> Predicate {
         Invariant::RefusalIsClean => refusal_is_clean,
         Invariant::Progress => progress,
         Invariant::OneMemory => one_memory,
+        Invariant::FencesGrow => fences_grow,
     }
 }
 
@@ -205,7 +206,7 @@ fn exact_pause(_: &Facts, seen: &Observation<'_>) -> Verdict {
 
 fn atomic_cascade(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
-        let mut announced: std::collections::BTreeMap<TaskId, TaskStatus> = step
+        let mut announced: BTreeMap<TaskId, TaskStatus> = step
             .before
             .tasks
             .values()
@@ -350,6 +351,7 @@ fn request_of(event: &Event) -> Option<RequestId> {
         Event::RequestStarted { request, .. }
         | Event::RequestLeased { request, .. }
         | Event::LeaseLapsed { request }
+        | Event::FenceRaised { request, .. }
         | Event::LeaseReleased { request }
         | Event::RequestStatusChanged { request, .. }
         | Event::RequestEnded { request, .. }
@@ -374,7 +376,7 @@ fn task_of(event: &Event) -> Option<TaskId> {
 
 fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
-        let mut statuses: std::collections::BTreeMap<RequestId, LiveStatus> = step
+        let mut statuses: BTreeMap<RequestId, LiveStatus> = step
             .before
             .requests
             .values()
@@ -570,6 +572,7 @@ fn fence_of(command: &Command) -> Option<Fenced> {
         | Command::DeleteSession
         | Command::ClaimRequest { .. }
         | Command::LapseLease { .. }
+        | Command::RaiseFence { .. }
         | Command::DecideHold { .. }
         | Command::ExpireHold { .. }
         | Command::CancelRequest { .. }
@@ -783,5 +786,30 @@ fn one_memory(facts: &Facts, seen: &Observation<'_>) -> Verdict {
         let same = *state.memories == known.memories && is_bounded;
         let concerned = !state.tasks.is_empty() || !known.memories.is_empty();
         all(paths.chain(live).chain(concerned.then_some(same)))
+    })
+}
+
+fn fences_grow(_: &Facts, seen: &Observation<'_>) -> Verdict {
+    on_record(seen, |step| {
+        let before = step.before.requests.values();
+        let mut fences: BTreeMap<RequestId, u64> =
+            before.map(|live| (live.id, live.fence)).collect();
+        let mut cases = Vec::new();
+        for event in &step.record.content.events {
+            let (request, fence, growth) = match event {
+                Event::RequestStarted { request, .. } => {
+                    fences.insert(*request, 0);
+                    continue;
+                }
+                Event::RequestLeased { request, fence, .. } => (*request, *fence, 1),
+                Event::FenceRaised { request, fence } => (*request, *fence, FENCE_RAISE),
+                _ => continue,
+            };
+            let was = fences.insert(request, fence);
+            cases.push(was.and_then(|was| was.checked_add(growth)) == Some(fence));
+        }
+        let after = step.after.requests.values();
+        cases.extend(after.map(|live| fences.get(&live.id) == Some(&live.fence)));
+        all(cases)
     })
 }

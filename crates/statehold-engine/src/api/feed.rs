@@ -319,6 +319,9 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             json!({"type": "request_leased", "request_id": request})
         }
         Event::LeaseLapsed { request } => json!({"type": "lease_lapsed", "request_id": request}),
+        Event::FenceRaised { request, .. } => {
+            json!({"type": "fence_raised", "request_id": request})
+        }
         Event::LeaseReleased { request } => {
             json!({"type": "lease_released", "request_id": request})
         }

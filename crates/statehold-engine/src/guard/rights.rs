@@ -75,9 +75,10 @@ impl Act {
             Command::CancelTask { task } => Self::CancelTask(*task),
             Command::DecideHold { hold, .. } => Self::Decide(*hold),
             Command::Fork { .. } | Command::Rewind { .. } => Self::ChangeHistory,
-            Command::LapseLease { .. } | Command::ExpireHold { .. } | Command::ExpireSession => {
-                Self::Settle
-            }
+            Command::LapseLease { .. }
+            | Command::RaiseFence { .. }
+            | Command::ExpireHold { .. }
+            | Command::ExpireSession => Self::Settle,
         }
     }
 

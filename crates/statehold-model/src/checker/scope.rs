@@ -3,7 +3,7 @@
 use statehold_core::command::Fenced;
 use statehold_core::hold::DecisionKind;
 use statehold_core::item::CallOutcome;
-use statehold_core::request::{LiveRequest, LiveStatus};
+use statehold_core::request::{FENCE_RAISE, LiveRequest, LiveStatus};
 
 use super::world::{Action, Ask, Person, Probe, World};
 
@@ -45,6 +45,8 @@ pub struct Scope {
     pub steps_back: u8,
     /// Crashes.
     pub crashes: u8,
+    /// Restores of a backup.
+    pub restores: u8,
     /// Whether the disk confirms later than the decision.
     pub pipelined: bool,
     /// Writes of state.
@@ -75,6 +77,7 @@ const EMPTY: Scope = Scope {
     ticks: 0,
     steps_back: 0,
     crashes: 0,
+    restores: 0,
     pipelined: false,
     writes: 0,
     ends: 0,
@@ -82,7 +85,7 @@ const EMPTY: Scope = Scope {
 };
 
 /// The largest first, so that none is left alone at the end.
-const SMALL: [Scope; 6] = [
+const SMALL: [Scope; 7] = [
     Scope {
         name: "two holds on one request, two approvers, a deadline",
         holds: 2,
@@ -180,6 +183,21 @@ const SMALL: [Scope; 6] = [
         ends: 1,
         ..EMPTY
     },
+    Scope {
+        name: "a restore while requests run, wait and are held",
+        spawns: 1,
+        depth: 1,
+        agents: &["a"],
+        holds: 1,
+        asks: &[Ask::Approval],
+        people: &[Person::Approver(1)],
+        decisions: &[Approve, Reject],
+        claims: 3,
+        workers: 2,
+        restores: 2,
+        ends: 1,
+        ..EMPTY
+    },
 ];
 
 impl Default for Scope {
@@ -231,7 +249,9 @@ impl Scope {
         }
         // A worker that was replaced does not know it yet.
         let stale = (live.fence > 1).then(|| live.fence - 1);
-        for fence in [Some(live.fence), stale].into_iter().flatten() {
+        // Nor does a worker of another copy of the data.
+        let foreign = live.fence.checked_sub(FENCE_RAISE);
+        for fence in [Some(live.fence), stale, foreign].into_iter().flatten() {
             let by = Fenced {
                 request: live.id,
                 fence,
@@ -303,6 +323,9 @@ impl Scope {
         }
         if spent.steps_back < self.steps_back && world.wall > 0 {
             actions.push(Action::StepBack);
+        }
+        if spent.restores < self.restores {
+            actions.push(Action::Restore);
         }
         if self.pipelined && world.durable < world.core.revision {
             actions.push(Action::Sync);

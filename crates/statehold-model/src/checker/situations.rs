@@ -2,6 +2,7 @@
 //! far fails.
 
 use statehold_core::hold::HoldKind;
+use statehold_core::request::FENCE_RAISE;
 use stateright::Property;
 
 use super::{CoreModel, World};
@@ -49,6 +50,13 @@ pub(super) fn all() -> Vec<Property<CoreModel>> {
             |_, world: &World| {
                 let holds = &world.core.holds;
                 holds.values().any(|hold| hold.kind == HoldKind::Reconcile)
+            },
+        ),
+        Property::sometimes(
+            "a held request was taken from the workers of another copy",
+            |_, world: &World| {
+                let mut requests = world.core.requests.values();
+                requests.any(|live| live.fence > FENCE_RAISE && !live.holds.is_empty())
             },
         ),
         Property::sometimes("the disk is two records behind", |_, world: &World| {

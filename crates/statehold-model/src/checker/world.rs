@@ -69,6 +69,7 @@ pub struct Spent {
     pub(super) ticks: u8,
     pub(super) steps_back: u8,
     pub(super) crashes: u8,
+    pub(super) restores: u8,
     pub(super) writes: u8,
     pub(super) ends: u8,
 }
@@ -175,6 +176,8 @@ pub enum Action {
         /// Whether the tail happened to survive.
         keeps_tail: bool,
     },
+    /// A backup of this moment is restored, and its workers go on.
+    Restore,
     /// A caller tries a command that the core must refuse, or that must leave no trace here.
     Probe(Probe),
 }
@@ -366,6 +369,7 @@ impl World {
             Action::StepBack => &mut self.spent.steps_back,
             Action::Crash { .. } => &mut self.spent.crashes,
             _ if is_free => return,
+            Action::Restore => &mut self.spent.restores,
             Action::Claim(..) => &mut self.spent.claims,
             Action::Spawn { .. } => &mut self.spent.spawns,
             Action::Hold(..) => &mut self.spent.holds,
@@ -490,6 +494,13 @@ impl World {
             }
             Action::Sync => self.sync(model),
             Action::Crash { keeps_tail } => self.crash(model, keeps_tail),
+            Action::Restore => {
+                let ctx = self.context(Actor::system(fixtures::name("t1")));
+                let live: Vec<RequestId> = self.core.requests.keys().copied().collect();
+                for request in live {
+                    model.deliver(self, &Command::RaiseFence { request }, &ctx);
+                }
+            }
             Action::Probe(probe) => self.probe(model, probe),
         }
         if !model.scope.pipelined {

@@ -61,6 +61,12 @@ impl World {
             Command::StartRequest(start) => self.start(start, ctx)?,
             Command::ClaimRequest { request, ttl_ms } => self.claim(*request, *ttl_ms, ctx)?,
             Command::LapseLease { request } => self.lapse(*request, ctx)?,
+            Command::RaiseFence { request } => {
+                let request = self.live_named(*request)?;
+                let known = &mut self.requests[request];
+                known.restored_after.push(known.leases.len());
+                known.attended = false;
+            }
             Command::ReleaseLease { by } => {
                 let request = self.fenced(*by, ctx)?;
                 self.requests[request].attended = false;
@@ -371,6 +377,7 @@ impl World {
             parent,
             started_by: self.revision,
             leases: Vec::new(),
+            restored_after: Vec::new(),
             attended: false,
             waited: false,
             ended: None,

@@ -281,6 +281,7 @@ impl World {
             }
             Command::ClaimRequest { request: named, .. }
             | Command::LapseLease { request: named }
+            | Command::RaiseFence { request: named }
             | Command::CancelRequest { request: named } => request = Some(*named),
             Command::ReleaseLease { by }
             | Command::AppendItems { by, .. }

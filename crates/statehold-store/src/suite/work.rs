@@ -124,6 +124,14 @@ pub(super) async fn only_queued_requests_of_the_agent_are_claimable(store: Arc<d
         [],
         "it is held"
     );
+    driver
+        .ok(&system(&owner()), Command::RaiseFence { request })
+        .await;
+    assert_eq!(
+        claimable(&store, "north", "planner").await,
+        [],
+        "it is held, whoever had it"
+    );
     driver.later(10);
     let answer = driver.decision(1, DecisionKind::Respond);
     driver.ok(&driver.client(), answer).await;

@@ -64,7 +64,7 @@ impl Ledger {
                         known.leased_until = Some(*until);
                     }
                 }
-                Event::LeaseLapsed { request } => {
+                Event::LeaseLapsed { request } | Event::FenceRaised { request, .. } => {
                     if let Some(known) = self.requests.get_mut(request) {
                         known.leased_until = None;
                     }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::hold::{DecideBy, Effect, Risk, WhyNot};
-use crate::request::{CallState, LiveStatus};
+use crate::request::{CallState, FENCE_RAISE, LiveStatus};
 
 fn not_claimable(w: &World, request: &str, status: LiveStatus) -> Rejection {
     let request = w.request(request);
@@ -116,6 +116,89 @@ fn a_replaced_worker_commits_nothing() {
     for command in w.worker_commands("R1") {
         assert_eq!(w.no(showing_fence(command, 1)), stale);
     }
+}
+
+#[test]
+fn workers_of_another_copy_of_the_data_write_nothing_whatever_their_request_does() {
+    // The child runs, or is held; its parent waits. A second root request is queued.
+    for mut w in [chain(2), held_chain(2)] {
+        w.ok(start("a9"));
+        let before = w.picture();
+        let requests = ["R1", "R2", "R3"];
+        for request in requests {
+            w.ok(w.raise_fence(request));
+        }
+        let raised = before
+            .replace("#1", "#4294967297")
+            .replace("#0", "#4294967296")
+            .replace("R2#4294967297 running", "R2#4294967297 queued");
+        w.check(&raised);
+        for request in requests {
+            assert_eq!(w.state.requests[&w.request(request)].lease, None);
+            // Claims of the other copy go on from the fence in the backup.
+            for shown in [1, 2, 3, 1_000] {
+                let current = w.fenced(request).fence;
+                for command in w.worker_commands(request) {
+                    let stale = Rejection::StaleFence { shown, current };
+                    assert_eq!(w.no(showing_fence(command, shown)), stale);
+                }
+            }
+        }
+        assert_eq!(
+            w.no(w.lapse("R1")),
+            not_claimable(&w, "R1", LiveStatus::Waiting)
+        );
+        w.ok_by(worker(2), w.claim("R3"));
+        assert_eq!(w.fenced("R3").fence, FENCE_RAISE + 1);
+    }
+}
+
+#[test]
+fn a_request_that_has_ended_gets_no_new_fence() {
+    let mut w = chain(1);
+    w.ok(w.complete("R1"));
+    let ended = Rejection::RequestEnded {
+        request: w.request("R1"),
+        outcome: RequestOutcome::Completed,
+    };
+    assert_eq!(w.no(w.raise_fence("R1")), ended);
+}
+
+#[test]
+fn a_decision_that_no_worker_has_got_goes_to_the_next_claim_of_a_copy() {
+    // Decided when the worker was gone, and the copy was made before another one came.
+    let mut w = held_chain(1);
+    w.ok(w.release("R1"));
+    w.ok(w.approve("R1.h1"));
+    w.ok(w.raise_fence("R1"));
+    w.check("T1 running R1#4294967297 queued");
+    assert_eq!(call_state(&w, "R1"), CallState::Released);
+    w.ok_by(worker(2), w.claim("R1"));
+    w.check("T1 running R1#4294967298 running");
+    let fence = FENCE_RAISE + 2;
+    assert_eq!(call_state(&w, "R1"), CallState::Started { fence });
+}
+
+#[test]
+fn a_hold_that_is_decided_in_a_copy_releases_its_call_to_the_next_claim() {
+    let mut w = held_chain(1);
+    w.ok(w.raise_fence("R1"));
+    w.check("T1 paused R1#4294967297 held h1");
+    w.ok(w.approve("R1.h1"));
+    w.check("T1 running R1#4294967297 queued");
+    assert_eq!(call_state(&w, "R1"), CallState::Released);
+}
+
+#[test]
+fn a_call_that_a_worker_of_another_copy_may_run_is_asked_about() {
+    let mut w = held_chain(1);
+    w.ok(w.approve("R1.h1"));
+    w.ok(w.raise_fence("R1"));
+    assert_eq!(call_state(&w, "R1"), CallState::Started { fence: 1 });
+    w.ok_by(worker(2), w.claim("R1"));
+    w.check("T1 paused R1#4294967297 held h2");
+    let hold = &w.state.holds[&w.hold("R1.h2")];
+    assert_eq!(hold.kind, HoldKind::Reconcile);
 }
 
 #[test]

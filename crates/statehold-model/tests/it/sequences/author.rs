@@ -67,6 +67,7 @@ impl Author<'_> {
             Act::Spawn => self.spawn(),
             Act::Claim => self.claim(),
             Act::Lapse => self.lapse(),
+            Act::RaiseFence => self.raise_fence(),
             Act::Release => self.release(),
             Act::Append => self.append(),
             Act::Ask => self.ask(),
@@ -163,6 +164,7 @@ impl Author<'_> {
         let world = self.world;
         let fence = world.fence(request);
         let fence = match self.dice.roll(24) {
+            21 => world.last_fence(request),
             22 => fence.saturating_sub(1),
             23 => fence + 1,
             _ => fence,
@@ -321,6 +323,16 @@ impl Author<'_> {
         let request = self.world.request_id(request);
         Some((
             Command::LapseLease { request },
+            Actor::system(fixtures::name("t1")),
+        ))
+    }
+
+    fn raise_fence(&mut self) -> Option<(Command, Actor)> {
+        let live = self.requests_where(|_| true);
+        let request = self.request(&live)?;
+        let request = self.world.request_id(request);
+        Some((
+            Command::RaiseFence { request },
             Actor::system(fixtures::name("t1")),
         ))
     }
