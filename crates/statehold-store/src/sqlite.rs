@@ -187,18 +187,31 @@ impl SqliteStore {
         self.readers.read(move |conn| backup::copy(conn, &to)).await
     }
 
-    /// Makes a data directory from a backup. Requests that ran when it was made wait for a worker
-    /// again, and the new store has a later epoch.
+    /// Makes a data directory from a backup, and checks it like [`SqliteStore::check`]. The new store has a
+    /// later epoch, and no worker of the original can write to it: every live request has a new fence.
     ///
     /// # Errors
     ///
-    /// If the directory is in use or has data, or the file is not a backup of ours.
-    pub fn restore(backup: &Path, directory: &Path) -> Result<(), StoreError> {
+    /// If the directory is in use or has data, or the file is not a backup of ours, or is damaged. A
+    /// directory that was made for it is removed again.
+    pub fn restore(
+        backup: &Path,
+        directory: &Path,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<CheckReport, StoreError> {
         schema::require_engine()?;
+        let is_new = !directory.exists();
         create_directory(directory)?;
-        let _lock = take_lock(directory)?;
-        backup::restore(backup, &directory.join(FILE_NAME))?;
-        sync_directory(directory)
+        let lock = take_lock(directory)?;
+        let restored = backup::restore(backup, directory, progress)
+            .and_then(|report| sync_directory(directory).map(|()| report));
+        if is_new && restored.is_err() {
+            drop(lock);
+            // A directory that somebody has put something into meanwhile stays.
+            drop(std::fs::remove_file(directory.join(LOCK_NAME)));
+            drop(std::fs::remove_dir(directory));
+        }
+        restored
     }
 
     /// Compares all tables of the file with its log. Changes nothing.

@@ -133,6 +133,24 @@ fn only_the_owner_can_read_data_and_backups() {
 }
 
 #[test]
+fn a_damaged_backup_is_not_restored_and_ends_with_code_ten_and_a_place() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
+    let options = statehold_store::sqlite::SqliteOptions::default();
+    drop(statehold_store::sqlite::SqliteStore::open(&from, options).expect("a new store opens"));
+    let copy = directory.path().join("copy.db");
+    check(&["backup", "--data", text(&from), text(&copy)], 0, &[]);
+    let mut bytes = std::fs::read(&copy).expect("reads");
+    // The kind of the second page: a leaf of a table becomes a page of no kind.
+    bytes[4096] ^= 1;
+    std::fs::write(&copy, bytes).expect("writes");
+    let restore = ["restore", text(&copy), "--data", text(&to)];
+    let told = ["the backup is damaged", "because:", "use another backup"];
+    check(&restore, 10, &told);
+    assert!(!to.exists(), "a data directory was left behind");
+}
+
+#[test]
 fn a_backup_is_restored_once() {
     let directory = tempfile::tempdir().expect("a directory");
     let [from, to] = ["from", "to"].map(|name| directory.path().join(name));

@@ -241,7 +241,8 @@ impl Rig {
     /// Stops the server and starts one on what a backup had.
     pub(crate) async fn restore(self, backup: &TempDir, data: TempDir) -> Self {
         drop(self.stop().await);
-        let restored = SqliteStore::restore(&backup.path().join("backup"), data.path());
+        let restored =
+            SqliteStore::restore(&backup.path().join("backup"), data.path(), &mut |_, _| {});
         restored.expect("the backup is restored");
         let keys = backup.path().join(KeyFile::NAME);
         std::fs::copy(keys, data.path().join(KeyFile::NAME)).expect("keys can be copied");

@@ -7,18 +7,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
-use statehold_core::command::{Cold, Command, Context, Outcome, Rejection};
+use statehold_core::command::{Cold, Command, Context};
 use statehold_core::decide::decide;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Actor;
+use statehold_core::session::SessionState;
 
 use super::log::Uuid16;
 use super::recent::Recent;
-use super::sql::corrupt_or_unavailable;
-use super::{read, schema, write};
+use super::sql::{corrupt_or_unavailable, damaged};
+use super::{FILE_NAME, check, read, schema, write};
+use crate::check::CheckReport;
 use crate::commit::Commit;
 use crate::keys::{create_private, sync_directory};
-use crate::port::StoreError;
+use crate::port::{BoxError, StoreError};
 
 /// Copies the snapshot that `conn` sees to a new file, and marks it as a backup.
 pub(super) fn copy(conn: &Connection, to: &Path) -> Result<(), StoreError> {
@@ -45,10 +47,14 @@ pub(super) fn copy(conn: &Connection, to: &Path) -> Result<(), StoreError> {
     finish(&part, to)
 }
 
-/// Makes the data file of an empty directory from a backup.
-pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
-    require_absent(to)?;
-    let place = corrupt_or_unavailable("the backup");
+/// Makes the data file of a directory without data from a backup, and checks it before it gets its name.
+pub(super) fn restore(
+    backup: &Path,
+    directory: &Path,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<CheckReport, StoreError> {
+    let to = directory.join(FILE_NAME);
+    require_absent(&to)?;
     let source = schema::open(backup, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     schema::require_ours(&source)?;
     if schema::meta(&source, "kind")? != "backup" {
@@ -58,77 +64,98 @@ pub(super) fn restore(backup: &Path, to: &Path) -> Result<(), StoreError> {
         ));
     }
     // An interrupted restore must not block the next one.
-    let part = part_of(to)?;
+    let part = part_of(&to)?;
     create_private(&part)?;
-    let mut target = Connection::open(&part).map_err(&place)?;
+    let restored = make_live(&source, &part)
+        .and_then(|()| check::check(&part, directory, progress))
+        .and_then(require_clean)
+        .and_then(|report| raise_fences(&part).map(|()| report));
+    if restored.is_err() {
+        // The reason why it failed matters more than a file that is left.
+        drop(std::fs::remove_file(&part));
+    }
+    let report = restored?;
+    finish(&part, &to)?;
+    Ok(report)
+}
+
+/// Copies a backup to a file that a server may open.
+fn make_live(source: &Connection, part: &Path) -> Result<(), StoreError> {
+    let place = corrupt_or_unavailable("the backup");
+    let mut target = Connection::open(part).map_err(&place)?;
     {
-        let copy = rusqlite::backup::Backup::new(&source, &mut target).map_err(&place)?;
+        let copy = rusqlite::backup::Backup::new(source, &mut target).map_err(&place)?;
         copy.run_to_completion(1024, Duration::ZERO, None)
             .map_err(&place)?;
     }
-    let tx = target.transaction().map_err(&place)?;
-    tx.execute_batch(
-        "UPDATE meta SET value = 'live' WHERE key = 'kind';
-         UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'epoch';",
-    )
-    .map_err(&place)?;
-    give_up_leases(&tx)?;
-    tx.commit().map_err(&place)?;
-    drop(target);
-    finish(&part, to)
+    schema::require_writable(&target)?;
+    let epoch = schema::meta(&target, "epoch")?;
+    let Ok(epoch) = epoch.parse::<u32>() else {
+        return Err(damaged(
+            "the table `meta`",
+            format!("it says epoch {epoch:?}"),
+        ));
+    };
+    let sql = "UPDATE meta SET value = CASE key WHEN 'kind' THEN 'live' ELSE ?1 END
+               WHERE key IN ('kind', 'epoch')";
+    let later = (u64::from(epoch) + 1).to_string();
+    target.execute(sql, [later]).map_err(&place)?;
+    Ok(())
 }
 
-/// Takes every running request from the worker that had it when the backup was made: that worker may
-/// still be at it elsewhere, and must not write here.
-fn give_up_leases(conn: &Connection) -> Result<(), StoreError> {
+/// Refuses a file in which the check found a problem, and names the first.
+fn require_clean(report: CheckReport) -> Result<CheckReport, StoreError> {
+    let Some(first) = report.problems.first() else {
+        return Ok(report);
+    };
+    let what = match report.problems.len() {
+        1 => first.what.clone(),
+        count => format!("{}; the check found {count} problems", first.what),
+    };
+    Err(damaged(first.place.clone(), what))
+}
+
+/// Takes every live request from the workers of the original, and gives it a fence that the original never
+/// gives out: workers that claimed there before the backup or after it may still be at work, and must not
+/// write here.
+fn raise_fences(part: &Path) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the table `live_request`");
-    let sql = "SELECT session.id, live_request.id
-               FROM live_request JOIN session ON session.pk = live_request.session
-               WHERE lease_until IS NOT NULL";
-    let mut statement = conn.prepare(sql).map_err(&place)?;
-    let leased: Vec<(Uuid16, Uuid16)> = statement
-        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
-        .and_then(Iterator::collect)
+    let mut target = Connection::open(part).map_err(&place)?;
+    let tx = target.transaction().map_err(&place)?;
+    let sql = "SELECT id FROM session WHERE pk IN (SELECT session FROM live_request) ORDER BY pk";
+    let sessions: Vec<Uuid16> = tx
+        .prepare(sql)
+        .and_then(|mut statement| statement.query_map([], |row| row.get(0))?.collect())
         .map_err(&place)?;
-    for (session, request) in leased {
-        let request = RequestId::from_uuid(request.0);
-        let Some(state) = read::load(conn, SessionId::from_uuid(session.0))? else {
+    for session in sessions {
+        let session = SessionId::from_uuid(session.0);
+        let Some(mut state) = read::load(&tx, session)? else {
             continue;
         };
-        let until = state
-            .requests
-            .get(&request)
-            .and_then(|live| live.lease)
-            .map(|lease| lease.until);
-        let (Some(owner), Some(until)) = (&state.owner, until) else {
-            continue;
-        };
-        let decided = |command: &Command, now| {
-            let ctx = Context {
-                now,
-                actor: Actor::system(owner.tenant.clone()),
-                entropy: 0,
-                leases: BTreeMap::new(),
-                cold: Cold::default(),
-            };
-            decide(&state, command, &ctx)
-        };
-        let lapsed = decided(&Command::LapseLease { request }, until);
-        // A session that ends before the lease accepts nothing after its end, and its requests stop.
-        let given_up = match lapsed {
-            Err(Rejection::SessionExpired) => {
-                decided(&Command::CancelRequest { request }, state.last_at)
-            }
-            other => other,
-        };
-        let Ok(Outcome::Commit(record)) = given_up else {
-            continue;
-        };
-        let commit = Commit::new(&state, record, Vec::new())
-            .map_err(|error| StoreError::Unusable(error.to_string()))?;
-        write::commit(conn, &commit, &mut Recent::default())?;
+        let live: Vec<RequestId> = state.requests.keys().copied().collect();
+        for request in live {
+            let raised = raise_fence(&state, request);
+            let commit = raised.map_err(|why| damaged(format!("session {session}"), why))?;
+            write::commit(&tx, &commit, &mut Recent::default())?;
+            state = commit.after;
+        }
     }
-    Ok(())
+    tx.commit().map_err(&place)
+}
+
+fn raise_fence(state: &SessionState, request: RequestId) -> Result<Commit, BoxError> {
+    let owner = state.owner.as_ref().ok_or("it has no owner")?;
+    let ctx = Context {
+        // Restoring takes no time: the session and its holds end when they would have.
+        now: state.last_at,
+        actor: Actor::system(owner.tenant.clone()),
+        entropy: 0,
+        leases: BTreeMap::new(),
+        cold: Cold::default(),
+    };
+    let outcome = decide(state, &Command::RaiseFence { request }, &ctx)?;
+    let record = outcome.record().ok_or("a request got no new fence")?;
+    Ok(Commit::new(state, record.clone(), Vec::new())?)
 }
 
 fn require_absent(path: &Path) -> Result<(), StoreError> {

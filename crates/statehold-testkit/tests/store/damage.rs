@@ -4,13 +4,14 @@
 mod log;
 mod rows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rusqlite::Connection;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_store::sqlite::{Problem, ProblemKind, SqliteStore};
+use statehold_store::keys::KeyFile;
+use statehold_store::sqlite::{LOCK_NAME, Problem, ProblemKind, SqliteStore};
 use statehold_store::{ItemQuery, Store, StoreError, codec};
 use statehold_testkit::workload::{Random, session_id};
 use tempfile::TempDir;
@@ -338,6 +339,70 @@ fn no_flipped_bit_is_missed() {
     }
     println!("flips: {counts:?}");
     assert!(counts["noticed"] + counts["noticed, and refused when read"] > 150);
+}
+
+#[test]
+fn no_flipped_bit_of_a_backup_is_restored() {
+    let seed = std::env::var("STATEHOLD_SEED").ok();
+    let seed = seed
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(20_261_116);
+    println!("seed {seed}; the same seed flips the same bits (STATEHOLD_SEED)");
+    let whole = Whole::new();
+    let ids = Ids::of(whole.path());
+    let backup = whole.path().join("backup.db");
+    wait(open(whole.path()).backup(backup.clone())).expect("backed up");
+    let bytes = std::fs::read(&backup).expect("reads");
+    let restore = |flip: Option<(usize, u64)>| {
+        let mut bytes = bytes.clone();
+        if let Some((at, bit)) = flip {
+            bytes[at] ^= 1 << bit;
+        }
+        std::fs::write(&backup, &bytes).expect("writes");
+        let target = directory();
+        let restored = SqliteStore::restore(&backup, target.path(), &mut |_, _| {});
+        (target, restored)
+    };
+    let picture = |directory: &Path| wait(Picture::of(&open(directory), &ids));
+    let (target, restored) = restore(None);
+    assert!(restored.expect("the backup is fine").payloads > 100);
+    let expected = picture(target.path()).expect("reads");
+    let used = used_bytes(&bytes);
+    let mut random = Random::new(seed);
+    let (mut noticed, mut harmless) = (0, 0);
+    // The header of the file, and then anywhere that something is.
+    let header = (0..100).map(|at| (at, at % 8));
+    let anywhere = (0..200).map(|_| {
+        let at = random.below(used.len() as u64);
+        (
+            used[usize::try_from(at).expect("in range")],
+            random.below(8),
+        )
+    });
+    for (at, bit) in header.chain(anywhere) {
+        let what = format!("bit {bit} of byte {at} (seed {seed})");
+        let (target, restored) = restore(Some((usize::try_from(at).expect("in range"), bit)));
+        match restored {
+            Err(error) => {
+                noticed += 1;
+                let is_told = matches!(error, StoreError::Unusable(_) | StoreError::Corrupt { .. });
+                assert!(is_told, "{what}: {error:?}");
+                let left = std::fs::read_dir(target.path()).expect("reads");
+                let left = left.map(|entry| entry.expect("an entry").file_name());
+                let left: BTreeSet<_> = left.collect();
+                let allowed = BTreeSet::from([KeyFile::NAME.into(), LOCK_NAME.into()]);
+                assert_eq!(left, allowed, "{what}: {}", chain(&error));
+            }
+            Ok(_) => {
+                harmless += 1;
+                scene::require_clean(target.path());
+                let found = picture(target.path()).expect("reads");
+                assert!(found == expected, "{what}: missed");
+            }
+        }
+    }
+    println!("{noticed} flips of a backup refused, {harmless} without effect");
+    assert!(noticed > 150, "{noticed}");
 }
 
 /// Bytes that something may depend on: not in the middle of nothing.

@@ -304,7 +304,7 @@ impl Author {
         self.own(store, &append, fixtures::worker(1)).await;
     }
 
-    async fn hold(&mut self, store: &SqliteStore, by: Fenced) {
+    pub(crate) async fn hold(&mut self, store: &SqliteStore, by: Fenced) {
         let gated = NewItem {
             kind: ItemKind::ToolCall,
             visibility: Visibility::Hidden,
@@ -409,11 +409,17 @@ pub(crate) async fn fill(store: &SqliteStore) {
 pub(crate) struct Ids {
     sessions: Vec<SessionId>,
     requests: Vec<RequestId>,
+    live_requests: usize,
     tasks: Vec<TaskId>,
     holds: Vec<HoldId>,
 }
 
 impl Ids {
+    /// How many requests have not ended.
+    pub(crate) fn live_requests(&self) -> usize {
+        self.live_requests
+    }
+
     pub(crate) fn of(directory: &Path) -> Self {
         let conn = rusqlite::Connection::open(data_file(directory)).expect("a file");
         let ids = |tables: &[&str]| -> Vec<Uuid> {
@@ -432,6 +438,7 @@ impl Ids {
         let of = |tables: &[&str]| ids(tables).into_iter();
         Self {
             sessions: of(&["session"]).map(SessionId::from_uuid).collect(),
+            live_requests: of(&["live_request"]).len(),
             requests: of(&["live_request", "ended_request"])
                 .map(RequestId::from_uuid)
                 .collect(),

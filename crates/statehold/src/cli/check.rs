@@ -31,17 +31,29 @@ impl Check {
     }
 }
 
-fn report(data: &Path, json: bool) -> anyhow::Result<Exit> {
-    let is_shown = std::io::stderr().is_terminal() && !json;
-    let mut progress = |done: usize, all: usize| {
+/// Shows on a terminal how far a check is.
+pub(super) fn progress(is_wanted: bool) -> impl FnMut(usize, usize) {
+    let is_shown = is_wanted && std::io::stderr().is_terminal();
+    move |done, all| {
         if is_shown && all > 100 && (done.is_multiple_of(64) || done == all) {
             eprint!("\r{done} of {all} sessions");
             if done == all {
                 eprintln!();
             }
         }
-    };
-    let report = SqliteStore::check(data, &mut progress)?;
+    }
+}
+
+/// What a check has looked at, in one line.
+pub(super) fn summary(report: &CheckReport) -> String {
+    format!(
+        "{} sessions, {} records, {} payloads verified, {} erased, {} without a key",
+        report.sessions, report.records, report.payloads, report.erased, report.unverified
+    )
+}
+
+fn report(data: &Path, json: bool) -> anyhow::Result<Exit> {
+    let report = SqliteStore::check(data, &mut progress(!json))?;
     if json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -55,10 +67,7 @@ fn report(data: &Path, json: bool) -> anyhow::Result<Exit> {
 }
 
 fn print(report: &CheckReport) {
-    println!(
-        "{} sessions, {} records, {} payloads verified, {} erased, {} without a key",
-        report.sessions, report.records, report.payloads, report.erased, report.unverified
-    );
+    println!("{}", summary(report));
     for problem in &report.problems {
         println!(
             "✗ {}: {}",

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
+use statehold_store::StoreError;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::SqliteStore;
 
+use super::check;
 use super::output::CliOutput;
 use super::printable::cell;
 use crate::exit::{Exit, Failure};
@@ -29,17 +31,26 @@ impl RestoreArgs {
                 .hint("make one with: statehold backup --data DIR FILE")
                 .into());
         }
-        SqliteStore::restore(&self.from, &self.data).context("the backup was not restored")?;
+        let mut progress = check::progress(!output.json && !output.quiet);
+        let report = match SqliteStore::restore(&self.from, &self.data, &mut progress) {
+            Err(error @ StoreError::Corrupt { .. }) => {
+                let message = "the backup is damaged, and was not restored";
+                let failure = Failure::new(Exit::ProblemsFound, message).hint("use another backup");
+                return Err(anyhow::Error::new(error).context(failure));
+            }
+            other => other.context("the backup was not restored")?,
+        };
         let data = cell(&self.data.display().to_string());
         output.line(&data)?;
+        output.note(&check::summary(&report));
         if !self.data.join(KeyFile::NAME).is_file() {
             output.note(&format!(
                 "The key file `{}` is not part of a backup; put your copy into {data} before the \
-                 server starts.",
+                 server starts.\nPayloads are verified only with their keys; then look with: \
+                 statehold check --data {data}",
                 KeyFile::NAME
             ));
         }
-        output.note(&format!("Look at it with: statehold check --data {data}"));
         Ok(Exit::Done)
     }
 }

@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rusqlite::Connection;
-use statehold_core::command::{Command, Fenced, Rejection, StatePatch};
+use statehold_core::command::{Command, Fenced, Rejection, StartRequest, StatePatch};
+use statehold_core::hold::{DecisionKind, HoldStatus, NewDecision};
 use statehold_core::record::Change;
-use statehold_core::request::LiveStatus;
+use statehold_core::request::{CallState, FENCE_RAISE, LiveStatus};
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::time::Timestamp;
 use statehold_model::fixtures;
 use statehold_store::keys::KeyFile;
-use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::sqlite::{CheckReport, SqliteOptions, SqliteStore};
 use statehold_store::{DueKind, Store, StoreError};
 use statehold_testkit::workload::ClientKeys;
 
@@ -39,10 +40,14 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
     chain(&error)
 }
 
+fn restore(backup: &Path, directory: &Path) -> Result<CheckReport, StoreError> {
+    SqliteStore::restore(backup, directory, &mut |_, _| {})
+}
+
 /// A directory with the keys in which a backup was restored.
 fn restored(backup: &Path) -> tempfile::TempDir {
     let directory = directory();
-    SqliteStore::restore(backup, directory.path()).expect("restored");
+    restore(backup, directory.path()).expect("restored");
     directory
 }
 
@@ -59,8 +64,13 @@ fn a_backup_says_what_the_store_said() {
     let ids = Ids::of(directory.path());
     let copy = restored(&backup);
     let report = require_clean(copy.path());
-    // The one request that ran gave up its lease, which is a record.
-    assert_eq!(report.records, require_clean(directory.path()).records + 1);
+    // Each live request has a new fence, which is a record.
+    let live = ids.live_requests();
+    assert!(live >= 3, "one runs, one waits and one is held");
+    assert_eq!(
+        report.records,
+        require_clean(directory.path()).records + live
+    );
     let (store, copied) = (open(directory.path()), open(copy.path()));
     let left = fenced(&copied).expect("reads").due;
     let is_hold = |due: &&statehold_store::Due| matches!(due.kind, DueKind::Hold(_));
@@ -126,7 +136,7 @@ fn the_keys_are_not_in_a_backup() {
         assert!(!holds(key.expose()) && !holds(spelled(&key).as_bytes()));
     }
     let copy = tempfile::tempdir().expect("a directory");
-    SqliteStore::restore(&backup, copy.path()).expect("restored");
+    restore(&backup, copy.path()).expect("restored");
     assert!(!copy.path().join(KeyFile::NAME).exists());
     let report = require_clean(copy.path());
     assert_eq!(report.payloads, 0, "nothing can be verified without keys");
@@ -223,20 +233,20 @@ fn a_backup_is_not_a_data_file_and_a_data_file_is_not_a_backup() {
     assert!(text.contains("this is a backup; restore it"), "{text}");
     let after = std::fs::read(data_file(target.path())).expect("reads");
     assert!(before == after, "the backup was changed");
-    let text = refusal(SqliteStore::restore(&backup, target.path()));
+    let text = refusal(restore(&backup, target.path()));
     assert!(text.contains("exists already"), "{text}");
 
     let empty = directory();
     let live = data_file(source.path());
-    let text = refusal(SqliteStore::restore(&live, empty.path()));
+    let text = refusal(restore(&live, empty.path()));
     assert!(text.contains("not a backup; make one with"), "{text}");
     assert!(!data_file(empty.path()).exists());
     drop(store);
-    let text = refusal(SqliteStore::restore(&live, empty.path()));
+    let text = refusal(restore(&live, empty.path()));
     assert!(text.contains("not a backup"), "{text}");
-    let text = refusal(SqliteStore::restore(&backup, source.path()));
+    let text = refusal(restore(&backup, source.path()));
     assert!(text.contains("exists already"), "{text}");
-    SqliteStore::restore(&backup, empty.path()).expect("an empty directory takes it");
+    restore(&backup, empty.path()).expect("an empty directory takes it");
     assert!(
         before == std::fs::read(&backup).expect("reads"),
         "restoring changed the backup"
@@ -259,7 +269,7 @@ fn a_damaged_or_foreign_backup_is_refused_and_nothing_is_left() {
     ] {
         std::fs::write(&backup, bytes).expect("writes");
         let empty = directory();
-        let text = refusal(SqliteStore::restore(&backup, empty.path()));
+        let text = refusal(restore(&backup, empty.path()));
         assert!(text.contains(word), "{text}");
         assert!(
             !data_file(empty.path()).exists(),
@@ -275,7 +285,7 @@ fn a_damaged_or_foreign_backup_is_refused_and_nothing_is_left() {
         conn.execute_batch(sql).expect("a statement");
         drop(conn);
         let empty = directory();
-        let text = refusal(SqliteStore::restore(&backup, empty.path()));
+        let text = refusal(restore(&backup, empty.path()));
         assert!(text.contains(word), "{text}");
         assert!(
             !data_file(empty.path()).exists(),
@@ -318,7 +328,7 @@ fn a_worker_of_the_original_cannot_write_to_what_was_restored() {
     let refused = stranger.prepare(&complete, fixtures::worker(1), None);
     let refused = refused.expect_err("the old fence is worth nothing");
     assert!(
-        matches!(refused, Rejection::NotLeased { .. }),
+        matches!(refused, Rejection::StaleFence { .. }),
         "{refused:?}"
     );
     // A commit that was decided on the original does not fit either.
@@ -351,6 +361,155 @@ fn a_worker_of_the_original_cannot_write_to_what_was_restored() {
     drop((store, copied));
     require_clean(source.path());
     require_clean(copy.path());
+}
+
+/// What the worker that shows a fence can write to the copy.
+fn written_by(author: &mut Author, by: Fenced) -> Result<(), Rejection> {
+    let complete = complete(author, by);
+    let put = author.putting("mood", "\"tense\"");
+    let Command::PutState { patch, .. } = put else {
+        unreachable!("it writes state");
+    };
+    let put = Command::PutState {
+        patch,
+        by: Some(by),
+    };
+    let written = author.prepare(&put, fixtures::worker(1), None);
+    let completed = author.prepare(&complete, fixtures::worker(1), None);
+    assert_eq!(written.as_ref().err(), completed.as_ref().err());
+    written.map(drop)
+}
+
+#[test]
+fn fences_of_the_original_are_refused_in_a_copy_whatever_their_request_waits_for() {
+    let source = directory();
+    let store = open(source.path());
+    let mut author = wait(Author::begin(&store, 0));
+    let running = wait(author.run(&store, "leaf"));
+    let held = wait(author.run(&store, "leaf"));
+    wait(author.hold(&store, held));
+    let waiting = wait(author.run(&store, "leaf"));
+    let child = StartRequest {
+        input: author.body("and you?"),
+        parent: Some(waiting),
+        ..fixtures::start("other")
+    };
+    let child = Command::StartRequest(child);
+    wait(author.own(&store, &child, fixtures::worker(1)));
+    let backup = source.path().join("backup.db");
+    wait(store.backup(backup.clone())).expect("backed up");
+    let copy = restored(&backup);
+    require_clean(copy.path());
+    let copied = open(copy.path());
+    let mut stranger = Author::new(0);
+    let state = wait(copied.load(author.session())).expect("reads");
+    stranger.client.state = state.expect("the session was copied");
+
+    // The original goes on: its running request gets another worker, with the next fence.
+    let release = Command::ReleaseLease { by: running };
+    wait(author.own(&store, &release, fixtures::worker(1)));
+    let claim = Command::ClaimRequest {
+        request: running.request,
+        ttl_ms: 30_000,
+    };
+    wait(author.own(&store, &claim, fixtures::worker(1)));
+    let later = Fenced {
+        fence: author.client.state.requests[&running.request].fence,
+        ..running
+    };
+    assert_eq!(later.fence, running.fence + 1);
+
+    for (by, status) in [
+        (running, LiveStatus::Queued),
+        (later, LiveStatus::Queued),
+        (held, LiveStatus::Held),
+        (waiting, LiveStatus::Waiting),
+    ] {
+        let live = &stranger.client.state.requests[&by.request];
+        assert_eq!((live.status, live.lease), (status, None));
+        let stale = Rejection::StaleFence {
+            shown: by.fence,
+            current: live.fence,
+        };
+        assert_eq!(written_by(&mut stranger, by), Err(stale));
+    }
+    // Nor does a claim in the copy give out a fence of the original.
+    wait(stranger.own(&copied, &claim, fixtures::worker(1)));
+    for by in [running, later] {
+        let refused = written_by(&mut stranger, by);
+        assert!(matches!(refused, Err(Rejection::StaleFence { .. })));
+    }
+    // Every live request has a new fence, also those that nobody had claimed.
+    let fences = stranger.client.state.requests.values();
+    let fences: Vec<u64> = fences.map(|live| live.fence - FENCE_RAISE).collect();
+    assert_eq!(fences, [2, 1, 1, 0]);
+    drop((store, copied));
+    require_clean(copy.path());
+}
+
+#[test]
+fn a_decision_before_the_backup_that_no_worker_got_reaches_the_next_claim_in_a_copy() {
+    let source = directory();
+    let store = open(source.path());
+    let mut author = wait(Author::begin(&store, 0));
+    let by = wait(author.run(&store, "leaf"));
+    wait(author.hold(&store, by));
+    let release = Command::ReleaseLease { by };
+    wait(author.own(&store, &release, fixtures::worker(1)));
+    let hold = author.client.state.holds.values().next().expect("open");
+    let (hold, digest) = (hold.id, hold.digest);
+    let decision = NewDecision {
+        key: fixtures::digest("a click"),
+        fingerprint: fixtures::digest("yes"),
+        kind: DecisionKind::Approve,
+        digest,
+        edited: None,
+        body: None,
+    };
+    let approve = Command::DecideHold { hold, decision };
+    wait(author.own(&store, &approve, fixtures::approver(1)));
+    let backup = source.path().join("backup.db");
+    wait(store.backup(backup.clone())).expect("backed up");
+    let copy = restored(&backup);
+    let copied = open(copy.path());
+    let mut stranger = Author::new(0);
+    let state = wait(copied.load(author.session())).expect("reads");
+    stranger.client.state = state.expect("the session was copied");
+    let call = |author: &Author| {
+        let live = &author.client.state.requests[&by.request];
+        live.calls.values().next().map(|call| call.state)
+    };
+    assert_eq!(call(&stranger), Some(CallState::Released));
+
+    let claim = Command::ClaimRequest {
+        request: by.request,
+        ttl_ms: 30_000,
+    };
+    wait(stranger.own(&copied, &claim, fixtures::worker(2)));
+    let fence = FENCE_RAISE + by.fence + 1;
+    assert_eq!(call(&stranger), Some(CallState::Started { fence }));
+    let closed = wait(copied.closed_hold(hold)).expect("reads");
+    let closed = closed.expect("the decision was copied");
+    assert_eq!(closed.decision.status, HoldStatus::Approved);
+    drop((store, copied));
+    require_clean(copy.path());
+}
+
+#[test]
+fn a_backup_that_is_not_restored_leaves_no_directory() {
+    let source = directory();
+    write_store(source.path());
+    let store = open(source.path());
+    let backup = source.path().join("backup.db");
+    wait(store.backup(backup.clone())).expect("backed up");
+    let conn = Connection::open(&backup).expect("a database");
+    let changed = conn.execute("UPDATE session SET revision = revision + 1", []);
+    assert_eq!(changed.expect("a statement"), 1);
+    drop(conn);
+    let target = source.path().join("new");
+    let text = refusal(restore(&backup, &target));
+    assert!(text.contains("session ses_"), "{text}");
+    assert!(!target.exists(), "something was left");
 }
 
 fn complete(author: &mut Author, by: Fenced) -> Command {

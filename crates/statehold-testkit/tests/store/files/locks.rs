@@ -28,7 +28,10 @@ fn a_second_store_in_the_same_process_is_refused() {
         pid,
     );
     require_in_use(check(directory.path()).map(drop), pid);
-    require_in_use(SqliteStore::restore(&backup, directory.path()), pid);
+    require_in_use(
+        SqliteStore::restore(&backup, directory.path(), &mut |_, _| {}).map(drop),
+        pid,
+    );
     drop(store);
     require_clean(directory.path());
     drop(open(directory.path()));
