@@ -83,14 +83,20 @@ fn print(report: &CheckReport) {
     }
 }
 
-/// Opens the store of a data directory that no process has open.
-pub(super) fn open_store(data: &Path) -> anyhow::Result<SqliteStore> {
+/// Refuses a directory without data, which opening would create.
+pub(super) fn require_data(data: &Path) -> anyhow::Result<()> {
     if !data.join(FILE_NAME).is_file() {
         bail!(
             "there is no data in {}; name the data directory with --data",
             data.display()
         );
     }
+    Ok(())
+}
+
+/// Opens the store of a data directory that no process has open.
+pub(super) fn open_store(data: &Path) -> anyhow::Result<SqliteStore> {
+    require_data(data)?;
     SqliteStore::open(data, SqliteOptions::default()).context("the data cannot be opened")
 }
 

@@ -15,6 +15,7 @@ use statehold_engine::{Caller, Engine, EngineError};
 
 use super::answers::{UNKNOWN_FORMAT, elements, text};
 use super::block_on;
+use super::check::require_data;
 use super::globals::{GlobalArgs, parse_duration};
 use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use super::printable::cell;
@@ -60,7 +61,7 @@ struct TokenCreateArgs {
     user: Option<String>,
     /// Limit the key to the work of this agent; may be given several times.
     #[arg(long = "agent", value_name = "AGENT", value_delimiter = ',')]
-    agents: Vec<String>,
+    agents: Vec<Name>,
     /// Let the key expire after this time, for example 90d.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     expires: Option<Duration>,
@@ -93,6 +94,9 @@ impl TokenArgs {
             let keys = KeyAccess::Server(globals.client(output)?);
             return block_on(self.command.run_with(&keys, output))?;
         };
+        if !matches!(self.command, TokenCommand::Create(_)) {
+            require_data(data)?;
+        }
         block_on(async {
             let parts = wire::on_disk(data, 1, wire::clock(None), Policies::default()).await?;
             let tenant: Name = "default".parse().context("the tenant has a name")?;

@@ -285,6 +285,24 @@ fn a_key_is_sent_as_a_bearer_and_a_visible_one_is_warned_of() {
 }
 
 #[test]
+fn keys_of_a_directory_without_data_are_refused_and_nothing_is_created() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let missing = directory.path().join("typo");
+    let data = missing.to_str().expect("a path");
+    for command in [&["token", "list"][..], &["token", "revoke", "key_1"]] {
+        let ended = run(&[command, &["--data", data]].concat(), &[]);
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.err.contains("there is no data in"), "{ended:?}");
+        assert!(!missing.exists());
+    }
+    let create = ["token", "create", "--role", "worker", "--agent", "bad name"];
+    let ended = run(&[&create[..], &["--data", data]].concat(), &[]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(ended.err.contains("bad name"), "{ended:?}");
+    assert!(!missing.exists());
+}
+
+#[test]
 fn a_beginning_of_an_id_is_enough_if_it_is_the_only_one() {
     let both = || page(&[session(SESSION, "a"), session(OTHER, "b")], None);
     let (ended, _) = ask(&["sessions", "show", "0198a"], vec![both()]);

@@ -163,10 +163,14 @@ fn split_tasks_above(tasks: &[Value], path: &[String]) -> (Vec<String>, Vec<Stri
     let is_above = |task: &&Value| path.iter().any(|id| id == text(task, "id"));
     for task in all_tasks(tasks).into_iter().rev().filter(is_above) {
         let alias = cell(text(task, "alias"));
-        match text(task, "status") {
-            "paused" => waiting.push(alias),
-            "cancelled" => {}
-            _ => resumed.push(alias),
+        let named = match text(task, "status") {
+            "paused" => &mut waiting,
+            "cancelled" => continue,
+            _ => &mut resumed,
+        };
+        // A task that several requests started is in the tree below each.
+        if !named.contains(&alias) {
+            named.push(alias);
         }
     }
     (resumed, waiting)
@@ -182,7 +186,9 @@ mod tests {
     fn tasks_above_go_on_or_wait_for_something_else() {
         let leaf = json!({ "id": "tsk_4", "alias": "T4", "status": "running", "requests": [] });
         let other = json!({ "id": "tsk_5", "alias": "T5", "status": "paused", "requests": [] });
-        let tree = json!([{ "id": "tsk_1", "alias": "T1", "status": "running", "requests": [{ "tasks": [leaf, other] }] }]);
+        let requests = json!([{ "tasks": [leaf] }, { "tasks": [leaf, other] }]);
+        let tree =
+            json!([{ "id": "tsk_1", "alias": "T1", "status": "running", "requests": requests }]);
         let path = ["tsk_1".to_owned(), "tsk_4".to_owned()];
         let tasks = tree.as_array().expect("a list");
         let (resumed, waiting) = split_tasks_above(tasks, &path);
