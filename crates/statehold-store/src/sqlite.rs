@@ -202,11 +202,10 @@ impl SqliteStore {
         schema::require_engine()?;
         let is_new = !directory.exists();
         create_directory(directory)?;
-        let lock = take_lock(directory)?;
+        let _lock = take_lock(directory)?;
         let restored = backup::restore(backup, directory, progress)
             .and_then(|report| sync_directory(directory).map(|()| report));
         if is_new && restored.is_err() {
-            drop(lock);
             // A directory that somebody has put something into meanwhile stays.
             drop(std::fs::remove_file(directory.join(LOCK_NAME)));
             drop(std::fs::remove_dir(directory));

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use statehold_core::command::{Cold, Command, Context};
 use statehold_core::decide::decide;
 use statehold_core::ids::{RequestId, SessionId};
@@ -81,14 +81,17 @@ pub(super) fn restore(
 
 /// Copies a backup to a file that a server may open.
 fn make_live(source: &Connection, part: &Path) -> Result<(), StoreError> {
-    let place = corrupt_or_unavailable("the backup");
+    let place = |error: rusqlite::Error| match error.sqlite_error_code() {
+        // The file is ours, so it is the header of the backup that forbids to write.
+        Some(ErrorCode::ReadOnly) => damaged("the file header", error),
+        _ => corrupt_or_unavailable("the backup")(error),
+    };
     let mut target = Connection::open(part).map_err(&place)?;
     {
         let copy = rusqlite::backup::Backup::new(source, &mut target).map_err(&place)?;
         copy.run_to_completion(1024, Duration::ZERO, None)
             .map_err(&place)?;
     }
-    schema::require_writable(&target)?;
     let epoch = schema::meta(&target, "epoch")?;
     let Ok(epoch) = epoch.parse::<u32>() else {
         return Err(damaged(

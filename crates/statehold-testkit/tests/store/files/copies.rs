@@ -427,11 +427,11 @@ fn fences_of_the_original_are_refused_in_a_copy_whatever_their_request_waits_for
     ] {
         let live = &stranger.client.state.requests[&by.request];
         assert_eq!((live.status, live.lease), (status, None));
-        let stale = Rejection::StaleFence {
+        let refusal = Rejection::StaleFence {
             shown: by.fence,
             current: live.fence,
         };
-        assert_eq!(written_by(&mut stranger, by), Err(stale));
+        assert_eq!(written_by(&mut stranger, by), Err(refusal));
     }
     // Nor does a claim in the copy give out a fence of the original.
     wait(stranger.own(&copied, &claim, fixtures::worker(1)));
