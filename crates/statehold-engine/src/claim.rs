@@ -132,11 +132,15 @@ impl Engine {
             vec![(session, request)]
         } else {
             let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
-            // Other workers compete for the same requests: read a few more than needed.
-            let user = caller.user;
-            store
-                .claimable(tenant, agent, user, 2 * claim.max + 8)
-                .await?
+            // Other workers compete for the same requests, and damaged sessions stay in the queue: read a few
+            // more than needed.
+            let damaged = &self.inner().damaged;
+            let limit = 2 * claim.max + 8 + damaged.count();
+            let found = store.claimable(tenant, agent, caller.user, limit).await?;
+            let sound = found.into_iter();
+            sound
+                .filter(|(session, _)| !damaged.contains(*session))
+                .collect()
         };
         let mut candidates = candidates.into_iter();
         let mut claimed = Vec::new();
@@ -148,15 +152,19 @@ impl Engine {
                 break;
             }
             // The claims are commits of different sessions, so they run concurrently.
-            let claims = batch
-                .into_iter()
-                .map(|(session, request)| self.claim_one(caller, session, request, claim.lease_ms));
-            for one in futures_util::future::join_all(claims).await {
+            let claims = batch.iter().map(|&(session, request)| {
+                self.claim_one(caller, session, request, claim.lease_ms)
+            });
+            let ended = futures_util::future::join_all(claims).await;
+            for (one, (session, _)) in ended.into_iter().zip(batch) {
                 match one {
                     Ok(one) => claimed.extend(one),
                     // Another worker was faster, or the caller may not claim it.
                     Err(EngineError::Rejected(_) | EngineError::NotFound)
                         if claim.request.is_none() => {}
+                    Err(EngineError::Damaged(error)) if claim.request.is_none() => {
+                        self.inner().damaged.note(session, &error);
+                    }
                     Err(error) => refused = Some(error),
                 }
             }

@@ -71,7 +71,14 @@ impl Engine {
         loop {
             let store = &self.inner().store;
             let page = store.live_work(tenant.clone(), agent.clone(), after, PAGE);
-            let page = page.await?;
+            let page = match page.await.map_err(EngineError::from) {
+                // The leases lapse, and the requests go on then.
+                Err(EngineError::Damaged(error)) => {
+                    tracing::error!(%agent, %error, "work of an earlier process could not be read");
+                    return Ok(given_back);
+                }
+                page => page?,
+            };
             after = page.last().map(|work| work.live.id);
             for work in &page {
                 let live = &work.live;
@@ -88,6 +95,9 @@ impl Engine {
                     Ok(_) => given_back += 1,
                     // The lease has lapsed, or the request has ended.
                     Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
+                    Err(EngineError::Damaged(error)) => {
+                        self.inner().damaged.note(work.session, &error);
+                    }
                     Err(error) => return Err(error),
                 }
             }

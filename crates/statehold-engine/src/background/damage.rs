@@ -9,7 +9,7 @@ use statehold_store::StoreError;
 use crate::locks::Lock;
 
 /// The maximum number of damaged sessions that are remembered.
-const SESSIONS_MAX: usize = 100_000;
+const SESSIONS_MAX: usize = 10_000;
 
 /// The sessions that were found damaged, each with the place of the damage.
 #[derive(Debug, Default)]
@@ -42,8 +42,13 @@ impl DamagedSessions {
         self.sessions.lock().len()
     }
 
-    /// Forgets the damaged sessions: the next use of each finds out whether it still is.
-    pub(crate) fn forget(&self) {
-        self.sessions.lock().clear();
+    /// The sessions that were found damaged.
+    pub(crate) fn list(&self) -> Vec<SessionId> {
+        self.sessions.lock().keys().copied().collect()
+    }
+
+    /// Forgets a session that can be read again.
+    pub(crate) fn forget(&self, session: SessionId) {
+        self.sessions.lock().remove(&session);
     }
 }

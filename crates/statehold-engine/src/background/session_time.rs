@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use statehold_core::ids::SessionId;
+use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 
 use crate::engine::{Engine, Inner};
@@ -62,6 +63,11 @@ impl Default for SessionTimes {
     }
 }
 
+/// Whether a time is so far ahead of the clock that the clock was set back.
+fn is_ahead(time: Timestamp, now: Timestamp) -> bool {
+    time.as_micros().saturating_sub(now.as_micros()) >= SET_BACK_MIN_MICROS
+}
+
 impl SessionTimes {
     fn reading_of(&self, session: SessionId) -> Option<Reading> {
         if !self.has_any.load(Ordering::Acquire) {
@@ -71,14 +77,9 @@ impl SessionTimes {
     }
 
     /// The latest time of the clock, if it was set back since, or if timers run for the first time.
-    fn take_set_back(&self, now: Timestamp) -> Option<Timestamp> {
-        let now = now.as_micros();
-        let latest = self.latest.load(Ordering::Relaxed);
-        if latest.saturating_sub(now) < SET_BACK_MIN_MICROS {
-            return None;
-        }
-        self.latest.store(now, Ordering::Relaxed);
-        Some(Timestamp::from_micros(latest))
+    fn before_set_back(&self, now: Timestamp) -> Option<Timestamp> {
+        let latest = Timestamp::from_micros(self.latest.load(Ordering::Relaxed));
+        is_ahead(latest, now).then_some(latest)
     }
 
     /// Adds sessions with the time of their last commit. Their time goes on from `latest`, which the clock had
@@ -137,6 +138,18 @@ impl Inner {
         reading.map_or(now, |ahead| ahead.time_at(self.clock.steady()).max(now))
     }
 
+    /// Notes a session whose commit became durable after the clock was set back behind it.
+    pub(crate) fn note_ahead(&self, state: &SessionState) {
+        let (times, committed) = (&self.session_times, state.last_at);
+        if is_ahead(committed, self.clock.now()) && times.reading_of(state.session).is_none() {
+            times.add(
+                vec![(state.session, committed)],
+                committed,
+                self.clock.steady(),
+            );
+        }
+    }
+
     /// The time from which leases of an earlier process last one full ttl.
     pub(crate) fn leases_start(&self, session: SessionId) -> Timestamp {
         let reading = self.session_times.reading_of(session);
@@ -149,10 +162,12 @@ impl Engine {
     pub(super) async fn sessions_ahead(&self) -> Result<Vec<(SessionId, Timestamp)>, EngineError> {
         let inner = self.inner();
         let (now, steady) = (inner.clock.now(), inner.clock.steady());
-        if let Some(latest) = inner.session_times.take_set_back(now) {
+        let times = &inner.session_times;
+        if let Some(latest) = times.before_set_back(now) {
             let found = inner.store.sessions_ahead(now, AHEAD_MAX).await?;
-            inner.session_times.add(found, latest, steady);
+            times.add(found, latest, steady);
+            times.latest.store(now.as_micros(), Ordering::Relaxed);
         }
-        Ok(inner.session_times.next(steady))
+        Ok(times.next(steady))
     }
 }

@@ -84,6 +84,10 @@ impl Engine {
     /// If the store fails. Parts that do not depend on each other are done all the same.
     pub async fn run_timers(&self, forgets: bool) -> Result<(), EngineError> {
         self.end_expired_keys();
+        if forgets {
+            // A damaged session may have stopped an erasure.
+            self.inner().has_erasures.store(true, Ordering::Release);
+        }
         let settled = self.settle_all(forgets).await;
         let erased = self.erase_payloads().await;
         let forgotten = if forgets {
@@ -116,7 +120,11 @@ impl Engine {
     async fn settle_all(&self, retries_damaged: bool) -> Result<(), EngineError> {
         let inner = self.inner();
         if retries_damaged {
-            inner.damaged.forget();
+            for session in inner.damaged.list() {
+                if inner.store.load(session).await.is_ok() {
+                    inner.damaged.forget(session);
+                }
+            }
         }
         // The store reports leases as due even if heartbeats have extended them, and deadlines of damaged
         // sessions. Raise the limit, so that they do not crowd out other deadlines.

@@ -92,6 +92,7 @@ impl Engine {
         inner
             .answers_kept
             .fetch_add(effects.keeps_answer.into(), Ordering::Relaxed);
+        inner.note_ahead(after);
         mailbox.announce(after);
         if let Some(credential) = effects.credential {
             credential.settle();

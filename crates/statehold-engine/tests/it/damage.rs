@@ -1,11 +1,13 @@
 //! A session that the store cannot read.
 
+use std::time::Duration;
+
 use statehold_core::command::Command;
 use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
-use statehold_engine::EngineError;
 use statehold_engine::api::operations;
+use statehold_engine::{Call, Caller, Claim, EngineError, Payloads};
 
-use crate::rig::Rig;
+use crate::rig::{Rig, request_of, start_helper};
 
 const BRIEF: Option<TimeToLive> = Some(TimeToLive {
     mode: TtlMode::Fixed,
@@ -44,4 +46,48 @@ async fn a_damaged_session_is_refused_and_stops_no_timer() {
     assert_eq!(ready.expect("all go on"), 0);
     let found = rig.engine.session(&rig.caller, sessions[0]).await;
     assert_eq!(found.expect("it is there").status, SessionStatus::Closed);
+}
+
+#[tokio::test]
+async fn a_damaged_request_stops_no_other_claim() {
+    let mut rig = Rig::new(None).await;
+    let damaged = rig.session;
+    rig.start(None).await.expect("started");
+    rig.session = rig.another(1, "alice", None).await;
+    rig.payloads().await;
+    let sound = request_of(&rig.start(None).await.expect("started"));
+    rig.engine.forget_idle_sessions();
+    rig.engine.forget_idle_sessions();
+    rig.store.set_damaged(damaged, true);
+    let claim = Claim {
+        agent: "helper".parse().expect("a name"),
+        request: None,
+        max: 1,
+        lease_ms: 10_000,
+        wait: Duration::ZERO,
+    };
+    let claimed = rig.engine.claim(&rig.caller, &claim).await;
+    let claimed = claimed.expect("the damaged one is left out");
+    let claimed: Vec<_> = claimed.iter().map(|one| one.detail.request.id()).collect();
+    assert_eq!(claimed, [sound]);
+    let claimed = rig.engine.claim(&rig.caller, &claim).await;
+    assert!(claimed.expect("nothing is left").is_empty());
+}
+
+#[tokio::test]
+async fn a_damaged_session_does_not_stop_the_start() {
+    let rig = Rig::new(None).await;
+    let tenant = rig.caller.tenant.clone();
+    let agent = "helper".parse().expect("a name");
+    let server = Call::by(Caller::worker_of_server(tenant.clone()));
+    let start = |payloads: &mut Payloads| start_helper(payloads, Some(10_000));
+    let started = rig.submit_as(&server, None, start).await;
+    started.expect("started");
+    rig.engine.forget_idle_sessions();
+    rig.engine.forget_idle_sessions();
+    rig.store.set_damaged(rig.session, true);
+    let given_back = rig.engine.give_back_lost_work(&tenant, &agent).await;
+    assert_eq!(given_back.expect("the others go on"), 0);
+    let ready = operations::ready(&rig.engine).await;
+    assert_eq!(ready.expect("the others go on"), 1);
 }

@@ -114,8 +114,11 @@ pub(super) fn sessions_ahead(
 ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
     let sql = "SELECT id, last_at FROM session WHERE last_at > ?1 AND NOT deleted LIMIT ?2";
     let params = (now.as_micros(), to_sql(limit as u64));
-    all(conn, sql, params, |row| {
+    let read = |row: &Row<'_>| -> rusqlite::Result<_> {
         let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
         Ok((session, Timestamp::from_micros(row.get(1)?)))
-    })
+    };
+    // A damaged row must not stop the time of the others.
+    let found = all(conn, sql, params, |row| Ok(read(row).ok()))?;
+    Ok(found.into_iter().flatten().collect())
 }

@@ -48,36 +48,50 @@ pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<Erased, StoreE
 
 fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
-    let transaction = conn.transaction().map_err(&place)?;
+    let mut transaction = conn.transaction().map_err(&place)?;
     let mut erased = Erased::Nothing;
+    // The last session that is damaged: its payloads stay, and those of the sessions after it go.
+    let mut damage: Option<(i64, StoreError)> = None;
     for _ in 0..limit {
-        if one(&transaction)? {
-            erased = Erased::Some;
-        } else {
-            if erased == Erased::Some {
-                erased = Erased::Last;
-            }
+        let Some(pk) = next(&transaction, damage.as_ref())? else {
             break;
+        };
+        let step = transaction.savepoint().map_err(&place)?;
+        match one(&step, pk) {
+            Ok(()) => step.commit().map_err(&place)?,
+            Err(error @ StoreError::Corrupt { .. }) => {
+                damage = Some((pk, error));
+                continue;
+            }
+            Err(error) => return Err(error),
         }
+        erased = Erased::Some;
+    }
+    if erased == Erased::Some && next(&transaction, damage.as_ref())?.is_none() {
+        erased = Erased::Last;
     }
     transaction.commit().map_err(&place)?;
-    Ok(erased)
+    match damage {
+        Some((_, error)) if erased == Erased::Nothing => Err(error),
+        _ => Ok(erased),
+    }
 }
 
-/// Goes one row back in some session; returns whether there was one.
-fn one(conn: &Connection) -> Result<bool, StoreError> {
+/// The first session with payloads to remove, after the one that is damaged.
+fn next(conn: &Connection, damage: Option<&(i64, StoreError)>) -> Result<Option<i64>, StoreError> {
+    let after = damage.map_or(0, |(pk, _)| *pk);
+    conn.prepare_cached("SELECT session FROM erasure WHERE session > ?1 ORDER BY session LIMIT 1")
+        .and_then(|mut statement| statement.query_row([after], |row| row.get(0)).optional())
+        .map_err(corrupt_or_unavailable("the table `erasure`"))
+}
+
+/// Goes one row back in a session.
+fn one(conn: &Connection, pk: i64) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the table `erasure`");
-    let next: Option<(i64, String, i64)> = conn
-        .prepare_cached("SELECT session, payloads, log FROM erasure LIMIT 1")
-        .and_then(|mut statement| {
-            statement
-                .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-                .optional()
-        })
+    let (payloads, at): (String, i64) = conn
+        .prepare_cached("SELECT payloads, log FROM erasure WHERE session = ?1")
+        .and_then(|mut statement| statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?))))
         .map_err(&place)?;
-    let Some((pk, payloads, at)) = next else {
-        return Ok(false);
-    };
     let payloads = match payloads.as_str() {
         "hidden" => ErasedPayloads::Hidden,
         "all" => ErasedPayloads::All,
@@ -95,8 +109,8 @@ fn one(conn: &Connection) -> Result<bool, StoreError> {
     };
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.execute((pk, before)))
-        .map_err(&place)?;
-    Ok(true)
+        .map(drop)
+        .map_err(&place)
 }
 
 /// Removes the payloads of one row; returns the row before it, or 0 at the end.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use statehold_core::command::{Command, StatePatch};
 use statehold_core::session::TtlMode;
-use statehold_store::Store;
-use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::fixture;
+use statehold_store::{Store, StoreError};
 
 const TURNS: usize = 30;
 
@@ -168,4 +168,31 @@ fn remove_shared(bytes: u32) {
     assert_eq!(count(directory.path(), "zephyr"), 1, "clients see it");
     let report = SqliteStore::check(directory.path(), &mut |_, _| {});
     assert_eq!(report.expect("the file opens").problems, []);
+}
+
+#[test]
+fn a_damaged_session_stops_no_other_erasure() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    block_on(async {
+        for (n, word) in [(1, "quixotic"), (2, "zephyr"), (3, "walrus")] {
+            tell(&store, n, word).await.delete_session().await;
+        }
+    });
+    drop(store);
+    let file = rusqlite::Connection::open(directory.path().join(FILE_NAME));
+    let sql =
+        "UPDATE erasure SET payloads = 'junk' WHERE session = (SELECT min(session) FROM erasure)";
+    let changed = file.expect("it opens").execute(sql, []);
+    assert_eq!(changed.expect("it is written"), 1);
+    let store = open(directory.path());
+    block_on(async {
+        while store.erase_some(7).await.expect("the others go") {}
+        let told = store.erase_some(7).await;
+        assert!(matches!(told, Err(StoreError::Corrupt { .. })), "{told:?}");
+    });
+    drop(store);
+    assert!(count(directory.path(), "quixotic") > 0);
+    assert_eq!(count(directory.path(), "zephyr"), 0);
+    assert_eq!(count(directory.path(), "walrus"), 0);
 }

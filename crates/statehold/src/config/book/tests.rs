@@ -320,6 +320,7 @@ fn the_lists_of_settings_are_whole() {
         approval_if = {}
         base_url = "http://h"
         calls = []
+        close_on = "reply"
         comment_required = true
         credential_env = "X"
         decide_by = "other"
