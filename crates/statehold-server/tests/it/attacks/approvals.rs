@@ -355,7 +355,7 @@ async fn attack_13_a_replayed_approval_releases_nothing_again() {
     }
     check_replay(&asked, &boss, &first, &body).await;
     // What was released once may have run: whoever comes next does not get it without a question.
-    asked.result().await.refused(409, "not_leased");
+    asked.result().await.refused(409, "stale_fence");
     let body = json!({"agent": "helper"});
     let claimed = asked.helper.post("/v1/work/claim", &body).await.ok(200);
     assert_eq!(claimed["requests"], json!([]), "people are asked first");
