@@ -56,6 +56,11 @@ impl Head<'_> {
         &self.newest.state
     }
 
+    /// The state, for use after the lock is released.
+    pub(crate) fn shared_state(&self) -> Arc<SessionState> {
+        Arc::clone(&self.newest.state)
+    }
+
     /// Replaces the state with one that was decided on it.
     pub(super) fn advance(&mut self, state: Arc<SessionState>) {
         self.newest.state = state;
@@ -63,13 +68,13 @@ impl Head<'_> {
 
     /// Waits until the state is durable. False if a commit before it failed: a decision on this state means
     /// nothing then.
-    pub(crate) async fn settled(&mut self) -> bool {
+    pub(super) async fn settled(&mut self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
         settled(&mut self.durable, revision, failures).await
     }
 
     /// Like [`Head::settled`], and lets other commands be decided meanwhile.
-    pub(super) async fn release_settled(self) -> bool {
+    pub(crate) async fn release_settled(self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
         let Self {
             newest,
@@ -150,7 +155,7 @@ impl Mailbox {
         let head = self.head(inner, false).await?;
         let durable = self.durable.borrow().revision;
         if durable >= head.state().revision {
-            return Ok(Arc::clone(&head.newest.state));
+            return Ok(head.shared_state());
         }
         drop(head);
         // Commits are under way: the state below them is kept, or the store has it.

@@ -60,15 +60,18 @@ impl Engine {
         rights::require_role(caller, act)?;
         let named = act.named();
         let mailbox = self.mailbox(session).await?;
-        let mut head = mailbox.head(self.inner(), false).await?;
+        let head = mailbox.head(self.inner(), false).await?;
+        let state = head.shared_state();
+        // A caller without the right must not hold up the session: waits and reads come after its release.
         if head.is_missing(&named) {
             // The object ended in a commit that may be in flight: the store knows it once that is durable.
-            head.settled().await;
+            head.release_settled().await;
+        } else {
+            drop(head);
         }
-        let finished = self.inner().finished(head.state(), &named).await?;
-        self.require_right(caller, head.state(), act, &finished)
-            .await?;
-        head.state().owner.clone().ok_or(EngineError::NotFound)
+        let finished = self.inner().finished(&state, &named).await?;
+        self.require_right(caller, &state, act, &finished).await?;
+        state.owner.clone().ok_or(EngineError::NotFound)
     }
 
     /// The matrix of rights, with the agents of requests that have ended and the deciders of holds that

@@ -1,10 +1,12 @@
 //! Answers leave only when what they were decided on is durable; what was decided on nothing is
 //! decided again.
 
+use std::time::Duration;
+
 use statehold_core::command::{Command, Rejection};
-use statehold_core::ids::{IdMint, SessionId, Shard};
+use statehold_core::ids::{IdMint, RequestId, SessionId, Shard};
 use statehold_engine::api::operations;
-use statehold_engine::{Call, EngineError, Payloads, testing};
+use statehold_engine::{Call, Clock, EngineError, Payloads, testing};
 
 use crate::rig::{Rig, request_of};
 
@@ -148,4 +150,25 @@ async fn ids_that_do_not_exist_get_no_mailbox_and_evict_nothing() {
         assert!(matches!(sent, Err(EngineError::NotFound)), "{sent:?}");
         assert_eq!(engine.hot_sessions(), 1);
     }
+}
+
+#[tokio::test]
+async fn a_call_about_a_missing_request_does_not_hold_up_the_session() {
+    let rig = Rig::new(None).await;
+    let missing = IdMint::new(rig.clock.now(), rig.session.shard(), 9).next_uuid();
+    let missing = RequestId::from_uuid(missing);
+    rig.store.set_open(false);
+    let beat = rig.engine.heartbeat(&rig.caller, rig.session, missing, 1);
+    let calls = async { tokio::join!(rig.start(None), beat, rig.start(None)) };
+    let opened = async {
+        // The second start is decided while the call between them waits for the first to be durable.
+        rig.store.in_line(2).await;
+        rig.store.set_open(true);
+    };
+    let both = async { tokio::join!(calls, opened) };
+    let ended = tokio::time::timeout(Duration::from_secs(10), both).await;
+    let ((first, beat, second), ()) = ended.expect("the session goes on");
+    first.expect("started");
+    second.expect("started");
+    assert!(matches!(beat, Err(EngineError::NotFound)), "{beat:?}");
 }
