@@ -165,7 +165,7 @@ async fn a_call_about_a_missing_request_does_not_hold_up_the_session() {
         rig.store.in_line(2).await;
         rig.store.set_open(true);
     };
-    let both = async { tokio::join!(calls, opened) };
+    let both = Box::pin(async { tokio::join!(calls, opened) });
     let ended = tokio::time::timeout(Duration::from_secs(10), both).await;
     let ((first, beat, second), ()) = ended.expect("the session goes on");
     first.expect("started");
