@@ -206,7 +206,7 @@ impl SqliteStore {
         let restored = backup::restore(backup, directory, progress)
             .and_then(|report| sync_directory(directory).map(|()| report));
         if is_new && restored.is_err() {
-            // A directory that somebody has put something into meanwhile stays.
+            // A directory that is not empty by now stays.
             drop(std::fs::remove_file(directory.join(LOCK_NAME)));
             drop(std::fs::remove_dir(directory));
         }

@@ -42,9 +42,9 @@ impl DamagedSessions {
         self.sessions.lock().len()
     }
 
-    /// The sessions that were found damaged.
-    pub(crate) fn list(&self) -> Vec<SessionId> {
-        self.sessions.lock().keys().copied().collect()
+    /// At most `limit` sessions that were found damaged.
+    pub(crate) fn list(&self, limit: usize) -> Vec<SessionId> {
+        self.sessions.lock().keys().copied().take(limit).collect()
     }
 
     /// Forgets a session that can be read again.

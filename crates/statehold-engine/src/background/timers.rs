@@ -17,6 +17,8 @@ use crate::error::EngineError;
 const DUE_MAX: usize = 1_024;
 /// How many of them are settled at the same time.
 const SETTLED_AT_ONCE: usize = 256;
+/// How many damaged sessions are read again per minute, to find out whether they were repaired.
+const RECHECKED_MAX: usize = 256;
 /// How many records are erased in one transaction.
 const ERASE_STEP: usize = 64;
 /// How many ticks pass between two removals of expired answers.
@@ -120,7 +122,7 @@ impl Engine {
     async fn settle_all(&self, retries_damaged: bool) -> Result<(), EngineError> {
         let inner = self.inner();
         if retries_damaged {
-            for session in inner.damaged.list() {
+            for session in inner.damaged.list(RECHECKED_MAX) {
                 if inner.store.load(session).await.is_ok() {
                     inner.damaged.forget(session);
                 }

@@ -100,7 +100,7 @@ pub struct Policies {
     pub kept: BTreeMap<Name, AgentPolicy>,
     /// The agents that an agent may call, by agent. An agent that is not declared may call any.
     pub calls: BTreeMap<Name, BTreeSet<Name>>,
-    /// What closes the tasks of an agent, by agent.
+    /// The event that closes the tasks of an agent, by agent.
     pub close_on: BTreeMap<Name, CloseOn>,
 }
 
@@ -250,7 +250,7 @@ impl Policies {
         named.flat_map(|(agent, kept)| kept.tools.keys().map(move |tool| (agent, tool)))
     }
 
-    /// What closes a new task of an agent: as the caller asks, or as the agent is declared.
+    /// The event that closes a new task of an agent: the one that the caller names, else the declared one.
     pub(crate) fn close_on(&self, agent: &Name, asked: Option<CloseOn>) -> CloseOn {
         let declared = self.close_on.get(agent).copied();
         asked.or(declared).unwrap_or_default()

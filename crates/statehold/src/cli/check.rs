@@ -44,7 +44,7 @@ pub(super) fn progress(is_wanted: bool) -> impl FnMut(usize, usize) {
     }
 }
 
-/// What a check has looked at, in one line.
+/// The counts of a check, in one line.
 pub(super) fn summary(report: &CheckReport) -> String {
     format!(
         "{} sessions, {} records, {} payloads verified, {} erased, {} without a key",

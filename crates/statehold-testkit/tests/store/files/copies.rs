@@ -363,7 +363,7 @@ fn a_worker_of_the_original_cannot_write_to_what_was_restored() {
     require_clean(copy.path());
 }
 
-/// What the worker that shows a fence can write to the copy.
+/// Writes to the copy as the worker that shows a fence.
 fn written_by(author: &mut Author, by: Fenced) -> Result<(), Rejection> {
     let complete = complete(author, by);
     let put = author.putting("mood", "\"tense\"");
@@ -439,7 +439,7 @@ fn fences_of_the_original_are_refused_in_a_copy_whatever_their_request_waits_for
         let refused = written_by(&mut stranger, by);
         assert!(matches!(refused, Err(Rejection::StaleFence { .. })));
     }
-    // Every live request has a new fence, also those that nobody had claimed.
+    // Every live request has a new fence, also the ones without a worker.
     let fences = stranger.client.state.requests.values();
     let fences: Vec<u64> = fences.map(|live| live.fence - FENCE_RAISE).collect();
     assert_eq!(fences, [2, 1, 1, 0]);
