@@ -105,8 +105,10 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             number,
             task,
             parent,
+            acting,
         } => {
-            start_request(state, (*request, *number), *task, *parent, seq);
+            let people = [Some(principal), *acting].into_iter().flatten();
+            start_request(state, (*request, *number), *task, *parent, seq, people);
         }
         Event::RequestLeased {
             request,
@@ -273,13 +275,17 @@ fn start_request(
     task: TaskId,
     parent: Option<RequestId>,
     started_by: u64,
+    people: impl Iterator<Item = Principal>,
 ) {
     state.requests_started = number;
+    let is_person = |by: &Principal| matches!(by, Principal::Key(_) | Principal::User(_));
+    let mut starters: BTreeSet<Principal> = people.filter(is_person).collect();
     let mut depth = 0;
     if let Some(parent) = parent {
         with_request(state, parent, |live| {
             live.children.insert(request);
             depth = live.depth + 1;
+            starters.extend(&live.starters);
         });
     }
     let memory = memory_of(state, task);
@@ -287,6 +293,7 @@ fn start_request(
         id: request,
         number,
         started_by,
+        starters,
         task,
         parent,
         depth,
@@ -356,7 +363,11 @@ fn open_hold(state: &mut SessionState, event: &Event, seq: u64) {
     else {
         return;
     };
-    let Some(task) = state.requests.get(request).map(|live| live.task) else {
+    let Some((task, starters)) = state
+        .requests
+        .get(request)
+        .map(|live| (live.task, live.starters.clone()))
+    else {
         return;
     };
     with_request(state, *request, |live| {
@@ -390,6 +401,7 @@ fn open_hold(state: &mut SessionState, event: &Event, seq: u64) {
         need: *need,
         decide_by: decide_by.clone(),
         opened_by: *opened_by,
+        starters,
         effect: *effect,
         risk: *risk,
         policy: *policy,

@@ -140,6 +140,8 @@ pub enum WhyNot {
     OwnSession,
     /// They opened it, or it is about their own action.
     OwnHold,
+    /// They started its request, or one above it.
+    OwnRequest,
     /// They do not hold the role.
     NeedsRole(Name),
     /// The server decides nothing.
@@ -151,6 +153,9 @@ impl std::fmt::Display for WhyNot {
         match self {
             Self::OwnSession => f.write_str("it is about your own session; somebody else decides"),
             Self::OwnHold => f.write_str("you asked for it yourself; somebody else decides"),
+            Self::OwnRequest => {
+                f.write_str("you started the request that asks for it; somebody else decides")
+            }
             Self::NeedsRole(role) => write!(f, "it needs the role `{role}`"),
             Self::Server => f.write_str("a person decides, never the server"),
         }
@@ -230,6 +235,9 @@ pub struct Hold {
     pub decide_by: DecideBy,
     /// Who opened it, and so never decides it.
     pub opened_by: Principal,
+    /// The users and keys that started its request, or a request above it. They never decide it either.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub starters: BTreeSet<Principal>,
     /// The effect of the action on the outside world.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<Effect>,

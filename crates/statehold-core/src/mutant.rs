@@ -57,6 +57,8 @@ pub enum Mutant {
     CountVotesTwice,
     /// The principal that opened a hold may decide it.
     RequesterDecides,
+    /// The person who started a request decides its holds.
+    StarterDecides,
     /// The inbox does not look below reused child tasks.
     InboxMissesReused,
     /// Hidden items are in the client's view.
@@ -87,7 +89,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All mutants, in the order of their declaration.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::DecideTwice,
         Self::ReplayAnything,
         Self::DoubleRelease,
@@ -112,6 +114,7 @@ impl Mutant {
         Self::KeepFence,
         Self::CountVotesTwice,
         Self::RequesterDecides,
+        Self::StarterDecides,
         Self::InboxMissesReused,
         Self::LeakHidden,
         Self::ShowChildMessages,

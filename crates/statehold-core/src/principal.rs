@@ -73,6 +73,8 @@ pub struct Actor {
     pub principal: Principal,
     /// The roles held, for example `approver`.
     pub roles: BTreeSet<Name>,
+    /// The person who acts for the principal, if that is somebody else: the owner of the key of a backend.
+    pub acting: Option<Principal>,
 }
 
 /// The role that may decide approvals when a policy names no other.
@@ -85,6 +87,7 @@ impl Actor {
             tenant,
             principal: Principal::System,
             roles: BTreeSet::new(),
+            acting: None,
         }
     }
 
@@ -94,8 +97,9 @@ impl Actor {
 
     /// The right by which this actor may decide `hold`, in a session that belongs to `owner`.
     ///
-    /// Where the policy says `user`, the session's user decides; everywhere else neither they nor the
-    /// one who opened the hold do. The developer at a development server may do everything.
+    /// Where the policy says `user`, the session's user decides; everywhere else neither they do, nor the
+    /// one who opened the hold, nor the people who started its request or one above it. The developer at a
+    /// development server may do everything.
     ///
     /// # Errors
     ///
@@ -123,6 +127,9 @@ impl Actor {
             Err(WhyNot::OwnSession)
         } else if self.principal == hold.opened_by {
             Err(WhyNot::OwnHold)
+        } else if hold.starters.contains(&self.principal) && !mutant::is_on(Mutant::StarterDecides)
+        {
+            Err(WhyNot::OwnRequest)
         } else if self.has_role(role.as_str()) {
             Ok(Right::Role)
         } else {

@@ -186,6 +186,9 @@ pub enum Event {
     },
     /// An invocation began.
     RequestStarted {
+        /// The person who acted for the principal of the record.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        acting: Option<Principal>,
         /// The n of its alias.
         number: u64,
         /// The request that waits for it.

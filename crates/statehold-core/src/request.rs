@@ -188,6 +188,9 @@ pub struct LiveRequest {
     pub number: u64,
     /// The record that started it.
     pub started_by: u64,
+    /// The users and keys that started it, or a request above it. They may not decide its holds.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub starters: BTreeSet<Principal>,
     /// The task it belongs to.
     pub task: TaskId,
     /// The request that waits for it.

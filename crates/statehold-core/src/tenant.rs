@@ -74,6 +74,9 @@ pub enum TenantEvent {
         expires_at: Option<Timestamp>,
         /// The key.
         key: KeyId,
+        /// The person it belongs to, if it is not bound to a user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<UserId>,
         /// The roles it grants.
         roles: BTreeSet<Name>,
         /// The user it is bound to.
@@ -279,6 +282,7 @@ mod tests {
             agents: BTreeSet::new(),
             expires_at: None,
             key,
+            owner: None,
             roles: ["admin".parse().expect("a name")].into(),
             user: None,
         };

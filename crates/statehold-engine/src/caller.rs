@@ -88,8 +88,10 @@ impl From<BTreeSet<Name>> for Roles {
 pub struct Caller {
     /// The tenant. Callers never see data of another tenant.
     pub tenant: Name,
-    /// The identity: one per person or key.
+    /// The identity: one per person, or per key that belongs to no person.
     pub principal: Principal,
+    /// The owner of the key of a backend that acts for a user.
+    pub acting: Option<Principal>,
     /// The caller's roles.
     pub roles: Roles,
     /// If set, the only user the caller may act for.
@@ -106,6 +108,7 @@ impl Caller {
         Self {
             tenant,
             principal: Principal::Local,
+            acting: None,
             roles: Roles::all(),
             user: None,
             agents: BTreeSet::new(),
@@ -123,6 +126,7 @@ impl Caller {
         Self {
             tenant,
             principal: Principal::System,
+            acting: None,
             roles: Roles([worker].into()),
             user: None,
             agents: BTreeSet::new(),
@@ -130,14 +134,15 @@ impl Caller {
         }
     }
 
-    /// The caller with this API key. Two keys of one user are the same principal.
+    /// The caller with this API key. Two keys of one person are the same principal.
     pub(crate) fn with_key(key: &ApiKey) -> Self {
         Self {
             tenant: key.tenant.clone(),
-            principal: match key.user {
-                Some(user) => Principal::User(user),
+            principal: match key.user.or(key.owner) {
+                Some(person) => Principal::User(person),
                 None => Principal::Key(key.id),
             },
+            acting: None,
             roles: Roles(key.roles.clone()),
             user: key.user,
             agents: key.agents.clone(),
@@ -155,8 +160,10 @@ impl Caller {
     /// users: with more roles it could pose as several approvers.
     pub(crate) fn for_user(&self, user: UserId) -> Option<Self> {
         let may = self.speaks_for_users() || self.user == Some(user);
+        let is_owned = self.user.is_none() && matches!(self.principal, Principal::User(_));
         may.then(|| Self {
             principal: Principal::User(user),
+            acting: is_owned.then_some(self.principal).or(self.acting),
             user: Some(user),
             ..self.clone()
         })
@@ -194,6 +201,7 @@ impl Caller {
             tenant: self.tenant.clone(),
             principal: self.principal,
             roles: self.roles.names().clone(),
+            acting: self.acting,
         }
     }
 }

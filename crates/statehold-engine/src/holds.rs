@@ -65,15 +65,20 @@ pub(crate) struct Reach {
 impl Reach {
     pub(crate) fn of(caller: &Caller, row: &HoldSummary) -> Self {
         let owner = &row.session.owner;
+        let missing_role = missing_role(caller, &row.hold, owner.user);
+        let has_role = missing_role.is_none();
         let why_not = match caller.actor().right_to_decide(&row.hold, owner.user) {
-            Ok(_) => missing_role(caller, &row.hold, owner.user).map(WhyNot::NeedsRole),
+            Ok(_) => missing_role.map(WhyNot::NeedsRole),
             Err(why) => Some(why),
         };
+        // An approver who started the request is told so.
+        let is_starter = has_role && why_not == Some(WhyNot::OwnRequest);
         // A worker bound to a user works only in that user's sessions.
         let is_near = caller.user.is_none_or(|bound| bound == owner.user);
         let sees = owner.tenant == caller.tenant
             && !row.session.deleted
             && (why_not.is_none()
+                || is_starter
                 || caller.reads_all()
                 || caller.acts_for(owner.user)
                 || is_near && caller.works_for(&row.agent));

@@ -38,6 +38,8 @@ pub struct NewKey {
     pub roles: BTreeSet<Name>,
     /// The user it is bound to.
     pub user: Option<UserId>,
+    /// The person it belongs to.
+    pub owner: Option<UserId>,
     /// The agents it is bound to; empty means any.
     pub agents: BTreeSet<Name>,
     /// Its lifetime in milliseconds. None means no expiry.
@@ -193,6 +195,7 @@ impl Engine {
             name: new.name,
             roles: new.roles,
             user: new.user,
+            owner: new.owner,
             agents: new.agents,
             created_at: now,
             expires_at: new.expires_in_ms.map(|ms| now.plus_ms(ms)),
@@ -202,6 +205,7 @@ impl Engine {
             agents: key.agents.clone(),
             expires_at: key.expires_at,
             key: id,
+            owner: key.owner,
             roles: key.roles.clone(),
             user: key.user,
         };
@@ -254,6 +258,9 @@ fn require_sound(new: &NewKey) -> Result<(), EngineError> {
     }
     if new.expires_in_ms.is_some_and(|ms| !LIFE_MS.contains(&ms)) {
         return invalid("`expires_in_seconds` is 1 to 316224000 (ten years)");
+    }
+    if new.user.is_some() && new.owner.is_some() {
+        return invalid("a key with a `user` belongs to that user; leave `owner` out");
     }
     if !new.agents.is_empty() && !new.roles.iter().any(|role| role.as_str() == "worker") {
         return invalid("`agents` binds workers; add the role `worker`, or leave it out");

@@ -59,6 +59,11 @@ pub fn client() -> Actor {
     actor(Principal::User(user(1)), &["client"])
 }
 
+/// The owner of a backend that starts requests for the session's user. Also an approver.
+pub fn backend_owner() -> Actor {
+    actor(Principal::User(user(300)), &["approver"])
+}
+
 /// The n-th worker.
 pub fn worker(n: u64) -> Actor {
     actor(Principal::Key(key(n)), &["worker"])
@@ -75,6 +80,7 @@ pub fn actor(principal: Principal, roles: &[&str]) -> Actor {
         tenant: name("t1"),
         principal,
         roles: roles.iter().map(|role| name(role)).collect(),
+        acting: None,
     }
 }
 

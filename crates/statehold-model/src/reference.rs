@@ -93,6 +93,8 @@ pub struct KnownRequest {
     pub parent: Option<usize>,
     /// The revision that started it.
     pub started_by: u64,
+    /// Who started it, and the person who acted for them.
+    pub started_for: [Option<Principal>; 2],
     /// Every lease it ever had.
     pub leases: Vec<Lease>,
     /// How many of them it had at each restore of the data.

@@ -14,7 +14,7 @@ use statehold_model::checker::{Caught, Scope, hunt};
 const WORLDS: usize = 60_000;
 
 /// Each bug, the promise that it breaks, and how the name of the scope that shows it begins.
-const EXPECTED: [(Mutant, Invariant, &str); 37] = [
+const EXPECTED: [(Mutant, Invariant, &str); 38] = [
     (Mutant::DecideTwice, Invariant::SingleDecision, "two holds"),
     (
         Mutant::ReplayAnything,
@@ -79,6 +79,7 @@ const EXPECTED: [(Mutant, Invariant, &str); 37] = [
     (Mutant::KeepFence, Invariant::FencesGrow, "a restore"),
     (Mutant::CountVotesTwice, Invariant::Quorum, "two holds"),
     (Mutant::RequesterDecides, Invariant::Quorum, "two holds"),
+    (Mutant::StarterDecides, Invariant::Quorum, "two holds"),
     (
         Mutant::InboxMissesReused,
         Invariant::InboxCompleteness,

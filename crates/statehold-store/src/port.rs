@@ -749,6 +749,9 @@ pub struct ApiKey {
     pub roles: BTreeSet<Name>,
     /// The user it is bound to.
     pub user: Option<UserId>,
+    /// The person it belongs to. A key that is bound to a user belongs to that user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<UserId>,
     /// The agents it is bound to; none means any.
     pub agents: BTreeSet<Name>,
     /// When it was made.

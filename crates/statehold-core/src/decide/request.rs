@@ -35,6 +35,7 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
         number,
         task,
         parent,
+        acting: draft.ctx.actor.acting,
     });
     draft.unsettle(request);
     if let Some(parent) = parent {

@@ -750,6 +750,7 @@ fn actor(principal: Principal, roles: &[&str]) -> Actor {
         tenant: name("t1"),
         principal,
         roles: roles.iter().map(|role| name(role)).collect(),
+        acting: None,
     }
 }
 

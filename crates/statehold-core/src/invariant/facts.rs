@@ -24,8 +24,10 @@ pub struct Facts {
     pub closed: BTreeSet<TaskId>,
     /// Tool calls: whether they need an approval, and the digest that was released.
     pub calls: BTreeMap<ItemId, (bool, Option<Digest>)>,
-    /// Requests that other requests wait for.
-    pub children: BTreeSet<RequestId>,
+    /// Requests that other requests wait for, each with that request.
+    pub children: BTreeMap<RequestId, RequestId>,
+    /// The people who started each request.
+    pub starters: BTreeMap<RequestId, BTreeSet<Principal>>,
     /// The memories of the agents.
     pub knowledge: Knowledge,
 }
@@ -66,15 +68,30 @@ impl Facts {
         self.knowledge.absorb(record);
     }
 
+    /// Whether a principal started a request, or one above it.
+    pub fn is_starter(&self, by: Principal, request: RequestId) -> bool {
+        let mut above = std::iter::successors(Some(request), |at| self.children.get(at).copied());
+        above.any(|at| {
+            let people = self.starters.get(&at);
+            people.is_some_and(|people| people.contains(&by))
+        })
+    }
+
     fn absorb_event(&mut self, event: &Event, principal: Principal) {
         match event {
             Event::SessionCreated { owner, .. } => self.owner = Some(owner.user),
             Event::RequestStarted {
                 request,
-                parent: Some(_),
+                parent,
+                acting,
                 ..
             } => {
-                self.children.insert(*request);
+                let people = [Some(principal), *acting];
+                self.starters
+                    .insert(*request, people.into_iter().flatten().collect());
+                if let Some(parent) = parent {
+                    self.children.insert(*request, *parent);
+                }
             }
             Event::RequestEnded { request, .. } => {
                 self.ended.insert(*request);

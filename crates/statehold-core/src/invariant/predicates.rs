@@ -610,10 +610,11 @@ fn quorum(facts: &Facts, seen: &Observation<'_>) -> Verdict {
             let owner = facts.owner.map(Principal::User);
             let counts = |by: &Principal| {
                 let is_owner = Some(*by) == owner;
+                let asked = *by == known.opened_by || facts.is_starter(*by, known.request);
                 match known.decide_by {
                     _ if *by == Principal::Local => true,
-                    DecideBy::User => is_owner || *by != known.opened_by,
-                    DecideBy::Other | DecideBy::Role(_) => !is_owner && *by != known.opened_by,
+                    DecideBy::User => is_owner || !asked,
+                    DecideBy::Other | DecideBy::Role(_) => !is_owner && !asked,
                 }
             };
             let mut people: BTreeSet<Principal> = known.approvals.keys().copied().collect();
@@ -644,15 +645,15 @@ fn hidden_stays_hidden(facts: &Facts, seen: &Observation<'_>) -> Verdict {
         for event in &step.record.content.events {
             if let Event::RequestStarted {
                 request,
-                parent: Some(_),
+                parent: Some(parent),
                 ..
             } = event
             {
-                children.insert(*request);
+                children.insert(*request, *parent);
             }
         }
         all(items(step.record).map(|(request, task, item)| {
-            let is_root = !children.contains(&request);
+            let is_root = !children.contains_key(&request);
             let is_tool = matches!(item.kind, ItemKind::ToolCall | ItemKind::ToolResult);
             let is_hidden = item.visibility == Visibility::Hidden;
             let placed = PlacedItem {

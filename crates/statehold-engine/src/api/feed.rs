@@ -311,6 +311,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             number,
             task,
             parent,
+            ..
         } => json!({
             "type": "request_started", "request_id": request, "alias": format!("R{number}"),
             "task_id": task, "parent_request_id": parent,

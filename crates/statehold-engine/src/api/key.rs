@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::ids::KeyId;
+use statehold_core::ids::{KeyId, UserId};
 use statehold_core::name::Name;
 use statehold_store::ApiKey;
 use utoipa::ToSchema;
@@ -30,6 +30,10 @@ pub struct KeyInput {
     /// The user that the key is bound to.
     #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
+    /// The person that a key without a `user` belongs to. All keys of one person count as one: they do not
+    /// approve what another one asked for, and do not vote twice.
+    #[schema(min_length = 1, max_length = 256)]
+    pub owner: Option<String>,
     /// The agents that the key is bound to.
     #[serde(default)]
     #[schema(value_type = Vec<Name>)]
@@ -51,6 +55,8 @@ pub struct KeyView {
     pub roles: BTreeSet<Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<Name>, required = false)]
     pub agents: BTreeSet<Name>,
@@ -81,14 +87,15 @@ pub async fn create(
     input: KeyInput,
 ) -> Result<KeyView, EngineError> {
     require_admin(caller)?;
-    let user = match &input.user {
-        Some(user) => Some(engine.user_id(&caller.tenant, user).await?),
-        None => None,
+    let person = async |name: &Option<String>| match name {
+        Some(name) => engine.user_id(&caller.tenant, name).await.map(Some),
+        None => Ok(None),
     };
     let new = NewKey {
         name: input.name,
         roles: names(&input.roles, "roles")?,
-        user,
+        user: person(&input.user).await?,
+        owner: person(&input.owner).await?,
         agents: names(&input.agents, "agents")?,
         expires_in_ms: input
             .expires_in_seconds
@@ -107,15 +114,16 @@ fn names(texts: &[String], path: &str) -> Result<BTreeSet<Name>, EngineError> {
 }
 
 async fn key_view(engine: &Engine, key: &ApiKey) -> Result<KeyView, EngineError> {
-    let user = match key.user {
-        Some(user) => Some(engine.user_name(&key.tenant, user).await?),
-        None => None,
+    let name = async |person: Option<UserId>| match person {
+        Some(person) => engine.user_name(&key.tenant, person).await.map(Some),
+        None => Ok(None),
     };
     Ok(KeyView {
         id: key.id,
         name: key.name.clone(),
         roles: key.roles.clone(),
-        user,
+        user: name(key.user).await?,
+        owner: name(key.owner).await?,
         agents: key.agents.clone(),
         created_at: key.created_at.into(),
         expires_at: key.expires_at.map(Into::into),

@@ -187,6 +187,7 @@ async fn started_requests(
                         number,
                         task,
                         parent,
+                        ..
                     } => {
                         let entry = TreeEntry {
                             number: *number,

@@ -49,6 +49,7 @@ async fn a_caller_whose_key_was_revoked_commits_nothing() {
         name: None,
         roles: rig.caller.roles.names().clone(),
         user: None,
+        owner: None,
         agents: BTreeSet::new(),
         expires_in_ms: None,
     };

@@ -206,6 +206,8 @@ pub enum Person {
     Owner,
     /// The worker that opened the hold, with the role of an approver.
     Opener,
+    /// The person behind the start of the request, who is also an approver.
+    Starter,
 }
 
 /// Things that must be refused, tried in every world.
@@ -395,7 +397,8 @@ impl World {
     fn perform(&mut self, model: &CoreModel, action: Action) {
         match action {
             Action::Start(n) => {
-                let ctx = self.context(fixtures::client());
+                let mut ctx = self.context(fixtures::client());
+                ctx.actor.acting = Some(fixtures::backend_owner().principal);
                 let start = fixtures::start("coordinator");
                 let before = self.core.revision;
                 model.deliver(self, &Command::StartRequest(start), &ctx);
@@ -573,6 +576,7 @@ impl World {
         let opener = self.facts.holds.get(&id).map(|hold| hold.opened_by);
         let actor = match (person, opener) {
             (Person::Approver(n) | Person::AgainApprover(n), _) => fixtures::approver(n),
+            (Person::Starter, _) => fixtures::backend_owner(),
             (Person::Opener, Some(opener)) => fixtures::actor(opener, &["approver"]),
             (Person::Owner | Person::Opener, _) => {
                 fixtures::actor(fixtures::client().principal, &["approver"])

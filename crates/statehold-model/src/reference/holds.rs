@@ -239,6 +239,15 @@ impl World {
         Ok(())
     }
 
+    /// The people who started a request, or one above it.
+    pub(super) fn starters(&self, request: usize) -> BTreeSet<Principal> {
+        let known = &self.requests[request];
+        let above = known.parent.map(|parent| self.starters(parent));
+        let people = known.started_for.into_iter().flatten();
+        let people = people.filter(|by| !matches!(by, Principal::System | Principal::Local));
+        people.chain(above.into_iter().flatten()).collect()
+    }
+
     fn right_to_decide(&self, hold: usize, actor: &Actor) -> Result<Right, WhyNot> {
         let known = &self.holds[hold];
         let asks_for = match &known.decide_by {
@@ -256,6 +265,7 @@ impl World {
             _ if is_owner && known.decide_by == DecideBy::User => Ok(Right::User),
             _ if is_owner => Err(WhyNot::OwnSession),
             me if me == known.opened_by => Err(WhyNot::OwnHold),
+            me if self.starters(known.request).contains(&me) => Err(WhyNot::OwnRequest),
             _ if has_role => Ok(Right::Role),
             _ => Err(WhyNot::NeedsRole(
                 asks_for.parse().expect("a role is a name"),

@@ -804,3 +804,91 @@ async fn a_resume_that_is_repeated_gets_its_answer_although_another_hold_has_com
     let path = format!("/v1/holds/{}", text(&next, "id"));
     assert_eq!(boss.get(&path).await.ok(200)["status"], "open");
 }
+
+/// A key without a user that belongs to a person.
+async fn key_owned_by(rig: &Rig, owner: &str, roles: &[&str]) -> Who {
+    let admin = rig.key(&["admin"]).await;
+    let body = json!({"roles": roles, "owner": owner});
+    let made = admin.post("/v1/keys", &body).await.ok(201);
+    assert_eq!(made["owner"], owner);
+    Who {
+        address: rig.address,
+        key: Some(text(&made, "key")),
+        id: text(&made, "id"),
+    }
+}
+
+#[tokio::test]
+async fn people_who_started_a_request_do_not_approve_it() {
+    let rig = Rig::with(for_tool("pay", ToolPolicy::default())).await;
+    let helper = rig.worker(&["helper"]).await;
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let carol = rig.key_for(&["approver"], Some("carol"), &[]).await;
+    let own = rig.key(&["client", "approver"]).await;
+    let owned = key_owned_by(&rig, "carol", &["client", "approver"]).await;
+    let backend = key_owned_by(&rig, "carol", &["client"]).await;
+    // (who starts it, on behalf of a user, who must not approve it)
+    let cases = [
+        (&own, None, &own),
+        (&owned, None, &owned),
+        (&owned, None, &carol),
+        (&backend, Some("ann"), &carol),
+        (&backend, Some("ann"), &owned),
+    ];
+    for (starter, user, approver) in cases {
+        let headers: Vec<(&str, &str)> = user
+            .map(|user| ("x-statehold-user", user))
+            .into_iter()
+            .collect();
+        let post = async |path: &str, body: Value| {
+            let answer = starter.send("POST", path, &headers, body.to_string()).await;
+            answer.ok(201)
+        };
+        let named = user.map_or_else(|| json!("ann"), |_| Value::Null);
+        let mut new = json!({"app": "app", "agent": "helper"});
+        if !named.is_null() {
+            new["user"] = named;
+        }
+        let session = text(&post("/v1/sessions", new).await, "id");
+        let path = format!("/v1/sessions/{session}/requests");
+        post(&path, json!({"agent": "helper", "input": "please"})).await;
+        let request = claim(&helper, "helper").await;
+        let ask = json!({
+            "kind": "approval", "title": "Pay?",
+            "action": {"tool": "pay", "args": {"amount": 4}},
+        });
+        let hold = act(&helper, &request, "holds", ask).await.ok(201);
+        let refused = approver.post(&decision_path(&hold), &approval(&hold)).await;
+        let problem = refused.refused(403, "may_not_decide");
+        assert_eq!(problem["why"], "own_request");
+        let path = format!("/v1/holds/{}", text(&hold, "id"));
+        let seen = approver.get(&path).await.ok(200);
+        assert_eq!(seen["why_not"], "own_request");
+        assert_eq!(seen["action"].get("args"), None, "{seen}");
+        let done = boss.post(&decision_path(&hold), &approval(&hold)).await;
+        assert_eq!(done.ok(200)["status"], "approved");
+    }
+}
+
+#[tokio::test]
+async fn two_keys_with_one_owner_are_one_vote() {
+    let policy = ToolPolicy {
+        quorum: Some(2),
+        ..ToolPolicy::default()
+    };
+    let rig = Rig::with(for_tool("pay", policy)).await;
+    let work = Work::begin(&rig).await;
+    let hold = work.ask(json!({})).await.ok(201);
+    let first = key_owned_by(&rig, "carol", &["approver"]).await;
+    let second = key_owned_by(&rig, "carol", &["approver"]).await;
+    let bound = rig.key_for(&["approver"], Some("carol"), &[]).await;
+    let path = decision_path(&hold);
+    let open = first.post(&path, &approval(&hold)).await.ok(200);
+    assert_eq!(open["status"], "open");
+    for (n, other) in [second, bound].into_iter().enumerate() {
+        let key = format!("another-{n}");
+        let headers = [("idempotency-key", key.as_str())];
+        let again = other.send("POST", &path, &headers, approval(&hold).to_string());
+        again.await.refused(409, "already_voted");
+    }
+}

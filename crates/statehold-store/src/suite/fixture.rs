@@ -87,6 +87,7 @@ pub fn api_key(tenant: &str, n: u64) -> ApiKey {
         name: Some(format!("key {n}")),
         roles: [name("worker")].into(),
         user: None,
+        owner: Some(user(7)),
         agents: [name("planner")].into(),
         created_at: seconds(0),
         expires_at: Some(seconds(1_000)),
@@ -100,6 +101,7 @@ pub fn key_created(key: &ApiKey) -> TenantEvent {
         agents: key.agents.clone(),
         expires_at: key.expires_at,
         key: key.id,
+        owner: key.owner,
         roles: key.roles.clone(),
         user: key.user,
     }
@@ -115,5 +117,6 @@ fn actor(owner: &Owner, principal: Principal, role: &str) -> Actor {
         tenant: owner.tenant.clone(),
         principal,
         roles: [name(role)].into(),
+        acting: None,
     }
 }

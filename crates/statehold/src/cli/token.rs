@@ -59,6 +59,9 @@ struct TokenCreateArgs {
     /// Limit the key to the sessions of this user.
     #[arg(long)]
     user: Option<String>,
+    /// The person that a key without --user belongs to. All keys of one person count as one approver.
+    #[arg(long, conflicts_with = "user")]
+    owner: Option<String>,
     /// Limit the key to the work of this agent; may be given several times.
     #[arg(long = "agent", value_name = "AGENT", value_delimiter = ',')]
     agents: Vec<Name>,
@@ -191,7 +194,7 @@ impl TokenCreateArgs {
         }
         let agents = Some(self.agents).filter(|agents| !agents.is_empty());
         let mut new = json!({
-            "name": self.name, "roles": self.roles, "user": self.user, "agents": agents,
+            "name": self.name, "roles": self.roles, "user": self.user, "owner": self.owner, "agents": agents,
             "expires_in_seconds": expires,
         });
         if let Value::Object(fields) = &mut new {

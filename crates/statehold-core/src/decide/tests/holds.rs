@@ -397,6 +397,25 @@ mod policy {
     }
 
     #[test]
+    fn the_people_who_started_a_request_above_do_not_decide() {
+        // A backend that belongs to an approver starts R1 for the client. R1 asks R2.
+        let mut w = new_session();
+        let backend = Actor {
+            acting: Some(approver(5).principal),
+            ..client()
+        };
+        w.ok_by(backend, start("a1"));
+        w.ok(w.claim("R1"));
+        w.ok(leased(w.spawn("R1", "a2")));
+        w.ok(w.gate("R2"));
+        let refused = Rejection::MayNotDecide {
+            why: WhyNot::OwnRequest,
+        };
+        assert_eq!(w.no_by(approver(5), w.approve("R2.h1")), refused);
+        w.ok_by(approver(1), w.approve("R2.h1"));
+    }
+
+    #[test]
     fn user_means_the_sessions_user_or_an_approver() {
         let policy = DecideBy::User;
         check(&policy, client(), true);

@@ -97,6 +97,7 @@ pub struct HoldView {
 pub enum DecideRefusal {
     OwnSession,
     OwnHold,
+    OwnRequest,
     NeedsRole,
     Server,
 }
@@ -106,6 +107,7 @@ impl From<&WhyNot> for DecideRefusal {
         match why {
             WhyNot::OwnSession => Self::OwnSession,
             WhyNot::OwnHold => Self::OwnHold,
+            WhyNot::OwnRequest => Self::OwnRequest,
             WhyNot::NeedsRole(_) => Self::NeedsRole,
             WhyNot::Server => Self::Server,
         }

@@ -185,6 +185,7 @@ fn as_said(kept: &ApiKey) -> (Name, TenantEvent, bool) {
         agents: kept.agents.clone(),
         expires_at: kept.expires_at,
         key: kept.id,
+        owner: kept.owner,
         roles: kept.roles.clone(),
         user: kept.user,
     };
