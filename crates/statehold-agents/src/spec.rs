@@ -304,6 +304,10 @@ impl ToolServerSpec {
     }
 }
 
+/// Environment variable of programs that says which server started them. The processes that they start
+/// inherit it, so the next server finds those that a killed server has left behind.
+pub const PROGRAM_MARK: &str = "STATEHOLD_STARTED_BY";
+
 /// Transport of a tool server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ToolTransport {
@@ -322,5 +326,7 @@ pub enum ToolTransport {
         arguments: Vec<String>,
         /// Environment variables in addition to the basic ones.
         environment: Vec<(String, Credential)>,
+        /// Value of [`PROGRAM_MARK`] for the program.
+        mark: Option<String>,
     },
 }

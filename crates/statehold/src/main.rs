@@ -9,6 +9,7 @@ mod config;
 mod data_directory;
 mod demo;
 mod exit;
+mod leftover_programs;
 mod run_file;
 mod wire;
 

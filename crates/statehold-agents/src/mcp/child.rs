@@ -19,7 +19,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::http::redact_and_clip;
 use crate::secrets::is_named_secret;
-use crate::spec::ToolServerSpec;
+use crate::spec::{PROGRAM_MARK, ToolServerSpec};
 
 /// Longest stderr line that is logged. Long enough for any secret, because redaction cannot recognise
 /// half a secret.
@@ -191,20 +191,29 @@ impl Drop for ProgramGroup {
     }
 }
 
+/// The environment variables of a program besides the basic ones.
+pub(super) struct Variables<'a> {
+    pub(super) declared: &'a [(String, Credential)],
+    /// Says which server started the program.
+    pub(super) mark: Option<&'a str>,
+}
+
 /// Starts a program in its own process group. Killing the group ends its child processes, and a
 /// terminal interrupt reaches only this server.
 pub(super) fn start(
     spec: &Arc<ToolServerSpec>,
     program: &str,
     arguments: &[String],
-    environment: &[(String, Credential)],
+    variables: &Variables<'_>,
 ) -> io::Result<(ProgramTransport, ProgramLifecycle, StderrTail)> {
     let mut command = Command::new(program);
     command.args(arguments).kill_on_drop(true).env_clear();
-    let told = std::env::vars_os().filter(|(name, _)| is_inherited(&name.to_string_lossy()));
+    let told = std::env::vars_os()
+        .filter(|(name, value)| is_inherited(&name.to_string_lossy(), &value.to_string_lossy()));
     command.envs(told);
-    let declared = environment.iter();
+    let declared = variables.declared.iter();
     command.envs(declared.map(|(name, value)| (name, value.expose())));
+    command.envs(variables.mark.map(|mark| (PROGRAM_MARK, mark)));
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -234,11 +243,12 @@ pub(super) fn start(
     Ok((program, lifecycle, said))
 }
 
-fn is_inherited(name: &str) -> bool {
+/// Whether a program inherits a variable of the server. The address of a proxy may contain a password.
+fn is_inherited(name: &str, value: &str) -> bool {
+    let is_proxy = name.ends_with(SUFFIX) || name.ends_with(&SUFFIX.to_lowercase());
     let is_needed = INHERITED.contains(&name)
         || PREFIXES.iter().any(|begin| name.starts_with(begin))
-        || name.ends_with(SUFFIX)
-        || name.ends_with(&SUFFIX.to_lowercase());
+        || is_proxy && !value.contains('@');
     is_needed && !is_named_secret(name)
 }
 
@@ -338,6 +348,7 @@ mod tests {
                 program: "notes".to_owned(),
                 arguments: Vec::new(),
                 environment,
+                mark: None,
             },
             timeout: Duration::from_secs(1),
         };
@@ -376,7 +387,7 @@ mod tests {
             "HTTPS_PROXY",
             "no_proxy",
         ] {
-            assert!(is_inherited(needed), "{needed}");
+            assert!(is_inherited(needed, "proxy.example:3128"), "{needed}");
         }
         for other in [
             "OPENAI_API_KEY",
@@ -386,7 +397,15 @@ mod tests {
             "MY_PATH",
             "",
         ] {
-            assert!(!is_inherited(other), "{other}");
+            assert!(!is_inherited(other, "a value"), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_with_a_password_is_not_passed_on() {
+        for name in ["HTTPS_PROXY", "http_proxy", "ALL_PROXY"] {
+            assert!(is_inherited(name, "http://proxy.example:3128"));
+            assert!(!is_inherited(name, "http://ann:hunter2@proxy.example:3128"));
         }
     }
 }

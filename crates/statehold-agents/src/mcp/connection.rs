@@ -362,8 +362,13 @@ async fn open(
             program,
             arguments,
             environment,
+            mark,
         } => {
-            let child = child::start(spec, program, arguments, environment);
+            let variables = child::Variables {
+                declared: environment,
+                mark: mark.as_deref(),
+            };
+            let child = child::start(spec, program, arguments, &variables);
             let (child, lifecycle, said) = child.map_err(|error| {
                 tracing::warn!(server = %spec.name, program, %error, "cannot start the program of a tool server");
                 McpFailure::Gone { sent: false }

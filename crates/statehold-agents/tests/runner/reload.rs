@@ -418,6 +418,7 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
                 program: "sh".to_owned(),
                 arguments: ["-c", PROGRAM, "sh", &place].map(str::to_owned).to_vec(),
                 environment: Vec::new(),
+                mark: None,
             },
             timeout: PATIENCE,
         };

@@ -144,6 +144,7 @@ impl<'a> ConfigReader<'a> {
                             Some((variable.name().to_owned(), value))
                         })
                         .collect(),
+                    mark: None,
                 }
             }
             (Some(_), Some(_)) => {

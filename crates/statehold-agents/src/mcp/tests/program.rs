@@ -46,6 +46,7 @@ fn command(program: &str, arguments: &[&str]) -> ToolTransport {
         program: program.to_owned(),
         arguments: arguments.iter().map(|&text| text.to_owned()).collect(),
         environment: Vec::new(),
+        mark: None,
     }
 }
 
@@ -161,6 +162,7 @@ async fn a_program_gets_the_variables_that_are_declared_and_no_others() {
         program: "sh".to_owned(),
         arguments: vec!["-c".to_owned(), script],
         environment: vec![("NOTES_TOKEN".to_owned(), value)],
+        mark: None,
     };
     let servers = servers([("asks", asks)]);
     servers

@@ -93,6 +93,7 @@ async fn its_tools_are_used_as_a_program() {
         program: python(),
         arguments: vec![script()],
         environment: Vec::new(),
+        mark: None,
     };
     let servers = servers([("python", command)]);
     use_its_tools(&servers).await;

@@ -44,6 +44,7 @@ fn what_is_no_secret_by_its_name_stays_in_replies_as_it_is() {
                 variable("NOTES_TOKEN", "notes-secret"),
                 variable("PIN_KEY", "1234567"),
             ],
+            mark: None,
         },
         timeout: PATIENCE,
         trust_hints: false,

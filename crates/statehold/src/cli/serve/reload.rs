@@ -24,6 +24,7 @@ use crate::config::{
 };
 use crate::demo::EmbeddedDemo;
 use crate::exit::Failure;
+use crate::leftover_programs::mark_programs;
 use crate::wire;
 
 /// Builds the plan of a server from its flags, the current environment and the current file.
@@ -43,7 +44,9 @@ impl ActiveConfig {
         mut config: Config,
         mut declared: DeclaredAgents,
         demo: &EmbeddedDemo,
+        mark: Option<&str>,
     ) -> Self {
+        mark_programs(&mut declared.book, mark);
         for name in demo.newly_declared(&config.agents) {
             config.agents.remove(&name);
             declared.credentials.remove(&name);
@@ -73,6 +76,8 @@ pub(super) struct ReloadContext {
     pub(super) file: Option<PathBuf>,
     /// The demo stays as it was at the start, also if later files declare its agents.
     pub(super) demo: Arc<EmbeddedDemo>,
+    /// The mark of the programs that this server starts.
+    pub(super) mark: Option<String>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) engine: Engine,
     pub(super) tenant: Name,
@@ -238,7 +243,12 @@ impl ReloadTargets {
         let read =
             tokio::task::spawn_blocking(move || read_configuration(&plan, file.as_deref())).await;
         let (plan, declared) = read.map_err(|_| ReloadError::Stopping)??;
-        let new = ActiveConfig::new(plan.config.clone(), declared, &context.demo);
+        let new = ActiveConfig::new(
+            plan.config.clone(),
+            declared,
+            &context.demo,
+            context.mark.as_deref(),
+        );
         let mut report = new.tables.since(&active.tables);
         let needs_restart = &mut report.needs_restart;
         needs_restart.extend(other_settings(&context.started, &plan.explained));

@@ -28,7 +28,7 @@ use crate::config::{
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
 use crate::run_file::{self, RunFile};
-use crate::wire;
+use crate::{leftover_programs, wire};
 
 /// File descriptors reserved for the server itself: the store and its readers, keys, sockets, the
 /// log.
@@ -86,13 +86,17 @@ async fn run_server(
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
     let demo = Arc::new(EmbeddedDemo::new(&config.agents, plan.has_demo));
-    let active = ActiveConfig::new(config.clone(), declared, &demo);
+    let mark = on_disk.then(|| leftover_programs::mark(data)).flatten();
+    let active = ActiveConfig::new(config.clone(), declared, &demo, mark.as_deref());
     let (policies, readers) = (active.policies.clone(), config.store.readers.get());
     let parts = if on_disk {
         wire::on_disk(data, readers, Arc::clone(&clock), policies).await?
     } else {
         wire::in_memory(Arc::clone(&clock), policies).await?
     };
+    if let Some(mark) = mark.as_ref().filter(|_| was_unclean) {
+        leftover_programs::end_all(mark);
+    }
     let engine = parts.engine;
     engine.set_service_credentials(active.credentials.clone());
     let tenant: Name = "default".parse().context("the tenant has a name")?;
@@ -111,6 +115,7 @@ async fn run_server(
         started: plan.explained.clone(),
         file: environment.found_file(),
         demo: Arc::clone(&demo),
+        mark,
         clock,
         engine: engine.clone(),
         tenant: tenant.clone(),
