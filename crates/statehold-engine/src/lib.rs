@@ -25,6 +25,7 @@ mod own_work;
 mod ports;
 mod read;
 mod shared;
+mod shares;
 mod swap;
 mod temp;
 #[cfg(feature = "testing")]
@@ -51,11 +52,13 @@ pub use guard::schema::{FieldError, Schema};
 pub use guard::sealed::OpenedArgs;
 pub use holds::{HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
 pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
+pub use locks::Lock;
 pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
 pub use read::{ItemPage, Page, RequestDetail, StoredRequest};
+pub use shares::{PoolFull, Share, Shares};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
     Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,

@@ -8,10 +8,11 @@ use tokio::sync::OwnedMutexGuard;
 
 /// A plain mutex, never held across an await. A panic of a holder does not poison it.
 #[derive(Debug, Default)]
-pub(crate) struct Lock<T>(Mutex<T>);
+pub struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    /// Waits for the value.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

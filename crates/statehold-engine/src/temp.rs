@@ -3,23 +3,41 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use statehold_core::command::Rejection;
-use statehold_core::ids::RequestId;
+use statehold_core::ids::{RequestId, UserId};
 use statehold_core::scope::StateKey;
 
+use crate::caller::Caller;
 use crate::error::EngineError;
 use crate::locks::Lock;
+use crate::shares::{Share, Shares};
 
 /// The maximum size of the values of one root request, in bytes.
 pub(crate) const TEMP_BYTES_MAX: usize = 1024 * 1024;
 
-#[derive(Debug, Default)]
+/// The maximum size of the values of all requests, in bytes.
+const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+#[derive(Debug)]
 pub(crate) struct Temps {
     kept: Lock<TempValues>,
+    bytes: Shares,
 }
+
+impl Default for Temps {
+    fn default() -> Self {
+        Self {
+            kept: Lock::default(),
+            bytes: Shares::new(TOTAL_BYTES_MAX),
+        }
+    }
+}
+
+/// The values of a root request, and the bytes that they take.
+type RootValues = (BTreeMap<StateKey, Vec<u8>>, Share);
 
 #[derive(Debug, Default)]
 struct TempValues {
-    values: BTreeMap<RequestId, BTreeMap<StateKey, Vec<u8>>>,
+    values: BTreeMap<RequestId, RootValues>,
     /// Live roots that lost their values in a pause.
     lost: BTreeSet<RequestId>,
 }
@@ -27,34 +45,43 @@ struct TempValues {
 impl Temps {
     /// The values of a root request.
     pub(crate) fn get(&self, root: RequestId) -> BTreeMap<StateKey, Vec<u8>> {
-        self.kept
-            .lock()
-            .values
-            .get(&root)
-            .cloned()
-            .unwrap_or_default()
+        let kept = self.kept.lock();
+        let known = kept.values.get(&root);
+        known.map(|(values, _)| values.clone()).unwrap_or_default()
     }
 
-    /// Writes and removes values, all or none.
+    /// Writes and removes values, all or none. They count for the caller, or for the user of the session if
+    /// the server itself works.
     pub(crate) fn put(
         &self,
+        (caller, user): (&Caller, UserId),
         root: RequestId,
         set: Vec<(StateKey, Vec<u8>)>,
         delete: &[StateKey],
     ) -> Result<(), EngineError> {
         let mut kept = self.kept.lock();
-        let mut values = kept.values.get(&root).cloned().unwrap_or_default();
+        let known = kept.values.entry(root).or_insert_with(|| {
+            let none = self.bytes.none_for_user(caller, user);
+            (BTreeMap::new(), none)
+        });
+        let mut values = known.0.clone();
         for key in delete {
             values.remove(key);
         }
         values.extend(set);
         let size = |(key, value): (&StateKey, &Vec<u8>)| key.as_str().len() + value.len();
-        if values.iter().map(size).sum::<usize>() > TEMP_BYTES_MAX {
+        let bytes = values.iter().map(size).sum::<usize>();
+        if bytes > TEMP_BYTES_MAX {
             let limit = "bytes of `temp:` values around one root request";
             let max = TEMP_BYTES_MAX as u64;
             return Err(Rejection::Limit { limit, max }.into());
         }
-        kept.values.insert(root, values);
+        known.1.resize(bytes).map_err(|_| {
+            EngineError::TooMany(
+                "running requests keep as many bytes of `temp:` values as they may; wait until some end",
+            )
+        })?;
+        known.0 = values;
         Ok(())
     }
 
@@ -64,7 +91,7 @@ impl Temps {
         let had = kept
             .values
             .remove(&root)
-            .is_some_and(|values| !values.is_empty());
+            .is_some_and(|(values, _)| !values.is_empty());
         if has_ended {
             kept.lost.remove(&root);
         } else if had {

@@ -59,6 +59,14 @@ impl Engine {
         Ok(id)
     }
 
+    /// A pseudonym of a user that has none, for one call. It owns nothing.
+    pub(crate) fn unstored_user(&self, name: &str) -> Result<UserId, EngineError> {
+        require_user_name(name)?;
+        let shard = Shard::of_owner("", "", name);
+        let mut mint = IdMint::new(self.inner().clock.now(), shard, entropy()?);
+        Ok(UserId::from_uuid(mint.next_uuid()))
+    }
+
     /// The pseudonym of a user, if the name is known.
     ///
     /// # Errors

@@ -7,6 +7,6 @@ pub mod json;
 pub(crate) mod metrics;
 pub mod problem;
 pub mod seal;
-pub(crate) mod seats;
+pub(crate) mod shares;
 pub(crate) mod sse;
 pub(crate) mod turn_failure;

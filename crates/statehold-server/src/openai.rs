@@ -24,7 +24,7 @@ use statehold_core::principal::Principal;
 use statehold_engine::api::caller::act_for;
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::turn::{self, OpenTurn, TurnHandle, TurnInput, UserMessage};
-use statehold_engine::{Call, Credential, EngineError, Role};
+use statehold_engine::{Call, Credential, EngineError, Role, Share};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -37,13 +37,12 @@ use self::stream::StreamWriter;
 use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
 use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
-use crate::http::seats::Seat;
 use crate::http::sse;
 use crate::native::AnswerHeaders;
 
 /// How long a call may wait for a decision: a day.
 const PAUSE_SECONDS_MAX: u64 = 86_400;
-/// A call that may wait longer than this takes a seat, as a stream does.
+/// A call that may wait longer than this takes a share of the streams.
 const WAIT_FREE: Duration = Duration::from_mins(1);
 /// How many pieces of a stream wait for a slow client.
 const PIECES_MAX: usize = 16;
@@ -80,8 +79,6 @@ struct ChatCall {
     user: Option<String>,
     app_name: Option<Name>,
     task: Option<TaskId>,
-    /// The owner of the API key, also when the call acts for a user.
-    key_of: Principal,
     /// How long a pause is waited for, and until when.
     wait: Duration,
     wait_until: Instant,
@@ -96,10 +93,9 @@ impl ChatCall {
         // The developer is no backend that acts for others, but may say whose session it is.
         parts.headers.remove("x-statehold-user");
         let mut asked = CallContext::from_request_parts(&mut parts, app).await?;
-        let key_of = asked.caller.principal;
-        let is_local = key_of == Principal::Local;
+        let is_local = asked.caller.principal == Principal::Local;
         if let Some(user) = user.as_deref().filter(|_| !is_local) {
-            asked.caller = act_for(&app.engine, &asked.caller, user).await?;
+            asked.caller = act_for(&app.engine, &asked.caller, user, false).await?;
         }
         let CallerCredential(credential) =
             CallerCredential::from_request_parts(&mut parts, app).await?;
@@ -116,7 +112,6 @@ impl ChatCall {
             user,
             app_name: app_name(&headers)?,
             task: task_of(&headers)?,
-            key_of,
             wait,
             wait_until: Instant::now() + wait,
             base: base_of(&headers)?,
@@ -130,17 +125,17 @@ impl ChatCall {
         let (message, path) = self.chat.last_message()?;
         let is_stream = self.chat.stream == Some(true);
         let stays_open = is_stream || self.wait > WAIT_FREE;
-        let seat = stays_open
-            .then(|| app.seats.take(self.key_of))
+        let share = stays_open
+            .then(|| app.shares.take_stream(&self.asked.caller))
             .transpose()?;
         let (turn, scratch) = Box::pin(self.begin(&app, &message, &path, known)).await?;
         if scratch.is_none() {
             known.found(&turn.handle);
         }
-        match seat {
-            Some(seat) if is_stream => {
+        match share {
+            Some(share) if is_stream => {
                 let only_here = known.only_here;
-                self.stream(app, turn, scratch, seat, only_here).await
+                self.stream(app, turn, scratch, share, only_here).await
             }
             _ => {
                 let answer = Box::pin(self.answer(&app, turn, scratch, known));
@@ -344,7 +339,7 @@ impl ChatCall {
         app: App,
         turn: OpenTurn,
         scratch: Option<ScratchSession>,
-        seat: Seat,
+        share: Share,
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
         let (handle, stays) = (turn.handle, scratch.is_none());
@@ -355,7 +350,7 @@ impl ChatCall {
         let options = self.chat.stream_options.unwrap_or_default();
         voice.with_usage = options.include_usage == Some(true);
         let (pieces, written) = mpsc::channel(PIECES_MAX);
-        let mut response = Response::new(delivery::streamed(written, seat));
+        let mut response = Response::new(delivery::streamed(written, share));
         let headers = response.headers_mut();
         sse::set_headers(headers);
         describe(headers, &handle, turn.is_replay, stays);

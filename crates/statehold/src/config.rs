@@ -152,12 +152,18 @@ pub(crate) enum LogFormat {
 pub(crate) struct LimitsConfig {
     /// The most bytes of one request body.
     pub(crate) body_bytes_max: NonZeroUsize,
+    /// The most calls of one key per second, in the long run. 0 means no limit.
+    pub(crate) calls_per_second: u32,
+    /// The most calls of one key at once, after a pause.
+    pub(crate) calls_burst: NonZeroU32,
 }
 
 impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
             body_bytes_max: NonZeroUsize::new(8 << 20).expect("not zero"),
+            calls_per_second: 0,
+            calls_burst: NonZeroU32::new(100).expect("not zero"),
         }
     }
 }

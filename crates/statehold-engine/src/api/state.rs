@@ -106,8 +106,11 @@ async fn patch_temp(
         return Err(EngineError::bad_state(detail));
     }
     let root = engine.root_of(caller, session, by.request, Some(by.fence));
-    engine.inner().temps.put(root.await?, set, &delete)?;
-    let revision = engine.session(caller, session).await?.revision;
+    let root = root.await?;
+    let summary = engine.session(caller, session).await?;
+    let (user, revision) = (summary.owner.user, summary.revision);
+    let temps = &engine.inner().temps;
+    temps.put((caller, user), root, set, &delete)?;
     let written = StateWritten {
         revision,
         versions: BTreeMap::new(),

@@ -160,7 +160,7 @@ impl Engine {
         }
         let credential = write.credential.map(|credential| {
             let credentials = &self.inner().credentials;
-            credentials.keep(credential, command, &commit)
+            credentials.keep((credential, &write.call.caller), command, &commit)
         });
         let mut ready = Ready {
             credential: credential.transpose()?,

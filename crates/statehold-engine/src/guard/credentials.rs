@@ -21,8 +21,10 @@ use statehold_store::Commit;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
+use crate::caller::Caller;
 use crate::error::EngineError;
 use crate::locks::Lock;
+use crate::shares::{PoolFull, Share, Shares};
 
 /// The longest credential, in bytes.
 pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
@@ -67,29 +69,46 @@ pub enum CredentialSource {
     Hold,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Credentials {
     kept: Lock<CredentialTable>,
+    /// The bytes of all credentials.
+    bytes: Shares,
     service: Lock<BTreeMap<Name, Credential>>,
+}
+
+impl Default for Credentials {
+    fn default() -> Self {
+        Self {
+            kept: Lock::default(),
+            bytes: Shares::new(TOTAL_BYTES_MAX),
+            service: Lock::default(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct CredentialTable {
     /// The credential that came with a request, and the request's root.
-    given: HashMap<RequestId, (RequestId, Credential)>,
+    given: HashMap<RequestId, (RequestId, KeptCredential)>,
     /// The requests of each root that have a credential.
     roots: HashMap<RequestId, BTreeSet<RequestId>>,
     /// Credentials from holds, until the next claim.
-    answers: HashMap<RequestId, Credential>,
-    bytes: usize,
+    answers: HashMap<RequestId, KeptCredential>,
+}
+
+/// A credential, and the bytes that it takes.
+#[derive(Debug)]
+struct KeptCredential {
+    credential: Credential,
+    _bytes: Share,
 }
 
 impl CredentialTable {
     fn drop_given(&mut self, request: RequestId) {
-        let Some((root, credential)) = self.given.remove(&request) else {
+        let Some((root, _)) = self.given.remove(&request) else {
             return;
         };
-        self.bytes -= credential.expose().len();
         if let Some(requests) = self.roots.get_mut(&root) {
             requests.remove(&request);
             if requests.is_empty() {
@@ -99,9 +118,16 @@ impl CredentialTable {
     }
 
     fn take_answer(&mut self, request: RequestId) -> Option<Credential> {
-        let answer = self.answers.remove(&request)?;
-        self.bytes -= answer.expose().len();
-        Some(answer)
+        Some(self.answers.remove(&request)?.credential)
+    }
+}
+
+fn too_many(full: PoolFull) -> &'static str {
+    match full {
+        PoolFull::OwnShare(_) => {
+            "requests of this key keep as many credentials as one key may; wait until some have ended"
+        }
+        PoolFull::All => "too many credentials are kept; try again when requests have ended",
     }
 }
 
@@ -136,17 +162,16 @@ impl Credentials {
     /// before the commit is visible, so that no claim misses the credential.
     pub(crate) fn keep(
         self: &Arc<Self>,
-        credential: &Credential,
+        (credential, caller): (&Credential, &Caller),
         command: &Command,
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
+        let bytes = self.bytes.take(caller, credential.expose().len());
+        let entry = KeptCredential {
+            _bytes: bytes.map_err(|full| EngineError::TooMany(too_many(full)))?,
+            credential: credential.clone(),
+        };
         let mut kept = self.kept.lock();
-        let bytes = kept.bytes + credential.expose().len();
-        if bytes > TOTAL_BYTES_MAX {
-            return Err(EngineError::TooMany(
-                "too many credentials are kept; try again when requests have ended",
-            ));
-        }
         let content = &commit.record.content;
         let found = match command {
             Command::StartRequest(_) => content.started_request(),
@@ -169,13 +194,12 @@ impl Credentials {
         if let Some(request) = found {
             if is_answer {
                 drop(kept.take_answer(request));
-                kept.answers.insert(request, credential.clone());
+                kept.answers.insert(request, entry);
             } else {
                 let root = commit.after.root_of(request);
-                kept.given.insert(request, (root, credential.clone()));
+                kept.given.insert(request, (root, entry));
                 kept.roots.entry(root).or_default().insert(request);
             }
-            kept.bytes += credential.expose().len();
         }
         Ok(PendingCredential {
             credentials: Arc::clone(self),
@@ -190,7 +214,7 @@ impl Credentials {
             return Some((answer, CredentialSource::Hold));
         }
         let (_, given) = kept.given.get(&request)?;
-        Some((given.clone(), CredentialSource::Caller))
+        Some((given.credential.clone(), CredentialSource::Caller))
     }
 
     fn take_answer(&self, request: RequestId) -> Option<Credential> {

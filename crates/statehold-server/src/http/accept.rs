@@ -9,11 +9,15 @@
 //! | keeps an idle connection | `idle_timeout` |
 //! | does not read what it asked for | `write_stall_timeout` |
 //!
+//! If all connections are in use, a new one takes the place of the one that has been without a request for
+//! the longest time, so idle connections lock nobody out.
+//!
 //! hyper's own header timeout also runs while a connection waits for its next request, so it can be
 //! only one of the first two. It is used for idle connections; `StallGuard` watches the headers.
 
 mod guard;
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -39,11 +43,16 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use guard::{ConnectionProgress, RequestInService, StallGuard};
+use statehold_engine::Lock;
+
+use crate::http::shares::CallSlot;
 
 /// Buffer of a connection in each direction, in bytes. Bodies pass through in chunks of this size.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Back-off when the system has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long a new connection waits for the end of the one that was cut for it.
+const FREE_MAX: Duration = Duration::from_secs(1);
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The answer to a connection beyond `connections_max`.
@@ -104,14 +113,16 @@ pub async fn serve(
     let permits = Arc::new(Semaphore::new(
         options.connections_max.min(Semaphore::MAX_PERMITS),
     ));
-    let connections = Connections {
+    let connections = Arc::new(Connections {
         builder: builder(&options),
         app,
         options,
         stop: stop.clone(),
         cut: CancellationToken::new(),
         tracker: TaskTracker::new(),
-    };
+        open: OpenConnections::default(),
+        started: AtomicUsize::new(0),
+    });
     let mut trouble = AcceptTrouble::default();
     loop {
         let accepted = tokio::select! {
@@ -122,6 +133,9 @@ pub async fn serve(
         match accepted {
             Ok((stream, peer)) => match Arc::clone(&permits).try_acquire_owned() {
                 Ok(permit) => connections.start(stream, peer, permit),
+                Err(_) if connections.cut_longest_idle() => {
+                    connections.start_when_free(stream, peer, &permits);
+                }
                 Err(_) => refuse(&stream),
             },
             Err(error) => {
@@ -202,16 +216,52 @@ struct Connections {
     /// Cancelled when the grace period is over.
     cut: CancellationToken,
     tracker: TaskTracker,
+    open: OpenConnections,
+    /// How many connections there have been.
+    started: AtomicUsize,
 }
 
 impl Connections {
+    /// Makes room for a new connection: cuts the one that has had no request in service for the longest
+    /// time. False if all have one.
+    fn cut_longest_idle(&self) -> bool {
+        let mut open = self.open.lock();
+        let idle = open.values().filter(|one| !one.progress.is_serving());
+        let longest = idle
+            .min_by_key(|one| one.progress.idle_since())
+            .map(|one| one.id);
+        let cut = longest.and_then(|id| open.remove(&id));
+        cut.is_some_and(|cut| {
+            cut.evict.cancel();
+            true
+        })
+    }
+
+    /// Starts a connection as soon as the one that was cut for it is gone.
+    fn start_when_free(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        permits: &Arc<Semaphore>,
+    ) {
+        let (connections, permits) = (Arc::clone(self), Arc::clone(permits));
+        self.tracker.spawn(async move {
+            match tokio::time::timeout(FREE_MAX, permits.acquire_owned()).await {
+                Ok(Ok(permit)) => connections.start(stream, peer, permit),
+                _ => refuse(&stream),
+            }
+        });
+    }
+
     fn start(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
         // Answers are written in one piece; Nagle's algorithm would only delay the last packet.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let open = OpenConnection::new(Arc::clone(&self.options.connections_open), permit);
         let progress = Arc::new(ConnectionProgress::default());
+        let evict = CancellationToken::new();
+        let open = OpenConnection::new(self, permit, &progress, &evict);
+        let served = Arc::clone(&progress);
         let io = TokioIo::new(StallGuard::new(
             stream,
             Arc::clone(&progress),
@@ -231,19 +281,18 @@ impl Connections {
         let (stop, cut) = (self.stop.clone(), self.cut.clone());
         self.tracker.spawn(async move {
             let mut connection = pin!(connection);
-            let result = tokio::select! {
+            let mut result = tokio::select! {
                 biased;
-                result = connection.as_mut() => result,
-                () = stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        biased;
-                        result = connection => result,
-                        () = cut.cancelled() => Ok(()),
-                    }
-                }
+                result = connection.as_mut() => Some(result),
+                // A request that has begun meanwhile is answered first.
+                () = evict.cancelled() => (!served.is_serving()).then_some(Ok(())),
+                () = stop.cancelled() => None,
             };
-            if let Err(error) = result {
+            if result.is_none() {
+                connection.as_mut().graceful_shutdown();
+                result = cut.run_until_cancelled(connection).await;
+            }
+            if let Some(Err(error)) = result {
                 tracing::debug!(%peer, %error, "connection ended early");
             }
             drop(open);
@@ -251,17 +300,44 @@ impl Connections {
     }
 }
 
+/// The open connections by number, to find one that may be cut.
+type OpenConnections = Arc<Lock<HashMap<usize, IdleConnection>>>;
+
+/// A connection that may be cut while it has no request in service.
+struct IdleConnection {
+    id: usize,
+    progress: Arc<ConnectionProgress>,
+    evict: CancellationToken,
+}
+
 /// Counts one open connection and holds its permit; both are released even if the task panics.
 struct OpenConnection {
+    id: usize,
     count: Arc<AtomicUsize>,
+    open: OpenConnections,
     _permit: OwnedSemaphorePermit,
 }
 
 impl OpenConnection {
-    fn new(count: Arc<AtomicUsize>, permit: OwnedSemaphorePermit) -> Self {
+    fn new(
+        connections: &Connections,
+        permit: OwnedSemaphorePermit,
+        progress: &Arc<ConnectionProgress>,
+        evict: &CancellationToken,
+    ) -> Self {
+        let count = Arc::clone(&connections.options.connections_open);
         count.fetch_add(1, Ordering::Relaxed);
+        let id = connections.started.fetch_add(1, Ordering::Relaxed);
+        let idle = IdleConnection {
+            id,
+            progress: Arc::clone(progress),
+            evict: evict.clone(),
+        };
+        connections.open.lock().insert(id, idle);
         Self {
+            id,
             count,
+            open: Arc::clone(&connections.open),
             _permit: permit,
         }
     }
@@ -269,6 +345,7 @@ impl OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
+        self.open.lock().remove(&self.id);
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -280,9 +357,12 @@ async fn answer(
     serving: RequestInService,
 ) -> Result<Response<ServedBody>, Infallible> {
     request.extensions_mut().insert(ConnectInfo(peer));
+    let slot = CallSlot::default();
+    request.extensions_mut().insert(slot.clone());
     let response = app.oneshot(request).await?;
     Ok(response.map(|body| ServedBody {
         body,
+        _slot: slot,
         _serving: serving,
     }))
 }
@@ -290,6 +370,7 @@ async fn answer(
 /// A response body that marks its request as ended when it is dropped.
 struct ServedBody {
     body: Body,
+    _slot: CallSlot,
     _serving: RequestInService,
 }
 

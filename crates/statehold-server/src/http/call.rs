@@ -22,13 +22,12 @@ use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock, Swap,
 };
-use tokio::sync::Semaphore;
 
 use crate::http::json::{self, JsonLimits};
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
-use crate::http::seats::Seats;
+use crate::http::shares::{RateLimit, ServerShares};
 use crate::reload::Reload;
 
 /// How a server behaves towards its callers.
@@ -40,8 +39,13 @@ pub struct ServerOptions {
     pub body_bytes_max: usize,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
-    /// How many feeds may be open at once.
-    pub feeds_max: usize,
+    /// How many calls of all callers may be in progress at once. One key may have a fourth of them, and
+    /// operators have a reserve.
+    pub calls_max: usize,
+    /// How many feeds, streams and long waits may be open at once, shared in the same way.
+    pub streams_max: usize,
+    /// How often one key may call. None means no limit.
+    pub rate: Option<RateLimit>,
     /// The clock of the engine, if callers may move it. Only development servers set it, on request.
     pub clock: Option<Arc<OffsetClock>>,
     /// Which addresses decisions may be pushed to.
@@ -60,7 +64,9 @@ impl Default for ServerOptions {
             keys_required: true,
             body_bytes_max: 8 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
-            feeds_max: 4_096,
+            calls_max: 8_192,
+            streams_max: 4_096,
+            rate: None,
             clock: None,
             push_guard: Guard::default(),
             agents: Swap::default(),
@@ -79,9 +85,7 @@ pub(crate) struct AppState {
     pub(crate) sealer: Sealer,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
-    pub(crate) feeds: Arc<Semaphore>,
-    /// Permits of `feeds` for chat calls, shared fairly among keys.
-    pub(crate) seats: Seats,
+    pub(crate) shares: ServerShares,
     /// The tenant of calls without a key.
     tenant: Name,
     /// Answers still owed to chat clients, and holds they have seen.
@@ -104,12 +108,10 @@ impl App {
         metrics: Metrics,
     ) -> Self {
         let deliveries = Arc::new(DeliveryLog::new(engine.now()));
-        let feeds = Arc::new(Semaphore::new(options.feeds_max));
         Self(Arc::new(AppState {
             engine,
             sealer,
-            seats: Seats::new(Arc::clone(&feeds), options.feeds_max),
-            feeds,
+            shares: ServerShares::new(options.calls_max, options.streams_max, options.rate),
             options,
             metrics,
             tenant: "default".parse().expect("a fixed name is a name"),
@@ -118,7 +120,11 @@ impl App {
     }
 
     /// Authenticates the caller. Also returns the key of the call.
-    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Caller, KeyWatch), Problem> {
+    async fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        method: &Method,
+    ) -> Result<(Caller, KeyWatch), Problem> {
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
         let (caller, key) = match ours {
@@ -136,7 +142,7 @@ impl App {
         let Some(user) = text(headers, "x-statehold-user")? else {
             return Ok((caller, key));
         };
-        let caller = caller::act_for(&self.engine, &caller, user).await?;
+        let caller = caller::act_for(&self.engine, &caller, user, method.is_safe()).await?;
         Ok((caller, key))
     }
 }
@@ -342,7 +348,8 @@ impl FromRequestParts<App> for CallContext {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let (caller, api_key) = app.authenticate(&parts.headers).await?;
+        let (caller, api_key) = app.authenticate(&parts.headers, &parts.method).await?;
+        app.shares.begin_call(&caller, parts.extensions.get())?;
         if !parts.method.is_safe() && api_key.has_key() {
             require_own_origin(&parts.headers)?;
         }

@@ -6,10 +6,9 @@ use std::convert::Infallible;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
+use statehold_engine::Share;
 use statehold_engine::api::turn::DeliveryReceipt;
 use tokio::sync::mpsc;
-
-use super::seats::Seat;
 
 /// A piece of a body, with the receipt to confirm when the piece has left.
 pub(crate) struct BodyPiece {
@@ -25,10 +24,10 @@ pub(crate) fn whole(bytes: Vec<u8>, receipt: Option<DeliveryReceipt>) -> Body {
 }
 
 /// A body that is written piece by piece, until the writer closes the channel.
-pub(crate) fn streamed(pieces: mpsc::Receiver<BodyPiece>, seat: Seat) -> Body {
-    let pieces = stream::unfold((pieces, seat), |(mut pieces, seat)| async {
+pub(crate) fn streamed(pieces: mpsc::Receiver<BodyPiece>, share: Share) -> Body {
+    let pieces = stream::unfold((pieces, share), |(mut pieces, share)| async {
         let piece = pieces.recv().await?;
-        Some((piece, (pieces, seat)))
+        Some((piece, (pieces, share)))
     });
     Body::from_stream(with_receipts(pieces))
 }

@@ -110,6 +110,7 @@ codes! {
     ToolsNotSupported = 422 "tools_not_supported" "Tools not supported";
     ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";
     TooMany = 429 "too_many" "Too many concurrent calls";
+    RateLimited = 429 "rate_limited" "Too many calls in a short time";
     Internal = 500 "internal" "Internal error";
     DataDamaged = 500 "data_damaged" "Stored data is damaged";
     RequestFailed = 500 "request_failed" "The request failed";
@@ -125,6 +126,9 @@ codes! {
     Stopping = 503 "stopping" "The server is stopping";
     DiskFull = 507 "disk_full" "Disk full";
 }
+
+/// The field of a problem that says when to call again. The header `Retry-After` has the same number.
+pub(crate) const RETRY_AFTER_SECONDS: &str = "retry_after_seconds";
 
 /// An error, as `application/problem+json`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -198,7 +202,8 @@ impl IntoResponse for Problem {
             status,
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
         ) {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            let seconds = self.more.get(RETRY_AFTER_SECONDS).and_then(Value::as_u64);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.unwrap_or(1)));
         }
         // The OpenAI-compatible paths translate the problem into their own error shape.
         response.extensions_mut().insert(self);

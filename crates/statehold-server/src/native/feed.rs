@@ -10,9 +10,8 @@ use futures_util::stream;
 use http::HeaderMap;
 use serde::Deserialize;
 use statehold_core::ids::SessionId;
-use statehold_engine::api;
 use statehold_engine::api::feed::{Feed, FeedEvent, FeedPosition, HoldPosition};
-use tokio::sync::OwnedSemaphorePermit;
+use statehold_engine::{Share, api};
 use utoipa::{IntoParams, IntoResponses};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -106,16 +105,11 @@ fn cursor<'a>(context: &'a CallContext, feed: &'static str) -> Cursor<'a> {
 
 /// Starts a stream.
 fn begin(context: CallContext, feed: Feed) -> Answer {
-    let permit = context.app.feeds.clone().try_acquire_owned();
-    let permit = permit.map_err(|_| {
-        let detail = "too many feeds are open; close one, or ask for records instead";
-        Problem::new(Code::TooMany, detail)
-    })?;
     let reader = FeedReader {
+        _share: context.app.shares.take_stream(&context.caller)?,
         context,
         feed,
         greeted: false,
-        _permit: permit,
     };
     let body = Body::from_stream(stream::unfold(reader, FeedReader::next));
     let mut response = Response::new(body);
@@ -128,7 +122,7 @@ struct FeedReader {
     context: CallContext,
     feed: Feed,
     greeted: bool,
-    _permit: OwnedSemaphorePermit,
+    _share: Share,
 }
 
 impl FeedReader {

@@ -107,7 +107,7 @@ pub(crate) struct Rig {
     pub(crate) router: axum::Router,
     data: Option<TempDir>,
     /// The store, where it is on disk.
-    store: Option<Arc<SqliteStore>>,
+    pub(crate) store: Option<Arc<SqliteStore>>,
     policies: Arc<Policies>,
     stop: CancellationToken,
     serving: JoinHandle<()>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use statehold_core::limits;
-use statehold_core::name::Name;
+use statehold_core::name::{Name, is_deceptive};
 use statehold_core::record::Change;
 use statehold_core::scope::StateKey;
 use statehold_core::session::{TimeToLive, TtlMode};
@@ -95,8 +95,8 @@ pub(crate) fn require_labels(labels: &BTreeMap<String, String>) -> Result<(), En
     let fits = |(key, value): (&String, &String)| {
         (1..=LABEL_KEY_BYTES_MAX).contains(&key.len())
             && value.len() <= LABEL_VALUE_BYTES_MAX
-            && !key.chars().any(|c| c.is_control() || c == ':')
-            && !value.chars().any(char::is_control)
+            && !key.chars().any(|c| is_deceptive(c) || c == ':')
+            && !value.chars().any(is_deceptive)
     };
     if labels.len() <= LABELS_MAX && labels.iter().all(fits) {
         Ok(())
@@ -104,17 +104,17 @@ pub(crate) fn require_labels(labels: &BTreeMap<String, String>) -> Result<(), En
         Err(EngineError::invalid(
             "labels",
             "`labels` has at most 64 entries, with keys of 1 to 64 bytes without `:` and values of \
-             at most 256 bytes, without control characters",
+             at most 256 bytes, without control or invisible characters",
         ))
     }
 }
 
 pub(crate) fn require_name(name: &str) -> Result<(), EngineError> {
-    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(is_deceptive);
     if fits {
         Ok(())
     } else {
-        let detail = "`name` is 1 to 256 bytes without control characters";
+        let detail = "`name` is 1 to 256 bytes without control or invisible characters";
         Err(EngineError::invalid("name", detail))
     }
 }

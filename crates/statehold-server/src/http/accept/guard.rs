@@ -4,19 +4,33 @@ use std::future::Future as _;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 /// Counts the requests of one connection that have begun and ended. The stream sees only bytes, so the
 /// service reports them here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ConnectionProgress {
     begun: AtomicUsize,
     ended: AtomicUsize,
+    opened: Instant,
+    /// Milliseconds from `opened` to the end of the last request.
+    last_end: AtomicU64,
+}
+
+impl Default for ConnectionProgress {
+    fn default() -> Self {
+        Self {
+            begun: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            opened: Instant::now(),
+            last_end: AtomicU64::new(0),
+        }
+    }
 }
 
 impl ConnectionProgress {
@@ -24,7 +38,12 @@ impl ConnectionProgress {
         self.begun.load(Ordering::Acquire)
     }
 
-    fn is_serving(&self) -> bool {
+    /// Since when there has been no request, if there is none.
+    pub(super) fn idle_since(&self) -> Instant {
+        self.opened + Duration::from_millis(self.last_end.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
         self.begun() != self.ended.load(Ordering::Acquire)
     }
 }
@@ -42,6 +61,9 @@ impl RequestInService {
 
 impl Drop for RequestInService {
     fn drop(&mut self) {
+        let since = self.0.opened.elapsed().as_millis();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.0.last_end.store(since, Ordering::Relaxed);
         self.0.ended.fetch_add(1, Ordering::Release);
     }
 }

@@ -226,7 +226,7 @@ async fn a_slow_request_is_not_mistaken_for_a_slow_head() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_are_told_and_others_come_in_once_there_is_room() {
+async fn a_new_connection_takes_the_place_of_the_one_that_is_idle_for_longest() {
     let options = AcceptOptions {
         connections_max: 4,
         ..AcceptOptions::default()
@@ -235,8 +235,33 @@ async fn connections_over_the_limit_are_told_and_others_come_in_once_there_is_ro
     let mut idle = Vec::new();
     for _ in 0..4 {
         idle.push(server.connect().await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.settle(4).await;
+    for n in 0..20 {
+        let answer = server.get("/").await.expect("answered");
+        assert!(answer.ends_with("hello"), "call {n}");
+    }
+    is_cut(&mut idle[0]).await;
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_are_told_and_others_come_in_once_there_is_room() {
+    let options = AcceptOptions {
+        connections_max: 4,
+        ..AcceptOptions::default()
+    };
+    let server = Server::start(app(), options).await;
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        // A request that does not end: its body never comes.
+        let mut busy = server.connect().await;
+        let head = "POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n";
+        busy.write_all(head.as_bytes()).await.expect("open");
+        idle.push(busy);
+    }
+    server.settle(4).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     for _ in 0..10 {
         let mut client = server.connect().await;
         let text = read_all(&mut client).await.expect("told");

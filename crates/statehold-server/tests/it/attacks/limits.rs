@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use statehold_server::ServerOptions;
 use statehold_server::accept::AcceptOptions;
+use statehold_store::Store;
 
 use crate::rest::{claim, new_session, new_session_of, start};
 use crate::rig::{Rig, Setup, text, until};
@@ -13,7 +14,7 @@ use crate::rig::{Rig, Setup, text, until};
 async fn attack_35_feeds_are_counted_and_their_places_come_back() {
     let setup = Setup {
         server: ServerOptions {
-            feeds_max: 4,
+            streams_max: 16,
             ..ServerOptions::default()
         },
         ..Setup::default()
@@ -43,6 +44,118 @@ async fn attack_35_feeds_are_counted_and_their_places_come_back() {
         (asked.status() == 200).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn attack_35_a_key_with_all_its_feeds_and_calls_leaves_room_for_others() {
+    let setup = Setup {
+        server: ServerOptions {
+            calls_max: 32,
+            streams_max: 16,
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    };
+    let rig = Rig::with(setup).await;
+    let backend = rig.key(&["client"]).await;
+    let ann = rig.client("ann").await;
+    let session = new_session(&ann).await;
+    let path = format!("/v1/sessions/{session}/events");
+    let mut feeds = Vec::new();
+    for _ in 0..4 {
+        feeds.push(backend.follow(&path, None).await);
+    }
+    let mine = backend.get(&path).await.refused(429, "too_many");
+    assert!(mine["detail"].to_string().contains("4 feeds"), "{mine}");
+    // Another name for a user is not another share.
+    let as_ann = [("x-statehold-user", "ann")];
+    let again = backend.send("GET", &path, &as_ann, "").await;
+    again.refused(429, "too_many");
+    feeds.push(ann.follow(&path, None).await);
+
+    // Four feeds and four long polls are as many calls as one key may have in progress.
+    let worker = rig.worker(&["helper"]).await;
+    let mut polls = Vec::new();
+    for _ in 0..8 {
+        let worker = worker.clone();
+        let wait = json!({"agent": "helper", "wait_seconds": 30});
+        polls.push(tokio::spawn(async move {
+            worker.post("/v1/work/claim", &wait).await
+        }));
+    }
+    until("the worker has its share", || async {
+        let answer = worker.get("/v1/agents").await;
+        (answer.status == 429).then_some(())
+    })
+    .await;
+    ann.get(&format!("/v1/sessions/{session}")).await.ok(200);
+    rig.nobody().get("/healthz").await.ok(200);
+    for poll in polls {
+        poll.abort();
+    }
+    until("the calls that were given up are over", || async {
+        (worker.get("/v1/agents").await.status != 429).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn attack_06_a_key_that_calls_too_often_is_told_when_to_call_again() {
+    let few = std::num::NonZeroU32::new(3).expect("not zero");
+    let setup = Setup {
+        server: ServerOptions {
+            rate: Some(statehold_server::RateLimit {
+                calls_per_second: few,
+                burst: few,
+            }),
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    };
+    let rig = Rig::with(setup).await;
+    let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
+    let mut refused = None;
+    for _ in 0..50 {
+        let answer = ann.get("/v1/sessions").await;
+        if answer.status == 429 {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let refused = refused.expect("fifty calls at once are too many");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    let problem = refused.refused(429, "rate_limited");
+    assert_eq!(problem["retry_after_seconds"], 1);
+    bob.get("/v1/sessions").await.ok(200);
+    until("the pause is over", || async {
+        (ann.get("/v1/sessions").await.status == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn reading_for_a_user_who_is_not_known_creates_no_user() {
+    let rig = Rig::on_disk().await;
+    let backend = rig.key(&["client"]).await;
+    let as_new = [("x-statehold-user", "nobody-yet")];
+    let list = backend
+        .send("GET", "/v1/sessions", &as_new, "")
+        .await
+        .ok(200);
+    assert_eq!(list["sessions"], json!([]));
+    let tenant = "default".parse().expect("a name");
+    let store = rig.store.as_ref().expect("it is on disk");
+    let known = store.user(tenant, "nobody-yet".to_owned()).await;
+    assert_eq!(known.expect("the store is healthy"), None);
+    backend
+        .send("POST", "/v1/sessions", &as_new, r#"{"app":"demo"}"#)
+        .await
+        .ok(201);
+    let list = backend
+        .send("GET", "/v1/sessions", &as_new, "")
+        .await
+        .ok(200);
+    assert_eq!(list["sessions"].as_array().map(Vec::len), Some(1));
 }
 
 #[tokio::test]
@@ -236,4 +349,25 @@ async fn appends_stop_at_8_mib_and_the_value_stays_usable() {
     }
     let found = operator.post("/v1/audit/verify", &json!({})).await.ok(200);
     assert_eq!(found["ok"], true, "{found}");
+}
+
+#[tokio::test]
+async fn names_and_labels_that_draw_as_nothing_or_reorder_text_are_refused() {
+    let rig = Rig::in_memory().await;
+    let ann = rig.client("ann").await;
+    for hidden in [
+        "\u{34f}", "\u{3164}", "\u{2800}", "\u{202e}", "\u{200b}", "\u{85}",
+    ] {
+        let text = format!("pay{hidden}roll");
+        for body in [
+            json!({"app": "demo", "name": text}),
+            json!({"app": "demo", "labels": {"team": text}}),
+            json!({"app": "demo", "labels": {text.clone(): "x"}}),
+        ] {
+            let answer = ann.post("/v1/sessions", &body).await;
+            answer.refused(422, "invalid_body");
+        }
+    }
+    let plain = json!({"app": "demo", "name": "Löhne 💶", "labels": {"team": "données"}});
+    ann.post("/v1/sessions", &plain).await.ok(201);
 }

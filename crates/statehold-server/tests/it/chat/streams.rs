@@ -163,7 +163,7 @@ async fn a_stream_ends_with_the_key_and_a_failed_turn_with_an_error() {
 async fn streams_are_bounded_and_a_refused_one_begins_nothing() {
     let rig = Rig::with(Setup {
         server: ServerOptions {
-            feeds_max: 1,
+            streams_max: 1,
             ..setup().server
         },
         ..Setup::default()
@@ -203,7 +203,7 @@ async fn streams_are_bounded_and_a_refused_one_begins_nothing() {
 async fn one_key_takes_a_part_of_the_streams_and_long_waits_count_too() {
     let with_eight = |keys_required| Setup {
         server: ServerOptions {
-            feeds_max: 8,
+            streams_max: 8,
             keys_required,
             ..setup().server
         },

@@ -1,5 +1,6 @@
 //! Runs a plan: opens the data, listens, prints the banner, stops cleanly.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -11,7 +12,7 @@ use statehold_agents::runner::StepHook;
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
-use statehold_server::{Metrics, Reload, ServerOptions};
+use statehold_server::{Metrics, RateLimit, Reload, ServerOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,7 @@ use super::{PlannedStorage, ServePlan};
 use crate::cli::output::CliOutput;
 use crate::cli::printable;
 use crate::config::{
-    Config, ConfigEnvironment, ConfigMistakes, LogConfig, LogFormat, declare_agents,
+    Config, ConfigEnvironment, ConfigMistakes, LimitsConfig, LogConfig, LogFormat, declare_agents,
 };
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
@@ -123,7 +124,10 @@ async fn run_server(
     let reloader = Arc::new(context.start_agents(active, on_step).await?);
     let connections_open = Arc::new(AtomicUsize::new(0));
     let guard = push_guard(config)?;
+    let connections_max = connections_max(config.server.connections_max.get().into())?;
     let options = ServerOptions {
+        calls_max: connections_max,
+        rate: rate_limit(&config.limits),
         push_guard: guard.clone(),
         keys_required: config.auth.required,
         body_bytes_max: config.limits.body_bytes_max.get(),
@@ -134,7 +138,7 @@ async fn run_server(
         ..ServerOptions::default()
     };
     let accept = AcceptOptions {
-        connections_max: connections_max(config.server.connections_max.get().into())?,
+        connections_max,
         head_read_timeout: Duration::from_secs(config.server.header_timeout_seconds.get()),
         grace: Duration::from_secs(config.server.shutdown_seconds),
         connections_open: Arc::clone(&connections_open),
@@ -173,6 +177,15 @@ async fn run_server(
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+/// How often one key may call, if that is limited.
+fn rate_limit(limits: &LimitsConfig) -> Option<RateLimit> {
+    let calls_per_second = NonZeroU32::new(limits.calls_per_second)?;
+    Some(RateLimit {
+        calls_per_second,
+        burst: limits.calls_burst,
+    })
 }
 
 async fn push_decisions(engine: Engine, guard: Guard, stop: CancellationToken) {
