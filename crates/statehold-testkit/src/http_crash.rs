@@ -20,12 +20,16 @@ use anyhow::{Context, Result, bail, ensure};
 use self::feed::Followers;
 use self::load::LoadOptions;
 use self::log::Entry;
-use self::verify::{Covered, Found};
+use self::verify::{Covered, Found, FoundSession};
 use crate::http::ServerProcess;
 use crate::workload::Random;
 
 /// How long clients may take to get on, or to end.
 const MOST: Duration = Duration::from_mins(1);
+
+/// After so many kills everything is compared, the clients begin with new sessions, and the harness forgets
+/// all but the revisions of the old ones: its memory does not grow with the number of kills.
+const KILLS_PER_ROUND: usize = 250;
 
 /// Bytes of the clients' logs, about a hundred calls: fewer would be a kill of an idle server.
 const TOLD_BETWEEN_KILLS: u64 = 64 << 10;
@@ -111,71 +115,130 @@ fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashRepor
     let start = || ServerProcess::start(&options.program, &data, &directory.join("server.log"));
     let mut random = Random::new(options.seed);
     let mut server = start()?;
-    let mut clients = Clients::start(options, directory, &data)?;
-    let mut followers = Followers::new(&data)?;
-    let feeds = usize::try_from(options.clients * options.lanes)?;
-    for cycle in 1..=options.cycles {
-        clients.work(Duration::from_millis(100 + random.below(300)))?;
-        server.kill().with_context(|| format!("in cycle {cycle}"))?;
-        clients.require_alive()?;
-        if followers.len() < feeds {
-            followers.find(&clients.logs)?;
+    let mut report = HttpCrashReport::default();
+    let mut seen = SeenRounds::default();
+    for round in 0.. {
+        let cycles = KILLS_PER_ROUND.min(options.cycles - report.cycles);
+        let mut clients = Clients::start(options, round, directory, &data)?;
+        let mut followers = Followers::new(&data)?;
+        let feeds = usize::try_from(options.clients * options.lanes)?;
+        for _ in 0..cycles {
+            clients.work(Duration::from_millis(100 + random.below(300)))?;
+            report.cycles += 1;
+            let cycle = report.cycles;
+            server.kill().with_context(|| format!("in cycle {cycle}"))?;
+            clients.require_alive()?;
+            if followers.len() < feeds {
+                followers.find(&clients.logs)?;
+            }
+            server = start().with_context(|| format!("start after kill {cycle}"))?;
+            if cycle % 10 == 0 || cycle == options.cycles {
+                println!("{cycle:>5} kills");
+            }
         }
-        server = start().with_context(|| format!("start after kill {cycle}"))?;
-        if cycle % 10 == 0 || cycle == options.cycles {
-            println!("{cycle:>5} kills");
+        let entries = clients.finish()?;
+        followers.find(&clients.logs)?;
+        let compared = compare(
+            options,
+            &data,
+            &entries,
+            followers,
+            (&mut seen, &mut random),
+        );
+        report.add(&compared.context(BROKEN_WORD)?);
+        clients.remove_logs()?;
+        if report.cycles == options.cycles {
+            break;
         }
     }
-    let entries = clients.finish()?;
-    followers.find(&clients.logs)?;
-    let report = compare(options, &data, &entries, followers, &mut random).context(BROKEN_WORD)?;
+    // Later kills have changed nothing in the sessions of earlier rounds.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let unchanged = runtime.block_on(gather::require_unchanged(&data, &seen));
+    unchanged.context(BROKEN_WORD)?;
+    println!("{report}");
     let status = server.stop()?;
     ensure!(status.success(), "the server stopped with {status}");
     check(&options.program, &data)?;
     Ok(report)
 }
 
+/// What the harness remembers of rounds.
+#[derive(Debug, Default)]
+struct SeenRounds {
+    /// The revision of each session; none if it was deleted.
+    sessions: BTreeMap<String, Option<u64>>,
+    /// The counter that all sessions share.
+    count: u64,
+}
+
+/// Compares everything that the clients of a round were told.
 fn compare(
     options: &HttpCrashOptions,
     data: &Path,
     entries: &[Entry],
     followers: Followers,
-    random: &mut Random,
+    (seen, random): (&mut SeenRounds, &mut Random),
 ) -> Result<HttpCrashReport> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let mut found = runtime.block_on(gather::gather(data, entries))?;
+    found.count_before = seen.count;
     let feeds = followers.len();
     add_feeds(followers, &mut found)?;
     let covered = verify::verify(entries, &found)?;
     let replayed = runtime.block_on(gather::replay(data, entries, options.replays, random))?;
-    runtime.block_on(gather::require_unchanged(data, &found))?;
-    let report = HttpCrashReport {
-        cycles: options.cycles,
+    let revision = |session: &FoundSession| (!session.is_gone).then_some(session.revision);
+    let sessions = found.sessions.iter();
+    let sessions = sessions.map(|(id, session)| (id.clone(), revision(session)));
+    let round = SeenRounds {
+        sessions: sessions.collect(),
+        count: found.count,
+    };
+    runtime.block_on(gather::require_unchanged(data, &round))?;
+    seen.sessions.extend(round.sessions);
+    seen.count = round.count;
+    Ok(HttpCrashReport {
+        cycles: 0,
         covered,
         feeds,
         replayed,
-    };
-    println!(
-        "{} kills: {} calls acknowledged ({} repeated after a lost connection), {} answers lost ({} \
-         of them carried out), {} refused by a busy server; {} sessions, {} of them deleted; {} \
-         records, {} marks, {} events of {} feeds, {} old keys: all as it was told",
-        report.cycles,
-        covered.acknowledged,
-        covered.repeated,
-        covered.lost,
-        covered.lost_but_done,
-        covered.refused,
-        covered.sessions,
-        covered.deleted,
-        covered.records,
-        covered.marks,
-        covered.feed_events,
-        feeds,
-        replayed,
-    );
-    Ok(report)
+    })
+}
+
+impl HttpCrashReport {
+    fn add(&mut self, round: &Self) {
+        self.covered.add(&round.covered);
+        self.feeds += round.feeds;
+        self.replayed += round.replayed;
+    }
+}
+
+impl std::fmt::Display for HttpCrashReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let covered = &self.covered;
+        write!(
+            f,
+            "{} kills: {} calls acknowledged ({} repeated after a lost connection), {} answers lost ({} \
+             of them carried out), {} refused by a busy server; {} sessions, {} of them deleted; {} \
+             records, {} marks, {} events of {} feeds, {} old keys: all as it was told",
+            self.cycles,
+            covered.acknowledged,
+            covered.repeated,
+            covered.lost,
+            covered.lost_but_done,
+            covered.refused,
+            covered.sessions,
+            covered.deleted,
+            covered.records,
+            covered.marks,
+            covered.feed_events,
+            self.feeds,
+            self.replayed,
+        )
+    }
 }
 
 fn add_feeds(followers: Followers, found: &mut Found) -> Result<()> {
@@ -216,12 +279,18 @@ struct Clients {
 }
 
 impl Clients {
-    fn start(options: &HttpCrashOptions, directory: &Path, data: &Path) -> Result<Self> {
+    /// Starts the clients of a round. Their numbers differ from those of all other rounds.
+    fn start(
+        options: &HttpCrashOptions,
+        round: u64,
+        directory: &Path,
+        data: &Path,
+    ) -> Result<Self> {
         let mut clients = Self {
             running: Vec::new(),
             logs: Vec::new(),
         };
-        for client in 0..options.clients {
+        for client in round * options.clients..(round + 1) * options.clients {
             let log = directory.join(format!("client-{client}.log"));
             let load = LoadOptions {
                 data: data.to_owned(),
@@ -266,6 +335,12 @@ impl Clients {
             }
         }
         Ok(())
+    }
+
+    fn remove_logs(&self) -> Result<()> {
+        self.logs
+            .iter()
+            .try_for_each(|log| Ok(std::fs::remove_file(log)?))
     }
 
     /// Lets the clients finish what they are at, and reads their logs.

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::SeenRounds;
 use super::load::Link;
 use super::log::{Entry, Op, sha256};
 use super::verify::{Found, FoundSession};
@@ -45,27 +46,26 @@ async fn read_count(link: &mut Link) -> Result<u64> {
     Ok(count.unwrap_or(0))
 }
 
-/// Nothing has happened since: calls with old keys were answered and not carried out again.
-pub(super) async fn require_unchanged(data: &Path, found: &Found) -> Result<()> {
+/// Sessions are still at the revision that they had, or gone. Calls with old keys were answered and not
+/// carried out again, and no later kill undid or changed anything.
+pub(super) async fn require_unchanged(data: &Path, seen: &SeenRounds) -> Result<()> {
     let mut link = Link::new(data);
-    for (id, session) in found
-        .sessions
-        .iter()
-        .filter(|(_, session)| !session.is_gone)
-    {
-        let now = ok(&link.get(&format!("/v1/sessions/{id}")).await?)?;
+    for (id, was_at) in &seen.sessions {
+        let answer = link.get(&format!("/v1/sessions/{id}")).await?;
+        let is_at = match answer.status {
+            404 => None,
+            _ => ok(&answer)?["revision"].as_u64(),
+        };
         ensure!(
-            now["revision"].as_u64() == Some(session.revision),
-            "{id} was at revision {} before old keys were used again, and is at {}",
-            session.revision,
-            now["revision"]
+            is_at == *was_at,
+            "{id} was at revision {was_at:?}, and is at {is_at:?} though nobody wrote to it"
         );
     }
-    let count = read_count(&mut link).await?;
+    let now = read_count(&mut link).await?;
     ensure!(
-        count == found.count,
-        "the shared counter was {} before old keys were used again, and is {count}",
-        found.count
+        now == seen.count,
+        "the shared counter was {} before old keys were used again, and is {now}",
+        seen.count
     );
     Ok(())
 }

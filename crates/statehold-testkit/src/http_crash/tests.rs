@@ -123,6 +123,7 @@ fn found() -> Found {
     Found {
         sessions: BTreeMap::from([(SESSION.to_owned(), session)]),
         count: 0,
+        count_before: 0,
     }
 }
 

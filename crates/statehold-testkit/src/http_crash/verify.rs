@@ -48,6 +48,8 @@ pub struct Found {
     pub sessions: BTreeMap<String, FoundSession>,
     /// The counter that all sessions share.
     pub count: u64,
+    /// The counter before the calls of the logs.
+    pub count_before: u64,
 }
 
 /// What a comparison covered.
@@ -73,6 +75,27 @@ pub struct Covered {
     pub marks: usize,
     /// Events of the feeds that were followed.
     pub feed_events: usize,
+}
+
+impl Covered {
+    /// Adds what another comparison covered.
+    pub(super) fn add(&mut self, other: &Self) {
+        let both = [
+            (&mut self.acknowledged, other.acknowledged),
+            (&mut self.repeated, other.repeated),
+            (&mut self.lost, other.lost),
+            (&mut self.lost_but_done, other.lost_but_done),
+            (&mut self.refused, other.refused),
+            (&mut self.sessions, other.sessions),
+            (&mut self.deleted, other.deleted),
+            (&mut self.records, other.records),
+            (&mut self.marks, other.marks),
+            (&mut self.feed_events, other.feed_events),
+        ];
+        for (sum, further) in both {
+            *sum += further;
+        }
+    }
 }
 
 /// What the logs say about one session.
@@ -130,8 +153,9 @@ pub fn verify(entries: &[Entry], found: &Found) -> Result<Covered> {
     }
     let (counted, lost) = counted;
     ensure!(
-        (counted..=counted + lost).contains(&found.count),
-        "the shared counter is {} after {counted} acknowledged additions and {lost} lost ones",
+        (counted..=counted + lost).contains(&found.count.saturating_sub(found.count_before)),
+        "the shared counter went from {} to {} with {counted} acknowledged additions and {lost} lost ones",
+        found.count_before,
         found.count
     );
     for (session, told) in &told {
