@@ -172,6 +172,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             if let Some(parent) = ended.parent {
                 with_request(state, parent, |live| {
                     live.children.remove(request);
+                    live.ran |= ended.ran && !mutant::is_on(Mutant::ForgetRunsBelow);
                 });
             }
         }

@@ -85,6 +85,8 @@ pub enum Mutant {
     MemoryMoves,
     /// Failed and cancelled requests are exchanges, although no tool ran.
     RememberFailures,
+    /// A failed or cancelled request is no exchange if the tool ran for a request below it.
+    ForgetRunsBelow,
 }
 
 impl Mutant {
@@ -128,6 +130,7 @@ impl Mutant {
         Self::ForkKeepsLive,
         Self::MemoryMoves,
         Self::RememberFailures,
+        Self::ForgetRunsBelow,
     ];
 }
 

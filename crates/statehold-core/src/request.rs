@@ -219,7 +219,7 @@ pub struct LiveRequest {
     /// Tool calls without a result.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<ItemId, OpenCall>,
-    /// Whether a tool ran for it: a result says so.
+    /// Whether a tool ran for it, or for a request below it that has ended: a result says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ran: bool,
     /// The memory of its path before the record that started it. It stays the same to the end.

@@ -475,11 +475,14 @@ impl World {
         names.join("/").parse().expect("names make a path")
     }
 
-    /// Whether a tool ran for a request.
+    /// Whether a tool ran for a request, or for one below it that has ended.
     pub fn has_run(&self, request: usize) -> bool {
         let ran = |mark: KnownMark| matches!(mark, KnownMark::Result { outcome, .. } if outcome == CallOutcome::Ran);
         let mut own = self.items.iter().filter(|item| item.request == request);
+        let is_below = |child: &usize| self.requests[*child].parent == Some(request);
+        let mut below = (0..self.requests.len()).filter(is_below);
         own.any(|item| item.mark.is_some_and(ran))
+            || below.any(|child| !self.is_live(child) && self.has_run(child))
     }
 
     /// Whether an ended request is one that its agent knows of later.

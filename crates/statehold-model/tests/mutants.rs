@@ -109,6 +109,11 @@ const EXPECTED: [(Mutant, Invariant, &str); 38] = [
         Invariant::OneMemory,
         "a hold below",
     ),
+    (
+        Mutant::ForgetRunsBelow,
+        Invariant::OneMemory,
+        "a hold below",
+    ),
 ];
 
 #[test]

@@ -35,6 +35,8 @@ pub(super) struct Started {
     path: Option<AgentPath>,
     /// The memory of its path before the record that started it.
     pub(super) knows: Option<Memory>,
+    parent: Option<RequestId>,
+    /// Whether a tool ran for it, or for a request below it.
     ran: bool,
 }
 
@@ -86,12 +88,18 @@ impl Knowledge {
             Event::TaskClosed { task, .. } => {
                 known.paths.remove(task);
             }
-            Event::RequestStarted { request, task, .. } => {
+            Event::RequestStarted {
+                request,
+                task,
+                parent,
+                ..
+            } => {
                 let path = known.paths.get(task).cloned();
                 let memory = path.as_ref().and_then(|path| self.now.memories.get(path));
                 let started = Started {
                     knows: memory.copied(),
                     path,
+                    parent: *parent,
                     ran: false,
                 };
                 known.live.insert(*request, started);
@@ -101,8 +109,10 @@ impl Knowledge {
                     let outcome = CallOutcome::Ran;
                     matches!(item.call, Some(CallMark::Result { outcome: o, .. }) if o == outcome)
                 });
-                if let Some(started) = known.live.get_mut(request) {
-                    started.ran |= ran;
+                let mut at = Some(*request).filter(|_| ran);
+                while let Some(started) = at.and_then(|above| known.live.get_mut(&above)) {
+                    started.ran = true;
+                    at = started.parent;
                 }
             }
             Event::RequestEnded {

@@ -131,7 +131,27 @@ fn one_record_may_end_several_exchanges_of_a_path() {
     }
     w.ok(w.cancel("R1"));
     assert_eq!(w.memory("a1/a2"), known(2, "R3"));
-    assert_eq!(w.memory("a1"), None);
+}
+
+#[test]
+fn a_failed_turn_is_known_also_if_the_tool_ran_below_it() {
+    let mut w = chain(3);
+    w.run_tool("R3");
+    w.ok(w.fail("R3"));
+    w.ok(w.fail("R2"));
+    assert_eq!(w.memory("a1/a2"), known(1, "R2"));
+    assert_eq!(w.memory("a1"), None, "it has not ended");
+    w.ok(w.fail("R1"));
+    assert_eq!(w.memory("a1"), known(1, "R1"));
+    w.ok(leased(start("a1")));
+    w.ok(leased(w.spawn("R4", "a2")));
+    w.ok(w.cancel("R4"));
+    assert_eq!(w.memory("a1"), known(1, "R1"), "nothing ran in this one");
+    w.ok(leased(start("a1")));
+    w.ok(leased(w.spawn("R6", "a2")));
+    w.run_tool("R7");
+    w.ok(w.cancel("R6"));
+    assert_eq!(w.memory("a1"), known(2, "R6"), "cancelled with its child");
 }
 
 #[test]
