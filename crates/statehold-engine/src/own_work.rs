@@ -141,17 +141,4 @@ impl Engine {
         let state = self.durable_state(session).await?;
         Ok(self.find_task(&state, task).await?.0.agent)
     }
-
-    /// The open tasks of an agent in a session, oldest first.
-    pub(crate) async fn open_tasks_of(
-        &self,
-        session: SessionId,
-        agent: &Name,
-    ) -> Result<Vec<TaskId>, EngineError> {
-        let state = self.durable_state(session).await?;
-        let own = state.tasks.values().filter(|task| task.agent == *agent);
-        let mut tasks: Vec<_> = own.map(|task| (task.number, task.id)).collect();
-        tasks.sort_unstable();
-        Ok(tasks.into_iter().map(|(_, id)| id).collect())
-    }
 }

@@ -99,7 +99,11 @@ pub async fn tasks_of(
     session: SessionId,
     agent: &Name,
 ) -> Result<Vec<TaskId>, EngineError> {
-    engine.open_tasks_of(session, agent).await
+    let state = engine.durable_state(session).await?;
+    let own = state.tasks.values().filter(|task| task.agent == *agent);
+    let mut tasks: Vec<_> = own.map(|task| (task.number, task.id)).collect();
+    tasks.sort_unstable();
+    Ok(tasks.into_iter().map(|(_, id)| id).collect())
 }
 
 /// A page of a task's history as its agent sees it, newest first.

@@ -1,11 +1,12 @@
-//! The conversation that a service stores for an agent and session. All tasks of the agent share it;
-//! the task that created it keeps the record in its private state.
+//! The conversation that a service stores for a session and a path of agents. All tasks of the path share
+//! it; the task that created it keeps the record in its private state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
+use statehold_core::memory::AgentPath;
 
 use crate::runner::AgentRun;
 use crate::turn::TurnError;
@@ -30,7 +31,7 @@ pub(super) struct ConversationRecord {
     pub(super) is_another: bool,
 }
 
-/// The newest record of the agent's conversation in this session, from any task of the agent.
+/// The newest record of the conversation of this session and path, whichever task has it.
 pub(super) async fn find_newest(
     run: &AgentRun,
     gateway: &str,
@@ -50,34 +51,37 @@ pub(super) async fn find_newest(
     Ok(newest)
 }
 
+/// The session and the path of agents that have a conversation.
+type ConversationOwner = (SessionId, AgentPath);
+
 /// Locks that allow one turn at a time in each conversation of one agent. They outlive new declarations
 /// of the agent.
 #[derive(Debug, Default)]
 pub(crate) struct ConversationLocks {
-    locks: Mutex<HashMap<SessionId, Weak<tokio::sync::Mutex<()>>>>,
+    locks: Mutex<HashMap<ConversationOwner, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 impl ConversationLocks {
-    /// Waits until no other turn of this agent uses the session's conversation. Releases the turn's
-    /// permit meanwhile, so that turns of other sessions can run.
+    /// Waits until no other turn uses the conversation of this session and path. Releases the turn's
+    /// permit meanwhile, so that turns of other conversations can run.
     pub(super) async fn lock(&self, run: &mut AgentRun) -> tokio::sync::OwnedMutexGuard<()> {
-        let lock = self.lock_of(run.request.ids.session);
+        let lock = self.lock_of((run.request.ids.session, run.request.path().clone()));
         match Arc::clone(&lock).try_lock_owned() {
             Ok(held) => held,
             Err(_) => run.permit.release_while(lock.lock_owned()).await,
         }
     }
 
-    fn lock_of(&self, session: SessionId) -> Arc<tokio::sync::Mutex<()>> {
+    fn lock_of(&self, owner: ConversationOwner) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lock) = locks.get(&session).and_then(Weak::upgrade) {
+        if let Some(lock) = locks.get(&owner).and_then(Weak::upgrade) {
             return lock;
         }
         if locks.len() >= LOCKS_SWEPT_AT {
             locks.retain(|_, lock| lock.strong_count() > 0);
         }
         let lock = Arc::default();
-        locks.insert(session, Arc::downgrade(&lock));
+        locks.insert(owner, Arc::downgrade(&lock));
         lock
     }
 }

@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
-use statehold_core::name::Name;
+use statehold_core::memory::AgentPath;
 use statehold_engine::kept::Raw;
 
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
@@ -182,7 +182,7 @@ impl ConversationsAgent {
         if run.next_recorded_kind().is_none() && !known.creation_unknown {
             run.remember(&raw(&record)).await?;
         }
-        let title = title(run.request.ids.session, &run.spec.name, generation);
+        let title = title(run.request.ids.session, run.request.path(), generation);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
         let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "-begin");
         let work = async move {
@@ -327,9 +327,9 @@ fn is_transient(error: &EndpointError) -> bool {
     }
 }
 
-/// A title that is unique per session, agent and attempt.
-fn title(session: SessionId, agent: &Name, generation: u32) -> String {
-    format!("Statehold {session} {agent} {generation}")
+/// A title that is unique per session, path and conversation.
+fn title(session: SessionId, path: &AgentPath, generation: u32) -> String {
+    format!("Statehold {session} {path} {generation}")
 }
 
 /// The message text: shared context, input text, and attachment addresses.

@@ -10,12 +10,13 @@ use serde_json::{Value, json};
 use statehold_core::digest::Digest;
 use statehold_core::item::ItemKind;
 use statehold_core::request::{LiveRequest, LiveStatus};
+use statehold_core::task::CloseOn;
 use statehold_engine::policy::Policies;
 use statehold_engine::testing;
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
-use crate::rig::{Outcome, Rig, book};
+use crate::rig::{Outcome, Rig, book, name, router};
 use crate::world::{answer_of, conversations, said};
 
 fn begins(seen: &SeenRequest) -> bool {
@@ -58,6 +59,62 @@ async fn turns_that_race_share_one_conversation_and_do_not_overlap_in_it() -> Ou
     let other = rig.session("ums").await;
     assert_eq!(rig.turn(other, "ums", "hello").await, "answer 1");
     assert_eq!(locked(&service.all).len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn first_turns_at_once_make_one_conversation_per_path() -> Outcome {
+    let service = Arc::new(Conversations::default());
+    let played = Arc::clone(&service);
+    let server = FakeService::start(move |seen| {
+        let play = played.respond(seen, |said| format!("answer {}", said.len()));
+        play.after(BodyStep::Wait(Duration::from_millis(20)))
+    })
+    .await;
+    let policies = Policies {
+        close_on: [(name("ums"), CloseOn::Reply)].into(),
+        ..Policies::default()
+    };
+    let agents = vec![
+        Arc::new(conversations("ums", &server)),
+        router("front", &[(".", "ums")], &["ums"]),
+    ];
+    let rig = Rig::with(book(agents), policies).await;
+    let runner = rig.runner().await;
+    let session = rig.session("front").await;
+    let mut requests = Vec::new();
+    for n in 0..16 {
+        let agent = ["ums", "front"][n % 2];
+        let said = format!("{agent} {n}");
+        requests.push(rig.ask(session, agent, &said).await);
+    }
+    let mut answers = Vec::new();
+    for request in requests {
+        answers.push(answer_of(&rig.ended(request).await));
+    }
+    answers.sort();
+    let expected = (1..=8).flat_map(|n| [format!("answer {n}"), format!("answer {n}")]);
+    assert_eq!(answers, expected.collect::<Vec<_>>());
+    // Later turns find it, also after the task that created it was closed.
+    assert_eq!(rig.turn(session, "front", "front").await, "answer 9");
+    assert_eq!(rig.turn(session, "front", "front").await, "answer 10");
+    assert_eq!(rig.turn(session, "ums", "ums").await, "answer 9");
+    let all = locked(&service.all).clone();
+    let mut titles: Vec<&str> = all.iter().map(|one| one.title.as_str()).collect();
+    titles.sort_unstable();
+    let title = |path: &str| format!("Statehold {session} {path} 1");
+    assert_eq!(titles, [title("front/ums"), title("ums")]);
+    for one in &all {
+        let agent = if one.title == title("ums") {
+            "ums"
+        } else {
+            "front"
+        };
+        let is_own = |said: &String| said.starts_with(agent);
+        assert!(one.messages.iter().all(is_own), "{:?}", one.messages);
+    }
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -5,6 +5,7 @@ mod context;
 mod conversation;
 mod faults;
 mod lost;
+mod memory;
 mod pause;
 mod restore;
 #[path = "../runner/rig.rs"]

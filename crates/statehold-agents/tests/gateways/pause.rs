@@ -13,10 +13,10 @@ use statehold_engine::{HoldDetail, testing};
 use statehold_fakes::chat::streamed;
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest};
 
-use crate::rig::{Outcome, Rig, error, name};
+use crate::rig::{Outcome, Rig, error, name, router};
 use crate::world::{answer_of, chat};
 
-fn paused(holds: &Value) -> ScriptedResponse {
+pub(crate) fn paused(holds: &Value) -> ScriptedResponse {
     let said = json!({
         "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "It waits: see http://far.test"}}],
         "statehold": {"status": "paused", "session": "ses_far", "request": "req_far", "holds": holds},
@@ -24,7 +24,7 @@ fn paused(holds: &Value) -> ScriptedResponse {
     ScriptedResponse::json(200, &said).with_header("x-statehold-session", "ses_far")
 }
 
-fn decisions(seen: &SeenRequest) -> Option<Vec<Value>> {
+pub(crate) fn decisions(seen: &SeenRequest) -> Option<Vec<Value>> {
     let body = seen.json();
     let decisions = body["statehold"]["decisions"].as_array();
     decisions.cloned()
@@ -45,7 +45,7 @@ async fn waiting(holds: Value) -> FakeService {
     .await
 }
 
-async fn asked(rig: &Rig, request: RequestId) -> Vec<HoldDetail> {
+pub(crate) async fn asked(rig: &Rig, request: RequestId) -> Vec<HoldDetail> {
     let detail = rig.paused(request).await;
     let mut holds = Vec::new();
     for hold in &detail.holds {
@@ -96,6 +96,37 @@ async fn a_decision_waits_for_an_agent_that_is_away() -> Outcome {
     assert!(told.len() > 1, "{told:?}");
     assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
     assert!(told[0][0]["key"].is_string(), "{told:?}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_waits_in_one_place_can_be_asked_in_another() -> Outcome {
+    let server =
+        waiting(json!([{"id": "hld_a", "kind": "approval", "title": "Delete Bob?"}])).await;
+    let rig = Rig::new(vec![
+        Arc::new(chat("far", &server, ChatMemory::Track)),
+        router("front", &[(".", "far")], &["far"]),
+    ])
+    .await;
+    let runner = rig.runner().await;
+    let session = rig.session("front").await;
+    let request = rig.ask(session, "far", "delete Bob").await;
+    let holds = asked(&rig, request).await;
+    let below = rig.ask(session, "front", "delete Bob").await;
+    let waits = rig.until(below, |detail| {
+        let live = detail.request.live();
+        live.is_some_and(|live| !live.children.is_empty())
+    });
+    let waits = waits.await;
+    let live = waits.request.live().expect("it waits");
+    let child = *live.children.first().expect("a child");
+    let more = asked(&rig, child).await;
+    for (request, hold) in [(below, &more[0]), (request, &holds[0])] {
+        rig.decide(hold, DecisionKind::Approve, None).await;
+        assert_eq!(answer_of(&rig.ended(request).await), "approve");
+    }
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -9,7 +9,7 @@ use statehold_agents::spec::ChatMemory;
 use statehold_fakes::chat::streamed;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked};
 
-use crate::rig::{Outcome, Rig};
+use crate::rig::{Outcome, Rig, router};
 use crate::world::{answer_of, chat, said};
 
 /// The sessions of a service, each with its messages.
@@ -77,6 +77,44 @@ async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent
     assert!(user.starts_with("usr_"), "{user}");
     assert!(users.iter().all(|one| one == user), "{users:?}");
     assert_eq!(seen[0].header("x-statehold-user"), Some(user));
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn first_turns_at_once_make_one_session_per_path() -> Outcome {
+    let sessions = Sessions::default();
+    let played = Arc::clone(&sessions);
+    let server = FakeService::start(move |seen| {
+        play(&played, seen).after(BodyStep::Wait(Duration::from_millis(20)))
+    })
+    .await;
+    let rig = Rig::new(vec![
+        Arc::new(chat("far", &server, ChatMemory::Track)),
+        router("front", &[(".", "far")], &["far"]),
+    ])
+    .await;
+    let runner = rig.runner().await;
+    let session = rig.session("front").await;
+    let mut requests = Vec::new();
+    for n in 0..16 {
+        let agent = ["far", "front"][n % 2];
+        requests.push(rig.ask(session, agent, &format!("{agent} {n}")).await);
+    }
+    for request in requests {
+        answer_of(&rig.ended(request).await);
+    }
+    for agent in ["far", "front"] {
+        assert_eq!(rig.turn(session, agent, agent).await, "answer 9");
+    }
+    let sessions = locked(&sessions).clone();
+    assert_eq!(sessions.len(), 2);
+    for (_, said) in sessions {
+        let agent = said.last().expect("a message");
+        let is_own = |one: &String| one.starts_with(agent.as_str());
+        assert!(said.iter().all(is_own), "{said:?}");
+    }
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

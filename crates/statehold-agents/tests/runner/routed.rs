@@ -44,7 +44,7 @@ fn by_model() -> FinalAnswer {
     }
 }
 
-fn to(agent: &str, instructions: Option<&str>) -> ModelReply {
+pub(crate) fn to(agent: &str, instructions: Option<&str>) -> ModelReply {
     text(&json!({"agent_name": agent, "additional_instructions": instructions}).to_string())
 }
 

@@ -9,11 +9,12 @@ use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch,
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::memory::AgentPath;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::view::View;
-use statehold_store::{MemoryPage, StateValue};
+use statehold_store::{MemoryPage, MemoryQuery, StateValue};
 
 use crate::ask::{NewAsk, open_hold};
 use crate::caller::Caller;
@@ -120,6 +121,7 @@ pub struct LeasedRequest {
     engine: Engine,
     call: Call,
     agent: Name,
+    path: AgentPath,
 }
 
 impl LeasedRequest {
@@ -136,6 +138,7 @@ impl LeasedRequest {
             engine: engine.clone(),
             call: Call::by(caller.clone()),
             agent: claimed.detail.task.agent.clone(),
+            path: claimed.detail.task.path.clone(),
         })
     }
 
@@ -364,21 +367,37 @@ impl LeasedRequest {
         Ok(self.engine.owner(self.ids.session).await?.user)
     }
 
-    /// The private state of each open task of its agent in the session, oldest task first.
+    /// The path of its agent.
+    pub fn path(&self) -> &AgentPath {
+        &self.path
+    }
+
+    /// The private states that were written on its path: by its memory of now, and by each open task.
     ///
     /// # Errors
     ///
     /// If the store fails.
     pub async fn private_states(&self) -> Result<Vec<Vec<u8>>, EngineError> {
-        let engine = &self.engine;
+        let (session, store) = (self.ids.session, &self.engine.inner().store);
+        let state = self.engine.durable_state(session).await?;
         let mut states = Vec::new();
-        for task in engine.open_tasks_of(self.ids.session, &self.agent).await? {
-            states.extend(engine.inner().store.task_state(task).await?);
+        if let Some(memory) = state.memories.get(&self.path) {
+            let query = MemoryQuery {
+                path: self.path.clone(),
+                memory: Some(*memory),
+                reader: None,
+                exchanges: 0,
+                bytes: 0,
+            };
+            states.extend(store.memory(session, query).await?.task_state);
+        }
+        for task in state.tasks.values().filter(|task| task.path == self.path) {
+            states.extend(store.task_state(task.id).await?);
         }
         Ok(states)
     }
 
-    /// Another live request of its agent in the session that has opened holds, decided or not.
+    /// Another live request of its path that has opened holds, decided or not.
     ///
     /// # Errors
     ///
@@ -390,7 +409,7 @@ impl LeasedRequest {
             let task = state.tasks.get(&live.task);
             live.holds_opened > 0
                 && live.id != self.ids.request
-                && task.is_some_and(|task| task.agent == self.agent)
+                && task.is_some_and(|task| task.path == self.path)
         });
         Ok(asking.map(|live| live.id))
     }
