@@ -15,8 +15,9 @@ use zstd::bulk::{Compressor, Decompressor};
 /// Payloads at least this long are kept as blobs of their own. In a row of the log they would not fit into
 /// a page, and leave room in it that the short rows of the other agents of a turn cannot use.
 pub const BLOB_BYTES_MIN: usize = 4 * 1024;
-/// Payloads at least this long are stored once: one that comes again is a reference.
-pub const ONCE_BYTES_MIN: usize = 1024;
+/// Payloads at least this long are stored once: one that comes again refers to the first. An answer below
+/// another agent, which is about to pass it on, is a blob from this length on.
+pub const ONCE_BYTES_MIN: usize = 512;
 /// Shorter payloads are not worth compressing.
 const COMPRESS_BYTES_MIN: usize = 1024;
 /// Text that most records contain. It packs a record of 300 to 1,100 bytes to a third, and a shorter one to
@@ -125,12 +126,12 @@ pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, CodecError> {
     }
 }
 
-/// Packs the payloads of one record. Blobs are left to the caller.
-pub fn pack_bodies(bodies: &[Vec<u8>]) -> Vec<u8> {
-    let mut packed = Vec::with_capacity(bodies.iter().map(|body| body.len() + 6).sum());
-    for body in bodies {
-        if body.len() >= BLOB_BYTES_MIN {
-            push_body(&mut packed, BLOB, &[]);
+/// Packs the payloads of one record, each with whether it is a blob. Blobs are left to the caller.
+pub fn pack_bodies<'a>(bodies: impl IntoIterator<Item = (&'a Vec<u8>, bool)>) -> Vec<u8> {
+    let mut packed = Vec::new();
+    for (body, is_blob) in bodies {
+        if is_blob {
+            packed.extend(blob());
         } else if let Some(smaller) = compress(body) {
             push_body(&mut packed, ZSTD, &smaller);
         } else {
@@ -220,6 +221,13 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
 pub fn erased() -> Vec<u8> {
     let mut packed = Vec::new();
     push_body(&mut packed, ERASED, &[]);
+    packed
+}
+
+/// The stored form of a payload that is kept as a blob.
+pub fn blob() -> Vec<u8> {
+    let mut packed = Vec::new();
+    push_body(&mut packed, BLOB, &[]);
     packed
 }
 
@@ -324,6 +332,10 @@ mod tests {
         bodies.iter().map(|body| BodyRef::of(&key, body)).collect()
     }
 
+    fn inline(bodies: &[Vec<u8>]) -> impl Iterator<Item = (&Vec<u8>, bool)> {
+        bodies.iter().map(|body| (body, false))
+    }
+
     fn samples() -> Vec<Vec<u8>> {
         vec![
             b"short".to_vec(),
@@ -338,7 +350,7 @@ mod tests {
     #[test]
     fn payloads_come_back_as_they_were() {
         let bodies = samples();
-        let packed = pack_bodies(&bodies);
+        let packed = pack_bodies(inline(&bodies));
         assert!(packed.len() < bodies.iter().map(Vec::len).sum::<usize>());
         let unpacked = unpack_bodies(&packed, &named(&bodies)).expect("own bytes");
         assert_eq!(
@@ -353,7 +365,7 @@ mod tests {
     #[test]
     fn every_cut_and_every_foreign_codec_is_noticed() {
         let bodies = samples();
-        let packed = pack_bodies(&bodies);
+        let packed = pack_bodies(inline(&bodies));
         for end in 0..packed.len() {
             assert!(
                 unpack_bodies(&packed[..end], &named(&bodies)).is_err(),
@@ -404,7 +416,7 @@ mod tests {
     #[test]
     fn a_reference_takes_the_place_of_one_payload_and_leaves_the_others() {
         let bodies = samples();
-        let packed = pack_bodies(&bodies);
+        let packed = pack_bodies(inline(&bodies));
         let place = BodyPlace { row: 7, index: 2 };
         let refers = reference(place);
         let mut stored = split_bodies(&packed).expect("own bytes");
@@ -431,7 +443,7 @@ mod tests {
     #[test]
     fn long_payloads_are_left_to_the_blob_table() {
         let bodies = vec![vec![1; BLOB_BYTES_MIN]];
-        let packed = pack_bodies(&bodies);
+        let packed = pack_bodies(inline(&bodies));
         assert_eq!(packed.len(), 6);
         assert_eq!(
             unpack_bodies(&packed, &named(&bodies)).expect("own"),

@@ -3,7 +3,7 @@
 use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
-use statehold_core::item::CallMark;
+use statehold_core::item::{CallMark, ItemKind, Role, Visibility};
 use statehold_core::name::Name;
 use statehold_core::projection::{Changes, changes};
 use statehold_core::record::{Change, ErasedPayloads, Event, Record};
@@ -28,11 +28,21 @@ pub struct Commit {
     pub answer: Option<Answer>,
     pub(crate) packed_record: Vec<u8>,
     pub(crate) packed_bodies: Vec<u8>,
-    /// Payloads that are long enough to be stored once, each with its index.
-    pub(crate) once: Vec<(u32, Digest)>,
+    /// Payloads that are long enough to be stored once.
+    pub(crate) once: Vec<OncePayload>,
     /// Long payloads, each packed.
     pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
     pub(crate) writes: Writes,
+}
+
+/// A payload of a commit that the session may have already, or get again.
+#[derive(Debug)]
+pub(crate) struct OncePayload {
+    /// How many payloads of the record come before it.
+    pub(crate) index: u32,
+    pub(crate) digest: Digest,
+    /// Whether this commit keeps it as a blob.
+    pub(crate) is_blob: bool,
 }
 
 /// The payloads of a record, by purpose.
@@ -139,20 +149,27 @@ impl Commit {
         let mut after = before.clone();
         apply(&mut after, &record);
         let changes = changes(before, &record, &after);
-        let is_blob = |body: &&(BodyRef, &Vec<u8>)| body.1.len() >= codec::BLOB_BYTES_MIN;
-        let pairs: Vec<_> = named.iter().copied().zip(&bodies).collect();
-        let blobs = pairs
-            .iter()
-            .filter(is_blob)
-            .map(|(name, body)| (name.digest, codec::pack(body)));
-        let is_once = |body: &(u32, &BodyRef)| {
-            (codec::ONCE_BYTES_MIN..codec::BLOB_BYTES_MIN).contains(&(body.1.bytes as usize))
-        };
-        let once = (0..).zip(&named).filter(is_once);
+        let blob_bytes_min = record.content.events.iter().flat_map(blob_bytes_min);
+        let is_blob = blob_bytes_min
+            .zip(&bodies)
+            .map(|(min, body)| body.len() >= min);
+        let is_blob: Vec<bool> = is_blob.collect();
+        let kept = || named.iter().zip(is_blob.iter().copied());
+        let once = (0..)
+            .zip(kept())
+            .map(|(index, (name, is_blob))| OncePayload {
+                index,
+                digest: name.digest,
+                is_blob,
+            });
+        let lengths = codec::ONCE_BYTES_MIN..codec::BLOB_BYTES_MIN;
+        let is_once = |one: &OncePayload| lengths.contains(&bodies[one.index as usize].len());
+        let blobs = kept().zip(&bodies).filter(|((_, is_blob), _)| *is_blob);
+        let blobs = blobs.map(|((name, _), body)| (name.digest, codec::pack(body)));
         Ok(Self {
-            once: once.map(|(index, name)| (index, name.digest)).collect(),
+            once: once.filter(is_once).collect(),
             packed_record: codec::pack_record(record.as_bytes()),
-            packed_bodies: codec::pack_bodies(&bodies),
+            packed_bodies: codec::pack_bodies(bodies.iter().zip(is_blob.iter().copied())),
             blobs: blobs.collect(),
             writes: Writes::of(&record, bodies),
             record,
@@ -196,6 +213,27 @@ impl Commit {
     pub fn expected(&self) -> u64 {
         self.record.content.seq - 1
     }
+}
+
+/// From which length on each payload of an event is a blob.
+fn blob_bytes_min(event: &Event) -> Vec<usize> {
+    let Event::ItemsAppended { items, .. } = event else {
+        return vec![codec::BLOB_BYTES_MIN; event.bodies().len()];
+    };
+    let mut lengths = Vec::new();
+    for item in items {
+        let (kind, role) = (item.kind, item.role);
+        // Messages of root tasks are visible.
+        let is_hidden = item.visibility == Visibility::Hidden;
+        let is_answer = kind == ItemKind::Message && role == Some(Role::Assistant);
+        lengths.push(if is_answer && is_hidden {
+            codec::ONCE_BYTES_MIN
+        } else {
+            codec::BLOB_BYTES_MIN
+        });
+        lengths.extend(item.attachments.iter().map(|_| codec::BLOB_BYTES_MIN));
+    }
+    lengths
 }
 
 fn require_fitting(named: &[BodyRef], bodies: &[Vec<u8>]) -> Result<(), BodyMismatch> {

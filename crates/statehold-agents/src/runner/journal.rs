@@ -18,7 +18,7 @@ use crate::message::raw;
 const ITEMS_PER_PAGE: usize = 200;
 
 /// Shorter texts are repeated in a step.
-const REPEATED_BYTES_MIN: usize = 1024;
+const REPEATED_BYTES_MIN: usize = 512;
 
 /// Declares the step kinds once: the variant, its name, and the list of all kinds.
 macro_rules! step_kinds {

@@ -1,28 +1,30 @@
 //! Bytes in the file per turn: an answer is stored once, however many agents pass it on.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use statehold_agents::spec::{AgentSpec, ChatMemory};
+use statehold_core::ids::SessionId;
+use statehold_engine::EngineError;
 use statehold_engine::policy::Policies;
 use statehold_fakes::FakeService;
 use statehold_fakes::chat::streamed;
-use statehold_store::codec;
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
+use statehold_store::{Store, StoreError, codec};
 
 use crate::rig::{Outcome, Rig, book, router};
 use crate::world::chat;
 
 const TURNS: u64 = 200;
-/// The shortest and the longest answer: stored in rows of the log, and beside it.
-const ANSWER_BYTES: [(usize, usize); 2] = [(1_100, 4_000), (20_000, 20_000)];
+/// The lengths of answers: some are stored in rows of the log, some beside it.
+const ANSWER_BYTES: [usize; 6] = [500, 1_000, 2_000, 3_000, 4_000, 20_000];
 /// The most that one more router may add to the file per turn.
 const LEVEL_BYTES_MAX: u64 = 2_500;
 
 /// The n-th answer: six random bits in each byte, so it takes three quarters of its length at best.
-fn answer(n: u64, (shortest, longest): (usize, usize)) -> String {
+fn answer(n: u64, bytes: usize) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let bytes = shortest + usize::try_from(n * 997).expect("a few") % (longest - shortest + 1);
     let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let letter = |_| {
         state ^= state << 13;
@@ -33,10 +35,32 @@ fn answer(n: u64, (shortest, longest): (usize, usize)) -> String {
     (0..bytes).map(letter).collect()
 }
 
-/// Stored bytes of a run: those of payloads, and all of the file.
+/// Bytes of a run: of payloads that differ, each packed alone; of payloads as stored; and of the file.
 struct Stored {
+    unique: u64,
     bodies: u64,
     file: u64,
+}
+
+/// The bytes of the payloads of a session that differ.
+async fn unique_bytes(store: &SqliteStore, session: SessionId) -> Result<u64, StoreError> {
+    let mut unique = BTreeSet::new();
+    let mut read = 0;
+    loop {
+        let records = store.records(session, read, 500).await?;
+        let Some(last) = records.last() else {
+            break;
+        };
+        read = last.record.content.seq;
+        unique.extend(
+            records
+                .into_iter()
+                .flat_map(|stored| stored.bodies)
+                .flatten(),
+        );
+    }
+    let packed = unique.iter().map(|body| codec::pack(body).len() as u64);
+    Ok(packed.sum())
 }
 
 fn open(directory: &Path) -> Arc<SqliteStore> {
@@ -48,10 +72,7 @@ fn open(directory: &Path) -> Arc<SqliteStore> {
 }
 
 /// Runs the turns of a session whose agent is under so many routers.
-async fn run(
-    routers: usize,
-    bytes: (usize, usize),
-) -> Result<Stored, statehold_engine::EngineError> {
+async fn run(routers: usize, bytes: usize) -> Result<Stored, EngineError> {
     let server = FakeService::start(move |seen| {
         let asked = seen.said().parse().expect("a number");
         streamed(&answer(asked, bytes)).with_header("x-statehold-session", "ses_1")
@@ -75,6 +96,7 @@ async fn run(
     }
     runner.stop().await;
     rig.engine.shut_down().await;
+    let unique = unique_bytes(&store, session).await?;
     store.fold_log().await?;
     let path = directory.path().join(FILE_NAME);
     let file = std::fs::metadata(&path).expect("the file").len();
@@ -95,39 +117,45 @@ async fn run(
         reason = "a count of bytes"
     )]
     let bodies = bodies as u64;
-    Ok(Stored { bodies, file })
+    Ok(Stored {
+        unique,
+        bodies,
+        file,
+    })
 }
 
 #[tokio::test]
 async fn an_answer_is_stored_once_under_any_number_of_routers() -> Outcome {
     for bytes in ANSWER_BYTES {
         let packed = |turn| codec::pack(answer(turn, bytes).as_bytes()).len() as u64;
-        let unique: u64 = (0..TURNS).map(packed).sum();
-        let mut files = Vec::new();
+        let answers: u64 = (0..TURNS).map(packed).sum();
+        let mut below = None;
         for routers in 0..=2 {
-            let stored = run(routers, bytes).await?;
+            let Stored {
+                unique,
+                bodies,
+                file,
+            } = run(routers, bytes).await?;
             println!(
-                "{bytes:?} bytes, {routers} routers: {} of payloads, {} in the file",
-                stored.bodies / TURNS,
-                stored.file / TURNS
+                "{bytes} bytes, {routers} routers: {} of payloads, {} of them differ; {} in the file",
+                bodies / TURNS,
+                unique / TURNS,
+                file / TURNS
             );
-            // The steps have a few hundred bytes of their own, whatever the length of an answer.
-            let most = unique + (unique / 10).max(TURNS * 1_100);
-            assert!(stored.bodies <= most, "{} of {unique}", stored.bodies);
-            files.push(stored.file);
-        }
-        // Rows that nearly fill a page leave more or less of it unused, so short answers are looked at over
-        // both routers.
-        let levels = match bytes {
-            (_, ..4_096) => vec![(files[0], files[2], 2)],
-            _ => vec![(files[0], files[1], 1), (files[1], files[2], 1)],
-        };
-        for (below, file, routers) in levels {
-            let added = file.saturating_sub(below) / TURNS;
-            assert!(
-                added <= routers * LEVEL_BYTES_MAX,
-                "{routers} routers add {added}"
-            );
+            if bytes >= codec::ONCE_BYTES_MIN {
+                assert!(bodies * 10 <= unique * 11, "{bodies} of {unique}");
+            }
+            if bytes >= 4_096 {
+                // Steps and the like have a few hundred bytes of their own, whatever the length of an answer.
+                assert!(bodies * 10 <= answers * 11, "{bodies} of {answers}");
+            }
+            if let Some(below) = below.replace(file) {
+                let added = file.saturating_sub(below) / TURNS;
+                assert!(
+                    added <= LEVEL_BYTES_MAX,
+                    "{bytes} bytes: router {routers} adds {added}"
+                );
+            }
         }
     }
     Ok(())

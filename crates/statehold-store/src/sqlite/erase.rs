@@ -1,6 +1,8 @@
 //! Removing payloads from the log, a few rows at a time. Records and their digests stay.
 
 use rusqlite::{Connection, OptionalExtension};
+use statehold_core::digest::Digest;
+use statehold_core::ids::UserId;
 use statehold_core::record::{ErasedPayloads, Event, Record};
 
 use super::log::{self, LogRow};
@@ -131,18 +133,8 @@ fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<
     if erased.contains(&true) || !moved.is_empty() {
         let digests = row.blobs(&record)?;
         for (digest, _) in digests.into_iter().zip(&erased).filter(|(_, gone)| **gone) {
-            let Some(digest) = digest else { continue };
-            let key = (
-                id_bytes(session.user.as_uuid()),
-                digest.as_bytes().as_slice(),
-            );
-            for sql in [
-                "UPDATE blob SET refs = refs - 1 WHERE user = ?1 AND digest = ?2",
-                "DELETE FROM blob WHERE user = ?1 AND digest = ?2 AND refs <= 0",
-            ] {
-                conn.prepare_cached(sql)
-                    .and_then(|mut statement| statement.execute(key))
-                    .map_err(corrupt_or_unavailable("the table `blob`"))?;
+            if let Some(digest) = digest {
+                release_blob(conn, session.user, &digest)?;
             }
         }
         let gone = codec::erased();
@@ -159,6 +151,27 @@ fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<
             .map_err(corrupt_or_unavailable("the table `log`"))?;
     }
     Ok(row.prev)
+}
+
+/// Counts one payload less that is kept as a blob, and removes the blob after the last.
+fn release_blob(conn: &Connection, user: UserId, digest: &Digest) -> Result<(), StoreError> {
+    let place = corrupt_or_unavailable("the table `blob`");
+    let (user, first) = (id_bytes(user.as_uuid()), digest.as_bytes().as_slice());
+    let sql = "UPDATE blob SET refs = refs - 1 WHERE user = ?1 AND digest = ?2 RETURNING refs";
+    let left: Option<i64> = conn
+        .prepare_cached(sql)
+        .and_then(|mut statement| {
+            let left = statement.query_row((user, first), |row| row.get(0));
+            left.optional()
+        })
+        .map_err(&place)?;
+    if left.is_some_and(|left| left <= 0) {
+        let sql = format!("DELETE FROM blob {}", log::BLOB_PARTS);
+        conn.prepare_cached(&sql)
+            .and_then(|mut statement| statement.execute((user, first, log::after_parts(digest))))
+            .map_err(&place)?;
+    }
+    Ok(())
 }
 
 fn is_erased(record: &Record, payloads: ErasedPayloads) -> Vec<bool> {

@@ -206,7 +206,12 @@ impl LogRow {
             .map(|(body, name)| match body {
                 StoredBody::Inline(bytes) => Ok(Some(bytes)),
                 StoredBody::Erased => Ok(None),
-                StoredBody::Blob => blob(conn, user, &name.digest, &self.place()).map(Some),
+                StoredBody::Blob => {
+                    let bytes = blob(conn, user, &name.digest, &self.place())?;
+                    let is_whole = bytes.len() == name.bytes as usize;
+                    let wrong = || damaged(self.place(), "a blob has another length");
+                    is_whole.then_some(Some(bytes)).ok_or_else(wrong)
+                }
                 StoredBody::Reference(place) => self.follow(conn, place, name).map(Some),
             })
             .collect()
@@ -322,13 +327,28 @@ fn blob(
     digest: &Digest,
     place: &str,
 ) -> Result<Vec<u8>, StoreError> {
-    let key: (&[u8], &[u8]) = (id_bytes(user.as_uuid()), digest.as_bytes());
-    let packed: Option<Vec<u8>> = conn
-        .prepare_cached("SELECT data FROM blob WHERE user = ?1 AND digest = ?2")
-        .and_then(|mut statement| statement.query_row(key, |row| row.get(0)).optional())
+    let sql = format!("SELECT data FROM blob {BLOB_PARTS} ORDER BY digest");
+    let key = (
+        id_bytes(user.as_uuid()),
+        digest.as_bytes(),
+        after_parts(digest),
+    );
+    let parts: Vec<Vec<u8>> = conn
+        .prepare_cached(&sql)
+        .and_then(|mut statement| statement.query_map(key, |row| row.get(0))?.collect())
         .map_err(corrupt_or_unavailable("the table `blob`"))?;
-    let packed = packed.ok_or_else(|| damaged(place, "a blob is missing"))?;
-    codec::unpack(&packed).map_err(|error| damaged(place, error))
+    if parts.is_empty() {
+        return Err(damaged(place, "a blob is missing"));
+    }
+    codec::unpack(&parts.concat()).map_err(|error| damaged(place, error))
+}
+
+/// The rows of a blob: one under its digest, and if it is split, others under the digest and a number.
+pub(super) const BLOB_PARTS: &str = "WHERE user = ?1 AND digest >= ?2 AND digest < ?3";
+
+/// A key behind all parts of a blob.
+pub(super) fn after_parts(digest: &Digest) -> Vec<u8> {
+    [digest.as_bytes().as_slice(), &[u8::MAX]].concat()
 }
 
 /// A backward link in the history of a task.

@@ -1,8 +1,9 @@
 //! Writing one commit inside a transaction that the writer opened.
 
 use rusqlite::{Connection, OptionalExtension, ToSql, params};
+use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
-use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::ids::{RequestId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::LiveStatus;
@@ -17,9 +18,14 @@ use super::log::{
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::{erase, memory, read};
-use crate::codec;
+use crate::codec::{self, BLOB_BYTES_MIN};
 use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
 use crate::port::{HoldPlace, SharedOwner, StoreError};
+
+/// The longest part of a blob that is split: four are a page.
+const PART_BYTES_MAX: usize = 940;
+/// The length of a digest.
+const DIGEST_BYTES: usize = 32;
 
 /// Runs one statement with its parameters.
 pub(super) fn run(
@@ -56,7 +62,7 @@ fn write_all(conn: &Connection, commit: &Commit, recent: &mut Recent) -> Result<
     take_key(conn, commit)?;
     let exchanges = memory::links(conn, commit, found.as_ref(), prev)?;
     let bodies = match &found {
-        Some(row) => recent.refer(row.pk, commit)?,
+        Some(row) => recent.refer(conn, (row.pk, row.user), commit)?,
         None => None,
     };
     let bodies = bodies.as_deref().unwrap_or(&commit.packed_bodies);
@@ -93,17 +99,47 @@ fn write_all(conn: &Connection, commit: &Commit, recent: &mut Recent) -> Result<
         write_shared(conn, content, owner, write)?;
     }
     for (digest, packed) in &commit.blobs {
-        let user = id_bytes(owner.user.as_uuid());
-        let row = params![user, digest.as_bytes().as_slice(), packed];
-        run(
-            conn,
-            "INSERT INTO blob VALUES(?1, ?2, 1, ?3)
-             ON CONFLICT(user, digest) DO UPDATE SET refs = refs + 1",
-            row,
-        )?;
+        if !count_blob(conn, owner.user, digest)? {
+            insert_blob(conn, owner.user, digest, packed)?;
+        }
     }
     recent.learn(pk, log, commit);
     Ok(content.seq)
+}
+
+/// Counts one more payload that is kept as a blob, if there is such a blob.
+pub(super) fn count_blob(
+    conn: &Connection,
+    user: UserId,
+    digest: &Digest,
+) -> Result<bool, StoreError> {
+    let sql = "UPDATE blob SET refs = refs + 1 WHERE user = ?1 AND digest = ?2";
+    let key = (id_bytes(user.as_uuid()), digest.as_bytes().as_slice());
+    Ok(run(conn, sql, key)? > 0)
+}
+
+/// Inserts a blob. One that would take most of a page is split, because no other would fit beside it.
+fn insert_blob(
+    conn: &Connection,
+    user: UserId,
+    digest: &Digest,
+    packed: &[u8],
+) -> Result<(), StoreError> {
+    let parts = match packed.len() {
+        PART_BYTES_MAX..BLOB_BYTES_MIN => packed.len().div_ceil(PART_BYTES_MAX),
+        _ => 1,
+    };
+    let user = id_bytes(user.as_uuid());
+    let mut key = digest.as_bytes().to_vec();
+    for (number, part) in (0..).zip(packed.chunks(packed.len().div_ceil(parts))) {
+        // The first part has the digest and the count; the others follow it in the index.
+        key.truncate(DIGEST_BYTES);
+        key.extend((number > 0).then_some(number));
+        let refs = i64::from(number == 0);
+        let sql = "INSERT INTO blob VALUES(?1, ?2, ?3, ?4)";
+        run(conn, sql, params![user, key, refs, part])?;
+    }
+    Ok(())
 }
 
 /// Lets a commit in only at the head it was decided on, and says which log row that head is.

@@ -473,8 +473,8 @@ pub(super) async fn a_long_payload_stays_as_long_as_a_session_has_it(store: Arc<
     assert_eq!(left(&drivers[2]).await, ever(&drivers[2]), "another user");
 }
 
-/// Lengths of payloads that are stored once: in a row of the log, and beside it.
-const SHARED_BYTES: [usize; 2] = [1_500, 20_000];
+/// Lengths of payloads that are stored once: in a row of the log, and beside it in parts and whole.
+const SHARED_BYTES: [usize; 4] = [700, 1_500, 3_900, 20_000];
 
 /// A turn in which an agent answers another, which passes the answer on; returns the revision that has the
 /// answer once.
@@ -580,7 +580,7 @@ pub(super) async fn an_answer_that_was_passed_on_outlives_the_hidden_one(store: 
 pub(super) async fn a_fork_between_an_answer_and_its_passing_on_keeps_what_it_shares(
     store: Arc<dyn Store>,
 ) {
-    for (n, bytes) in [10, 20].into_iter().zip(SHARED_BYTES) {
+    for (n, bytes) in [10, 20, 30, 40].into_iter().zip(SHARED_BYTES) {
         for (n, is_deleted) in [(n, true), (n + 5, false)] {
             let mut driver = Driver::begin(&store, n).await;
             let answer = noise(bytes);

@@ -66,6 +66,13 @@ async fn write_much(driver: &mut Driver) {
         let child = driver.spawn(1, agent);
         driver.by_worker(Command::StartRequest(child)).await;
     }
+    // The answer of a child, too odd to be packed into one row.
+    let odd = (0..2_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0]);
+    let mut done = driver.complete(2);
+    if let Command::CompleteRequest { output, .. } = &mut done {
+        output.body = driver.body(odd.collect::<Vec<u8>>());
+    }
+    driver.by_worker(done).await;
 }
 
 /// Two keys, one of them taken back, and somebody who looked at a trace.
@@ -316,6 +323,11 @@ const TAMPERED: &[&str] = &[
     "UPDATE blob SET refs = refs - 1",
     "UPDATE blob SET user = zeroblob(16)",
     "INSERT INTO blob VALUES(zeroblob(16), zeroblob(32), 1, x'000078')",
+    "INSERT INTO blob VALUES(zeroblob(16), zeroblob(33), 0, x'000078')",
+    "DELETE FROM blob WHERE substr(digest, 33) = x'01'",
+    "DELETE FROM blob WHERE length(digest) = 33",
+    "UPDATE blob SET refs = 1 WHERE length(digest) = 33",
+    "UPDATE blob SET data = CAST(data || x'00' AS BLOB) WHERE substr(digest, 33) = x'01'",
     "DELETE FROM erasure",
     "UPDATE erasure SET payloads = 'hidden'",
     "UPDATE erasure SET log = (SELECT min(id) FROM log WHERE session = erasure.session)",
