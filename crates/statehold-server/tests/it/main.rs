@@ -4,6 +4,7 @@ mod attacks;
 mod chat;
 mod cuts;
 mod deciding;
+mod erasing;
 mod hidden;
 mod input;
 mod rest;
