@@ -10,7 +10,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use uuid::Uuid;
 
 use crate::ids::RequestId;
 use crate::limits;
@@ -90,30 +89,6 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The 32 bytes of a place in a memory, for cursors.
-    pub fn to_bytes(self) -> [u8; 32] {
-        let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&self.exchanges.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.record.to_be_bytes());
-        bytes[16..].copy_from_slice(self.request.as_uuid().as_bytes());
-        bytes
-    }
-
-    /// The memory from its bytes.
-    pub fn from_bytes(bytes: &[u8; 32]) -> Self {
-        let number = |at: usize| {
-            let bytes: [u8; 8] = std::array::from_fn(|index| bytes[at + index]);
-            u64::from_be_bytes(bytes)
-        };
-        Self {
-            exchanges: number(0),
-            record: number(8),
-            request: RequestId::from_uuid(Uuid::from_bytes(std::array::from_fn(|at| {
-                bytes[16 + at]
-            }))),
-        }
-    }
-
     /// The number of exchanges in a memory that may be none.
     pub fn count(memory: Option<Self>) -> u64 {
         memory.map_or(0, |memory| memory.exchanges)

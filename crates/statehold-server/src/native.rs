@@ -212,37 +212,27 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(crate) fn seal(&self, place: u64) -> String {
-        self.seal_bytes(&place.to_be_bytes())
-    }
-
-    pub(crate) fn open(&self, cursor: Option<&str>) -> Result<Option<u64>, Problem> {
-        Ok(self.open_bytes(cursor)?.map(u64::from_be_bytes))
-    }
-
-    /// Seals a position that is more than a number.
-    pub(crate) fn seal_bytes(&self, place: &[u8]) -> String {
+    pub(crate) fn seal(&self, place: impl Serialize) -> String {
         let bound_to = self.bound_to.each_ref().map(String::as_str);
-        self.sealer.seal(self.list, &bound_to, place)
+        self.sealer.seal(self.list, &bound_to, &to_body(&place))
     }
 
-    pub(crate) fn open_bytes<const N: usize>(
+    pub(crate) fn open<T: DeserializeOwned>(
         &self,
         cursor: Option<&str>,
-    ) -> Result<Option<[u8; N]>, Problem> {
+    ) -> Result<Option<T>, Problem> {
         let Some(cursor) = cursor else {
             return Ok(None);
         };
         let bound_to = self.bound_to.each_ref().map(String::as_str);
-        let bad = || {
+        let place = self.sealer.open(self.list, &bound_to, cursor).ok();
+        let place = place.and_then(|place| serde_json::from_slice(&place).ok());
+        place.map(Some).ok_or_else(|| {
             Problem::new(
                 Code::BadCursor,
                 "the cursor was given to another caller or for another filter; begin without one",
             )
-        };
-        let place = self.sealer.open(self.list, &bound_to, cursor);
-        let place = place.map_err(|_| bad())?.try_into().map_err(|_| bad())?;
-        Ok(Some(place))
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use statehold_core::ids::HoldId;
 use statehold_store::{HoldChange, HoldChangeKind, HoldSummary};
 
@@ -14,7 +15,7 @@ use crate::error::EngineError;
 const SCAN_MAX: usize = 500;
 
 /// A position in the order of all hold changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HoldPosition {
     /// The position of a commit.
     place: u64,
@@ -27,22 +28,6 @@ impl HoldPosition {
     pub(crate) fn after_all(place: u64) -> Self {
         let taken = u64::MAX;
         Self { place, taken }
-    }
-
-    /// The position as bytes, for the id of an event.
-    pub fn to_bytes(self) -> [u8; 16] {
-        let both = u128::from(self.place) << 64 | u128::from(self.taken);
-        both.to_be_bytes()
-    }
-
-    /// The position in the id of an event.
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        let both = u128::from_be_bytes(bytes);
-        let half = |value: u128| u64::try_from(value & u128::from(u64::MAX)).unwrap_or(u64::MAX);
-        Self {
-            place: half(both >> 64),
-            taken: half(both),
-        }
     }
 
     fn is_before(self, change: &HoldChange) -> bool {

@@ -10,7 +10,7 @@ use futures_util::stream;
 use http::HeaderMap;
 use serde::Deserialize;
 use statehold_core::ids::SessionId;
-use statehold_engine::api::feed::{Feed, FeedEvent, FeedPosition, HoldPosition};
+use statehold_engine::api::feed::{Feed, FeedEvent, FeedPosition};
 use statehold_engine::{Share, api};
 use utoipa::{IntoParams, IntoResponses};
 use utoipa_axum::router::OpenApiRouter;
@@ -89,8 +89,7 @@ async fn global(context: CallContext, headers: HeaderMap) -> Answer {
 /// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
 #[utoipa::path(get, path = "/v1/holds/events", tag = "feeds", responses(FeedStream))]
 async fn holds(context: CallContext, headers: HeaderMap) -> Answer {
-    let after = cursor(&context, HOLDS).open_bytes(text(&headers, "last-event-id")?)?;
-    let after = after.map(HoldPosition::from_bytes);
+    let after = cursor(&context, HOLDS).open(text(&headers, "last-event-id")?)?;
     let feed = api::feed::holds(context.engine(), &context.caller, after).await?;
     begin(context, feed)
 }
@@ -160,9 +159,7 @@ impl FeedReader {
             let id = event.position.map(|position| match position {
                 FeedPosition::Revision(revision) => revision.to_string(),
                 FeedPosition::Commit(place) => cursor(&self.context, GLOBAL).seal(place),
-                FeedPosition::Hold(position) => {
-                    cursor(&self.context, HOLDS).seal_bytes(&position.to_bytes())
-                }
+                FeedPosition::Hold(position) => cursor(&self.context, HOLDS).seal(position),
             });
             sse::push_event(&mut out, Some(event.kind), id.as_deref(), &event.data);
         }

@@ -6,14 +6,13 @@ use serde::{Deserialize, Serialize};
 use statehold_core::hold::{HoldKind, HoldStatus, Risk};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::name::Name;
-use statehold_core::time::Timestamp;
 use statehold_engine::api;
 use statehold_engine::api::hold::{
     DecisionInput, DecisionReceipt, HoldCountsView, HoldInput, HoldListInput, HoldPage, HoldView,
     ResumeInput,
 };
 use statehold_engine::api::schema::{HoldOrderWord, HoldStatusFilter};
-use statehold_engine::{HoldFilter, HoldOrder, HoldPlace, Receipt};
+use statehold_engine::{HoldFilter, HoldOrder, Receipt};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -81,7 +80,7 @@ async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> A
     let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
     let cursor = Cursor::of(&context, "holds", &filter_text);
-    let after = cursor.open_bytes(begin.as_deref())?.map(place_of);
+    let after = cursor.open(begin.as_deref())?;
     let input = HoldListInput {
         filter: filter_of(&params)?,
         user: params.user,
@@ -89,9 +88,7 @@ async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> A
     let page = api::hold::list(context.engine(), &context.caller, input, after, limit).await?;
     let out = HoldPage {
         holds: page.entries,
-        next_cursor: page
-            .next
-            .map(|place| cursor.seal_bytes(&place_bytes(place))),
+        next_cursor: page.next.map(|place| cursor.seal(place)),
     };
     Ok(plain(&out))
 }
@@ -139,26 +136,6 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
         group: params.group_id.clone(),
         order,
     })
-}
-
-/// Encodes a position in the list for a cursor.
-fn place_bytes(place: HoldPlace) -> [u8; 17] {
-    let mut bytes = [place.risk; 17];
-    bytes[1..9].copy_from_slice(&place.deadline.as_micros().to_be_bytes());
-    bytes[9..].copy_from_slice(&place.number.to_be_bytes());
-    bytes
-}
-
-fn place_of(bytes: [u8; 17]) -> HoldPlace {
-    let part = |from: usize| -> [u8; 8] {
-        let bytes = &bytes[from..from + 8];
-        bytes.try_into().expect("eight bytes are eight bytes")
-    };
-    HoldPlace {
-        risk: bytes[0],
-        deadline: Timestamp::from_micros(i64::from_be_bytes(part(1))),
-        number: u64::from_be_bytes(part(9)),
-    }
 }
 
 /// Count open holds.

@@ -5,7 +5,6 @@ use std::time::Duration;
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
-use statehold_core::memory::Memory;
 use statehold_engine::api;
 use statehold_engine::api::memory::MemoryView;
 use statehold_engine::api::request::{
@@ -130,12 +129,9 @@ async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> A
     let limit = page_limit(params.limit, PAGE_MAX)?;
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "memory", &request.to_string());
-    let rest = cursor.open_bytes(params.cursor.as_deref())?;
-    let rest = rest.map(|bytes: [u8; 32]| Memory::from_bytes(&bytes));
-    let page = (rest, limit);
+    let page = (cursor.open(params.cursor.as_deref())?, limit);
     let mut read = api::memory::read(context.engine(), caller, request, page).await?;
-    let rest = read.rest.map(|rest| cursor.seal_bytes(&rest.to_bytes()));
-    read.view.next_cursor = rest;
+    read.view.next_cursor = read.rest.map(|rest| cursor.seal(rest));
     let headers = AnswerHeaders::in_request(read.session, request).task(read.task);
     Ok(shown(&read.view, headers.at(read.revision)))
 }

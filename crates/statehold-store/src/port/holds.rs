@@ -22,7 +22,7 @@ pub enum HoldOrder {
 }
 
 /// Where a hold stands in a list. Ordered by urgency.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HoldPlace {
     /// 0 for high risk, up to 3 for none.
     pub risk: u8,
