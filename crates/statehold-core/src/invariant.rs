@@ -17,142 +17,95 @@ use crate::command::{Command, Context, Outcome, Rejection};
 use crate::record::Record;
 use crate::session::SessionState;
 
-/// The promises, by the number they have in the documentation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Invariant {
+/// Declares every promise with its number, its name and its predicate, in one table.
+macro_rules! promises {
+    ($($(#[$doc:meta])+ $invariant:ident = $number:literal, $name:literal, $predicate:ident;)*) => {
+        /// The promises, by the number they have in the documentation.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum Invariant { $($(#[$doc])+ $invariant = $number,)* }
+
+        impl Invariant {
+            /// All promises, in order.
+            pub const ALL: [Self; [$($number),*].len()] = [$(Self::$invariant),*];
+
+            /// The name in tests, reports and documents.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$invariant => $name,)* }
+            }
+
+            fn predicate(self) -> predicates::Predicate {
+                match self { $(Self::$invariant => predicates::$predicate,)* }
+            }
+        }
+    };
+}
+
+promises! {
     /// For each hold at most one decision is ever committed; it never changes.
-    SingleDecision = 1,
+    SingleDecision = 1, "single decision", single_decision;
     /// The same decision again returns the committed outcome and appends nothing; any other decision
     /// on a decided hold is refused and appends nothing.
-    DecisionIdempotence,
+    DecisionIdempotence = 2, "decision idempotence", decision_idempotence;
     /// For each hold the action is released at most once, and only by approve, edit or respond.
-    AtMostOnceRelease,
+    AtMostOnceRelease = 3, "at-most-once release", at_most_once_release;
     /// A gated action has run only after an approval of exactly that action in the same request.
-    NoApprovalNoExecution,
+    NoApprovalNoExecution = 4, "no approval, no execution", no_approval_no_execution;
     /// A task is stored as paused if and only if the naive derivation says so.
-    ExactPause,
+    ExactPause = 5, "exact pause", exact_pause;
     /// No record changes what a task waits for without changing the status of every ancestor.
-    AtomicCascade,
+    AtomicCascade = 6, "atomic cascade", atomic_cascade;
     /// Deciding a hold un-pauses exactly the tasks that no other open hold is reachable from.
-    ExactUnpause,
+    ExactUnpause = 7, "exact un-pause", exact_unpause;
     /// A hold shown at any ancestor has the leaf's id.
-    StableIdentity,
+    StableIdentity = 8, "stable identity", stable_identity;
     /// Tasks form a tree inside one session, within the limits of depth and fan-out.
-    Tree,
+    Tree = 9, "tree", tree;
     /// After its end nothing changes a task or request.
-    TerminalIsFinal,
+    TerminalIsFinal = 10, "terminal is final", terminal_is_final;
     /// Every change of a request's status is an edge of the published table.
-    LegalTransitions,
+    LegalTransitions = 11, "legal transitions only", legal_transitions;
     /// Cancelling a task ends everything below it and closes every hold there, in one record.
-    CancelCloses,
+    CancelCloses = 12, "cancel closes", cancel_closes;
     /// People decide before the deadline, and expiry is the decision after it; log order settles it.
-    ExpiryIsADecision,
+    ExpiryIsADecision = 13, "expiry is a decision", expiry_is_a_decision;
     /// Every answer is preceded by the durable commit of its record.
-    AcknowledgedMeansDurable,
+    AcknowledgedMeansDurable = 14, "acknowledged means durable", acknowledged_means_durable;
     /// The recovered state is the fold of a prefix of whole records.
-    PrefixRecovery,
+    PrefixRecovery = 15, "prefix recovery", prefix_recovery;
     /// Folding is a function of the log; a snapshot plus the tail gives the same state.
-    ReplayDeterminism,
+    ReplayDeterminism = 16, "replay determinism", replay_determinism;
     /// Commit times never decrease.
-    MonotoneCommitTime,
+    MonotoneCommitTime = 17, "monotone commit time", monotone_commit_time;
     /// Records and items are numbered 1, 2, 3, … without gaps.
-    DenseOrder,
+    DenseOrder = 18, "dense order", dense_order;
     /// Only the holder of the current fence writes for a request.
-    Fencing,
+    Fencing = 19, "fencing", fencing;
     /// An approval needs as many distinct, authorised people as the hold says.
-    Quorum,
+    Quorum = 20, "quorum", quorum;
     /// Every open hold is reachable from exactly one root task.
-    InboxCompleteness,
+    InboxCompleteness = 21, "inbox completeness", inbox_completeness;
     /// Hidden items are in no client view; child tasks and tool items are hidden.
-    HiddenStaysHidden,
+    HiddenStaysHidden = 22, "hidden stays hidden", hidden_stays_hidden;
     /// Only the holder of a lease appends more than the question.
-    HiddenIsAppendOnly,
+    HiddenIsAppendOnly = 23, "hidden is append-only", hidden_is_append_only;
     /// Another tenant's session answers like one that does not exist.
-    TenantIsolation,
+    TenantIsolation = 24, "tenant isolation", tenant_isolation;
     /// `temp:` is never recorded, scopes stay apart, versions are compared.
-    ScopeLifetime,
+    ScopeLifetime = 25, "scope lifetime", scope_lifetime;
     /// A refused or repeated command leaves the state as it was.
-    RefusalIsClean,
+    RefusalIsClean = 26, "refusal is clean", refusal_is_clean;
     /// Nothing waits without a reason: held means an open hold, waiting means a live child.
-    Progress,
+    Progress = 27, "progress", progress;
     /// The number and the newest of the exchanges of each agent path, and what each live request knows
     /// of them, are what the log says.
-    OneMemory = 29,
+    OneMemory = 29, "one memory", one_memory;
     /// The fence of a request only grows: by one with each claim, and past every fence of another copy of
     /// the data with each restore.
-    FencesGrow,
+    FencesGrow = 30, "fences grow", fences_grow;
 }
 
 impl Invariant {
-    /// All promises, in order.
-    pub const ALL: [Self; 29] = [
-        Self::SingleDecision,
-        Self::DecisionIdempotence,
-        Self::AtMostOnceRelease,
-        Self::NoApprovalNoExecution,
-        Self::ExactPause,
-        Self::AtomicCascade,
-        Self::ExactUnpause,
-        Self::StableIdentity,
-        Self::Tree,
-        Self::TerminalIsFinal,
-        Self::LegalTransitions,
-        Self::CancelCloses,
-        Self::ExpiryIsADecision,
-        Self::AcknowledgedMeansDurable,
-        Self::PrefixRecovery,
-        Self::ReplayDeterminism,
-        Self::MonotoneCommitTime,
-        Self::DenseOrder,
-        Self::Fencing,
-        Self::Quorum,
-        Self::InboxCompleteness,
-        Self::HiddenStaysHidden,
-        Self::HiddenIsAppendOnly,
-        Self::TenantIsolation,
-        Self::ScopeLifetime,
-        Self::RefusalIsClean,
-        Self::Progress,
-        Self::OneMemory,
-        Self::FencesGrow,
-    ];
-
-    /// The name in tests, reports and documents.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::SingleDecision => "single decision",
-            Self::DecisionIdempotence => "decision idempotence",
-            Self::AtMostOnceRelease => "at-most-once release",
-            Self::NoApprovalNoExecution => "no approval, no execution",
-            Self::ExactPause => "exact pause",
-            Self::AtomicCascade => "atomic cascade",
-            Self::ExactUnpause => "exact un-pause",
-            Self::StableIdentity => "stable identity",
-            Self::Tree => "tree",
-            Self::TerminalIsFinal => "terminal is final",
-            Self::LegalTransitions => "legal transitions only",
-            Self::CancelCloses => "cancel closes",
-            Self::ExpiryIsADecision => "expiry is a decision",
-            Self::AcknowledgedMeansDurable => "acknowledged means durable",
-            Self::PrefixRecovery => "prefix recovery",
-            Self::ReplayDeterminism => "replay determinism",
-            Self::MonotoneCommitTime => "monotone commit time",
-            Self::DenseOrder => "dense order",
-            Self::Fencing => "fencing",
-            Self::Quorum => "quorum",
-            Self::InboxCompleteness => "inbox completeness",
-            Self::HiddenStaysHidden => "hidden stays hidden",
-            Self::HiddenIsAppendOnly => "hidden is append-only",
-            Self::TenantIsolation => "tenant isolation",
-            Self::ScopeLifetime => "scope lifetime",
-            Self::RefusalIsClean => "refusal is clean",
-            Self::Progress => "progress",
-            Self::OneMemory => "one memory",
-            Self::FencesGrow => "fences grow",
-        }
-    }
-
     /// The bit that stands for it in a [`Findings`].
     pub fn bit(self) -> u32 {
         1 << (self as u8 - 1)
@@ -244,16 +197,11 @@ impl Findings {
     }
 }
 
-/// Judges one observation by one promise.
-pub fn judge(invariant: Invariant, facts: &Facts, seen: &Observation<'_>) -> Verdict {
-    predicates::of(invariant)(facts, seen)
-}
-
 /// Judges one observation by all promises.
 pub fn judge_all(facts: &Facts, seen: &Observation<'_>) -> Findings {
     let mut findings = Findings::default();
     for invariant in Invariant::ALL {
-        match judge(invariant, facts, seen) {
+        match invariant.predicate()(facts, seen) {
             Verdict::NotConcerned => {}
             Verdict::Holds => findings.exercised |= invariant.bit(),
             Verdict::Broken => findings.broken |= invariant.bit(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{CommandStep, Facts, Invariant, Observation, RecordStep, Verdict, naive};
+use super::{CommandStep, Facts, Observation, RecordStep, Verdict, naive};
 use crate::apply::apply;
 use crate::command::{Command, Fenced, Outcome, Rejection};
 use crate::digest::Digest;
@@ -18,41 +18,7 @@ use crate::session::SessionState;
 use crate::task::TaskStatus;
 use crate::view::View;
 
-type Predicate = fn(&Facts, &Observation<'_>) -> Verdict;
-
-pub(super) fn of(invariant: Invariant) -> Predicate {
-    match invariant {
-        Invariant::SingleDecision => single_decision,
-        Invariant::DecisionIdempotence => decision_idempotence,
-        Invariant::AtMostOnceRelease => at_most_once_release,
-        Invariant::NoApprovalNoExecution => no_approval_no_execution,
-        Invariant::ExactPause => exact_pause,
-        Invariant::AtomicCascade => atomic_cascade,
-        Invariant::ExactUnpause => exact_unpause,
-        Invariant::StableIdentity => stable_identity,
-        Invariant::Tree => tree,
-        Invariant::TerminalIsFinal => terminal_is_final,
-        Invariant::LegalTransitions => legal_transitions,
-        Invariant::CancelCloses => cancel_closes,
-        Invariant::ExpiryIsADecision => expiry_is_a_decision,
-        Invariant::AcknowledgedMeansDurable => acknowledged_means_durable,
-        Invariant::PrefixRecovery => prefix_recovery,
-        Invariant::ReplayDeterminism => replay_determinism,
-        Invariant::MonotoneCommitTime => monotone_commit_time,
-        Invariant::DenseOrder => dense_order,
-        Invariant::Fencing => fencing,
-        Invariant::Quorum => quorum,
-        Invariant::InboxCompleteness => inbox_completeness,
-        Invariant::HiddenStaysHidden => hidden_stays_hidden,
-        Invariant::HiddenIsAppendOnly => hidden_is_append_only,
-        Invariant::TenantIsolation => tenant_isolation,
-        Invariant::ScopeLifetime => scope_lifetime,
-        Invariant::RefusalIsClean => refusal_is_clean,
-        Invariant::Progress => progress,
-        Invariant::OneMemory => one_memory,
-        Invariant::FencesGrow => fences_grow,
-    }
-}
+pub(super) type Predicate = fn(&Facts, &Observation<'_>) -> Verdict;
 
 /// Holds if every one of `cases` does; is not concerned if there is none.
 fn all(cases: impl IntoIterator<Item = bool>) -> Verdict {
@@ -110,7 +76,7 @@ fn items(record: &Record) -> impl Iterator<Item = (RequestId, TaskId, &Item)> {
     })
 }
 
-fn single_decision(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn single_decision(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut decided = BTreeSet::new();
         all(decisions(step.record).map(|(hold, _)| {
@@ -120,7 +86,7 @@ fn single_decision(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn decision_idempotence(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn decision_idempotence(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_command(seen, |step| {
         let Command::DecideHold { hold, decision } = step.command else {
             return Verdict::NotConcerned;
@@ -154,7 +120,7 @@ fn decision_idempotence(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn at_most_once_release(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn at_most_once_release(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut released = BTreeSet::new();
         all(decisions(step.record)
@@ -170,7 +136,7 @@ fn at_most_once_release(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn no_approval_no_execution(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn no_approval_no_execution(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut gated: BTreeSet<ItemId> = BTreeSet::new();
         let mut cases = Vec::new();
@@ -197,14 +163,14 @@ fn no_approval_no_execution(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn exact_pause(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn exact_pause(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let tasks = step.after.tasks.values();
         all(tasks.map(|task| task.status == naive::task_status(step.after, task.id)))
     })
 }
 
-fn atomic_cascade(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn atomic_cascade(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut announced: BTreeMap<TaskId, TaskStatus> = step
             .before
@@ -239,7 +205,7 @@ fn atomic_cascade(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn exact_unpause(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn exact_unpause(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         if decisions(step.record).next().is_none() {
             return Verdict::NotConcerned;
@@ -259,7 +225,7 @@ fn exact_unpause(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn stable_identity(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn stable_identity(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let state = step.after;
         let shown_everywhere = state.holds.values().map(|hold| {
@@ -283,7 +249,7 @@ fn stable_identity(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn tree(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn tree(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let state = step.after;
         let tasks = state.tasks.values().map(|task| {
@@ -316,7 +282,7 @@ fn tree(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn terminal_is_final(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn terminal_is_final(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut ended = facts.ended.clone();
         let mut closed = facts.closed.clone();
@@ -374,7 +340,7 @@ fn task_of(event: &Event) -> Option<TaskId> {
     }
 }
 
-fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn legal_transitions(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut statuses: BTreeMap<RequestId, LiveStatus> = step
             .before
@@ -430,7 +396,7 @@ fn may_end(from: LiveStatus, outcome: RequestOutcome) -> bool {
     }
 }
 
-fn cancel_closes(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn cancel_closes(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         if step.record.content.command == CommandName::Fork {
             return all([step.after.requests.is_empty() && step.after.holds.is_empty()]);
@@ -470,7 +436,7 @@ fn cancel_closes(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn expiry_is_a_decision(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn expiry_is_a_decision(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let at = step.record.content.at;
         all(decisions(step.record).filter_map(|(hold, decision)| {
@@ -488,7 +454,7 @@ fn expiry_is_a_decision(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn acknowledged_means_durable(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn acknowledged_means_durable(_: &Facts, seen: &Observation<'_>) -> Verdict {
     let Observation::Recovery(recovery) = seen else {
         return Verdict::NotConcerned;
     };
@@ -502,7 +468,7 @@ fn acknowledged_means_durable(_: &Facts, seen: &Observation<'_>) -> Verdict {
     all([last >= recovery.acknowledged])
 }
 
-fn prefix_recovery(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn prefix_recovery(_: &Facts, seen: &Observation<'_>) -> Verdict {
     let Observation::Recovery(recovery) = seen else {
         return Verdict::NotConcerned;
     };
@@ -513,7 +479,7 @@ fn prefix_recovery(_: &Facts, seen: &Observation<'_>) -> Verdict {
     all([folded == *recovery.recovered])
 }
 
-fn replay_determinism(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn replay_determinism(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let bytes = step.record.as_bytes();
         let mut folded = step.before.clone();
@@ -530,13 +496,13 @@ fn replay_determinism(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn monotone_commit_time(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn monotone_commit_time(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         all([step.record.content.at >= step.before.last_at])
     })
 }
 
-fn dense_order(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn dense_order(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let content = &step.record.content;
         let mut seq = step.before.items_appended;
@@ -583,7 +549,7 @@ fn fence_of(command: &Command) -> Option<Fenced> {
     }
 }
 
-fn fencing(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn fencing(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_command(seen, |step| {
         let (Some(by), Ok(Outcome::Commit(_))) = (fence_of(step.command), step.result) else {
             return Verdict::NotConcerned;
@@ -599,7 +565,7 @@ fn fencing(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn quorum(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn quorum(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let approved = decisions(step.record)
             .filter(|(_, decision)| {
@@ -624,7 +590,7 @@ fn quorum(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn inbox_completeness(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn inbox_completeness(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let state = step.after;
         let roots = state.tasks.values().filter(|task| task.parent.is_none());
@@ -639,7 +605,7 @@ fn inbox_completeness(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn hidden_stays_hidden(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn hidden_stays_hidden(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let mut children = facts.children.clone();
         for event in &step.record.content.events {
@@ -669,7 +635,7 @@ fn hidden_stays_hidden(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn hidden_is_append_only(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn hidden_is_append_only(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_command(seen, |step| {
         let Ok(Outcome::Commit(record)) = step.result else {
             return Verdict::NotConcerned;
@@ -698,7 +664,7 @@ fn hidden_is_append_only(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn tenant_isolation(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn tenant_isolation(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_command(seen, |step| match &step.before.owner {
         Some(owner) if owner.tenant != step.ctx.actor.tenant => {
             all([*step.result == Err(Rejection::NotFound)])
@@ -707,7 +673,7 @@ fn tenant_isolation(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn scope_lifetime(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn scope_lifetime(_: &Facts, seen: &Observation<'_>) -> Verdict {
     match seen {
         Observation::Record(step) => {
             all(step
@@ -746,14 +712,14 @@ fn scope_lifetime(_: &Facts, seen: &Observation<'_>) -> Verdict {
     }
 }
 
-fn refusal_is_clean(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn refusal_is_clean(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_command(seen, |step| match step.result {
         Err(_) | Ok(Outcome::AlreadyDone { .. }) => all([step.before == step.after]),
         Ok(Outcome::Commit(_) | Outcome::CommitThenRefuse(..)) => Verdict::NotConcerned,
     })
 }
 
-fn progress(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn progress(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let state = step.after;
         all(state.requests.values().map(|live| {
@@ -772,7 +738,7 @@ fn progress(_: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn one_memory(facts: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn one_memory(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let (known, state) = (facts.knowledge.after(step.record), step.after);
         let paths = state.tasks.values().map(|task| {
@@ -790,7 +756,7 @@ fn one_memory(facts: &Facts, seen: &Observation<'_>) -> Verdict {
     })
 }
 
-fn fences_grow(_: &Facts, seen: &Observation<'_>) -> Verdict {
+pub(super) fn fences_grow(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
         let before = step.before.requests.values();
         let mut fences: BTreeMap<RequestId, u64> =
