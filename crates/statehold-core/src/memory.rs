@@ -5,15 +5,14 @@
 //! before it started, however long it waits. The exchanges themselves are in the log; here are their
 //! number and the newest of them.
 
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::RequestId;
 use crate::limits;
-use crate::name::{Name, NameError};
+use crate::name::{Name, NameError, serde_as_text, text_type};
 
 /// The agents from the root task down to a task, as `coordinator/math-agent`. Fixed when the task opens.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,11 +25,6 @@ impl AgentPath {
             || agent.as_str().into(),
             |above| format!("{above}/{agent}").into(),
         ))
-    }
-
-    /// The text.
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -51,30 +45,9 @@ impl FromStr for AgentPath {
     }
 }
 
-impl fmt::Display for AgentPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+text_type!(AgentPath);
 
-impl fmt::Debug for AgentPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
-impl Serialize for AgentPath {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for AgentPath {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_as_text!(AgentPath);
 
 /// The memory of a path at some moment. There is none before the first exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -4,12 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::hold::{DecideBy, Hold, Right, WhyNot};
 use crate::ids::{IdError, KeyId, UserId};
 use crate::mutant::{self, Mutant};
-use crate::name::Name;
+use crate::name::{Name, serde_as_text};
 
 /// Identity of an actor. Records name people only in this form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,18 +46,7 @@ impl FromStr for Principal {
     }
 }
 
-impl Serialize for Principal {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Principal {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_as_text!(Principal);
 
 /// The sender of a command: tenant, principal and roles at that moment.
 ///

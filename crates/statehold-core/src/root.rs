@@ -9,10 +9,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use data_encoding::HEXLOWER;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::ids::SessionId;
+use crate::name::serde_as_text;
 
 /// How many heads one root names at most; more than these are in several roots.
 pub const HEADS_PER_ROOT_MAX: usize = 1_000;
@@ -81,18 +82,7 @@ macro_rules! hex_bytes {
             }
         }
 
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
+        serde_as_text!($name);
     };
 }
 

@@ -1,13 +1,13 @@
 //! State keys, their scopes and the names of merge policies.
 
 use std::borrow::Borrow;
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::STATE_KEY_BYTES_MAX;
+use crate::name::text_type;
 
 /// Scope of a state key: how far its value reaches and how long it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,11 +48,6 @@ pub enum StateKeyError {
 }
 
 impl StateKey {
-    /// The text of the key, with its prefix.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// The scope that the prefix names.
     pub fn scope(&self) -> Scope {
         match self.0.split_once(':') {
@@ -104,17 +99,7 @@ impl FromStr for StateKey {
     }
 }
 
-impl fmt::Display for StateKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for StateKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
+text_type!(StateKey);
 
 impl Borrow<str> for StateKey {
     fn borrow(&self) -> &str {
