@@ -126,10 +126,7 @@ fn raise_fences(part: &Path) -> Result<(), StoreError> {
     let mut target = Connection::open(part).map_err(&place)?;
     let tx = target.transaction().map_err(&place)?;
     let sql = "SELECT id FROM session WHERE pk IN (SELECT session FROM live_request) ORDER BY pk";
-    let sessions: Vec<Uuid16> = tx
-        .prepare(sql)
-        .and_then(|mut statement| statement.query_map([], |row| row.get(0))?.collect())
-        .map_err(&place)?;
+    let sessions: Vec<Uuid16> = read::all(&tx, sql, [], |row| row.get(0))?;
     for session in sessions {
         let session = SessionId::from_uuid(session.0);
         let Some(mut state) = read::load(&tx, session)? else {

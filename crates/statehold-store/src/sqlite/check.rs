@@ -146,9 +146,8 @@ fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError
     };
     let sql = "SELECT EXISTS(SELECT 1 FROM session WHERE tenant < ?1 OR tenant > ?1)
                OR EXISTS(SELECT 1 FROM tenant_log WHERE tenant < ?1 OR tenant > ?1)";
-    conn.query_row(sql, [tenant.as_str()], |row| row.get(0))
-        .map(|has_others: bool| !has_others)
-        .map_err(corrupt_or_unavailable("the table `session`"))
+    let has_others = read::first(conn, sql, [tenant.as_str()], |row| row.get(0))?;
+    Ok(has_others == Some(false))
 }
 
 /// The first damaged record of a session, or else the error itself.
@@ -196,15 +195,10 @@ fn check_pages(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreE
 }
 
 fn session_ids(conn: &Connection, tenant: Option<&Name>) -> Result<Vec<SessionId>, StoreError> {
-    let place = corrupt_or_unavailable("the table `session`");
-    let mut statement = conn
-        .prepare("SELECT id FROM session WHERE ?1 IS NULL OR tenant = ?1 ORDER BY pk")
-        .map_err(&place)?;
-    let ids = statement
-        .query_map([tenant.map(Name::as_str)], |row| row.get::<_, Uuid16>(0))
-        .map_err(&place)?;
-    ids.map(|id| id.map(|id| SessionId::from_uuid(id.0)).map_err(&place))
-        .collect()
+    let sql = "SELECT id FROM session WHERE ?1 IS NULL OR tenant = ?1 ORDER BY pk";
+    read::all(conn, sql, [tenant.map(Name::as_str)], |row| {
+        Ok(SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0))
+    })
 }
 
 /// How many rows the logs call for, over all sessions; more in the file means rows out of nowhere.
@@ -238,11 +232,9 @@ impl RowCounts {
 
     fn compare(&self, conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
         for (table, expected) in &self.expected {
-            let found: i64 = conn
-                .query_row(&format!("SELECT count(*) FROM {table}"), [], |row| {
-                    row.get(0)
-                })
-                .map_err(corrupt_or_unavailable(&format!("the table `{table}`")))?;
+            let sql = format!("SELECT count(*) FROM {table}");
+            let found: Option<i64> = read::first(conn, &sql, [], |row| row.get(0))?;
+            let found = found.unwrap_or(0);
             if usize::try_from(found).ok() != Some(*expected) {
                 let what = format!("has {found} rows where the logs call for {expected}");
                 report.add(Problem::projection(format!("the table `{table}`"), what));
@@ -335,13 +327,8 @@ fn check_ended(
         let problem = Problem::projection(format!("{kind} {id}"), what);
         report.add(problem.in_session(session).at(seq));
     };
-    if step
-        .record
-        .content
-        .events
-        .iter()
-        .any(|event| matches!(event, Event::SessionForked { .. }))
-    {
+    let mut events = step.record.content.events.iter();
+    if events.any(|event| matches!(event, Event::SessionForked { .. })) {
         return Ok(());
     }
     for ended in &changes.ended_requests {

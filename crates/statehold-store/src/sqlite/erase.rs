@@ -6,6 +6,7 @@ use statehold_core::ids::UserId;
 use statehold_core::record::{ErasedPayloads, Event, Record};
 
 use super::log::{self, LogRow};
+use super::read;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
 use crate::codec;
 use crate::port::StoreError;
@@ -82,9 +83,8 @@ fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> 
 /// The first session with payloads to remove, after the one that is damaged.
 fn next(conn: &Connection, damage: Option<&(i64, StoreError)>) -> Result<Option<i64>, StoreError> {
     let after = damage.map_or(0, |(pk, _)| *pk);
-    conn.prepare_cached("SELECT session FROM erasure WHERE session > ?1 ORDER BY session LIMIT 1")
-        .and_then(|mut statement| statement.query_row([after], |row| row.get(0)).optional())
-        .map_err(corrupt_or_unavailable("the table `erasure`"))
+    let sql = "SELECT session FROM erasure WHERE session > ?1 ORDER BY session LIMIT 1";
+    read::first(conn, sql, [after], |row| row.get(0))
 }
 
 /// Goes one row back in a session.

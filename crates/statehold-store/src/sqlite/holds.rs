@@ -1,6 +1,6 @@
 //! Holds: lists, changes, and the lineage from the root request to the request that waits.
 
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, Params, Row, params};
 use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
@@ -8,6 +8,7 @@ use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
 use statehold_core::request::LiveRequest;
 use statehold_core::task::Task;
+use uuid::Uuid;
 
 use super::log;
 use super::read::{SUMMARY_COLUMNS, SUMMARY_WIDTH, SummaryRow, all, by_id, first, parse};
@@ -18,23 +19,14 @@ use crate::port::{
     HoldChange, HoldOrder, HoldPlace, HoldQuery, HoldSummary, LineageStep, StoreError, StoredRecord,
 };
 
+/// The tables of holds.
+const OPEN: &str = "open_hold";
+const DECIDED: &str = "closed_hold";
+
 /// The holds that a request ever opened, in the order of opening.
 pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
-    let bodies = |table: &str| -> Result<Vec<Vec<u8>>, StoreError> {
-        let sql = format!("SELECT body FROM {table} WHERE request = ?1");
-        all(conn, &sql, [id_bytes(request.as_uuid())], |row| row.get(0))
-    };
-    let mut found: Vec<Hold> = Vec::new();
-    for body in bodies("open_hold")? {
-        found.push(parse("the table `open_hold`", &body)?);
-    }
-    for body in bodies("closed_hold")? {
-        let closed: ClosedHold = parse("the table `closed_hold`", &body)?;
-        found.push(closed.hold);
-    }
-    // Sort by number: ids have no order, because the worker that opens a hold chooses its id.
-    found.sort_unstable_by_key(|hold| hold.number);
-    Ok(found.into_iter().map(|hold| hold.id).collect())
+    let held = held_by(conn, &[request])?;
+    Ok(held.into_iter().map(|row| row.hold.id).collect())
 }
 
 /// A page of open holds.
@@ -72,11 +64,7 @@ pub(super) fn open_holds(
             "open_hold.pk DESC",
         ),
     };
-    let sql = format!(
-        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
-         FROM open_hold INDEXED BY {by} JOIN session ON session.pk = open_hold.session
-         WHERE open_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?7"
-    );
+    let rest = format!("open_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?7");
     let (user, session) = narrowing(query);
     let after = query.after;
     let begin = match query.order {
@@ -92,10 +80,7 @@ pub(super) fn open_holds(
         session,
         to_sql(query.limit as u64),
     ];
-    all(conn, &sql, key, OpenRow::read)?
-        .into_iter()
-        .map(OpenRow::into_summary)
-        .collect()
+    select(conn, OPEN, (&format!("INDEXED BY {by}"), &rest), key)
 }
 
 /// How many open holds a user's sessions have, along an index and no further than `limit`.
@@ -144,12 +129,7 @@ pub(super) fn decided_holds(
             ("closed_hold.pk < ?2", "closed_hold.pk DESC", i64::MAX)
         }
     };
-    let sql = format!(
-        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
-         closed_hold.result
-         FROM closed_hold INDEXED BY {by} JOIN session ON session.pk = closed_hold.session
-         WHERE closed_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?5"
-    );
+    let rest = format!("closed_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?5");
     let (user, session) = narrowing(query);
     let key = params![
         query.tenant.as_str(),
@@ -158,109 +138,75 @@ pub(super) fn decided_holds(
         session,
         to_sql(query.limit as u64),
     ];
-    all(conn, &sql, key, ClosedRow::read)?
-        .into_iter()
-        .map(ClosedRow::into_summary)
-        .collect()
+    select(conn, DECIDED, (&format!("INDEXED BY {by}"), &rest), key)
 }
 
 /// Holds by their ids, open or decided.
 pub(super) fn by_ids(conn: &Connection, ids: &[HoldId]) -> Result<Vec<HoldSummary>, StoreError> {
-    let open = format!(
-        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
-         FROM open_hold JOIN session ON session.pk = open_hold.session WHERE open_hold.id = ?1"
-    );
-    let closed = format!(
-        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
-         closed_hold.result
-         FROM closed_hold JOIN session ON session.pk = closed_hold.session
-         WHERE closed_hold.id = ?1"
-    );
     let mut found = Vec::with_capacity(ids.len());
     for id in ids {
-        let key = [id_bytes(id.as_uuid())];
-        if let Some(row) = first(conn, &open, key, OpenRow::read)? {
-            found.push(row.into_summary()?);
-        } else if let Some(row) = first(conn, &closed, key, ClosedRow::read)? {
-            found.push(row.into_summary()?);
+        let mut rows = select_by(conn, OPEN, "id", id.as_uuid())?;
+        if rows.is_empty() {
+            rows = select_by(conn, DECIDED, "id", id.as_uuid())?;
         }
+        found.append(&mut rows);
     }
     Ok(found)
 }
 
-/// All holds that some requests ever opened.
+/// All holds that some requests ever opened, those of each in the order of opening.
 pub(super) fn held_by(
     conn: &Connection,
     requests: &[RequestId],
 ) -> Result<Vec<HoldSummary>, StoreError> {
-    let open = format!(
-        "SELECT {SUMMARY_COLUMNS}, open_hold.pk, open_hold.agent, open_hold.body
-         FROM open_hold JOIN session ON session.pk = open_hold.session
-         WHERE open_hold.request = ?1"
-    );
-    let closed = format!(
-        "SELECT {SUMMARY_COLUMNS}, closed_hold.pk, closed_hold.agent, closed_hold.body,
-         closed_hold.result
-         FROM closed_hold JOIN session ON session.pk = closed_hold.session
-         WHERE closed_hold.request = ?1"
-    );
     let mut found = Vec::new();
     for request in requests {
-        let key = [id_bytes(request.as_uuid())];
-        let mut own = Vec::new();
-        for row in all(conn, &open, key, OpenRow::read)? {
-            own.push(row.into_summary()?);
-        }
-        for row in all(conn, &closed, key, ClosedRow::read)? {
-            own.push(row.into_summary()?);
-        }
+        let mut own = select_by(conn, OPEN, "request", request.as_uuid())?;
+        own.append(&mut select_by(conn, DECIDED, "request", request.as_uuid())?);
+        // Sort by number: ids have no order, because the worker that opens a hold chooses its id.
         own.sort_unstable_by_key(|row| row.hold.number);
         found.append(&mut own);
     }
     Ok(found)
 }
 
-/// An open hold with its session, before it is understood.
-struct OpenRow {
+fn select_by(
+    conn: &Connection,
+    table: &str,
+    column: &str,
+    id: &Uuid,
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let rest = format!("{table}.{column} = ?1");
+    select(conn, table, ("", &rest), [id_bytes(id)])
+}
+
+/// Holds of one table, each with its session.
+fn select(
+    conn: &Connection,
+    table: &str,
+    (index, rest): (&str, &str),
+    key: impl Params,
+) -> Result<Vec<HoldSummary>, StoreError> {
+    let result = if table == OPEN { "NULL" } else { "result" };
+    let sql = format!(
+        "SELECT {SUMMARY_COLUMNS}, {table}.pk, {table}.agent, {table}.body, {result}
+         FROM {table} {index} JOIN session ON session.pk = {table}.session WHERE {rest}"
+    );
+    let rows = all(conn, &sql, key, HoldRow::read)?.into_iter();
+    rows.map(|row| row.into_summary(table)).collect()
+}
+
+/// A hold with its session, before it is understood.
+struct HoldRow {
     session: SummaryRow,
     pk: i64,
     agent: String,
     body: Vec<u8>,
-}
-
-impl OpenRow {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            session: SummaryRow::read(row)?,
-            pk: row.get(SUMMARY_WIDTH)?,
-            agent: row.get(SUMMARY_WIDTH + 1)?,
-            body: row.get(SUMMARY_WIDTH + 2)?,
-        })
-    }
-
-    fn into_summary(self) -> Result<HoldSummary, StoreError> {
-        let hold: Hold = parse("the table `open_hold`", &self.body)?;
-        Ok(HoldSummary {
-            place: HoldPlace::of(&hold, from_sql(self.pk)),
-            session: self.session.into_summary()?,
-            agent: name("the table `open_hold`", &self.agent)?,
-            hold,
-            decision: None,
-            result: None,
-        })
-    }
-}
-
-/// A decided hold with its session, before it is understood.
-struct ClosedRow {
-    session: SummaryRow,
-    pk: i64,
-    agent: String,
-    body: Vec<u8>,
+    /// The result of the action of a decided hold.
     result: Option<Vec<u8>>,
 }
 
-impl ClosedRow {
+impl HoldRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             session: SummaryRow::read(row)?,
@@ -271,17 +217,22 @@ impl ClosedRow {
         })
     }
 
-    fn into_summary(self) -> Result<HoldSummary, StoreError> {
-        let table = "the table `closed_hold`";
-        let closed: ClosedHold = parse(table, &self.body)?;
+    fn into_summary(self, table: &str) -> Result<HoldSummary, StoreError> {
+        let place = format!("the table `{table}`");
+        let (hold, decision): (Hold, _) = if table == OPEN {
+            (parse(&place, &self.body)?, None)
+        } else {
+            let closed: ClosedHold = parse(&place, &self.body)?;
+            (closed.hold, Some((closed.decision, closed.decided_by)))
+        };
         let result = self.result.as_deref();
         Ok(HoldSummary {
-            place: HoldPlace::of(&closed.hold, from_sql(self.pk)),
+            place: HoldPlace::of(&hold, from_sql(self.pk)),
             session: self.session.into_summary()?,
-            agent: name(table, &self.agent)?,
-            hold: closed.hold,
-            decision: Some((closed.decision, closed.decided_by)),
-            result: result.map(|result| parse(table, result)).transpose()?,
+            agent: name(&place, &self.agent)?,
+            hold,
+            decision,
+            result: result.map(|result| parse(&place, result)).transpose()?,
         })
     }
 }

@@ -363,7 +363,7 @@ pub(super) fn shared_value(
 }
 
 /// The user as the table names it: nothing for the values of the app.
-fn user_of(owner: &SharedOwner) -> Vec<u8> {
+pub(super) fn user_of(owner: &SharedOwner) -> Vec<u8> {
     let user = owner.user.map(|user| user.as_uuid().as_bytes().to_vec());
     user.unwrap_or_default()
 }

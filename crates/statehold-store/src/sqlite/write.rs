@@ -3,14 +3,13 @@
 use rusqlite::{Connection, OptionalExtension, ToSql, params};
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
-use statehold_core::ids::{RequestId, TaskId, UserId};
+use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::LiveStatus;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
-use uuid::Uuid;
 
 use super::log::{
     self, ExchangeLink, Link, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links,
@@ -261,13 +260,8 @@ fn append(
 }
 
 pub(super) fn last_log_of_task(conn: &Connection, task: TaskId) -> Result<Option<i64>, StoreError> {
-    conn.prepare_cached("SELECT last_log FROM open_task WHERE id = ?1")
-        .and_then(|mut statement| {
-            statement
-                .query_row([id_bytes(task.as_uuid())], |row| row.get(0))
-                .optional()
-        })
-        .map_err(corrupt_or_unavailable("the table `open_task`"))
+    let sql = "SELECT last_log FROM open_task WHERE id = ?1";
+    read::first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))
 }
 
 fn write_session(
@@ -421,19 +415,11 @@ fn require_free_name(
     let sql = "SELECT id FROM session
                WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4 AND pk <> ?5";
     let user = id_bytes(owner.user.as_uuid());
-    let taken = conn
-        .prepare_cached(sql)
-        .and_then(|mut statement| {
-            let key = (owner.tenant.as_str(), owner.app.as_str(), user, name, but);
-            statement
-                .query_row(key, |row| row.get::<_, log::Uuid16>(0))
-                .optional()
-        })
-        .map_err(corrupt_or_unavailable("the table `session`"))?;
-    match taken {
+    let key = (owner.tenant.as_str(), owner.app.as_str(), user, name, but);
+    match read::first(conn, sql, key, |row| row.get::<_, log::Uuid16>(0))? {
         None => Ok(()),
         Some(id) => Err(StoreError::NameTaken {
-            session: statehold_core::ids::SessionId::from_uuid(id.0),
+            session: SessionId::from_uuid(id.0),
         }),
     }
 }
@@ -687,7 +673,7 @@ fn copy_state(
     conn: &Connection,
     commit: &Commit,
     pk: i64,
-    origin: statehold_core::ids::SessionId,
+    origin: SessionId,
     at: u64,
 ) -> Result<(), StoreError> {
     for (key, version) in commit.after.keys.iter() {
@@ -723,34 +709,24 @@ fn write_shared(
 ) -> Result<(), StoreError> {
     let shared = SharedOwner::of(owner, write.key.scope());
     debug_assert!(matches!(write.key.scope(), Scope::App | Scope::User));
-    let user = shared
-        .user
-        .map(|user| user.as_uuid().as_bytes().to_vec())
-        .unwrap_or_default();
-    let key = (
+    let user = read::user_of(&shared);
+    let (tenant, app, key) = (
         shared.tenant.as_str(),
         shared.app.as_str(),
-        user.as_slice(),
         write.key.as_str(),
     );
+    let key = (tenant, app, user.as_slice(), key);
     let sql = "SELECT version, value IS NOT NULL FROM shared
                WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4";
-    let found: Option<(i64, bool)> = conn
-        .prepare_cached(sql)
-        .and_then(|mut statement| {
-            statement
-                .query_row(key, |row| Ok((row.get(0)?, row.get(1)?)))
-                .optional()
-        })
-        .map_err(corrupt_or_unavailable("the table `shared`"))?;
-    let (last, is_there) = found.map_or((0, false), |(last, is_there)| (from_sql(last), is_there));
+    let found = read::first(conn, sql, key, |row| {
+        Ok((from_sql(row.get(0)?), row.get(1)?))
+    })?;
+    let (last, is_there) = found.unwrap_or((0, false));
     let packed = write.packed_at(if is_there { last } else { 0 })?;
     if packed.is_none() && !is_there {
         return Ok(());
     }
-    let request = write
-        .request
-        .map(|id: statehold_core::ids::RequestId| *id.as_uuid());
+    let request = write.request.as_ref();
     let row = params![
         key.0,
         key.1,
@@ -762,10 +738,7 @@ fn write_shared(
         to_sql(content.seq),
         content.principal.to_string(),
         content.at.as_micros(),
-        request
-            .as_ref()
-            .map(Uuid::as_bytes)
-            .map(<[u8; 16]>::as_slice),
+        request.map(|request| id_bytes(request.as_uuid())),
     ];
     let sql = "INSERT OR REPLACE INTO shared VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
     run(conn, sql, row).map(drop)

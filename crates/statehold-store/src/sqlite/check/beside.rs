@@ -10,9 +10,10 @@ use statehold_core::merge::merge;
 use statehold_core::record::{Change, ErasedPayloads, Event, Record, RecordContent};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::Owner;
+use uuid::Uuid;
 
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
-use super::super::sql::{corrupt_or_unavailable, from_sql, id_bytes, to_sql};
+use super::super::sql::{from_sql, id_bytes, to_sql};
 use super::super::{memory, read};
 use crate::check::{CheckReport, Problem, bad_payload};
 use crate::codec;
@@ -70,7 +71,8 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
     let mut pass = Pass::default();
     let mut last = 0;
     loop {
-        let ids = next_ids(conn, last)?;
+        let sql = "SELECT id FROM log WHERE id > ?1 ORDER BY id LIMIT 1000";
+        let ids: Vec<i64> = read::all(conn, sql, [last], |row| row.get(0))?;
         let Some(newest) = ids.last() else { break };
         last = *newest;
         for id in ids {
@@ -88,12 +90,6 @@ pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), S
     pass.compare_blobs(conn)?;
     report.add_all(pass.problems);
     Ok(())
-}
-
-fn next_ids(conn: &Connection, after: i64) -> Result<Vec<i64>, StoreError> {
-    conn.prepare_cached("SELECT id FROM log WHERE id > ?1 ORDER BY id LIMIT 1000")
-        .and_then(|mut statement| statement.query_map([after], |row| row.get(0))?.collect())
-        .map_err(corrupt_or_unavailable("the table `log`"))
 }
 
 impl Pass {
@@ -216,10 +212,7 @@ impl Pass {
         let (user, seq) = (self.sessions[&pk].user, record.content.seq);
         let bodies = row.bodies(conn, user, record)?;
         for digest in row.blobs(record)?.into_iter().flatten() {
-            let key = (
-                user.as_uuid().as_bytes().to_vec(),
-                digest.as_bytes().to_vec(),
-            );
+            let key = (bytes(user.as_uuid()), digest.as_bytes().to_vec());
             *self.blobs.entry(key).or_default() += 1;
         }
         self.learn_references(conn, row, record)?;
@@ -229,21 +222,13 @@ impl Pass {
             index += own.len();
             match event {
                 Event::SessionCreated { name, labels, .. } => {
-                    let text = |body: &Option<Vec<u8>>| {
-                        body.as_ref()
-                            .map(|body| String::from_utf8_lossy(body).into_owned())
-                    };
-                    let mut own = own.iter().map(text);
+                    let mut own = own.iter().map(|body| text(body.as_deref()));
                     let name = name.and_then(|_| own.next()).flatten();
                     let labels = labels.and_then(|_| own.next()).flatten();
                     self.names.insert(pk, (name, labels));
                 }
                 Event::SessionPatched { labels, name, .. } => {
-                    let text = |body: &Option<Vec<u8>>| {
-                        body.as_ref()
-                            .map(|body| String::from_utf8_lossy(body).into_owned())
-                    };
-                    let mut own = own.iter().map(text);
+                    let mut own = own.iter().map(|body| text(body.as_deref()));
                     let kept = self.names.entry(pk).or_default();
                     if labels.is_some() {
                         kept.1 = own.next().flatten();
@@ -265,9 +250,8 @@ impl Pass {
                     parent: Some(parent),
                     ..
                 } => {
-                    let bytes = |id: &uuid::Uuid| id.as_bytes().to_vec();
-                    self.children
-                        .push((bytes(parent.as_uuid()), bytes(request.as_uuid())));
+                    let child = (bytes(parent.as_uuid()), bytes(request.as_uuid()));
+                    self.children.push(child);
                 }
                 Event::Rewound {
                     items_kept,
@@ -426,14 +410,10 @@ impl Pass {
 
     fn compare_names(&mut self, conn: &Connection) -> Result<(), StoreError> {
         for (pk, session) in self.sessions.clone() {
-            let kept: (Option<String>, Option<String>) = conn
-                .prepare_cached("SELECT name, labels FROM session WHERE pk = ?1")
-                .and_then(|mut statement| {
-                    statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?)))
-                })
-                .map_err(corrupt_or_unavailable("the table `session`"))?;
+            let sql = "SELECT name, labels FROM session WHERE pk = ?1";
+            let kept = read::first(conn, sql, [pk], |row| Ok((row.get(0)?, row.get(1)?)))?;
             // A fork inherits neither the name nor the labels of its origin.
-            if kept != self.names.remove(&pk).unwrap_or_default() {
+            if kept != Some(self.names.remove(&pk).unwrap_or_default()) {
                 let place = format!("session {}", session.id);
                 self.wrong(place, "has another name or other labels than the log says");
             }
@@ -443,29 +423,15 @@ impl Pass {
 
     fn compare_shared(&mut self, conn: &Connection) -> Result<(), StoreError> {
         self.finish_merging();
-        let place = corrupt_or_unavailable("the table `shared`");
-        let mut statement = conn
-            .prepare(
-                "SELECT tenant, app, user, key, version, value,
-                 session, revision, principal, at, request FROM shared",
-            )
-            .map_err(&place)?;
-        let rows = statement.query_map([], |row| {
+        let sql = "SELECT tenant, app, user, key, version, value,
+                   session, revision, principal, at, request FROM shared";
+        let rows = read::all(conn, sql, [], |row| {
             let key: SharedKey = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
-            Ok((
-                key,
-                row.get::<_, i64>(4)?,
-                row.get::<_, Option<Vec<u8>>>(5)?,
-                (
-                    row.get(6)?,
-                    row.get(7)?,
-                    row.get(8)?,
-                    row.get(9)?,
-                    row.get(10)?,
-                ),
-            ))
-        });
-        let rows: Vec<_> = rows.and_then(Iterator::collect).map_err(&place)?;
+            let (session, revision, principal) = (row.get(6)?, row.get(7)?, row.get(8)?);
+            let by: WrittenBy = (session, revision, principal, row.get(9)?, row.get(10)?);
+            let (version, packed): (i64, Option<Vec<u8>>) = (row.get(4)?, row.get(5)?);
+            Ok((key, version, packed, by))
+        })?;
         for (key, version, packed, by) in rows {
             let expected = self.shared.remove(&key);
             if self.unknown.contains(&key) {
@@ -494,11 +460,9 @@ impl Pass {
     }
 
     fn compare_private(&mut self, conn: &Connection) -> Result<(), StoreError> {
-        let place = corrupt_or_unavailable("the table `task_state`");
-        let found: i64 = conn
-            .query_row("SELECT count(*) FROM task_state", [], |row| row.get(0))
-            .map_err(&place)?;
-        if usize::try_from(found).ok() != Some(self.private.len()) {
+        let sql = "SELECT count(*) FROM task_state";
+        let found: Option<i64> = read::first(conn, sql, [], |row| row.get(0))?;
+        if found.and_then(|found| usize::try_from(found).ok()) != Some(self.private.len()) {
             self.wrong(
                 "the table `task_state`",
                 "has more or fewer rows than the log calls for",
@@ -529,9 +493,7 @@ impl Pass {
         }
         Ok(())
     }
-}
 
-impl Pass {
     fn compare_children(&mut self, conn: &Connection) -> Result<(), StoreError> {
         let sql = "SELECT parent, child FROM child_request ORDER BY rowid";
         let found: Vec<(Vec<u8>, Vec<u8>)> =
@@ -556,6 +518,14 @@ impl Pass {
     }
 }
 
+fn text(body: Option<&[u8]>) -> Option<String> {
+    body.map(|body| String::from_utf8_lossy(body).into_owned())
+}
+
+fn bytes(id: &Uuid) -> Vec<u8> {
+    id.as_bytes().to_vec()
+}
+
 fn last_item(record: &Record) -> Option<u64> {
     record
         .content
@@ -570,11 +540,11 @@ fn last_item(record: &Record) -> Option<u64> {
 
 fn written_by(content: &RecordContent, request: Option<RequestId>) -> WrittenBy {
     (
-        content.session.as_uuid().as_bytes().to_vec(),
+        bytes(content.session.as_uuid()),
         to_sql(content.seq),
         content.principal.to_string(),
         content.at.as_micros(),
-        request.map(|id| id.as_uuid().as_bytes().to_vec()),
+        request.map(|id| bytes(id.as_uuid())),
     )
 }
 
@@ -584,27 +554,18 @@ fn owner_of(conn: &Connection, session: &SessionRow) -> Result<Option<Owner>, St
 
 fn shared_key(owner: &Owner, key: &StateKey) -> SharedKey {
     let shared = SharedOwner::of(owner, key.scope());
-    let user = shared
-        .user
-        .map(|user| user.as_uuid().as_bytes().to_vec())
-        .unwrap_or_default();
     (
         shared.tenant.to_string(),
         shared.app.to_string(),
-        user,
+        read::user_of(&shared),
         key.to_string(),
     )
 }
 
 /// All rows of a query, in order, duplicates included.
 fn quadruples(conn: &Connection, sql: &str) -> Result<Vec<(i64, i64, i64, i64)>, StoreError> {
-    conn.prepare(&format!("{sql} ORDER BY 1, 2, 3, 4"))
-        .and_then(|mut statement| {
-            statement
-                .query_map([], |row| {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-                })?
-                .collect()
-        })
-        .map_err(corrupt_or_unavailable("the rows beside the log"))
+    let sql = format!("{sql} ORDER BY 1, 2, 3, 4");
+    read::all(conn, &sql, [], |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+    })
 }
