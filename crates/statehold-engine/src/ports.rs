@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::time::Timestamp;
-use statehold_store::hold_keys::{HoldKey, HoldKeyFile};
-use statehold_store::keys::{KeyFile, KeyOwner, KnownKeys};
+use statehold_store::hold_keys::HoldKey;
+use statehold_store::keys::{KeyOwner, KnownKeys};
 use statehold_store::{BoxError, StoreError};
+
+pub use statehold_store::hold_keys::HoldKeys;
+pub use statehold_store::keys::PayloadKeys;
 
 use crate::locks::Lock;
 
@@ -80,22 +83,6 @@ impl Clock for OffsetClock {
     }
 }
 
-/// The keys for payload digests and root signatures.
-pub trait PayloadKeys: KnownKeys + 'static {
-    /// The key of an owner, created if missing. May block on disk.
-    ///
-    /// # Errors
-    ///
-    /// If a new key cannot be stored.
-    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError>;
-}
-
-impl PayloadKeys for KeyFile {
-    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
-        Self::get_or_create(self, owner)
-    }
-}
-
 /// Keys in memory, for stores in memory.
 #[derive(Debug, Default)]
 pub struct MemoryKeys {
@@ -122,54 +109,6 @@ impl PayloadKeys for MemoryKeys {
         let key = PayloadKey::from_bytes(random()?);
         keys.insert(owner.clone(), key.clone());
         Ok(key)
-    }
-}
-
-/// The keys that seal the arguments of undecided and running actions.
-pub trait HoldKeys: Send + Sync + 'static {
-    /// The key of a hold, if there is one.
-    fn get(&self, hold: HoldId) -> Option<HoldKey>;
-
-    /// The key of a hold, created if missing. May block on disk.
-    ///
-    /// # Errors
-    ///
-    /// If a new key cannot be stored.
-    fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError>;
-
-    /// Destroys keys permanently. May block on disk.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be removed.
-    fn destroy(&self, holds: &[HoldId]) -> Result<(), StoreError>;
-
-    /// The holds of a request that have keys.
-    fn of_request(&self, request: RequestId) -> Vec<HoldId>;
-
-    /// All holds that have keys, with their requests.
-    fn all(&self) -> Vec<(HoldId, RequestId)>;
-}
-
-impl HoldKeys for HoldKeyFile {
-    fn get(&self, hold: HoldId) -> Option<HoldKey> {
-        Self::get(self, hold)
-    }
-
-    fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError> {
-        Self::get_or_create(self, hold, request)
-    }
-
-    fn destroy(&self, holds: &[HoldId]) -> Result<(), StoreError> {
-        Self::destroy(self, holds)
-    }
-
-    fn of_request(&self, request: RequestId) -> Vec<HoldId> {
-        Self::of_request(self, request)
-    }
-
-    fn all(&self) -> Vec<(HoldId, RequestId)> {
-        Self::all(self)
     }
 }
 

@@ -54,6 +54,32 @@ impl std::fmt::Debug for HoldKey {
     }
 }
 
+/// The keys that seal the arguments of undecided and running actions.
+pub trait HoldKeys: Send + Sync + 'static {
+    /// The key of a hold, if there is one.
+    fn get(&self, hold: HoldId) -> Option<HoldKey>;
+
+    /// The key of a hold, made if there is none. After `Ok` it survives a crash. May block on disk.
+    ///
+    /// # Errors
+    ///
+    /// If a new key cannot be stored.
+    fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError>;
+
+    /// Destroys keys for good: after `Ok` no file contains them, even after a crash. May block on disk.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written. Keys that were not overwritten are still there then.
+    fn destroy(&self, holds: &[HoldId]) -> Result<(), StoreError>;
+
+    /// The holds of a request that have keys.
+    fn of_request(&self, request: RequestId) -> Vec<HoldId>;
+
+    /// All holds that have keys, with their requests.
+    fn all(&self) -> Vec<(HoldId, RequestId)>;
+}
+
 /// The hold keys of one data directory.
 #[derive(Debug)]
 pub struct HoldKeyFile {
@@ -113,18 +139,14 @@ impl HoldKeyFile {
             synced: Mutex::new(0),
         })
     }
+}
 
-    /// The key of a hold, if there is one.
-    pub fn get(&self, hold: HoldId) -> Option<HoldKey> {
+impl HoldKeys for HoldKeyFile {
+    fn get(&self, hold: HoldId) -> Option<HoldKey> {
         self.lock().keys.get(&hold).map(|kept| kept.key.clone())
     }
 
-    /// The key of a hold, made and written to disk if there is none. After `Ok` it survives a crash.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written.
-    pub fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError> {
+    fn get_or_create(&self, hold: HoldId, request: RequestId) -> Result<HoldKey, StoreError> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
         let key = HoldKey(bytes);
@@ -159,12 +181,7 @@ impl HoldKeyFile {
         Ok(key)
     }
 
-    /// Deletes keys. After `Ok` the file no longer contains them, even after a crash.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written. Keys that were not overwritten are still there then.
-    pub fn destroy(&self, holds: &[HoldId]) -> Result<(), StoreError> {
+    fn destroy(&self, holds: &[HoldId]) -> Result<(), StoreError> {
         let (file, write) = {
             let mut slots = self.lock();
             let Some(file) = slots.file.clone() else {
@@ -184,8 +201,7 @@ impl HoldKeyFile {
         self.sync(&file, write)
     }
 
-    /// The holds of a request that have keys.
-    pub fn of_request(&self, request: RequestId) -> Vec<HoldId> {
+    fn of_request(&self, request: RequestId) -> Vec<HoldId> {
         let first = HoldId::from_uuid(Uuid::nil());
         let slots = self.lock();
         let from_there = slots.by_request.range((request, first)..);
@@ -195,13 +211,14 @@ impl HoldKeyFile {
             .collect()
     }
 
-    /// All holds that have keys, with their requests.
-    pub fn all(&self) -> Vec<(HoldId, RequestId)> {
+    fn all(&self) -> Vec<(HoldId, RequestId)> {
         let slots = self.lock();
         let kept = slots.keys.iter();
         kept.map(|(hold, kept)| (*hold, kept.request)).collect()
     }
+}
 
+impl HoldKeyFile {
     /// Waits until a write is on disk. One sync serves all that were written before it.
     fn sync(&self, file: &File, write: u64) -> Result<(), StoreError> {
         let mut synced = self.synced.lock().unwrap_or_else(PoisonError::into_inner);

@@ -54,14 +54,15 @@ pub trait KnownKeys: Send + Sync {
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 
-impl KnownKeys for KeyFile {
-    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        Self::get(self, owner)
-    }
-
-    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        Self::since(self, owner)
-    }
+/// The keys for payload digests and root signatures.
+pub trait PayloadKeys: KnownKeys + 'static {
+    /// The key of an owner, made if there is none. After `Ok` it survives a crash, so a digest never
+    /// outlives its key by accident. May block on disk.
+    ///
+    /// # Errors
+    ///
+    /// If a new key cannot be stored.
+    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError>;
 }
 
 /// A key and its creation time.
@@ -124,48 +125,6 @@ impl KeyFile {
         })
     }
 
-    /// The key of an owner, made and written to disk if there is none.
-    ///
-    /// After `Ok` a new key survives a crash, so a digest never outlives its key by accident.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written.
-    pub fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
-        let owner = owner.to_string();
-        let mut keys = self.lock();
-        if let Some(kept) = keys.get(&owner) {
-            return Ok(kept.key.clone());
-        }
-        let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
-        let key = PayloadKey::from_bytes(bytes);
-        let kept = Kept {
-            key: key.clone(),
-            since: now(),
-        };
-        let mut file = OpenOptions::new()
-            .append(true)
-            .open(&self.path)
-            .map_err(unavailable)?;
-        file.write_all(line(&owner, &kept).as_bytes())
-            .map_err(unavailable)?;
-        file.sync_all().map_err(unavailable)?;
-        keys.insert(owner, kept);
-        Ok(key)
-    }
-
-    /// The key of an owner, if there is one.
-    pub fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        let keys = self.lock();
-        keys.get(&owner.to_string()).map(|kept| kept.key.clone())
-    }
-
-    /// The creation time of an owner's key.
-    pub fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        self.lock().get(&owner.to_string()).map(|kept| kept.since)
-    }
-
     /// Whether there is no key at all.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
@@ -210,6 +169,43 @@ impl KeyFile {
         self.keys
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl KnownKeys for KeyFile {
+    fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
+        let keys = self.lock();
+        keys.get(&owner.to_string()).map(|kept| kept.key.clone())
+    }
+
+    fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
+        self.lock().get(&owner.to_string()).map(|kept| kept.since)
+    }
+}
+
+impl PayloadKeys for KeyFile {
+    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
+        let owner = owner.to_string();
+        let mut keys = self.lock();
+        if let Some(kept) = keys.get(&owner) {
+            return Ok(kept.key.clone());
+        }
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
+        let key = PayloadKey::from_bytes(bytes);
+        let kept = Kept {
+            key: key.clone(),
+            since: now(),
+        };
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(&self.path)
+            .map_err(unavailable)?;
+        file.write_all(line(&owner, &kept).as_bytes())
+            .map_err(unavailable)?;
+        file.sync_all().map_err(unavailable)?;
+        keys.insert(owner, kept);
+        Ok(key)
     }
 }
 

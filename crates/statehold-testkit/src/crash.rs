@@ -19,7 +19,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::principal::Actor;
 use statehold_core::scope::Scope;
 use statehold_model::fixtures;
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys as _};
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{SharedOwner, Store};
 

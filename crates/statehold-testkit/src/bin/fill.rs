@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use statehold_model::fixtures;
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys as _};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 
