@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
-use statehold_core::root::{HEADS_PER_ROOT_MAX, PublicKey, SignedHead};
+use statehold_core::root::{HEADS_PER_ROOT_MAX, SignedHead};
 use statehold_core::tenant::{NewRoot, TenantEvent, TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
@@ -14,19 +14,16 @@ use statehold_store::signing::RootSigner;
 use statehold_store::{AddressChange, ApiKey, CheckReport, StoreError, TenantCommit};
 use tokio::sync::{Mutex, OnceCell, Semaphore};
 
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::require_any;
 
 /// How many commits one query reads.
 const SCAN_STEP: usize = 1_000;
 /// How many commits are read before their changes are signed.
 const WINDOW_COMMITS: usize = 100_000;
 /// How many entries one query reads; a root may be large.
-const ENTRIES_STEP: usize = 16;
-/// Stop reading entries for one answer at this many bytes.
-const ENTRIES_BYTES_MAX: usize = 4 << 20;
+pub(crate) const ENTRIES_STEP: usize = 16;
 
 /// The engine's state of audit streams.
 pub(crate) struct Audit {
@@ -58,15 +55,6 @@ struct Streams {
     unsigned: BTreeSet<Name>,
 }
 
-/// The result of a verification.
-#[derive(Debug)]
-pub struct Verification {
-    /// The number of checked entries, and the problems found.
-    pub report: CheckReport,
-    /// The key that signs roots now.
-    pub public_key: PublicKey,
-}
-
 /// The heads changed by a range of commits, by tenant.
 struct Window {
     changed: BTreeMap<Name, BTreeMap<SessionId, SignedHead>>,
@@ -74,56 +62,23 @@ struct Window {
 }
 
 impl Engine {
-    /// The audit stream of the caller's tenant, its end, and the key that signs roots now. A page may be
-    /// short; an empty page ends the stream.
-    pub(crate) async fn audit_records(
-        &self,
-        caller: &Caller,
-        after: u64,
-        limit: usize,
-    ) -> Result<(Vec<TenantRecord>, TenantHead, PublicKey), EngineError> {
-        require_any(caller, &[Role::Operator, Role::Admin])?;
-        let public_key = self.root_signer().await?.public_key();
-        let store = &self.inner().store;
-        let mut records: Vec<TenantRecord> = Vec::new();
-        let (mut after, mut bytes) = (after, 0);
-        while records.len() < limit && bytes < ENTRIES_BYTES_MAX {
-            let step = ENTRIES_STEP.min(limit - records.len());
-            let page = store.tenant_records(caller.tenant.clone(), after, step);
-            let page = page.await?;
-            let Some(last) = page.last() else { break };
-            after = last.content.seq;
-            bytes += page.iter().map(|one| one.as_bytes().len()).sum::<usize>();
-            records.extend(page);
-        }
-        let head = store.tenant_head(caller.tenant.clone()).await?;
-        Ok((records, head, public_key))
-    }
-
-    /// Verifies all data of the caller's tenant while the engine keeps serving calls.
-    ///
-    /// # Errors
-    ///
-    /// If the caller lacks the role, or another verification is running.
-    pub async fn verify(&self, caller: &Caller) -> Result<Verification, EngineError> {
-        require_any(caller, &[Role::Operator, Role::Admin])?;
+    /// Verifies all data of a tenant while the engine keeps serving calls. One verification at a time.
+    pub(crate) async fn verify(&self, tenant: &Name) -> Result<CheckReport, EngineError> {
         let inner = self.inner();
         let busy = EngineError::TooMany(
             "a verification is under way, and only one runs at a time; try again when it has ended",
         );
         let _only = inner.audit.verifying.try_acquire().map_err(|_| busy)?;
-        let public_key = self.root_signer().await?.public_key();
         // Take the expected head before the store takes its snapshot, so the snapshot must contain it.
         let streams = inner.audit.streams.lock().await;
-        let expected = streams.written.get(&caller.tenant).copied();
+        let expected = streams.written.get(tenant).copied();
         drop(streams);
         let keys = Arc::clone(&inner.payload_keys);
-        let verifying = inner.store.verify(caller.tenant.clone(), expected, keys);
-        let report = tokio::select! {
-            report = verifying => report?,
-            () = inner.stop.cancelled() => return Err(EngineError::Stopping),
-        };
-        Ok(Verification { report, public_key })
+        let verifying = inner.store.verify(tenant.clone(), expected, keys);
+        tokio::select! {
+            report = verifying => Ok(report?),
+            () = inner.stop.cancelled() => Err(EngineError::Stopping),
+        }
     }
 
     /// Records an event outside any session, before the call is answered.
@@ -327,7 +282,8 @@ impl Engine {
         Ok(None)
     }
 
-    async fn root_signer(&self) -> Result<&RootSigner, EngineError> {
+    /// The signer of roots.
+    pub(crate) async fn root_signer(&self) -> Result<&RootSigner, EngineError> {
         let make = async || {
             let secret = self.payload_key(KeyOwner::Signer).await?;
             Ok(RootSigner::new(&secret))

@@ -34,7 +34,6 @@ mod users;
 
 pub use addresses::{Resumable, SigningSecret};
 pub use ask::{NewAction, NewAsk};
-pub use audit::Verification;
 pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};

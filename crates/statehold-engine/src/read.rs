@@ -16,7 +16,7 @@ use crate::api::session::{SessionListInput, parse_labels};
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::{is_own, require_any, require_lister, require_reader};
+use crate::guard::access::{is_own, require_lister, require_reader};
 use crate::holds::{HoldDetail, Pending};
 
 /// How many rows one list call reads.
@@ -44,42 +44,12 @@ pub struct ItemPage {
     pub revision: u64,
 }
 
-/// An open or closed task, with its pending holds.
-#[derive(Debug, Clone)]
-pub(crate) struct TaskDetail {
-    /// Its session.
-    pub(crate) session: SessionSummary,
-    /// The task.
-    pub(crate) task: Task,
-    /// Its status.
-    pub(crate) status: TaskStatus,
-    /// Open holds at and below it.
-    pub(crate) pending: Pending,
-    /// The private state of its agent, if the view shows it.
-    pub(crate) state: Option<Vec<u8>>,
-    /// The view the caller has of it.
-    pub(crate) view: View,
-    /// The revision it was read at.
-    pub(crate) revision: u64,
-}
-
 impl<T, P> Page<T, P> {
     /// A page without entries, and the last.
     pub(crate) fn empty() -> Self {
         let (entries, next) = (Vec::new(), None);
         Self { entries, next }
     }
-}
-
-/// The view of a task that a caller asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AskedView {
-    /// The caller's own: that of the agent for its worker, that of the client for others.
-    Own,
-    /// That of the agent, also for a worker with the role of a client.
-    Agent,
-    /// That of an operator; the read is recorded.
-    Trace,
 }
 
 /// A live or ended request.
@@ -316,58 +286,6 @@ impl Engine {
         })
     }
 
-    /// One task, in the caller's view of it.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it.
-    pub(crate) async fn task(
-        &self,
-        caller: &Caller,
-        id: TaskId,
-        asked: AskedView,
-    ) -> Result<TaskDetail, EngineError> {
-        match asked {
-            AskedView::Own => {}
-            AskedView::Agent => require_any(caller, &[Role::Worker])?,
-            AskedView::Trace => require_any(caller, &[Role::Operator, Role::Admin])?,
-        }
-        require_reader(caller)?;
-        let store = &self.inner().store;
-        let session = self.session_of_task(id).await?;
-        let summary = self.readable_around(caller, session).await?;
-        let state = self.durable_state(session).await?;
-        let (task, status) = self.find_task(&state, id).await?;
-        let works = caller.works_for(&task.agent);
-        let view = if asked == AskedView::Trace {
-            self.audit(caller, TenantEvent::TraceRead { session })
-                .await?;
-            View::Trace
-        } else if works && (asked == AskedView::Agent || !caller.has(Role::Client)) {
-            View::Agent(id)
-        } else if asked == AskedView::Agent {
-            return Err(EngineError::NotFound);
-        } else if caller.acts_for(summary.owner.user) || caller.reads_all() {
-            View::Client
-        } else {
-            return Err(EngineError::NotFound);
-        };
-        let task_state = match view {
-            View::Client => None,
-            View::Agent(_) | View::Trace => store.task_state(id).await?,
-        };
-        let pending = self.pending_of(&state, state.pending_holds(id)).await?;
-        Ok(TaskDetail {
-            session: summary,
-            task,
-            status,
-            pending,
-            state: task_state,
-            view,
-            revision: state.revision,
-        })
-    }
-
     /// Items that a worker wrote in its live request, newest first. Used to find a call by its id.
     ///
     /// # Errors
@@ -413,11 +331,11 @@ impl Engine {
         let summary = self.readable_around(caller, session).await?;
         let mut detail = self.request_detail(caller, summary, id).await?;
         detail.sees_answer = self.asked_for(caller, &detail).await?;
-        let may = caller.acts_for(detail.session.owner.user)
+        let may_read = caller.acts_for(detail.session.owner.user)
             || caller.reads_all()
             || caller.works_for(&detail.task.agent)
             || detail.sees_answer;
-        if !may {
+        if !may_read {
             return Err(EngineError::NotFound);
         }
         // An operator may see hidden parts of a request, but the audit stream records it.

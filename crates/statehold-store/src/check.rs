@@ -88,21 +88,6 @@ pub enum ProblemKind {
     Root,
 }
 
-impl ProblemKind {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Record => "record",
-            Self::Payload => "payload",
-            Self::Projection => "projection",
-            Self::MissingTail => "missing_tail",
-            Self::MissingSession => "missing_session",
-            Self::Entry => "entry",
-            Self::Root => "root",
-        }
-    }
-}
-
 /// A problem that a check found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {

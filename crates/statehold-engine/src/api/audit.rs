@@ -6,19 +6,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_core::tenant::TenantHead;
-use statehold_store::Problem as CheckProblem;
+use statehold_core::tenant::{TenantHead, TenantRecord};
+use statehold_store::{Problem as CheckProblem, ProblemKind};
 use utoipa::ToSchema;
 
 use super::schema::{ProblemKindWord, PublicKeyText, RecordForm};
 use super::session::with_hash;
-use crate::audit::Verification;
-use crate::caller::Caller;
+use crate::audit::ENTRIES_STEP;
+use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_any;
 
 /// The largest number of problems in a view.
 const PROBLEMS_MAX: usize = 100;
+/// Stop reading entries for one page at this many bytes.
+const PAGE_BYTES_MAX: usize = 4 << 20;
 
 /// The end of the audit stream.
 #[derive(Debug, Serialize, ToSchema)]
@@ -93,7 +96,7 @@ pub struct VerificationView {
 #[schema(as = AuditProblem)]
 pub struct AuditProblemView {
     #[schema(value_type = ProblemKindWord)]
-    pub kind: &'static str,
+    pub kind: ProblemKind,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
     /// The revision of the record in the session.
@@ -109,7 +112,7 @@ pub struct AuditProblemView {
 impl From<&CheckProblem> for AuditProblemView {
     fn from(problem: &CheckProblem) -> Self {
         Self {
-            kind: problem.kind.name(),
+            kind: problem.kind,
             session_id: problem.session,
             revision: problem.revision,
             entry: problem.entry,
@@ -118,32 +121,8 @@ impl From<&CheckProblem> for AuditProblemView {
     }
 }
 
-impl From<Verification> for VerificationView {
-    fn from(found: Verification) -> Self {
-        let report = found.report;
-        Self {
-            ok: report.problems_total == 0,
-            sessions: report.sessions,
-            records: report.records,
-            payloads: report.payloads,
-            unverified_payloads: report.unverified,
-            entries: report.entries,
-            roots: report.roots,
-            unverified_roots: report.unverified_roots,
-            head: report.head.into(),
-            public_key: found.public_key.to_string(),
-            problems_total: report.problems_total,
-            problems: report
-                .problems
-                .iter()
-                .take(PROBLEMS_MAX)
-                .map(AuditProblemView::from)
-                .collect(),
-        }
-    }
-}
-
-/// Reads a page of the audit stream: a hash chain of key changes, trace reads and signed roots.
+/// Reads a page of the audit stream: a hash chain of key changes, trace reads and signed roots. A page may be
+/// short; an empty page ends the stream.
 ///
 /// # Errors
 ///
@@ -154,13 +133,27 @@ pub async fn records(
     after: u64,
     limit: usize,
 ) -> Result<AuditRecords, EngineError> {
-    let (records, head, key) = engine.audit_records(caller, after, limit).await?;
-    let records = records.iter();
-    let records = records.map(|record| with_hash(record.as_bytes(), &record.hash.to_string()));
+    require_any(caller, &[Role::Operator, Role::Admin])?;
+    let public_key = engine.root_signer().await?.public_key();
+    let store = &engine.inner().store;
+    let mut records = Vec::new();
+    let (mut after, mut bytes) = (after, 0);
+    while records.len() < limit && bytes < PAGE_BYTES_MAX {
+        let step = ENTRIES_STEP.min(limit - records.len());
+        let page = store.tenant_records(caller.tenant.clone(), after, step);
+        let page = page.await?;
+        let Some(last) = page.last() else { break };
+        after = last.content.seq;
+        bytes += page.iter().map(|one| one.as_bytes().len()).sum::<usize>();
+        let chained =
+            |record: &TenantRecord| with_hash(record.as_bytes(), &record.hash.to_string());
+        records.extend(page.iter().map(chained));
+    }
+    let head = store.tenant_head(caller.tenant.clone()).await?;
     Ok(AuditRecords {
-        records: records.collect(),
+        records,
         head: head.into(),
-        public_key: key.to_string(),
+        public_key: public_key.to_string(),
     })
 }
 
@@ -168,7 +161,24 @@ pub async fn records(
 ///
 /// # Errors
 ///
-/// If the caller may not, or the store fails.
+/// If the caller may not, another verification is running, or the store fails.
 pub async fn verify(engine: &Engine, caller: &Caller) -> Result<VerificationView, EngineError> {
-    Ok(engine.verify(caller).await?.into())
+    require_any(caller, &[Role::Operator, Role::Admin])?;
+    let public_key = engine.root_signer().await?.public_key();
+    let report = engine.verify(&caller.tenant).await?;
+    let problems = report.problems.iter().take(PROBLEMS_MAX);
+    Ok(VerificationView {
+        ok: report.problems_total == 0,
+        sessions: report.sessions,
+        records: report.records,
+        payloads: report.payloads,
+        unverified_payloads: report.unverified,
+        entries: report.entries,
+        roots: report.roots,
+        unverified_roots: report.unverified_roots,
+        head: report.head.into(),
+        public_key: public_key.to_string(),
+        problems_total: report.problems_total,
+        problems: problems.map(AuditProblemView::from).collect(),
+    })
 }

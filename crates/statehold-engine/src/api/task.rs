@@ -8,19 +8,31 @@ use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::TaskStatus;
+use statehold_core::tenant::TenantEvent;
+use statehold_core::view::View;
 use utoipa::ToSchema;
 
 use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
-use crate::caller::Caller;
+use crate::caller::{Caller, Role};
 use crate::commit::call::{Call, Committed, Receipt};
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::{require_any, require_reader};
 use crate::guard::rights::{self, Act};
 
-pub use crate::read::AskedView;
+/// The view of a task that a caller asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedView {
+    /// The caller's own: that of the agent for its worker, that of the client for others.
+    Own,
+    /// That of the agent, also for a worker with the role of a client.
+    Agent,
+    /// That of an operator; the read is recorded.
+    Trace,
+}
 
 /// A task with a page of its history.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -72,32 +84,55 @@ pub async fn read(
     asked: AskedView,
     (before, limit): (Option<u64>, usize),
 ) -> Result<(TaskView, u64, Option<u64>), EngineError> {
-    let detail = engine.task(caller, task, asked).await?;
-    let task = &detail.task;
-    let at = (detail.session.id, detail.revision);
-    let page = engine
-        .items(at, Some(task.id), detail.view, before, limit)
-        .await?;
-    let (pending, pending_total) = pending_views(&detail.pending);
+    match asked {
+        AskedView::Own => {}
+        AskedView::Agent => require_any(caller, &[Role::Worker])?,
+        AskedView::Trace => require_any(caller, &[Role::Operator, Role::Admin])?,
+    }
+    require_reader(caller)?;
+    let session = engine.session_of_task(task).await?;
+    let summary = engine.readable_around(caller, session).await?;
+    let state = engine.durable_state(session).await?;
+    let (task, status) = engine.find_task(&state, task).await?;
+    let works = caller.works_for(&task.agent);
+    let view = if asked == AskedView::Trace {
+        let event = TenantEvent::TraceRead { session };
+        engine.audit(caller, event).await?;
+        View::Trace
+    } else if works && (asked == AskedView::Agent || !caller.has(Role::Client)) {
+        View::Agent(task.id)
+    } else if asked == AskedView::Agent {
+        return Err(EngineError::NotFound);
+    } else if caller.acts_for(summary.owner.user) || caller.reads_all() {
+        View::Client
+    } else {
+        return Err(EngineError::NotFound);
+    };
+    let private = match view {
+        View::Client => None,
+        View::Agent(_) | View::Trace => engine.inner().store.task_state(task.id).await?,
+    };
+    let pending = engine.pending_of(&state, state.pending_holds(task.id));
+    let (pending, pending_total) = pending_views(&pending.await?);
+    let at = (session, state.revision);
+    let page = engine.items(at, Some(task.id), view, before, limit).await?;
     let items = page.items.iter().rev();
     let view = TaskView {
         id: task.id,
         alias: format!("T{}", task.number),
-        session_id: detail.session.id,
+        session_id: session,
         agent: task.agent.clone(),
-        status: detail.status,
+        status,
         parent_request_id: task.parent.map(|link| link.request),
         live_request_id: task.live,
         last_outcome: task.last_outcome,
         pending,
         pending_total,
-        history: items
-            .map(|item| ItemView::of(item).seen_by(detail.view))
-            .collect(),
-        state: detail.state.as_deref().map(raw_bytes),
+        history: items.map(|item| ItemView::of(item).seen_by(view)).collect(),
+        state: private.as_deref().map(raw_bytes),
         next_cursor: None,
     };
-    Ok((view, detail.revision, page.next))
+    Ok((view, state.revision, page.next))
 }
 
 /// Closes a task without live requests.

@@ -142,7 +142,7 @@ impl Engine {
             .is_some_and(|closed| closed.decision.released.is_some());
         opened.args = args;
         opened.edited = edited;
-        opened.lost &= is_released && detail.is_call_open;
+        opened.lost &= is_released && detail.hold.call.is_some() && detail.result.is_none();
         opened
     }
 

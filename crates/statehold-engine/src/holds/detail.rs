@@ -7,7 +7,6 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::{Hold, HoldKind, WhyNot};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
-use statehold_core::principal::Principal;
 use statehold_core::projection::ClosedHold;
 use statehold_core::time::Timestamp;
 use statehold_store::{CallResult, HoldSummary, LineageStep, SessionSummary, StoredRecord};
@@ -56,10 +55,6 @@ pub struct HoldDetail {
     /// Whether the caller may see the action: as a person who may decide it, or with a role that reads
     /// traces.
     pub sees_action: bool,
-    /// The people who voted.
-    pub votes: Vec<Principal>,
-    /// Whether its call has no result yet.
-    pub is_call_open: bool,
     /// The full arguments of the action, for the worker with the lease.
     pub opened: Option<OpenedArgs>,
 }
@@ -148,13 +143,11 @@ impl Engine {
                 opened_hash: opened.map(|stored| stored.record.hash),
                 decided_at: decided.map(|stored| stored.record.content.at),
                 decided_hash: decided.map(|stored| stored.record.hash),
-                is_call_open: row.hold.call.is_some() && row.result.is_none(),
                 opened: None,
                 result: row.result,
                 group,
                 sees_action: why_not.is_none(),
                 why_not,
-                votes: row.hold.votes.keys().copied().collect(),
                 closed: row.decision.map(|(decision, decided_by)| ClosedHold {
                     hold: row.hold.clone(),
                     decision,

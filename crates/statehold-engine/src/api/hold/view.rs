@@ -3,10 +3,11 @@
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
 use serde::{Deserialize, Serialize};
-use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus, OnExpiry, WhyNot};
+use statehold_core::hold::{DecisionKind, Hold, HoldKind, HoldStatus, OnExpiry, WhyNot};
 use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
+use statehold_store::LineageStep;
 use utoipa::ToSchema;
 
 use super::action::ActionView;
@@ -188,22 +189,13 @@ impl HoldView {
         let is_open = detail.closed.is_none();
         let why_not = detail.why_not.as_ref().filter(|_| is_open);
         let sees_whose = detail.sees_action;
+        let comment_required = body.comment_required;
+        let base = (hold, detail.session.id, detail.agent.clone());
         Self {
-            id: hold.id,
-            alias: alias(&detail.lineage, hold.number),
-            kind: hold.kind,
             status: detail
                 .closed
                 .as_ref()
                 .map_or(HoldStatus::Open, |closed| closed.decision.status),
-            session_id: detail.session.id,
-            task_id: hold.task,
-            request_id: hold.request,
-            task_path: task_path(&detail.lineage),
-            chain: chain(&detail.lineage),
-            agent: detail.agent.clone(),
-            title: body.title,
-            message: body.message,
             group: detail.group.clone(),
             may_decide: is_open && detail.why_not.is_none(),
             why_not: why_not.map(Into::into),
@@ -211,23 +203,15 @@ impl HoldView {
                 WhyNot::NeedsRole(role) => Some(role.clone()),
                 _ => None,
             }),
-            action: body.action.filter(|_| sees_action).map(Into::into),
-            execution_key: hold.call.filter(|_| sees_action),
             user: sees_whose.then(|| detail.user.clone()),
             app: sees_whose.then(|| detail.session.owner.app.clone()),
             decide_by: sees_whose.then(|| decide_by_text(&hold.decide_by)),
-            comment_required: sees_whose.then_some(body.comment_required),
-            response_schema: body.response_schema,
-            url: body.url,
-            reasons: body.reasons.filter(|_| sees_action),
-            allowed: hold.allowed.iter().copied().collect(),
-            quorum: hold.need,
-            votes: sees_action.then(|| detail.votes.iter().map(ToString::to_string).collect()),
-            expires_at: hold.deadline.map(Into::into),
-            on_expiry: hold.on_expiry,
+            comment_required: sees_whose.then_some(comment_required),
+            votes: sees_action.then(|| hold.votes.keys().map(ToString::to_string).collect()),
             decision,
             evidence: EvidenceView::of(detail).filter(|_| sees_whose),
             created_at: detail.opened_at.map(Into::into),
+            ..Self::open(base, &detail.lineage, body, sees_action)
         }
     }
 
@@ -239,40 +223,57 @@ impl HoldView {
         let agent = made.after.tasks.get(&hold.task)?.agent.clone();
         let is_local = content.principal == Principal::Local;
         Some(Self {
-            id,
-            alias: alias(&lineage, hold.number),
-            kind: hold.kind,
-            status: HoldStatus::Open,
-            session_id: content.session,
-            task_id: hold.task,
-            request_id: hold.request,
-            task_path: task_path(&lineage),
-            chain: chain(&lineage),
-            agent,
-            title: words.title,
-            message: words.message,
-            // The counts of the group need a read of the other holds.
-            group: None,
             may_decide: is_local,
             why_not: (!is_local).then_some(DecideRefusal::OwnHold),
+            decide_by: Some(decide_by_text(&hold.decide_by)),
+            votes: Some(Vec::new()),
+            created_at: Some(content.at.into()),
+            ..Self::open((hold, content.session, agent), &lineage, words, true)
+        })
+    }
+
+    /// An open hold with its content, and without the fields that depend on the caller.
+    fn open(
+        (hold, session, agent): (&Hold, SessionId, Name),
+        lineage: &[LineageStep],
+        body: HoldBody,
+        sees_action: bool,
+    ) -> Self {
+        Self {
+            id: hold.id,
+            alias: alias(lineage, hold.number),
+            kind: hold.kind,
+            status: HoldStatus::Open,
+            session_id: session,
+            task_id: hold.task,
+            request_id: hold.request,
+            task_path: task_path(lineage),
+            chain: chain(lineage),
+            agent,
+            title: body.title,
+            message: body.message,
+            // The counts of the group need a read of the other holds.
+            group: None,
+            may_decide: false,
+            why_not: None,
             role: None,
-            action: words.action.map(Into::into),
-            execution_key: hold.call,
+            action: body.action.filter(|_| sees_action).map(Into::into),
+            execution_key: hold.call.filter(|_| sees_action),
             user: None,
             app: None,
-            decide_by: Some(decide_by_text(&hold.decide_by)),
+            decide_by: None,
             comment_required: None,
-            response_schema: words.response_schema,
-            url: words.url,
-            reasons: words.reasons,
+            response_schema: body.response_schema,
+            url: body.url,
+            reasons: body.reasons.filter(|_| sees_action),
             allowed: hold.allowed.iter().copied().collect(),
             quorum: hold.need,
-            votes: Some(Vec::new()),
+            votes: None,
             expires_at: hold.deadline.map(Into::into),
             on_expiry: hold.on_expiry,
             decision: None,
             evidence: None,
-            created_at: Some(content.at.into()),
-        })
+            created_at: None,
+        }
     }
 }

@@ -100,7 +100,7 @@ fn export_as_answer(path: &Path, export: &ExportReport) -> Value {
     }
     problems.extend(report.problems.iter().map(|problem| {
         let mut said = json!({
-            "kind": problem.kind.name(), "detail": problem.to_string(),
+            "kind": problem.kind, "detail": problem.to_string(),
             "session_id": problem.session, "revision": problem.revision, "entry": problem.entry,
         });
         if let Value::Object(fields) = &mut said {
