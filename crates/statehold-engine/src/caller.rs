@@ -159,9 +159,9 @@ impl Caller {
     /// The same backend, acting for one of its users. Only a key with the client role alone may act for
     /// users: with more roles it could pose as several approvers.
     pub(crate) fn for_user(&self, user: UserId) -> Option<Self> {
-        let may = self.speaks_for_users() || self.user == Some(user);
+        let may_act = self.speaks_for_users() || self.user == Some(user);
         let is_owned = self.user.is_none() && matches!(self.principal, Principal::User(_));
-        may.then(|| Self {
+        may_act.then(|| Self {
             principal: Principal::User(user),
             acting: is_owned.then_some(self.principal).or(self.acting),
             user: Some(user),
@@ -190,9 +190,14 @@ impl Caller {
         !self.agents.is_empty() && !self.has(Role::Client)
     }
 
+    /// Whether the caller's key is bound to no user, or to this one.
+    pub(crate) fn is_open_to(&self, user: UserId) -> bool {
+        self.user.is_none_or(|bound| bound == user)
+    }
+
     /// Whether the caller may act for this user as a client.
     pub fn acts_for(&self, user: UserId) -> bool {
-        self.has(Role::Client) && self.user.is_none_or(|bound| bound == user)
+        self.has(Role::Client) && self.is_open_to(user)
     }
 
     /// The caller as the core and the records know it.

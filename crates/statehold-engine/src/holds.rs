@@ -73,15 +73,14 @@ impl Reach {
         };
         // An approver who started the request is told so.
         let is_starter = has_role && why_not == Some(WhyNot::OwnRequest);
-        // A worker bound to a user works only in that user's sessions.
-        let is_near = caller.user.is_none_or(|bound| bound == owner.user);
         let sees = owner.tenant == caller.tenant
             && !row.session.deleted
             && (why_not.is_none()
                 || is_starter
                 || caller.reads_all()
                 || caller.acts_for(owner.user)
-                || is_near && caller.works_for(&row.agent));
+                // A worker bound to a user works only in that user's sessions.
+                || caller.is_open_to(owner.user) && caller.works_for(&row.agent));
         Self { sees, why_not }
     }
 

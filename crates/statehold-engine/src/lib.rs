@@ -24,6 +24,7 @@ mod locks;
 mod own_work;
 mod ports;
 mod read;
+mod reconcile;
 mod shared;
 mod shares;
 mod swap;

@@ -88,7 +88,7 @@ impl Engine {
         if caller.agents.is_empty() {
             return Ok(());
         }
-        let Some(request) = rights::worked_on(caller, state, act) else {
+        let Some(request) = rights::request_worked_on(caller, state, act) else {
             return Ok(());
         };
         if state.requests.contains_key(&request) {

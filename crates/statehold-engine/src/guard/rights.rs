@@ -113,7 +113,7 @@ pub(crate) fn require(
 ) -> Result<(), EngineError> {
     require_role(caller, act)?;
     require_reach(caller, state, act)?;
-    if may(caller, state, act, closed) {
+    if may_act(caller, state, act, closed) {
         Ok(())
     } else {
         Err(EngineError::NotFound)
@@ -164,28 +164,28 @@ pub(crate) fn require_decider_role(caller: &Caller) -> Result<(), EngineError> {
 }
 
 /// Whether the caller may reach the session for this act.
-fn may(caller: &Caller, state: &SessionState, act: &Act, closed: Option<&Hold>) -> bool {
+fn may_act(caller: &Caller, state: &SessionState, act: &Act, closed: Option<&Hold>) -> bool {
     let Some(owner) = &state.owner else {
         return *act == Act::CreateSession;
     };
     let owns = caller.acts_for(owner.user);
     // A worker bound to a user works only in that user's sessions.
-    let is_near = caller.user.is_none_or(|bound| bound == owner.user);
+    let is_open = caller.is_open_to(owner.user);
     let works_on = |request: RequestId| {
         let task = state.task_of(request);
         // Let the core refuse a request that has ended: it gives the reason.
         let works = task.is_none_or(|task| caller.works_for(&task.agent));
-        is_near && works && caller.has(Role::Worker)
+        is_open && works && caller.has(Role::Worker)
     };
     match act {
         Act::CreateSession | Act::Start => owns,
         Act::ManageSession | Act::WriteShared => owns || caller.has(Role::Admin),
         // A confined worker starts at the root of sessions of its own agents only.
-        Act::StartLeased(_) => is_near && (!caller.is_confined() || caller.works_for(&owner.agent)),
+        Act::StartLeased(_) => is_open && (!caller.is_confined() || caller.works_for(&owner.agent)),
         Act::StartBelow(request, _) | Act::WorkOn(request) => works_on(*request),
         Act::CancelRequest(request) => owns || caller.reads_all() || works_on(*request),
         Act::CancelTask(task) => {
-            owns || caller.reads_all() || is_near && works_for_task(caller, state, *task)
+            owns || caller.reads_all() || is_open && works_for_task(caller, state, *task)
         }
         Act::Decide(hold) => {
             let policy = state.holds.get(hold).or(closed).map(|hold| &hold.decide_by);
@@ -199,7 +199,11 @@ fn may(caller: &Caller, state: &SessionState, act: &Act, closed: Option<&Hold>) 
 }
 
 /// The request whose agent the worker must work for. None if the caller has the right in another way.
-pub(crate) fn worked_on(caller: &Caller, state: &SessionState, act: &Act) -> Option<RequestId> {
+pub(crate) fn request_worked_on(
+    caller: &Caller,
+    state: &SessionState,
+    act: &Act,
+) -> Option<RequestId> {
     let owns = |user| caller.acts_for(user) || caller.reads_all();
     match act {
         Act::CancelRequest(request) => {
@@ -249,14 +253,13 @@ fn require_own_items(caller: &Caller, items: &[NewItem]) -> Result<(), EngineErr
 /// Whether a worker reads a session as a whole. A confined worker reads the sessions of its own agents,
 /// and others while it holds the lease of a request of its agents there.
 pub(crate) fn works_in(caller: &Caller, state: &SessionState, owner: &Owner) -> bool {
-    let is_near = caller.user.is_none_or(|bound| bound == owner.user);
     let holds_lease = |live: &LiveRequest| {
         let task = state.tasks.get(&live.task);
         live.lease
             .is_some_and(|lease| lease.worker == caller.principal)
             && task.is_some_and(|task| caller.works_for(&task.agent))
     };
-    is_near
+    caller.is_open_to(owner.user)
         && caller.has(Role::Worker)
         && (!caller.is_confined()
             || caller.works_for(&owner.agent)
