@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::ask::{ChatIn, ChatMessageIn};
-use self::completion::{CompletionOut, Ending, Voice, reply_of};
+use self::completion::{CompletionOut, CompletionWriter, Ending, reply_of};
 use self::refusal::{Refusal, TurnContext};
 use self::session::{SessionChoice, unknown_agent};
 use self::stateless::{ScratchSession, needs_session, not_user};
@@ -283,13 +283,13 @@ impl ChatCall {
 
     /// Whether the agent may ask the caller to run tools: only without a session, and only tools that the
     /// caller brought.
-    fn wants_calls(&self, stays: bool) -> bool {
-        !stays && self.chat.has_tools()
+    fn wants_calls(&self, has_session: bool) -> bool {
+        !has_session && self.chat.has_tools()
     }
 
     /// The time until which a pause is waited for: none without a session, to which the client could return.
-    fn deadline(&self, stays: bool) -> Instant {
-        if stays {
+    fn deadline(&self, has_session: bool) -> Instant {
+        if has_session {
             self.wait_until
         } else {
             Instant::now()
@@ -304,32 +304,33 @@ impl ChatCall {
         scratch: Option<ScratchSession>,
         known: &mut TurnContext,
     ) -> Result<Response, Problem> {
-        let (handle, earlier, stays) = (turn.handle, turn.earlier, scratch.is_none());
-        let snapshot = handle.outcome(self.deadline(stays)).await?;
+        let (handle, earlier, has_session) = (turn.handle, turn.earlier, scratch.is_none());
+        let snapshot = handle.outcome(self.deadline(has_session)).await?;
         if let Some(failed) = handle.failure(&snapshot).await {
             // An error has no room for answers of other turns: they come with the next call.
-            known.receipt = stays.then(|| app.deliveries.receipt(&handle, &[], &snapshot));
+            known.receipt = has_session.then(|| app.deliveries.receipt(&handle, &[], &snapshot));
             return Err(failed.into());
         }
-        if snapshot.is_paused() && !stays {
+        if snapshot.is_paused() && !has_session {
             return Err(needs_session());
         }
-        let receipt = stays.then(|| app.deliveries.receipt(&handle, &earlier, &snapshot));
-        let mut voice = Voice::new(self.chat.model.clone(), &handle, &snapshot, stays);
-        voice.earlier = earlier;
+        let receipt = has_session.then(|| app.deliveries.receipt(&handle, &earlier, &snapshot));
+        let mut completion =
+            CompletionWriter::new(self.chat.model.clone(), &handle, &snapshot, has_session);
+        completion.earlier = earlier;
         let ending = Ending {
-            answer: reply_of(&snapshot, self.wants_calls(stays), &self.base),
+            answer: reply_of(&snapshot, self.wants_calls(has_session), &self.base),
             account: handle.account(&snapshot).await?,
             holds: snapshot.holds,
         };
-        let bytes = voice.whole(&ending);
+        let bytes = completion.whole(&ending);
         let length = HeaderValue::from(bytes.len());
         let mut response = Response::new(delivery::whole(bytes, receipt));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_LENGTH, length);
         let json = HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
-        describe(headers, &handle, turn.is_replay, stays);
+        describe(headers, &handle, turn.is_replay, has_session);
         Ok(response)
     }
 
@@ -342,28 +343,29 @@ impl ChatCall {
         share: Share,
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
-        let (handle, stays) = (turn.handle, scratch.is_none());
+        let (handle, has_session) = (turn.handle, scratch.is_none());
         let snapshot = handle.read().await?;
-        let (with_calls, wait_until) = (self.wants_calls(stays), self.deadline(stays));
-        let mut voice = Voice::new(self.chat.model, &handle, &snapshot, stays);
-        voice.earlier = turn.earlier;
+        let (with_calls, wait_until) = (self.wants_calls(has_session), self.deadline(has_session));
+        let mut completion =
+            CompletionWriter::new(self.chat.model, &handle, &snapshot, has_session);
+        completion.earlier = turn.earlier;
         let options = self.chat.stream_options.unwrap_or_default();
-        voice.with_usage = options.include_usage == Some(true);
+        completion.with_usage = options.include_usage == Some(true);
         let (pieces, written) = mpsc::channel(PIECES_MAX);
         let mut response = Response::new(delivery::streamed(written, share));
         let headers = response.headers_mut();
         sse::set_headers(headers);
-        describe(headers, &handle, turn.is_replay, stays);
+        describe(headers, &handle, turn.is_replay, has_session);
         let writer = StreamWriter {
             app,
             turn: handle,
-            voice,
+            completion,
             api_key: self.asked.api_key,
             wait_until,
             base: self.base,
             pieces,
             drafted: String::new(),
-            stays,
+            has_session,
             with_calls,
             only_here,
         };
@@ -384,11 +386,11 @@ fn declared(book: &AgentBook, model: &str, own: Option<&Name>) -> Result<Name, P
 }
 
 /// The headers that say what an answer is about.
-fn describe(headers: &mut HeaderMap, turn: &TurnHandle, is_replay: bool, stays: bool) {
+fn describe(headers: &mut HeaderMap, turn: &TurnHandle, is_replay: bool, has_session: bool) {
     let values = AnswerHeaders {
-        session: stays.then_some(turn.session),
-        task: stays.then_some(turn.task),
-        request: stays.then_some(turn.request),
+        session: has_session.then_some(turn.session),
+        task: has_session.then_some(turn.task),
+        request: has_session.then_some(turn.request),
         replayed: is_replay,
         ..AnswerHeaders::default()
     };

@@ -178,7 +178,7 @@ pub(crate) fn reply_of(snapshot: &TurnSnapshot, with_calls: bool, base: &str) ->
 
 /// The fields that all chunks of one answer share.
 #[derive(Debug)]
-pub(crate) struct Voice {
+pub(crate) struct CompletionWriter {
     id: String,
     created: i64,
     model: String,
@@ -188,8 +188,13 @@ pub(crate) struct Voice {
     pub(crate) with_usage: bool,
 }
 
-impl Voice {
-    pub(crate) fn new(model: String, turn: &TurnHandle, now: &TurnSnapshot, stays: bool) -> Self {
+impl CompletionWriter {
+    pub(crate) fn new(
+        model: String,
+        turn: &TurnHandle,
+        now: &TurnSnapshot,
+        has_session: bool,
+    ) -> Self {
         Self {
             id: format!(
                 "chatcmpl-{}",
@@ -197,7 +202,7 @@ impl Voice {
             ),
             created: now.started_at.as_micros() / 1_000_000,
             model,
-            ids: stays.then_some(MetadataOut {
+            ids: has_session.then_some(MetadataOut {
                 session: turn.session,
                 task: turn.task,
                 request: turn.request,

@@ -82,7 +82,7 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
         || path.starts_with("/v1/models/");
     let response = next.run(request).await;
     if is_theirs {
-        in_their_words(response, None)
+        as_openai_error(response, None)
     } else {
         response
     }
@@ -90,7 +90,10 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
 
 /// Translates the problem of a response, if it has one that is not translated yet. The receipt is confirmed
 /// when the error has been delivered.
-pub(crate) fn in_their_words(mut response: Response, receipt: Option<DeliveryReceipt>) -> Response {
+pub(crate) fn as_openai_error(
+    mut response: Response,
+    receipt: Option<DeliveryReceipt>,
+) -> Response {
     let Some(problem) = response.extensions_mut().remove::<Problem>() else {
         return response;
     };
@@ -102,14 +105,14 @@ pub(crate) fn in_their_words(mut response: Response, receipt: Option<DeliveryRec
     if is_end_of_turn(&problem) || problem.status == 409 {
         // The turn has ended and is recorded, or the same call would conflict again: a person decides what to
         // do. Clients of this API retry conflicts by themselves.
-        never_again(headers);
+        forbid_retry(headers);
     }
     *response.body_mut() = whole(body, receipt);
     response
 }
 
 /// Tells clients not to retry the call by themselves.
-pub(crate) fn never_again(headers: &mut HeaderMap) {
+pub(crate) fn forbid_retry(headers: &mut HeaderMap) {
     headers.insert("x-should-retry", HeaderValue::from_static("false"));
 }
 

@@ -4,7 +4,7 @@ use axum::response::{IntoResponse, Response};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_engine::api::turn::{DeliveryReceipt, TurnHandle};
 
-use super::errors::{in_their_words, never_again};
+use super::errors::{as_openai_error, forbid_retry};
 use crate::http::problem::Problem;
 use crate::native::AnswerHeaders;
 
@@ -26,7 +26,7 @@ impl TurnContext {
         self.only_here = session.filter(|_| !has_key);
     }
 
-    /// Notes a turn that stays when the call is over.
+    /// Notes a turn whose session outlives the call.
     pub(crate) fn found(&mut self, turn: &TurnHandle) {
         self.session = Some(turn.session);
         self.turn = Some((turn.task, turn.request));
@@ -73,10 +73,10 @@ impl From<Problem> for Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let Self { problem, known } = self;
-        let mut response = in_their_words(problem.into_response(), known.receipt);
+        let mut response = as_openai_error(problem.into_response(), known.receipt);
         let headers = response.headers_mut();
         if known.only_here.is_some() {
-            never_again(headers);
+            forbid_retry(headers);
         }
         let (task, request) = known.turn.unzip();
         let ids = AnswerHeaders {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
 use tokio::time::Instant;
 
-use super::completion::{Ending, Voice, reply_of};
+use super::completion::{CompletionWriter, Ending, reply_of};
 use super::errors::ErrorOut;
 use super::refusal::with_session;
 use super::stateless::needs_session;
@@ -29,7 +29,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(crate) struct StreamWriter {
     pub(crate) app: App,
     pub(crate) turn: TurnHandle,
-    pub(crate) voice: Voice,
+    pub(crate) completion: CompletionWriter,
     /// The API key of the call: its revocation ends the stream.
     pub(crate) api_key: KeyWatch,
     /// The time until which the stream waits for a paused turn.
@@ -40,7 +40,7 @@ pub(crate) struct StreamWriter {
     /// The pieces of this turn's answer that have been sent.
     pub(crate) drafted: String,
     /// Whether the turn has a session. If not, the call fails at a pause: the client cannot come back.
-    pub(crate) stays: bool,
+    pub(crate) has_session: bool,
     /// Whether the agent may ask for calls of tools that the caller brought.
     pub(crate) with_calls: bool,
     /// The session, if a repeat of the call would create another one.
@@ -94,8 +94,8 @@ impl StreamWriter {
     }
 
     async fn write_turn(&mut self) -> Result<(), StreamError> {
-        self.send(&self.voice.first(), None).await?;
-        self.send_text(&self.voice.earlier_text()).await?;
+        self.send(&self.completion.first(), None).await?;
+        self.send_text(&self.completion.earlier_text()).await?;
         let mut follower = self.turn.follow(self.wait_until);
         loop {
             let mut next = std::pin::pin!(follower.next());
@@ -116,7 +116,7 @@ impl StreamWriter {
                 }
                 TurnEvent::Paused(snapshot) => {
                     let account = self.turn.account(&snapshot).await?;
-                    let chunk = self.voice.paused(account.via, &snapshot.holds);
+                    let chunk = self.completion.paused(account.via, &snapshot.holds);
                     self.send(&chunk, self.receipt(&snapshot)).await?;
                 }
                 TurnEvent::Over(snapshot) => return self.end(*snapshot).await,
@@ -132,7 +132,7 @@ impl StreamWriter {
             return self.send(&to_body(&ErrorOut::of(&problem)), receipt).await;
         }
         let is_paused = snapshot.is_paused();
-        if is_paused && !self.stays {
+        if is_paused && !self.has_session {
             return Err(needs_session().into());
         }
         let mut answer = reply_of(&snapshot, self.with_calls, &self.base);
@@ -149,8 +149,8 @@ impl StreamWriter {
             account: self.turn.account(&snapshot).await?,
             holds: snapshot.holds,
         };
-        self.send(&self.voice.last(&ending), None).await?;
-        if let Some(usage) = self.voice.usage(ending.account.usage) {
+        self.send(&self.completion.last(&ending), None).await?;
+        if let Some(usage) = self.completion.usage(ending.account.usage) {
             self.send(&usage, None).await?;
         }
         self.send(b"[DONE]", receipt).await
@@ -159,15 +159,15 @@ impl StreamWriter {
     /// The receipt for an answer that shows this snapshot. None for a turn without a session.
     fn receipt(&self, snapshot: &TurnSnapshot) -> Option<DeliveryReceipt> {
         let deliveries = &self.app.deliveries;
-        self.stays
-            .then(|| deliveries.receipt(&self.turn, &self.voice.earlier, snapshot))
+        self.has_session
+            .then(|| deliveries.receipt(&self.turn, &self.completion.earlier, snapshot))
     }
 
     async fn send_text(&self, text: &str) -> Result<(), StreamError> {
         if text.is_empty() {
             return Ok(());
         }
-        self.send(&self.voice.text(text), None).await
+        self.send(&self.completion.text(text), None).await
     }
 
     /// Sends one event.
