@@ -173,10 +173,8 @@ impl ToolServers {
                     if is_about_the_tool(&failure)
                         && !reached.connection.still_has(&tool.original, deadline).await
                     {
-                        return Err(ToolError::NoSuchTool {
-                            server: tool.server.clone(),
-                            tool: tool.original.clone(),
-                        });
+                        let (server, tool) = (tool.server.clone(), tool.original.clone());
+                        return Err(ToolError::no_such_tool(server, tool));
                     }
                     return Err(ToolError::of(&server.spec, failure));
                 }
@@ -196,11 +194,8 @@ impl ToolServers {
     }
 
     fn server(&self, name: &Name) -> Result<&DeclaredServer, ToolError> {
-        self.servers.get(name).ok_or_else(|| ToolError::Refused {
-            server: name.clone(),
-            message: "no tool server of this name is declared".to_owned(),
-            may_have_run: false,
-        })
+        let server = self.servers.get(name);
+        server.ok_or_else(|| ToolError::undeclared_server(name.clone()))
     }
 
     async fn list_server(&self, name: &Name) -> Result<Arc<Vec<McpTool>>, ToolError> {

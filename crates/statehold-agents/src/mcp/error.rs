@@ -12,31 +12,33 @@ pub(super) const TOO_LARGE: ErrorCode = ErrorCode(-31_001);
 
 /// Why a tool call has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ToolError {
+#[error("the tool server {server} {problem}{}", self.run_state())]
+pub(crate) struct ToolError {
+    server: Name,
+    problem: ToolProblem,
+    /// False only if the call certainly did not reach the tool.
+    may_have_run: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum ToolProblem {
     /// The server cannot be reached, or the connection was lost.
-    #[error("the tool server {server} cannot be reached{}", run_state(*may_have_run))]
-    Unreachable { server: Name, may_have_run: bool },
+    #[error("cannot be reached")]
+    Unreachable,
     /// The deadline passed.
-    #[error(
-        "the tool server {server} did not answer within its timeout_seconds{}",
-        run_state(*may_have_run)
-    )]
-    Timeout { server: Name, may_have_run: bool },
-    #[error("the tool server {server} no longer has the tool {tool}; list its tools again")]
-    NoSuchTool { server: Name, tool: String },
+    #[error("did not answer within its timeout_seconds")]
+    Timeout,
+    #[error("no longer has the tool {0}; list its tools again")]
+    NoSuchTool(String),
     /// The response exceeds the size limit.
-    #[error("the tool server {server} sent a result that is too large; ask it for less")]
-    TooLarge { server: Name },
+    #[error("sent a result that is too large; ask it for less")]
+    TooLarge,
     /// The server rejected the request.
-    #[error("the tool server {server} refused: {message}")]
-    Refused {
-        server: Name,
-        message: String,
-        may_have_run: bool,
-    },
+    #[error("refused: {0}")]
+    Refused(String),
     /// The response does not say whether the tool ran.
-    #[error("the tool server {server} gave no answer: {message}; the tool may have done its work")]
-    Unclear { server: Name, message: String },
+    #[error("gave no answer: {0}")]
+    Unclear(String),
 }
 
 /// Why the outcome of a call is unknown.
@@ -49,126 +51,119 @@ pub(crate) enum NoAnswer {
     Unclear,
 }
 
-fn run_state(may_have_run: bool) -> &'static str {
-    if may_have_run {
-        "; the tool may have done its work"
-    } else {
-        "; the tool was not called"
-    }
-}
-
 impl ToolError {
     /// Maps a failure. The text goes to models and is stored, so credentials are redacted, even if the
     /// server repeats them.
     pub(super) fn of(spec: &ToolServerSpec, failure: McpFailure) -> Self {
-        let server = spec.name.clone();
-        match failure {
-            McpFailure::Gone { sent } => Self::Unreachable {
-                server,
-                may_have_run: sent,
-            },
-            McpFailure::Slow { sent } => Self::Timeout {
-                server,
-                may_have_run: sent,
-            },
-            McpFailure::Refused { message, sent } => Self::Refused {
-                server,
-                message: redact_and_clip(&message, spec.secrets()),
-                may_have_run: sent,
-            },
-            McpFailure::Unclear(message) => Self::Unclear {
-                server,
-                message: redact_and_clip(&message, spec.secrets()),
-            },
-            McpFailure::ErrorReply(error) if error.code == TOO_LARGE => Self::TooLarge { server },
-            McpFailure::ErrorReply(error) => Self::Refused {
-                server,
-                may_have_run: !means_not_run(&error),
-                message: redact_and_clip(&error.message, spec.secrets()),
-            },
+        let redacted = |message: &str| redact_and_clip(message, spec.secrets());
+        let (problem, may_have_run) = match failure {
+            McpFailure::Gone { sent } => (ToolProblem::Unreachable, sent),
+            McpFailure::Slow { sent } => (ToolProblem::Timeout, sent),
+            McpFailure::Refused { message, sent } => {
+                (ToolProblem::Refused(redacted(&message)), sent)
+            }
+            McpFailure::Unclear(message) => (ToolProblem::Unclear(redacted(&message)), true),
+            McpFailure::ErrorReply(error) if error.code == TOO_LARGE => {
+                (ToolProblem::TooLarge, true)
+            }
+            McpFailure::ErrorReply(error) => {
+                let problem = ToolProblem::Refused(redacted(&error.message));
+                (problem, !means_not_run(&error))
+            }
+        };
+        Self {
+            server: spec.name.clone(),
+            problem,
+            may_have_run,
+        }
+    }
+
+    pub(super) fn no_such_tool(server: Name, tool: String) -> Self {
+        Self {
+            server,
+            problem: ToolProblem::NoSuchTool(tool),
+            may_have_run: false,
+        }
+    }
+
+    pub(super) fn undeclared_server(server: Name) -> Self {
+        let message = "no tool server of this name is declared".to_owned();
+        Self {
+            server,
+            problem: ToolProblem::Refused(message),
+            may_have_run: false,
+        }
+    }
+
+    fn run_state(&self) -> &'static str {
+        match self.problem {
+            ToolProblem::Unreachable | ToolProblem::Timeout if !self.may_have_run => {
+                "; the tool was not called"
+            }
+            ToolProblem::Unreachable | ToolProblem::Timeout | ToolProblem::Unclear(_) => {
+                "; the tool may have done its work"
+            }
+            ToolProblem::NoSuchTool(_) | ToolProblem::TooLarge | ToolProblem::Refused(_) => "",
         }
     }
 
     /// Whether the tool may have run. False only if the call certainly did not reach it.
     pub(crate) fn may_have_run(&self) -> bool {
-        match self {
-            Self::Unreachable { may_have_run, .. }
-            | Self::Timeout { may_have_run, .. }
-            | Self::Refused { may_have_run, .. } => *may_have_run,
-            Self::NoSuchTool { .. } => false,
-            Self::TooLarge { .. } | Self::Unclear { .. } => true,
-        }
+        self.may_have_run
     }
 
     /// Why the outcome is unknown. None if the tool certainly did not run, or if its server answered:
     /// an error answer is the outcome too.
     pub(crate) fn no_answer(&self) -> Option<NoAnswer> {
-        match self {
-            Self::Timeout { may_have_run, .. } => may_have_run.then_some(NoAnswer::Late),
-            Self::Unreachable { may_have_run, .. } => may_have_run.then_some(NoAnswer::Lost),
-            Self::Unclear { .. } => Some(NoAnswer::Unclear),
-            Self::NoSuchTool { .. } | Self::TooLarge { .. } | Self::Refused { .. } => None,
-        }
+        let reason = match self.problem {
+            ToolProblem::Timeout => NoAnswer::Late,
+            ToolProblem::Unreachable => NoAnswer::Lost,
+            ToolProblem::Unclear(_) => NoAnswer::Unclear,
+            ToolProblem::NoSuchTool(_) | ToolProblem::TooLarge | ToolProblem::Refused(_) => {
+                return None;
+            }
+        };
+        self.may_have_run.then_some(reason)
     }
 
     /// The same error, for a failure before the call was sent.
-    pub(crate) fn before_the_call(self) -> Self {
-        match self {
-            Self::Unreachable { server, .. } => Self::Unreachable {
-                server,
-                may_have_run: false,
-            },
-            Self::Timeout { server, .. } => Self::Timeout {
-                server,
-                may_have_run: false,
-            },
-            Self::Refused {
-                server, message, ..
-            }
-            | Self::Unclear { server, message } => Self::Refused {
-                server,
-                message,
-                may_have_run: false,
-            },
-            other @ (Self::NoSuchTool { .. } | Self::TooLarge { .. }) => other,
-        }
+    pub(crate) fn before_the_call(mut self) -> Self {
+        self.problem = match self.problem {
+            ToolProblem::TooLarge => return self,
+            ToolProblem::Unclear(message) => ToolProblem::Refused(message),
+            other => other,
+        };
+        self.may_have_run = false;
+        self
     }
 
     /// The same error, for a call that was sent earlier: a failed retry says nothing about the first
     /// attempt.
-    pub(crate) fn after_a_call(self) -> Self {
-        match self {
-            Self::Unreachable { server, .. } => Self::Unreachable {
-                server,
-                may_have_run: true,
-            },
-            Self::Timeout { server, .. } => Self::Timeout {
-                server,
-                may_have_run: true,
-            },
-            Self::Refused {
-                server, message, ..
+    pub(crate) fn after_a_call(mut self) -> Self {
+        self.problem = match self.problem {
+            same @ (ToolProblem::Unreachable | ToolProblem::Timeout) => same,
+            ToolProblem::Refused(message) | ToolProblem::Unclear(message) => {
+                ToolProblem::Unclear(message)
             }
-            | Self::Unclear { server, message } => Self::Unclear { server, message },
-            Self::NoSuchTool { server, tool } => Self::Unclear {
-                server,
-                message: format!("it no longer has the tool {tool}"),
-            },
-            Self::TooLarge { server } => Self::Unclear {
-                server,
-                message: "it sent a result that is too large".to_owned(),
-            },
-        }
+            ToolProblem::NoSuchTool(tool) => {
+                ToolProblem::Unclear(format!("it no longer has the tool {tool}"))
+            }
+            ToolProblem::TooLarge => {
+                ToolProblem::Unclear("it sent a result that is too large".to_owned())
+            }
+        };
+        self.may_have_run = true;
+        self
     }
 
     /// Stable code of this error.
     pub(crate) fn code(&self) -> &'static str {
-        match self {
-            Self::Unreachable { .. } => "tool_unreachable",
-            Self::Timeout { .. } => "tool_timeout",
-            Self::NoSuchTool { .. } => "tool_unknown",
-            Self::TooLarge { .. } => "tool_too_large",
-            Self::Refused { .. } | Self::Unclear { .. } => "tool_refused",
+        match self.problem {
+            ToolProblem::Unreachable => "tool_unreachable",
+            ToolProblem::Timeout => "tool_timeout",
+            ToolProblem::NoSuchTool(_) => "tool_unknown",
+            ToolProblem::TooLarge => "tool_too_large",
+            ToolProblem::Refused(_) | ToolProblem::Unclear(_) => "tool_refused",
         }
     }
 }

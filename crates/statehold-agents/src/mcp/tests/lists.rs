@@ -60,10 +60,7 @@ async fn a_tool_that_was_removed_is_said_to_be_gone() {
 
     let error = call(&servers, &echo, json!({"text": "?"})).await;
 
-    let expected = ToolError::NoSuchTool {
-        server: name("bench"),
-        tool: "echo".to_owned(),
-    };
+    let expected = ToolError::no_such_tool(name("bench"), "echo".to_owned());
     assert_eq!(error, Err(expected));
     // The other tools are unchanged, and the list is new.
     assert!(call(&servers, &wrong, nothing()).await.is_ok());
