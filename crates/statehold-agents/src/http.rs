@@ -307,15 +307,10 @@ impl<'a> ServiceResponse<'a> {
 struct ServiceErrorBody<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
-    #[serde(borrow)]
     message: Option<&'a RawValue>,
-    #[serde(borrow)]
     detail: Option<&'a RawValue>,
-    #[serde(borrow)]
     title: Option<&'a RawValue>,
-    #[serde(borrow)]
     code: Option<&'a RawValue>,
-    #[serde(borrow)]
     status: Option<&'a RawValue>,
 }
 

@@ -1,5 +1,6 @@
 //! Wire format of chat responses. One type covers whole completions, stream chunks, and the short form
-//! of conversation services. Unknown members are ignored.
+//! of conversation services. Unknown members are ignored. `borrow` on one field of a struct lets all its fields
+//! borrow.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -8,17 +9,11 @@ use serde_json::value::RawValue;
 pub(super) struct ReplyEnvelope<'a> {
     #[serde(borrow)]
     pub(super) choices: Option<Vec<EnvelopeChoice<'a>>>,
-    #[serde(borrow)]
     pub(super) usage: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) error: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) statehold: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) content: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) conversation_id: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) shared_context: Option<&'a RawValue>,
 }
 
@@ -27,7 +22,6 @@ pub(super) struct EnvelopeChoice<'a> {
     pub(super) index: Option<u64>,
     #[serde(borrow)]
     pub(super) delta: Option<EnvelopeMessage<'a>>,
-    #[serde(borrow)]
     pub(super) message: Option<EnvelopeMessage<'a>>,
     pub(super) finish_reason: Option<String>,
 }
@@ -38,11 +32,8 @@ pub(super) struct EnvelopeMessage<'a> {
     #[serde(borrow)]
     pub(super) content: Option<&'a RawValue>,
     pub(super) refusal: Option<String>,
-    #[serde(borrow)]
     pub(super) tool_calls: Option<Vec<EnvelopeToolCall<'a>>>,
-    #[serde(borrow)]
     pub(super) custom_content: Option<EnvelopeCustomContent<'a>>,
-    #[serde(borrow)]
     pub(super) statehold: Option<&'a RawValue>,
 }
 
@@ -50,9 +41,7 @@ pub(super) struct EnvelopeMessage<'a> {
 pub(super) struct EnvelopeCustomContent<'a> {
     #[serde(borrow)]
     pub(super) state: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) shared_context: Option<&'a RawValue>,
-    #[serde(borrow)]
     pub(super) attachments: Option<Vec<&'a RawValue>>,
 }
 

@@ -220,7 +220,6 @@ pub(super) fn from_caller(history: Vec<Raw>) -> RestoredHistory {
 /// Role of a message in the caller's history.
 #[derive(Default, Deserialize)]
 struct MessageRole {
-    #[serde(default)]
     role: Option<String>,
 }
 

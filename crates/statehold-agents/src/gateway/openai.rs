@@ -62,7 +62,6 @@ struct CallerHistory {
     #[serde(default)]
     passthrough: Map<String, Value>,
     /// The new message as sent, if it is more than a user's text.
-    #[serde(default)]
     last: Option<Raw>,
 }
 

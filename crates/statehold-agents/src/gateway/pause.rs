@@ -35,7 +35,6 @@ pub(super) struct RemotePause {
     #[serde(default)]
     holds: Vec<RemoteHold>,
     /// The agent's session.
-    #[serde(default)]
     pub(super) session: Option<String>,
 }
 
@@ -44,17 +43,11 @@ pub(super) struct RemotePause {
 pub(super) struct RemoteHold {
     id: String,
     kind: RemoteKind,
-    #[serde(default)]
     title: Option<String>,
-    #[serde(default)]
     message: Option<String>,
-    #[serde(default)]
     response_schema: Option<Raw>,
-    #[serde(default)]
     url: Option<String>,
-    #[serde(default)]
     allowed: Option<Vec<Value>>,
-    #[serde(default)]
     action: Option<RemoteAction>,
 }
 
@@ -71,17 +64,13 @@ enum RemoteKind {
 
 #[derive(Debug, Deserialize)]
 struct RemoteAction {
-    #[serde(default)]
     tool: Option<String>,
-    #[serde(default)]
     args: Option<Raw>,
-    #[serde(default)]
     digest: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct RemoteStatus {
-    #[serde(default)]
     status: Option<String>,
 }
 

@@ -53,7 +53,6 @@ struct ExportLine<'a> {
     export: Option<ExportHead>,
     #[serde(borrow)]
     entry: Option<&'a RawValue>,
-    #[serde(borrow)]
     record: Option<&'a RawValue>,
     hash: Option<Digest>,
     of: Option<SessionId>,
