@@ -115,6 +115,12 @@ impl Failure {
         Self::new(Exit::Usage, message)
     }
 
+    /// Whether the same call may succeed later: no answer came, or the server was busy.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self.exit, Exit::Unreachable | Exit::TimedOut)
+            || matches!(self.status, Some(429 | 503))
+    }
+
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self

@@ -26,7 +26,8 @@ pub(super) struct HoldInfo {
     #[serde(default)]
     pub(super) task_path: Vec<String>,
     /// The aliases from the root task to the request that opened the hold.
-    pub(super) chain: Option<String>,
+    #[serde(default)]
+    pub(super) chain: String,
     pub(super) agent: String,
     /// The user of the session, if the caller may know.
     pub(super) user: Option<String>,
@@ -38,12 +39,12 @@ pub(super) struct HoldInfo {
     pub(super) action: Option<ActionInfo>,
     pub(super) response_schema: Option<Value>,
     pub(super) url: Option<String>,
-    pub(super) reasons: Option<Value>,
+    pub(super) reasons: Option<Vec<Value>>,
     #[serde(default)]
     pub(super) allowed: Vec<String>,
     #[serde(default = "one")]
     pub(super) quorum: u64,
-    pub(super) votes: Option<Vec<Value>>,
+    pub(super) votes: Option<Vec<String>>,
     pub(super) expires_at: Option<String>,
     pub(super) on_expiry: Option<String>,
     pub(super) decide_by: Option<String>,

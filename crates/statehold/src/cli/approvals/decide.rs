@@ -288,9 +288,7 @@ async fn post_with_retries(
             Ok(answer) => return Ok(answer),
             Err(failure) => failure,
         };
-        let may_pass = matches!(failure.exit, Exit::Unreachable | Exit::TimedOut)
-            || matches!(failure.status, Some(429 | 503));
-        if !may_pass {
+        if !failure.is_transient() {
             return Err(failure);
         }
         if tries >= TRIES_MAX {

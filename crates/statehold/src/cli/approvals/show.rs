@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::arguments::{lines, rows};
 use super::confirm::confirmation_text;
-use crate::cli::answers::read;
+use crate::cli::answers::{read, text};
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::printable::{cell, printable};
@@ -185,7 +185,7 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
         ("asked by", TableCell::new(&hold.agent)),
         ("for", TableCell::optional(for_whom(hold))),
         ("session", TableCell::new(&hold.session_id)),
-        ("chain", TableCell::new(chain(hold))),
+        ("chain", TableCell::new(&hold.chain)),
         ("since", TableCell::new(times.show(&hold.created_at))),
     ];
     if hold.is_open() {
@@ -221,7 +221,7 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
 fn more_facts(hold: &HoldInfo) -> Vec<(&'static str, TableCell)> {
     let mut facts = Vec::new();
     if hold.quorum > 1 {
-        let votes: Vec<String> = hold.votes.iter().flatten().map(principal).collect();
+        let votes = hold.votes.as_deref().unwrap_or_default();
         let by = if votes.is_empty() {
             String::new()
         } else {
@@ -288,34 +288,12 @@ fn who_decides(policy: &str) -> String {
     }
 }
 
-/// A vote is a principal, or an object that names one.
-fn principal(vote: &Value) -> String {
-    let by = vote.as_str().or_else(|| vote["by"].as_str());
-    by.map_or_else(|| vote.to_string(), str::to_owned)
-}
-
 fn for_whom(hold: &HoldInfo) -> Option<String> {
     let user = hold.user.as_deref()?;
     Some(match hold.app.as_deref() {
         Some(app) => format!("{user} in {app}"),
         None => user.to_owned(),
     })
-}
-
-/// The path from the root task to the request, by aliases if the server sends them.
-fn chain(hold: &HoldInfo) -> String {
-    if let Some(chain) = &hold.chain {
-        return chain.clone();
-    }
-    let request = hold.alias.split('.').next().unwrap_or_default();
-    let depth = hold.task_path.len();
-    match depth {
-        0 | 1 => request.to_owned(),
-        _ => format!(
-            "{request}, {depth} tasks deep; see: statehold tasks tree {}",
-            hold.session_id
-        ),
-    }
 }
 
 /// When the hold expires, and the effect of that.
@@ -338,17 +316,10 @@ fn until(hold: &HoldInfo, output: &CliOutput) -> String {
 }
 
 fn reasons(hold: &HoldInfo) -> Vec<String> {
-    let reasons = hold.reasons.as_ref().and_then(Value::as_array);
+    let reasons = hold.reasons.iter().flatten();
+    let reasons = reasons.map(|reason| (text(reason, "id"), text(reason, "title")));
     reasons
-        .into_iter()
-        .flatten()
-        .map(
-            |reason| match (reason["id"].as_str(), reason["title"].as_str()) {
-                (Some(id), Some(title)) => format!("{}   {}", cell(id), cell(title)),
-                (Some(only), None) | (None, Some(only)) => cell(only),
-                (None, None) => cell(reason.as_str().unwrap_or(&reason.to_string())),
-            },
-        )
+        .map(|(id, title)| format!("{}   {}", cell(id), cell(title)))
         .collect()
 }
 

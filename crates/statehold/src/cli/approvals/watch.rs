@@ -40,10 +40,7 @@ impl WatchArgs {
         let mut screen = is_drawn.then(|| WatchScreen::new(client));
         let mut output = output.clone();
         if !is_drawn {
-            output.note(&format!(
-                "following holds{}   (Ctrl-C ends)",
-                changes.describe_source()
-            ));
+            output.note("following holds   (Ctrl-C ends)");
         }
         let mut count = 0;
         loop {

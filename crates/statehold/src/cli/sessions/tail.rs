@@ -70,17 +70,11 @@ impl SessionsTailArgs {
         table.row(vec![
             TableCell::new(record["revision"].to_string()).tone(TextTone::Dim),
             output.time(&record["at"]).tone(TextTone::Dim),
-            TableCell::new(name(&record["command"])).tone(TextTone::Strong),
+            TableCell::of(&record["command"]).tone(TextTone::Strong),
             TableCell::new(events.join("; ")),
         ]);
         output.table(&table)
     }
-}
-
-/// The name of a command, which is a text or has a type.
-fn name(command: &Value) -> String {
-    let name = command.as_str().or_else(|| command["type"].as_str());
-    name.unwrap_or("-").to_owned()
 }
 
 /// One event in a few words: its type, and as many fields as fit.
@@ -136,12 +130,5 @@ mod tests {
         );
         let long = json!({ "type": "state_put", "key": "k".repeat(200) });
         assert_eq!(summary(&long).chars().count(), EVENT_CHARS_MAX);
-    }
-
-    #[test]
-    fn a_command_has_a_name_in_every_form() {
-        assert_eq!(name(&json!("start_request")), "start_request");
-        assert_eq!(name(&json!({ "type": "start_request" })), "start_request");
-        assert_eq!(name(&json!(null)), "-");
     }
 }

@@ -13,7 +13,7 @@ use crate::cli::printable::cell;
 use crate::cli::resolve::{self, IdKind};
 use crate::cli::tree::{SessionTree, TreeExtent};
 use crate::client::{Client, Feed, FeedStep};
-use crate::exit::{Exit, Failure};
+use crate::exit::Exit;
 
 /// How often ages are redrawn while nothing changes.
 const TICK: Duration = Duration::from_secs(1);
@@ -139,13 +139,9 @@ impl TasksTreeArgs {
             }
             match SessionTree::load(client, session).await {
                 Ok(now) => tree = now,
-                Err(failure) if is_transient(&failure) => {}
+                Err(failure) if failure.is_transient() => {}
                 Err(failure) => return Err(failure.into()),
             }
         }
     }
-}
-
-fn is_transient(failure: &Failure) -> bool {
-    matches!(failure.exit, Exit::Unreachable | Exit::TimedOut) || failure.status == Some(503)
 }
