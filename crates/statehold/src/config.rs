@@ -52,13 +52,13 @@ pub(crate) struct Config {
     pub(crate) limits: LimitsConfig,
     pub(crate) push: PushConfig,
     /// The models that agents use.
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(crate) models: BTreeMap<Name, ModelConfig>,
     /// The MCP servers that provide tools.
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(crate) tool_servers: BTreeMap<Name, ToolServerConfig>,
     /// Declarations of agents, and the policies of their tools.
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(crate) agents: BTreeMap<Name, AgentConfig>,
 }
 

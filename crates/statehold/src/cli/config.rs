@@ -15,19 +15,13 @@ use crate::exit::Exit;
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Print every value and its source.
-    Show(ConfigShowArgs),
+    Show(ConfigFileArgs),
     /// Find every mistake without starting a server. Ends with 2 if there are any.
-    Validate(ConfigValidateArgs),
+    Validate(ConfigFileArgs),
 }
 
 #[derive(Debug, Args)]
-pub(super) struct ConfigShowArgs {
-    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
-    config: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct ConfigValidateArgs {
+pub(super) struct ConfigFileArgs {
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
 }
@@ -35,14 +29,14 @@ pub(super) struct ConfigValidateArgs {
 impl ConfigCommand {
     pub(super) fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         match self {
-            Self::Show(show) => show.run(output),
-            Self::Validate(validate) => validate.run(output),
+            Self::Show(file) => file.show(output),
+            Self::Validate(file) => file.validate(output),
         }
     }
 }
 
-impl ConfigShowArgs {
-    fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
+impl ConfigFileArgs {
+    fn show(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         let layers = layers(&ConfigEnvironment::of_process(), self.config.as_deref())?;
         let (_, values) = layers.finish()?;
         if output.json {
@@ -53,10 +47,8 @@ impl ConfigShowArgs {
         }
         Ok(Exit::Done)
     }
-}
 
-impl ConfigValidateArgs {
-    fn run(&self, output: &CliOutput) -> anyhow::Result<Exit> {
+    fn validate(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         let environment = ConfigEnvironment::of_process();
         let (config, values) = layers(&environment, self.config.as_deref())?.finish()?;
         push_guard(&config)?;

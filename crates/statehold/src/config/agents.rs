@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::limits::QUORUM_MAX;
 use statehold_core::name::Name;
@@ -17,10 +17,10 @@ use super::kinds::AgentDeclaration;
 use super::values::{BoundedNumber, SchemaTable, VariableName};
 
 /// The table of an agent. Tool settings in it apply to all of its tools.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
 pub(crate) struct AgentConfig {
     /// The environment variable that holds the agent's own credential.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) credential_env: Option<VariableName>,
     #[serde(default)]
     pub(super) tools: BTreeMap<Name, ToolConfig>,
@@ -41,35 +41,23 @@ impl AgentConfig {
 }
 
 /// The policy settings of a tool.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
 #[serde(default)]
 pub(crate) struct ToolConfig {
-    #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<Approval>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     approval_if: Option<SchemaTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     comment_required: Option<bool>,
     #[serde(deserialize_with = "decide_by")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     decide_by: Option<DecideBy>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     effect: Option<Effect>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_seconds: Option<std::num::NonZeroU64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     idempotent: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     on_expiry: Option<OnExpiry>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     on_no_answer: Option<OnNoAnswer>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     quorum: Option<BoundedNumber<1, { QUORUM_MAX as u64 }>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     redact: Option<Vec<PathRule>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     redact_rules: Option<Vec<Pattern>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     risk: Option<Risk>,
 }
 

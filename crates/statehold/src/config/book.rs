@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatDefault, ConversationsSpec, LlmSpec, ModelSpec,
     OpenaiSpec, ToolServerSpec, ToolTransport,
 };
+use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_engine::{Credential, Schema};
 
@@ -24,9 +26,7 @@ use super::layers::{SourcedValue, step};
 use super::mistakes::{ConfigMistakes, ConfigReader};
 use super::models::ModelConfig;
 use super::tool_servers::ToolServerConfig;
-use super::values::{
-    BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey, VariableName,
-};
+use super::values::{BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey};
 use super::{Config, ConfigEnvironment};
 
 /// The agents that a configuration declares.
@@ -71,22 +71,7 @@ pub(crate) fn declare_agents(
     reading.finish(DeclaredAgents { book, credentials })
 }
 
-/// The input of an agent's digest: its declaration with defaults, and the models and tool servers
-/// it uses.
-#[derive(Serialize)]
-struct AgentIdentity<'a> {
-    name: &'a Name,
-    #[serde(flatten)]
-    declaration: &'a AgentDeclaration,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    credential_env: Option<&'a VariableName>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    models_used: BTreeMap<&'a Name, ModelConfig>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    tool_servers_used: BTreeMap<&'a Name, ToolServerConfig>,
-}
-
-impl<'a> ConfigReader<'a> {
+impl ConfigReader<'_> {
     fn model(&mut self, name: &Name, model: &ModelConfig) -> Option<ModelSpec> {
         let place = format!("{MODELS}.{}", step(name.as_str()));
         let model = model.with_defaults();
@@ -224,41 +209,45 @@ impl<'a> ConfigReader<'a> {
             timeout: timeout(declaration.timeout_seconds),
             retries: retries(declaration.retries),
             openai_default: declaration.openai_default.unwrap_or_default(),
-            digest: AgentSpec::digest_of(&self.identity(name, agent, kind, &declaration)),
+            digest: self.digest(name, agent, kind, &declaration),
             kind: built?,
         })
     }
 
-    fn identity<'b>(
+    /// The digest of an agent's declaration with defaults, and of the models and tool servers it uses.
+    fn digest(
         &self,
-        name: &'b Name,
-        agent: &'b AgentConfig,
+        name: &Name,
+        agent: &AgentConfig,
         kind: DeclaredKind,
-        declaration: &'b AgentDeclaration,
-    ) -> AgentIdentity<'b>
-    where
-        'a: 'b,
-    {
-        let config = self.config;
+        declaration: &AgentDeclaration,
+    ) -> Digest {
         let model = match kind {
             DeclaredKind::Llm | DeclaredKind::Router => declaration.model.as_ref(),
             DeclaredKind::Worker | DeclaredKind::Openai | DeclaredKind::Conversations => None,
         };
-        let models = config.models.iter();
+        let models = self.config.models.iter();
+        let models = models
+            .filter(|(name, _)| model.is_some_and(|model| model.text() == name.as_str()))
+            .map(|(name, model)| (name.to_string(), settings_of(&model.with_defaults())));
         let servers = declaration.tool_servers.iter().flatten();
-        AgentIdentity {
-            name,
-            declaration,
-            credential_env: agent.credential_env.as_ref(),
-            models_used: models
-                .filter(|(name, _)| model.is_some_and(|model| model.text() == name.as_str()))
-                .map(|(name, model)| (name, model.with_defaults()))
-                .collect(),
-            tool_servers_used: servers
-                .filter_map(|server| config.tool_servers.get_key_value(server))
-                .map(|(name, server)| (name, server.with_defaults()))
-                .collect(),
+        let servers = servers
+            .filter_map(|server| self.config.tool_servers.get_key_value(server))
+            .map(|(name, server)| (name.to_string(), settings_of(&server.with_defaults())));
+        let more = [
+            ("name", json!(name)),
+            ("credential_env", json!(agent.credential_env)),
+            ("models_used", models.collect()),
+            ("tool_servers_used", servers.collect()),
+        ];
+        let mut identity = settings_of(declaration);
+        for (key, value) in more {
+            let is_empty = value.as_object().is_some_and(Map::is_empty);
+            if !is_empty && !value.is_null() {
+                identity[key] = value;
+            }
         }
+        AgentSpec::digest_of(&identity)
     }
 
     /// Requires that the agent's kind supports each of its settings.
@@ -466,6 +455,15 @@ impl<'a> ConfigReader<'a> {
             }
         }
     }
+}
+
+/// The settings that a table sets.
+fn settings_of(table: &impl Serialize) -> Value {
+    let mut settings = serde_json::to_value(table).expect("settings are plain values");
+    if let Value::Object(settings) = &mut settings {
+        settings.retain(|_, value| !value.is_null());
+    }
+    settings
 }
 
 /// Suggests to declare a missing name, or to use a declared one.

@@ -68,61 +68,34 @@ pub(super) const STEPS_MAX: StepCount = StepCount::fixed(16);
 #[serde(default)]
 pub(crate) struct AgentDeclaration {
     /// The agents that a router chooses from.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) agents: Option<Vec<Name>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) answer_by: Option<AnswerBy>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) answer_prompt: Option<NonEmptyText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) base_url: Option<ServiceUrl>,
     /// The agents that a worker's keys may call below its requests.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) calls: Option<Vec<Name>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) close_on: Option<CloseOn>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) description: Option<NonEmptyText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) export: Option<Vec<SessionStateKey>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) import: Option<Vec<SessionStateKey>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) keep_pairs: Option<JsonCount<0>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kind: Option<DeclaredKind>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory: Option<ChatMemory>,
     /// For `openai` the model's name at the service, otherwise the name of a declared model.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<NonEmptyText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) openai_default: Option<ChatDefault>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) otherwise: Option<Name>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt: Option<NonEmptyText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_file: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) retries: Option<RetryCount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) route_by: Option<RouteBy>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) routing_prompt: Option<NonEmptyText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rules: Option<Vec<RuleTable>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) state_schema: Option<SchemaTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) state_schema_file: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) steps_max: Option<StepCount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tokens_max: Option<JsonCount<1>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tool_servers: Option<Vec<Name>>,
 }
 

@@ -9,17 +9,12 @@ use super::values::{NonEmptyText, ServiceUrl, VariableName};
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ModelConfig {
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) base_url: Option<ServiceUrl>,
     /// The environment variable that holds the API key.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) credential_env: Option<VariableName>,
     /// The model's name at the service.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<NonEmptyText>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) retries: Option<RetryCount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
 }
 

@@ -10,20 +10,14 @@ use super::values::{NonEmptyText, ServiceUrl, VariableName};
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ToolServerConfig {
     /// The program and its arguments.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) command: Option<ToolCommand>,
     /// The environment variable that holds the credential for calls.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) credential_env: Option<VariableName>,
     /// The environment variables that the program gets.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) env: Option<Vec<VariableName>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
     /// Whether to trust the server's hints that a tool is idempotent or read-only.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trust_hints: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) url: Option<ServiceUrl>,
 }
 

@@ -369,9 +369,11 @@ fn the_lists_of_settings_are_whole() {
         url = "http://h"
     "#;
     let (config, _) = TestPlace::new(every, &[]).finished();
-    let written = toml::Value::try_from(&config).expect("plain values");
+    let written = json!({
+        "agents": config.agents, "models": config.models, "tool_servers": config.tool_servers,
+    });
     let settings = |section: &str, name: &str| {
-        let table = written[section][name].as_table().expect("a table");
+        let table = written[section][name].as_object().expect("a table");
         let settings = table.keys().filter(|setting| *setting != "tools");
         settings.cloned().collect::<BTreeSet<String>>()
     };
