@@ -1,8 +1,7 @@
-//! Inspects a data directory from outside: whether it is in use, and by which process. Changes
-//! nothing.
+//! A data directory seen from outside: whether it is in use, and by which process; and its files.
 
 use std::fs::{File, TryLockError};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use anyhow::Context;
@@ -18,6 +17,27 @@ pub(crate) enum DirectoryHolder {
     Process(Option<u32>),
 }
 
+/// Opens a file to read it. `None` if there is no such file.
+pub(crate) fn open_existing(path: &Path) -> anyhow::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error).with_context(|| format!("{} cannot be read", path.display())),
+    }
+}
+
+/// Removes a file. A missing file is not an error.
+pub(crate) fn remove_existing(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 /// Finds the process that has the data directory open. The operating system frees the lock of a
 /// dead process, so a held lock always means a live one, even if a stale id is written somewhere.
 /// The check takes a shared lock for a moment; a server that starts in that moment is refused and
@@ -25,17 +45,8 @@ pub(crate) enum DirectoryHolder {
 pub(crate) fn holder(data: &Path) -> anyhow::Result<DirectoryHolder> {
     let path = data.join(LOCK_NAME);
     let place = || format!("{} cannot be read", path.display());
-    let mut file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error)
-            if matches!(
-                error.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(DirectoryHolder::Free);
-        }
-        Err(error) => return Err(error).with_context(place),
+    let Some(mut file) = open_existing(&path)? else {
+        return Ok(DirectoryHolder::Free);
     };
     match file.try_lock_shared() {
         Ok(()) => Ok(DirectoryHolder::Free),

@@ -4,13 +4,15 @@
 //! a process means an unclean stop. The file only informs people and `statehold status`; the lock
 //! protects the data.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+
+use crate::data_directory::{open_existing, remove_existing};
 
 /// The name of the file in the data directory.
 pub(crate) const NAME: &str = "statehold.run";
@@ -36,11 +38,7 @@ pub(crate) fn write(data: &Path, run: &RunFile) -> anyhow::Result<()> {
     let place = || format!("{} cannot be written", data.join(NAME).display());
     let new = data.join(NEW_NAME);
     // A leftover could be open to others, and the mode applies only to new files.
-    if let Err(error) = std::fs::remove_file(&new)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        return Err(error).with_context(place);
-    }
+    remove_existing(&new)?;
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -59,19 +57,8 @@ pub(crate) fn write(data: &Path, run: &RunFile) -> anyhow::Result<()> {
 /// If the file cannot be read or is not a run file.
 pub(crate) fn read(data: &Path) -> anyhow::Result<Option<RunFile>> {
     let path = data.join(NAME);
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error)
-            if matches!(
-                error.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => {
-            return Err(error).with_context(|| format!("{} cannot be read", path.display()));
-        }
+    let Some(file) = open_existing(&path)? else {
+        return Ok(None);
     };
     let mut text = String::new();
     file.take(BYTES_MAX)
@@ -88,13 +75,7 @@ pub(crate) fn read(data: &Path) -> anyhow::Result<Option<RunFile>> {
 ///
 /// If the file exists and cannot be removed.
 pub(crate) fn remove(data: &Path) -> anyhow::Result<()> {
-    let path = data.join(NAME);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
-        }
-        Ok(()) | Err(_) => Ok(()),
-    }
+    remove_existing(&data.join(NAME))
 }
 
 #[cfg(test)]

@@ -291,45 +291,39 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
         "  Statehold {}    {mode}",
         env!("CARGO_PKG_VERSION")
     ));
-    output.note(&format!(
-        "  API        {url}/v1        schema {url}/openapi.json"
-    ));
-    output.note(&format!("  OpenAI     {url}/openai/v1"));
-    output.note(&format!(
-        "  Health     {url}/healthz   metrics {url}/metrics"
-    ));
+    let row = |name: &str, text: &str| output.note(&format!("  {name:<10} {text}"));
+    row("API", &format!("{url}/v1        schema {url}/openapi.json"));
+    row("OpenAI", &format!("{url}/openai/v1"));
+    row("Health", &format!("{url}/healthz   metrics {url}/metrics"));
     let data = printable(&config.store.data.display().to_string());
     match plan.storage {
-        PlannedStorage::Memory => {
-            output.note("  Data       in memory: gone when the server stops");
+        PlannedStorage::Memory => row("Data", "in memory: gone when the server stops"),
+        PlannedStorage::Disk { .. } if config.auth.required => row("Data", &data),
+        PlannedStorage::Disk { .. } => {
+            let ways = "(kept; --memory for throw-away, --reset to start over)";
+            row("Data", &format!("{data}  {ways}"));
         }
-        PlannedStorage::Disk { .. } if config.auth.required => {
-            output.note(&format!("  Data       {data}"));
-        }
-        PlannedStorage::Disk { .. } => output.note(&format!(
-            "  Data       {data}  (kept; --memory for throw-away, --reset to start over)"
-        )),
     }
     if plan.clock_offset_seconds.is_some() {
-        output.note(&format!(
-            "  Clock      can be moved: POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}"
-        ));
+        let call = format!("POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}");
+        row("Clock", &format!("can be moved: {call}"));
     }
     let agents = banner.demo.agents().iter();
     let names: Vec<&str> = agents.map(|agent| agent.name.as_str()).collect();
     if !names.is_empty() {
         let names = names.join(", ");
-        output.note(&format!(
-            "  Agents     {names}   (embedded demo, rules not a model)"
-        ));
+        row(
+            "Agents",
+            &format!("{names}   (embedded demo, rules not a model)"),
+        );
     }
     if banner.was_unclean {
-        output.note("  Recovered  from an unclean stop; all acknowledged writes are there");
+        let what = "from an unclean stop; all acknowledged writes are there";
+        row("Recovered", what);
     }
     if config.auth.required && !banner.has_keys {
-        output.note(&format!(
-            "  Keys       none yet: stop, then: statehold token create --role admin --data {data}"
-        ));
+        let command = format!("statehold token create --role admin --data {data}");
+        row("Keys", &format!("none yet: stop, then: {command}"));
     }
     let next = if names.is_empty() {
         "statehold sessions list"
@@ -359,19 +353,13 @@ async fn wait_for_stop_signal() {
 
 /// Removes the server's own files, and nothing else.
 fn remove_own_files(data: &Path) -> anyhow::Result<()> {
-    use crate::data_directory::{DirectoryHolder, holder};
+    use crate::data_directory::{DirectoryHolder, holder, remove_existing};
     if holder(data)? != DirectoryHolder::Free {
         let message = format!("{} is in use; stop its server first", data.display());
         return Err(Failure::usage(message).into());
     }
     for name in OWN_FILES {
-        let path = data.join(name);
-        if let Err(error) = std::fs::remove_file(&path)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            let place = format!("{} cannot be removed", path.display());
-            return Err(error).context(place);
-        }
+        remove_existing(&data.join(name))?;
     }
     Ok(())
 }
